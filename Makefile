@@ -1,0 +1,71 @@
+# Every target prepares what it needs in .venv first; when nothing changed since, that costs nothing.
+#
+#   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
+#
+# takes PyTorch's small CPU build on a Linux machine without an NVIDIA GPU (the default there is the CUDA build, several GB).
+
+PYTHON      ?= python3
+PROMPT      ?= What is the capital of France?
+PYTEST_ARGS ?= -n 2 --dist loadfile
+BENCH_ARGS  ?=
+TORCH_INDEX ?=
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Twice quiet: errors are shown, warnings about mirrors and the like are not.
+PIP   := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH := $(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
+
+# The prompt travels by environment and unexpanded, so that quotes, $ and new lines in it reach the model as they are.
+unexport PROMPT
+export PENSTOCK_PROMPT := $(value PROMPT)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint format bench clean
+
+help: ## Show this list
+	@echo "Penstock: one language model running across the machines you already have"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo '  make run PROMPT="Why is the sky blue?"'
+	@echo '  make test PYTEST_ARGS="-k cli -x"'
+
+setup: $(STAMP) ## Install Penstock and its tools into .venv
+	@echo "Penstock is ready: $(BIN)/penstock --help"
+
+run: $(STAMP) ## Answer PROMPT with the default model (downloaded on first use)
+	@$(BIN)/penstock run -- "$$PENSTOCK_PROMPT"
+
+test: lint ## Check style and types, then run the tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## Measure how fast this machine is
+	@$(BIN)/penstock bench $(BENCH_ARGS)
+
+clean: ## Remove .venv and all caches (not the downloaded models)
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "Penstock needs Python 3.11 or newer, and '$(PYTHON)' was not found. Choose one with: make setup PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Choose another with: make setup PYTHON=python3.12"; exit 1; }
+	@$(BIN)/python -c 'import pip' 2>/dev/null || \
+	  { echo "Creating the environment $(VENV) with $$($(PYTHON) -V) ..."; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "Installing PyTorch (a large download the first time, this takes a minute or more) ..."
+	@$(TORCH)
+	@echo "Installing Penstock and its tools ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,34 @@
+"""Penstock: one language model running across the machines you already have.
+
+from penstock import LLM, SamplingParams
+
+with LLM("smollm2-135m") as llm:
+    print(llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text)
+
+The public names are imported on first use, so that `import penstock` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.domain.sampling import SamplingParams
+    from penstock.llm import LLM
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+_HOMES = {"LLM": "penstock.llm", "SamplingParams": "penstock.domain.sampling"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,101 @@
+"""The answer to one request, as it grows from the updates of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.domain.job import (
+    FinishReason,
+    JobDone,
+    JobFailed,
+    JobUpdate,
+    OutputFinished,
+    PrefillProgress,
+    Timings,
+    TokensOut,
+    Usage,
+)
+from penstock.progress import Progress
+
+LONG_PROMPT = 512  # tokens; a shorter prompt is read before a bar could be
+
+
+class JobHandle(Protocol):
+    """What `LLM.start` returns, as far as the command line uses it."""
+
+    def __iter__(self) -> Iterator[JobUpdate]: ...
+    def cancel(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Answer:
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    interrupted: bool = False
+
+    @property
+    def tokens_per_second(self) -> float:
+        """From the first token on, since that one pays for the prompt."""
+        seconds = self.timings.total - self.timings.first_token
+        return (len(self.token_ids) - 1) / seconds if len(self.token_ids) > 1 and seconds > 0 else 0.0
+
+    def described(self, model: str, load: float) -> dict[str, object]:
+        return {
+            "model": model,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "usage": self.usage,
+            "timings": {
+                "load": load,
+                "queued": self.timings.queued,
+                "first_token": self.timings.first_token,
+                "total": self.timings.total,
+                "preemptions": self.timings.preemptions,
+                "tokens_per_second": self.tokens_per_second,
+            },
+        }
+
+    def times(self, load: float) -> str:
+        return (
+            f"load {load:.2f} s · prompt {self.usage.prompt_tokens} tokens ({self.usage.cached_tokens} cached), "
+            f"first token after {self.timings.first_token:.3f} s · answer {len(self.token_ids)} tokens in "
+            f"{self.timings.total:.2f} s, {self.tokens_per_second:.1f} tokens/s"
+        )
+
+
+def follow(job: JobHandle, *, show: Callable[[str], None], progress: Progress) -> Answer:
+    """Collect a job's updates until it ends; Ctrl-C cancels it and keeps what there is, a second Ctrl-C leaves at once."""
+    answer = Answer()
+    try:
+        _collect(job, answer, show, progress)
+    except KeyboardInterrupt:
+        answer.interrupted = True
+        job.cancel()
+        _collect(job, answer, show, progress)
+        answer.finish_reason = FinishReason.CANCELLED
+    return answer
+
+
+def _collect(job: JobHandle, answer: Answer, show: Callable[[str], None], progress: Progress) -> None:
+    for update in job:
+        match update:
+            case PrefillProgress(done=done, total=total):
+                if total >= LONG_PROMPT:
+                    progress("reading the prompt", done, total)
+            case TokensOut(text=text, token_ids=token_ids):
+                answer.text += text
+                answer.token_ids += token_ids
+                show(text)
+            case OutputFinished(reason=reason):
+                answer.finish_reason = reason
+            case JobDone(usage=usage, timings=timings):
+                answer.usage = usage
+                answer.timings = timings
+            case JobFailed(error=error):
+                raise error

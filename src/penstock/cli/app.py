@@ -1,0 +1,46 @@
+"""The table of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli import models
+from penstock.cli.bench import bench
+from penstock.cli.doctor import doctor
+from penstock.cli.run import run
+from penstock.cli.version import print_version, version
+
+HELP = ["--help", "-h"]
+
+app = typer.Typer(
+    name="penstock",
+    help="""Run one language model across the machines you already have.
+
+    Start with:  penstock run "What is the capital of France?"
+
+    If something does not work:  penstock doctor
+    """,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help comes in half the time and reads as well
+    pretty_exceptions_enable=False,  # exits.py speaks about errors
+    context_settings={"help_option_names": HELP},
+)
+
+
+@app.callback()
+def penstock(
+    show_version: Annotated[
+        bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """The options before the command; the text for people is on the app."""
+
+
+app.command()(run)
+app.add_typer(models.app, name="models", context_settings={"help_option_names": HELP})
+app.command()(bench)
+app.command()(doctor)
+app.command()(version)

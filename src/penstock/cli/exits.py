@@ -1,0 +1,60 @@
+"""The one place where errors become a message and an exit code.
+
+0 done · 1 failed · 2 wrong usage (typer prints these itself) · 130 interrupted with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.errors import PenstockError
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Turn what leaves the block into a short message on stderr and an exit code; with PENSTOCK_DEBUG=1 into a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" instead of ending the command
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader (`| head`) has enough. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(FAILED) from None
+    except PenstockError as error:
+        if _debugging():
+            raise
+        tell(error.message, error.hint)
+        raise SystemExit(FAILED) from None
+    except Exception as error:
+        if _debugging():
+            raise
+        tell(
+            f"Penstock met something it did not expect: {_named(error)}",
+            "Run the same command with PENSTOCK_DEBUG=1 to see where. "
+            "If it looks like a bug, please open an issue with that output and what `penstock doctor` says.",
+        )
+        raise SystemExit(FAILED) from None
+
+
+def tell(message: str, hint: str = "") -> None:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+
+
+def _debugging() -> bool:
+    return os.environ.get("PENSTOCK_DEBUG", "") not in ("", "0")
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,108 @@
+"""A Job: one accepted request, and the updates that reach whoever asked for it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from penstock.domain.sampling import SamplingParams
+from penstock.errors import PenstockError
+
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as the chat template takes it
+
+_counter = itertools.count()
+
+
+def new_job_id() -> str:
+    """`<unix_ts>_<pid>_<counter>`: unique on a machine, and sortable by its parsed numbers."""
+    return f"{int(time.time())}_{os.getpid()}_{next(_counter)}"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end of text, a stop string or a stop token
+    LENGTH = "length"  # max_tokens, the context or the KV memory
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What a client asks for. Exactly one of `prompt` (text or token ids) and `messages` is given."""
+
+    prompt: str | Sequence[int] | None = None
+    messages: Sequence[Message] | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0  # higher is more urgent
+    deadline: float | None = None  # seconds from arrival; orders the queue under EDF and LRS
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # the most likely (token id, logprob), best first
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds. `queued` is until the first Span was granted, `first_token` until the first token, both from arrival."""
+
+    queued: float = 0.0
+    first_token: float = 0.0
+    total: float = 0.0
+    preemptions: int = 0
+
+
+# ---- JobUpdate: what streams out; the last is always one JobDone or one JobFailed ----
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """`done` of `total` prompt tokens have passed the first stage."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokensOut:
+    """New tokens of output `index`. `text` may be empty while bytes of a character or a possible stop string are held back."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFinished:
+    """Output `index` is complete. `stop_reason` is the stop string or stop token id that ended it, if one did."""
+
+    index: int
+    reason: FinishReason
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    error: PenstockError
+
+
+JobUpdate = PrefillProgress | TokensOut | OutputFinished | JobDone | JobFailed

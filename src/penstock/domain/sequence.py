@@ -1,0 +1,121 @@
+"""A Sequence: one output of a Job, its tokens and its progress. The origin's is the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from penstock.domain.blocks import KeyChain
+from penstock.domain.job import FinishReason, JobRequest, JobUpdate
+from penstock.domain.sampling import SamplingParams
+
+
+class SequenceState(Enum):
+    WAITING = auto()
+    RUNNING = auto()  # a Span is on its way and the next one depends on it
+    PAUSED = auto()  # holds KV and may be granted a Span now
+    WAITING_PREEMPT = auto()  # lost its KV; will be computed again
+    FINISHED = auto()
+    IGNORED = auto()  # can never fit
+
+
+HOLDS_KV = (SequenceState.RUNNING, SequenceState.PAUSED)
+QUEUED = (SequenceState.WAITING, SequenceState.WAITING_PREEMPT)
+TERMINAL = (SequenceState.FINISHED, SequenceState.IGNORED)
+
+_ALLOWED = {
+    SequenceState.WAITING: {SequenceState.RUNNING, SequenceState.IGNORED, SequenceState.FINISHED},
+    SequenceState.RUNNING: {SequenceState.PAUSED, SequenceState.WAITING_PREEMPT, SequenceState.FINISHED},
+    SequenceState.PAUSED: {SequenceState.RUNNING, SequenceState.WAITING_PREEMPT, SequenceState.FINISHED},
+    SequenceState.WAITING_PREEMPT: {SequenceState.RUNNING, SequenceState.FINISHED},
+    SequenceState.FINISHED: set(),
+    SequenceState.IGNORED: set(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """An accepted request on its origin: whole only here."""
+
+    job_id: str
+    request: JobRequest
+    prompt_ids: list[int]
+    max_tokens: int  # what was asked for, cut to what the context and the memory allow
+    seed: int
+    arrival: float
+    sink: Callable[[JobUpdate], None]
+    sequences: list[Sequence] = field(default_factory=list)
+    cached_tokens: int = 0
+    preemptions: int = 0
+    first_grant: float | None = None
+    first_token: float | None = None
+    open: bool = True  # no final update was emitted yet
+    reachable: bool = True  # the client takes updates
+
+    def emit(self, update: JobUpdate) -> None:
+        """Hand an update to the client. A client that fails to take it is not asked again."""
+        if self.reachable:
+            try:
+                self.sink(update)
+            except Exception:
+                self.reachable = False
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
+    def deadline(self) -> float | None:
+        return self.request.deadline
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Cursors: scheduled >= stage_processed >= step_processed, each a count of tokens.
+
+    `stage_processed` has passed the first stage, `step_processed` all stages: only the latter counts for stops and text.
+    """
+
+    seq_id: int
+    job: Job
+    index: int
+    tokens: list[int]
+    chain: KeyChain
+    state: SequenceState = SequenceState.WAITING
+    incarnation: int = 0
+    attempt: int = 0
+    base: int = 0
+    scheduled: int = 0
+    stage_processed: int = 0
+    step_processed: int = 0
+    committed: int = 0  # blocks below step_processed whose keys the stages know
+    in_flight: int = 0
+    table: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    prompt_len: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that no Span was granted for yet: what is left of a prompt, or the one token to decode from."""
+        return len(self.tokens) - self.scheduled
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def decoding(self) -> bool:
+        """Everything but the newest token has passed all stages: the next Span is a single decode token."""
+        return self.step_processed == len(self.tokens) - 1 and self.generated > 0
+
+    def move(self, state: SequenceState) -> None:
+        assert state in _ALLOWED[self.state], f"sequence {self.seq_id}: {self.state.name} -> {state.name}"
+        self.state = state

@@ -1,0 +1,58 @@
+"""Layer ranges: which part of a model something is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from penstock.errors import ConfigError
+
+
+class LayerRange(NamedTuple):
+    """Half-open: `LayerRange(0, 10)` is layers 0 to 9."""
+
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    def layers(self) -> Iterator[int]:
+        return iter(range(self.start, self.end))
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.end}"
+
+    @classmethod
+    def parse(cls, text: str) -> LayerRange:
+        """Read `"0:10"`."""
+        start, colon, end = text.partition(":")
+        try:
+            if not colon:
+                raise ValueError
+            found = cls(int(start), int(end))
+        except ValueError:
+            raise ConfigError(f"'{text}' is not a layer range.", hint='Write it as "START:END", such as "0:10".') from None
+        if not 0 <= found.start < found.end:
+            raise ConfigError(f"The layer range {text} is empty or negative.", hint="END must be larger than START.")
+        return found
+
+
+def covering(segments: Iterable[tuple[int, int]], num_layers: int) -> list[LayerRange]:
+    """Check that the segments follow each other from layer 0 to the last, and return them as ranges."""
+    ranges = [LayerRange(*segment) for segment in segments]
+    expected = 0
+    for found in ranges:
+        if found.start != expected or found.end <= found.start:
+            raise ConfigError(
+                f"Segment {found} does not continue at layer {expected}.",
+                hint=f"Segments must follow each other from 0 to {num_layers} without gaps, such as (0, 10), (10, {num_layers}).",
+            )
+        expected = found.end
+    if expected != num_layers:
+        raise ConfigError(
+            f"The segments end at layer {expected}, but the model has {num_layers} layers.",
+            hint=f"Let the last segment end at {num_layers}.",
+        )
+    return ranges

@@ -1,0 +1,260 @@
+"""EngineSequenceManager: the truth about every sequence of this origin. All changes to sequences happen here.
+
+It counts the blocks that sequences hold at the stages in a pool of its own, which takes the same steps in the same
+order as theirs; what the stages must be told travels as numbered notices with the next NetworkJob.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from penstock.domain.blocks import BlockPool, KeyChain
+from penstock.domain.job import (
+    FinishReason,
+    JobDone,
+    JobFailed,
+    OutputFinished,
+    PrefillProgress,
+    Timings,
+    TokenLogprob,
+    TokensOut,
+    Usage,
+)
+from penstock.domain.sequence import HOLDS_KV, TERMINAL, Job, Sequence, SequenceState
+from penstock.domain.span import Notice, NoticeKind, Span
+from penstock.engine.output import OutputText, TextStream
+from penstock.engine.scheduler import SchedulerOutput
+from penstock.errors import PenstockError, PromptTooLong
+
+
+class Step(NamedTuple):
+    """A Span that passed all stages, with the token that was sampled if it was the last of its tokens."""
+
+    span: Span
+    token_id: int | None = None
+    logprob: TokenLogprob | None = None
+
+
+class EngineSequenceManager:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        eos_ids: frozenset[int],
+        text_stream: Callable[[], TextStream],
+        secret: bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool = pool
+        self.queued: dict[int, Sequence] = {}  # WAITING, WAITING_PREEMPT
+        self.holders: dict[int, Sequence] = {}  # RUNNING, PAUSED
+        self.notices: list[Notice] = []  # not yet sent
+        self.preemptions = 0
+        self._eos_ids, self._text_stream, self._secret, self._clock = eos_ids, text_stream, secret, clock
+        self._texts: dict[int, OutputText] = {}
+        self._next_seq = self._next_notice = 0
+
+    def add(self, job: Job) -> None:
+        """Enter a job: each of its `n` outputs is a sequence that waits."""
+        for index in range(job.sampling.n):
+            seq = Sequence(self._next_seq, job, index, list(job.prompt_ids), KeyChain(self._secret, self.pool.block_size))
+            self._next_seq += 1
+            job.sequences.append(seq)
+            self.queued[seq.seq_id] = seq
+            self._texts[seq.seq_id] = OutputText(self._text_stream(), job.sampling.stop)
+
+    def get(self, span: Span) -> Sequence | None:
+        """The sequence of a Span, unless it is over or the Span is of an older incarnation or attempt."""
+        seq = self.holders.get(span.seq_id)
+        return seq if seq is not None and (seq.incarnation, seq.attempt) == (span.incarnation, span.attempt) else None
+
+    # ---- the five events ----
+
+    def on_schedule(self, output: SchedulerOutput) -> list[Span]:
+        """Apply a decision: preempt, ignore, then turn the grants into Spans."""
+        for seq in output.preempted:
+            self.preempt_seq(seq)
+        for seq in output.ignored:
+            limit = self.pool.capacity * self.pool.block_size
+            self._end(seq, SequenceState.IGNORED)
+            self.fail(
+                seq.job,
+                PromptTooLong(
+                    f"The prompt has {seq.prompt_len} tokens, but the KV memory holds {limit}.",
+                    field="prompt",
+                    hint="Shorten it, or give the node more KV memory (kv_memory).",
+                ),
+            )
+        admitted = [grant for grant in output.grants if grant.seq.state not in HOLDS_KV]
+        for grant in admitted:
+            self._take_prefix(grant.seq, grant.hits)
+        return [self._span(grant.seq, grant.n) for grant in output.grants]
+
+    def on_stage_completed(self, spans: Iterable[Span]) -> None:
+        """Spans passed the first stage."""
+        for span in spans:
+            seq = self.get(span)
+            if seq is None:
+                continue
+            seq.stage_processed = span.end
+            if span.n > 1 and span.end <= seq.prompt_len and seq.index == 0:
+                seq.job.emit(PrefillProgress(span.end, seq.prompt_len))
+
+    def on_step_completed(self, steps: Iterable[Step]) -> None:
+        """Spans passed all stages: the only place where tokens are added, stops are looked for and text is made."""
+        for step in steps:
+            seq = self.get(step.span)
+            if seq is None:
+                continue  # cancelled or preempted meanwhile
+            seq.in_flight -= 1
+            seq.step_processed = step.span.end
+            self._commit(seq)
+            if step.token_id is None:
+                continue
+            seq.move(SequenceState.PAUSED)
+            self._accept(seq, step.token_id, step.logprob)
+
+    def preempt_seq(self, seq: Sequence) -> None:
+        """Drop the KV; prompt and generated tokens are computed again later. Nothing that was said is said again."""
+        assert seq.state in HOLDS_KV
+        self._tell(NoticeKind.PREEMPTED, seq)
+        seq.move(SequenceState.WAITING_PREEMPT)
+        self._drop_kv(seq)
+        seq.incarnation += 1
+        seq.attempt = seq.base = 0
+        seq.job.preemptions += 1
+        self.preemptions += 1
+        del self.holders[seq.seq_id]
+        self.queued[seq.seq_id] = seq
+
+    def free_seq(self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
+        """A sequence is over: give its memory back and tell the client."""
+        if seq.state in TERMINAL:
+            return
+        seq.finish = reason
+        self._end(seq, SequenceState.FINISHED)
+        job = seq.job
+        job.emit(OutputFinished(seq.index, reason, stop_reason))
+        if job.open and all(s.state in TERMINAL for s in job.sequences):
+            job.open = False
+            job.emit(JobDone(self.usage(job), self.timings(job)))
+
+    # ---- whole jobs ----
+
+    def fail(self, job: Job, error: PenstockError) -> None:
+        """End a job with an error, whatever its sequences are doing."""
+        if not job.open:
+            return
+        job.open = False
+        for seq in job.sequences:
+            if seq.state not in TERMINAL:
+                seq.finish = FinishReason.CANCELLED
+                self._end(seq, SequenceState.FINISHED)
+        job.emit(JobFailed(error))
+
+    def cancel(self, job: Job) -> None:
+        for seq in list(job.sequences):
+            self.free_seq(seq, FinishReason.CANCELLED)
+
+    def take_notices(self) -> list[Notice]:
+        notices, self.notices = self.notices, []
+        return notices
+
+    def usage(self, job: Job) -> Usage:
+        return Usage(len(job.prompt_ids), sum(s.generated for s in job.sequences), job.cached_tokens)
+
+    def timings(self, job: Job) -> Timings:
+        now, arrival = self._clock(), job.arrival
+        queued = (job.first_grant or now) - arrival
+        return Timings(queued, (job.first_token or now) - arrival, now - arrival, job.preemptions)
+
+    # ---- inside ----
+
+    def _take_prefix(self, seq: Sequence, hits: Iterable[int]) -> None:
+        for block in hits:
+            self.pool.share(block)
+            seq.table.append(block)
+        length = len(seq.table) * self.pool.block_size
+        seq.scheduled = seq.stage_processed = seq.step_processed = seq.base = length
+        seq.committed = len(seq.table)
+        job = seq.job
+        if seq.incarnation == 0 and seq.index == 0:
+            job.cached_tokens = length
+        if job.first_grant is None:
+            job.first_grant = self._clock()
+        del self.queued[seq.seq_id]
+        self.holders[seq.seq_id] = seq
+
+    def _span(self, seq: Sequence, n: int) -> Span:
+        start = seq.scheduled
+        admitted = seq.state not in HOLDS_KV
+        keys = tuple(seq.chain.up_to(seq.tokens, seq.committed)) if admitted else ()
+        last = seq.remaining == n
+        for _ in range(self.pool.blocks_for(start + n) - len(seq.table)):
+            seq.table.append(self.pool.allocate())
+        seq.scheduled += n
+        seq.in_flight += 1
+        seq.move(SequenceState.RUNNING)
+        if not last:
+            seq.move(SequenceState.PAUSED)  # the next chunk of a prompt does not wait for this one
+        return Span(seq.seq_id, seq.incarnation, seq.attempt, seq.base, start, n, 1 if last else 0, keys)
+
+    def _commit(self, seq: Sequence) -> None:
+        """Full blocks that passed all stages can be shared from now on, here and at the stages."""
+        full = seq.step_processed // self.pool.block_size
+        if full <= seq.committed or not self.pool.prefix_cache:
+            return
+        keys = seq.chain.up_to(seq.tokens, full)[seq.committed :]
+        for block, key in zip(seq.table[seq.committed : full], keys, strict=True):
+            self.pool.commit(block, key)
+        self._tell(NoticeKind.STEP_COMPLETED, seq, seq.committed, tuple(keys))
+        seq.committed = full
+
+    def _accept(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
+        job, sampling = seq.job, seq.job.sampling
+        seq.tokens.append(token_id)
+        if job.first_token is None:
+            job.first_token = self._clock()
+        reason: FinishReason | None = None
+        stop_reason: str | int | None = None
+        shown = True
+        if token_id in self._eos_ids and not sampling.ignore_eos:
+            reason, shown = FinishReason.STOP, False
+        elif token_id in sampling.stop_token_ids:
+            reason, stop_reason, shown = FinishReason.STOP, token_id, False
+        text = self._texts[seq.seq_id]
+        piece = text.push(token_id, may_stop=seq.generated >= sampling.min_tokens) if shown else text.finish()
+        if piece.stop is not None:
+            reason, stop_reason = FinishReason.STOP, piece.stop
+        elif reason is None and seq.generated >= job.max_tokens:
+            reason = FinishReason.LENGTH
+            rest = text.finish()
+            piece = piece._replace(text=piece.text + rest.text)
+            if rest.stop is not None:
+                reason, stop_reason = FinishReason.STOP, rest.stop
+        job.emit(TokensOut(seq.index, piece.text, (token_id,), () if logprob is None else (logprob,)))
+        if reason is not None:
+            self.free_seq(seq, reason, stop_reason)
+
+    def _end(self, seq: Sequence, state: SequenceState) -> None:
+        if seq.state in HOLDS_KV:
+            self._tell(NoticeKind.FREED, seq)
+            self._drop_kv(seq)
+            del self.holders[seq.seq_id]
+        else:
+            if seq.incarnation:
+                self._tell(NoticeKind.FREED, seq)
+            del self.queued[seq.seq_id]
+        seq.move(state)
+        del self._texts[seq.seq_id]
+
+    def _drop_kv(self, seq: Sequence) -> None:
+        self.pool.release(seq.table)
+        seq.table = []
+        seq.scheduled = seq.stage_processed = seq.step_processed = seq.committed = seq.in_flight = 0
+
+    def _tell(self, kind: NoticeKind, seq: Sequence, first_block: int = 0, keys: tuple[bytes, ...] = ()) -> None:
+        self.notices.append(Notice(self._next_notice, kind, seq.seq_id, seq.incarnation, first_block, keys))
+        self._next_notice += 1

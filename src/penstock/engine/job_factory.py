@@ -1,0 +1,104 @@
+"""JobFactory: turns a request into a running Job, and gives back a handle that streams its updates and always ends."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate, new_job_id
+from penstock.domain.sequence import Job
+from penstock.engine.engine import Engine
+from penstock.errors import EmptyPrompt, InvalidSampling, PromptTooLong, RequestError
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
+
+
+class JobHandle:
+    """A job that was accepted. Iterating yields its updates until the last, a JobDone or a JobFailed."""
+
+    def __init__(self, job: Job, cancel: Callable[[Job], None], updates: queue.SimpleQueue[JobUpdate]) -> None:
+        self._job, self._cancel, self._updates = job, cancel, updates
+        self._last: JobUpdate | None = None
+
+    @property
+    def job_id(self) -> str:
+        return self._job.job_id
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        return self._job.prompt_ids
+
+    def __iter__(self) -> Iterator[JobUpdate]:
+        while self._last is None:
+            update = self._updates.get()
+            if isinstance(update, JobDone | JobFailed):
+                self._last = update
+            yield update
+
+    def cancel(self) -> None:
+        """Stop it. What was generated so far stays; each open output ends as cancelled, then the job is done."""
+        self._cancel(self._job)
+
+
+class JobFactory:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, context: int, vocab: int) -> None:
+        self._engine, self._tokenizer, self._vocab = engine, tokenizer, vocab
+        self._context = context
+
+    def start_job(self, request: JobRequest, sink: Callable[[JobUpdate], None] | None = None) -> JobHandle:
+        """Check and tokenize in the caller's thread, so that bad input is refused at once and costs the engine nothing.
+
+        Updates go to the handle, or to `sink` (called on the compute thread: it must be quick) if one is given.
+        """
+        prompt = self._prompt(request)
+        sampling = request.sampling
+        for name in ("logit_bias", "stop_token_ids"):
+            beyond = [token for token in getattr(sampling, name) if token >= self._vocab]
+            if beyond:
+                raise InvalidSampling(
+                    f"{name} names token {beyond[0]}, which does not exist.", field=name, hint=f"Ids go from 0 to {self._vocab - 1}."
+                )
+        limit, what = min((self._context, "the model's context"), (self._engine.max_tokens, "the KV memory"))
+        if len(prompt) >= limit:
+            raise PromptTooLong(
+                f"The prompt has {len(prompt)} tokens, but {what} holds {limit}, and one is needed for the answer.",
+                field="prompt",
+                hint="Shorten it." if limit == self._context else "Shorten it, or give the engine more KV memory (kv_memory).",
+            )
+        updates: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
+        room = limit - len(prompt)
+        job = Job(
+            job_id=new_job_id(),
+            request=request,
+            prompt_ids=prompt,
+            max_tokens=min(sampling.max_tokens or room, room),
+            seed=sampling.seed if sampling.seed is not None else secrets.randbits(63),
+            arrival=time.monotonic(),
+            sink=sink or updates.put,
+        )
+        self._engine.submit(job)
+        return JobHandle(job, self._engine.cancel, updates)
+
+    def _prompt(self, request: JobRequest) -> list[int]:
+        if (request.prompt is None) == (request.messages is None):
+            raise RequestError("Give either a prompt or messages.", field="prompt")
+        if request.messages is not None:
+            if not request.messages:
+                raise EmptyPrompt("The conversation has no messages.", field="messages", hint="Give at least one.")
+            return self._tokenizer.encode_chat(request.messages)
+        if isinstance(request.prompt, str):
+            ids = self._tokenizer.encode(request.prompt)
+        else:
+            ids = list(request.prompt or ())
+            if not all(type(token) is int and 0 <= token < self._vocab for token in ids):
+                raise RequestError("The prompt holds ids that are no tokens.", field="prompt", hint=f"Ids go from 0 to {self._vocab - 1}.")
+        if not ids:
+            raise EmptyPrompt("The prompt is empty.", field="prompt", hint="Give at least one character.")
+        return ids

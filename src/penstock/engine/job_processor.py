@@ -1,0 +1,294 @@
+"""JobProcessor: takes NetworkJobs through the states of a visit, a batch at a time.
+
+Each visit waits in its state until its turn comes; all that wait for the same thing are run together. What happens
+next is decided by `next_state` alone; the actions here only do the work and gather the facts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.config import EngineConfig
+from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_state
+from penstock.domain.sequence import Job, Sequence
+from penstock.domain.span import NetworkJob, Span, Verdict
+from penstock.engine.engine_sequences import EngineSequenceManager, Step
+from penstock.engine.predictor import StepTimePredictor
+from penstock.engine.stage import Refusal, Stage
+from penstock.errors import ComputeFailed, PenstockError
+from penstock.model.sampler import SampleRow, sample
+from penstock.pipes.pipe import Pipe
+from penstock.stats import EngineStats
+
+logger = logging.getLogger("penstock.engine")
+
+
+class Ends(Protocol):
+    """What the processor needs of an EndModel."""
+
+    eos_ids: frozenset[int]
+
+    def compute_embed(self, token_ids: list[int]) -> Tensor: ...
+
+    def compute_norm(self, hidden: Tensor) -> Tensor: ...
+
+    def compute_head(self, normed: Tensor) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class JobContext:
+    """All that a visit needs on this node."""
+
+    config: EngineConfig
+    pipe: Pipe
+    ends: Ends
+    stages: dict[int, Stage]  # the local ones, by their first layer
+    sequences: EngineSequenceManager
+    predictor: StepTimePredictor
+    stats: EngineStats
+
+    def next_layer(self, layer: int) -> NextLayer:
+        if layer == self.pipe.num_layers:
+            return NextLayer.COMPLETE
+        return NextLayer.LOCAL if layer in self.stages else NextLayer.MISSING
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """A NetworkJob on this node, the state that it waits in, and the compute time spent on it."""
+
+    job: NetworkJob
+    state: JobState
+    tokens: int = 0
+    context: int = 0
+    seconds: float = 0.0
+
+
+class JobProcessor:
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._visits: deque[Visit] = deque()  # in the order in which they entered their present state
+        self._actions = {
+            JobState.VALIDATING: self._validate,
+            JobState.EMBED: self._embed,
+            JobState.PROCESS_LAYERS: self._process_layers,
+            JobState.HEAD: self._head,
+        }
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._visits)
+
+    def accept(self, job: NetworkJob) -> None:
+        """A granted NetworkJob enters at EMBED, the joint between the scheduler's clock and the visit's."""
+        tokens = sum(span.n for span in job.spans)
+        self._visits.append(Visit(job, JobState.EMBED, tokens, sum(span.end for span in job.spans)))
+
+    def step(self) -> None:
+        """Run one action on all visits that wait for the same thing as the oldest."""
+        batch = self._take_batch()
+        try:
+            self._actions[batch[0].state](batch)
+        except Exception as error:
+            self._fail(batch, error)
+            return
+        self._visits.extend(visit for visit in batch if visit.state is not JobState.DONE)
+
+    def _take_batch(self) -> list[Visit]:
+        """The oldest visit and those behind it in the same state and at the same layer. Nobody is overtaken: the batch
+        ends before a second Span of one sequence."""
+        first = self._visits[0]
+        batch: list[Visit] = []
+        seen: set[int] = set()
+        for visit in self._visits:
+            if visit.state is not first.state or visit.job.current_layer != first.job.current_layer:
+                continue
+            ids = {span.seq_id for span in visit.job.spans}
+            if ids & seen:
+                break
+            seen |= ids
+            batch.append(visit)
+        for visit in batch:
+            self._visits.remove(visit)
+        return batch
+
+    # ---- actions: each takes a batch of visits in one state and leaves each in its next ----
+
+    def _embed(self, batch: list[Visit]) -> None:
+        for visit in batch:
+            job = visit.job
+            tokens: list[int] = []
+            for span in job.spans:
+                seq = self._context.sequences.get(span)
+                # a sequence that was cancelled between grant and embedding keeps its rows; they are dropped at home
+                tokens += seq.tokens[span.start_pos : span.end] if seq is not None else [0] * span.n
+            with _Timed(self._context.stats, [visit]):
+                job.hidden = self._context.ends.compute_embed(tokens)
+            job.step = ComputeStep.LAYER
+            facts = Facts(step=ComputeStep.EMBED, next_layer=self._context.next_layer(job.current_layer))
+            visit.state = next_state(JobState.EMBED, facts)
+
+    def _process_layers(self, batch: list[Visit]) -> None:
+        context = self._context
+        jobs = [visit.job for visit in batch]
+        first = jobs[0].current_layer == 0
+        with _Timed(context.stats, batch):
+            refusals = context.stages[jobs[0].current_layer].run(jobs)
+        if first:
+            for job in jobs:
+                context.sequences.on_stage_completed(job.spans)
+        self._on_refusals(refusals)
+        where = context.next_layer(jobs[0].current_layer)
+        for visit in batch:
+            if where is NextLayer.COMPLETE:
+                visit.job.step = ComputeStep.HEAD
+            visit.state = next_state(JobState.PROCESS_LAYERS, Facts(step=visit.job.step, next_layer=where))
+
+    def _validate(self, batch: list[Visit]) -> None:
+        """Came home. Spans part here: the last of a prompt and decodes go to HEAD, other chunks back to the joint."""
+        for visit in batch:
+            job = visit.job
+            after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
+            to_head = [state is JobState.HEAD for state in after]
+            # EMBED means here: may be granted again, and a completed step makes it so
+            chunks = [Step(span) for span, head in zip(job.spans, to_head, strict=True) if not head]
+            self._context.sequences.on_step_completed(chunks)
+            _keep_wanted_rows(job, to_head)
+            visit.state = JobState.HEAD if job.spans else JobState.DONE
+            if visit.state is JobState.DONE:
+                self._observe(visit)
+
+    def _head(self, batch: list[Visit]) -> None:
+        context = self._context
+        spans = [span for visit in batch for span in visit.job.spans]
+        sequences = [context.sequences.get(span) for span in spans]
+        live = [i for i, seq in enumerate(sequences) if seq is not None]
+        if live:
+            hidden = torch.cat([visit.job.hidden for visit in batch]) if len(batch) > 1 else batch[0].job.hidden
+            rows = [self._sample_row(seq) for seq in sequences if seq is not None]
+            with _Timed(context.stats, batch):
+                logits = context.ends.compute_head(context.ends.compute_norm(hidden))
+                samples = sample(logits if len(live) == len(spans) else logits[live], rows)
+            steps = [Step(spans[i], found.token_id, found.logprob) for i, found in zip(live, samples, strict=True)]
+            context.sequences.on_step_completed(steps)
+            context.stats.generated_tokens += len(steps)
+        for seq in sequences:
+            if seq is not None:
+                self._after_head(seq)
+        for visit in batch:
+            visit.state = JobState.DONE
+            self._observe(visit)
+
+    # ---- inside ----
+
+    def _facts(self, span: Span) -> Facts:
+        seq = self._context.sequences.get(span)
+        if seq is None:
+            return _GONE
+        if span.rows:
+            return _READY
+        return _MORE if seq.remaining > 0 else _ALL_UNDER_WAY
+
+    def _after_head(self, seq: Sequence) -> None:
+        """DONE after an error must end the job for its client; EMBED is where the sequence waits for its next grant."""
+        job = seq.job
+        state = next_state(JobState.HEAD, Facts(step=ComputeStep.HEAD, complete=seq.finish is not None, update_sent=job.reachable))
+        if state is JobState.DONE and not job.reachable:
+            self._context.sequences.cancel(job)
+        if not job.open and self._context.config.print_times:
+            self._print_times(job)
+
+    def _sample_row(self, seq: Sequence) -> SampleRow:
+        job, params = seq.job, seq.job.sampling
+        banned: tuple[int, ...] = ()
+        if seq.generated < params.min_tokens:
+            banned = (*self._context.ends.eos_ids, *params.stop_token_ids)
+        return SampleRow(params, job.seed, seq.index, seq.tokens, seq.prompt_len, banned)
+
+    def _on_refusals(self, refusals: list[Refusal]) -> None:
+        """A stage that is out of blocks makes its sequence wait and be computed again; the rest are defects."""
+        for span, verdict in refusals:
+            seq = self._context.sequences.get(span)
+            if seq is None:
+                continue
+            logger.warning("a stage refused a span of sequence %d: %s", span.seq_id, verdict.name)
+            if verdict is Verdict.NO_ROOM:
+                self._context.sequences.preempt_seq(seq)
+            else:
+                self._context.sequences.fail(seq.job, ComputeFailed(f"A stage lost track of the job ({verdict.name})."))
+
+    def _observe(self, visit: Visit) -> None:
+        stats = self._context.stats
+        stats.steps += 1
+        if visit.tokens:
+            self._context.predictor.observe(visit.tokens, visit.context, visit.seconds)
+
+    def _fail(self, batch: list[Visit], error: Exception) -> None:
+        """The jobs of a failed batch end with an error; everybody else goes on."""
+        logger.error("a forward pass failed: %s", error, exc_info=error)
+        if not isinstance(error, PenstockError):
+            error = ComputeFailed(f"The computation failed: {type(error).__name__}: {error}.", hint="Try the request again.")
+        for visit in batch:
+            visit.state = JobState.DONE
+            for span in visit.job.spans:
+                seq = self._context.sequences.get(span)
+                if seq is not None:
+                    self._context.sequences.fail(seq.job, error)
+                    self._context.stats.jobs_failed += 1
+
+    def _print_times(self, job: Job) -> None:
+        usage, times = self._context.sequences.usage(job), self._context.sequences.timings(job)
+        decode = max(times.total - times.first_token, 1e-9)
+        logger.info(
+            "job %s: %d prompt tokens (%d cached), %d generated; queued %.3f s, first token %.3f s, total %.3f s, %.1f tokens/s",
+            job.job_id,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            times.queued,
+            times.first_token,
+            times.total,
+            max(usage.completion_tokens - 1, 0) / decode,
+        )
+
+
+_GONE = Facts(step=ComputeStep.HEAD, job_exists=False)
+_READY = Facts(step=ComputeStep.HEAD)
+_MORE = Facts(step=ComputeStep.HEAD, prefill_left=True)
+_ALL_UNDER_WAY = Facts(step=ComputeStep.HEAD, prefill_left=True, grantable=False)
+
+
+class _Timed:
+    """Adds the time spent inside to the compute time, shared among the visits."""
+
+    def __init__(self, stats: EngineStats, visits: list[Visit]) -> None:
+        self._stats, self._visits = stats, visits
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        elapsed = time.perf_counter() - self._start
+        self._stats.compute += elapsed
+        for visit in self._visits:
+            visit.seconds += elapsed / len(self._visits)
+
+
+def _keep_wanted_rows(job: NetworkJob, wanted: list[bool]) -> None:
+    """Keep the wanted Spans, and of the hidden states only the rows that they asked for: [sum of rows, hidden]"""
+    rows: list[int] = []
+    at = 0
+    for span, keep in zip(job.spans, wanted, strict=True):
+        at += span.n
+        if keep:
+            rows.extend(range(at - span.rows, at))
+    if len(rows) != at:
+        job.hidden = job.hidden[rows]
+        job.spans = [span for span, keep in zip(job.spans, wanted, strict=True) if keep]

@@ -1,0 +1,44 @@
+"""How long a step will take, learned from the steps before: a line through tokens and context, forgetting slowly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+FORGET = 0.98
+PRIOR = (5e-3, 1e-3, 1e-7)  # seconds: per step, per token, per token of context read; only until steps were seen
+
+
+class StepTimePredictor:
+    """seconds ~ a + b * tokens + c * context, by recursive least squares. Never predicts less than nothing."""
+
+    def __init__(self) -> None:
+        self._weights = np.array(PRIOR)
+        self._scale = np.array([1.0, 100.0, 10000.0])  # keeps the three columns of similar size
+        self._covariance = np.eye(3) * 1e3
+
+    def observe(self, tokens: int, context: int, seconds: float) -> None:
+        x = np.array([1.0, tokens, context]) / self._scale
+        scaled = self._weights * self._scale
+        gain = self._covariance @ x / (FORGET + x @ self._covariance @ x)
+        scaled = scaled + gain * (seconds - x @ scaled)
+        covariance = (self._covariance - np.outer(gain, x @ self._covariance)) / FORGET
+        if np.trace(covariance) < 1e6:  # without variety in the steps it would grow without bound
+            self._covariance = covariance
+        self._weights = np.maximum(scaled / self._scale, 0.0)
+
+    def step(self, tokens: int, context: int) -> float:
+        a, b, c = self._weights
+        return float(a + b * tokens + c * context)
+
+    def prefill(self, tokens: int, chunk: int) -> float:
+        """Seconds until a prompt's remaining tokens have passed, in chunks."""
+        if tokens <= 0:
+            return 0.0
+        a, b, _ = self._weights
+        return float(a * -(-tokens // max(chunk, 1)) + b * tokens)
+
+    def chunk_within(self, seconds: float, decodes: int, context: int) -> int:
+        """The most prefill tokens that keep a step with these decodes under `seconds`."""
+        a, b, c = self._weights
+        spare = seconds - a - b * decodes - c * context
+        return int(spare / b) if b > 0 and spare > 0 else 0

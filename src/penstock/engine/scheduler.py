@@ -1,0 +1,200 @@
+"""The Scheduler: which sequences get a Span now. It decides and changes nothing; `on_schedule` applies what it returns.
+
+A batch is stall-free: all ready decodes first, then prompts that are partly done, then new ones, within a token budget.
+Memory that a decode or a started prompt lacks is taken from the least urgent sequence, which is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from penstock.config import EngineConfig
+from penstock.domain.blocks import BlockPool
+from penstock.domain.sequence import Sequence, SequenceState
+from penstock.engine.policies import POLICIES
+from penstock.engine.predictor import StepTimePredictor
+
+MIN_DYNAMIC_CHUNK = 16  # a prompt always goes on, however slow the machine
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """`n` more tokens of a sequence. `hits` are the blocks of its prefix that are known already (when it is admitted)."""
+
+    seq: Sequence
+    n: int
+    hits: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    grants: list[Grant] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    ignored: list[Sequence] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.grants or self.preempted or self.ignored)
+
+
+class Scheduler:
+    def __init__(self, config: EngineConfig, pool: BlockPool, predictor: StepTimePredictor) -> None:
+        self._config, self._pool, self._predictor = config, pool, predictor
+        self._policy = POLICIES[config.policy]
+
+    def schedule(self, queued: Collection[Sequence], holders: Collection[Sequence], now: float) -> SchedulerOutput:
+        """`queued` wait for memory (WAITING, WAITING_PREEMPT), `holders` have some (RUNNING, PAUSED)."""
+        round_ = _Round(self._pool, self._config, holders, lambda seq: self._urgency(seq, now))
+        ready = [seq for seq in holders if seq.state is SequenceState.PAUSED and seq.remaining > 0]
+        decodes = [seq for seq in ready if seq.decoding]
+        if len(decodes) > self._pool.available:
+            decodes.sort(key=round_.urgency)  # only where somebody may have to give way does the order matter
+        for seq in decodes:
+            round_.decode(seq)
+        round_.budget = self._chunk(decodes)
+        if len(decodes) < len(ready):
+            for seq in sorted((s for s in ready if not s.decoding), key=round_.urgency):
+                round_.go_on(seq)
+        if queued and round_.may_admit():
+            for seq in sorted(queued, key=round_.urgency):
+                if not round_.admit(seq):
+                    break
+        return round_.out
+
+    def _chunk(self, decodes: list[Sequence]) -> int:
+        if self._config.step_target is None:
+            return self._config.chunk
+        context = sum(seq.step_processed for seq in decodes)
+        return max(MIN_DYNAMIC_CHUNK, self._predictor.chunk_within(self._config.step_target, len(decodes), context))
+
+    def _urgency(self, seq: Sequence, now: float) -> Urgency:
+        """Lower is more urgent: priority, then the policy, then arrival, then the order of outputs."""
+        remaining = self._predictor.prefill(seq.remaining, self._config.chunk)
+        return (-seq.job.priority, self._policy(seq, now, remaining), seq.job.arrival, seq.seq_id)
+
+
+Urgency = tuple[int, float, float, int]
+
+
+class _Round:
+    """One decision in the making: what is granted so far and the memory that is left after it."""
+
+    def __init__(
+        self, pool: BlockPool, config: EngineConfig, holders: Collection[Sequence], rank: Callable[[Sequence], Urgency]
+    ) -> None:
+        self.out = SchedulerOutput()
+        self.budget = 0
+        self._pool, self._config, self._holders = pool, config, holders
+        self._rank, self._ranks = rank, dict[int, Urgency]()
+        self._free = pool.available
+        self._granted: set[int] = set()
+        self._gone: set[int] = set()
+        self._released: set[int] = set()  # blocks that victims of this round give back
+        self._running = len(holders)
+        # blocks that admitted prompts will still ask for: nobody else is admitted into them
+        self._promised = sum(pool.blocks_for(len(s.tokens)) - len(s.table) for s in holders if not s.decoding)
+
+    def urgency(self, seq: Sequence) -> Urgency:
+        found = self._ranks.get(seq.seq_id)
+        if found is None:
+            found = self._ranks[seq.seq_id] = self._rank(seq)
+        return found
+
+    def may_admit(self) -> bool:
+        return self.budget > 0 and self._running < self._config.max_sequences
+
+    def decode(self, seq: Sequence) -> None:
+        if seq.seq_id in self._gone:
+            return
+        need = self._pool.blocks_for(seq.scheduled + 1) - len(seq.table)
+        if self._make_room(need, seq):
+            self._grant(seq, 1, need)
+
+    def go_on(self, seq: Sequence) -> None:
+        """Another chunk of a prompt that is partly done."""
+        if seq.seq_id in self._gone or self.budget <= 0:
+            return
+        n = min(seq.remaining, self.budget)
+        need = self._pool.blocks_for(seq.scheduled + n) - len(seq.table)
+        if self._make_room(need, seq):
+            self._grant(seq, n, need)
+            self.budget -= n
+            self._promised -= need
+
+    def admit(self, seq: Sequence) -> bool:
+        """A new prompt, if all of it fits. False ends the round: nobody overtakes a prompt that waits for memory."""
+        if not self.may_admit():
+            return False
+        if _waits_for_its_prefix(seq, self._config.prefix_cache):
+            return True
+        pool = self._pool
+        whole = pool.blocks_for(len(seq.tokens))
+        if pool.blocks_for(len(seq.tokens) + 1) > pool.capacity:
+            self.out.ignored.append(seq)
+            return True
+        hits = self._hits(seq)
+        while True:
+            # a hit costs nothing while somebody else holds the block
+            need = whole - len(hits) + sum(1 for block in hits if pool.is_idle(block) or block in self._released)
+            # one block in reserve for each sequence that runs, so that the newcomer is not their first victim
+            if self._free - self._promised >= need + self._running:
+                break
+            if not self._preempt_lower_priority(seq):
+                return False
+        start = len(hits) * pool.block_size
+        n = min(len(seq.tokens) - start, self.budget)
+        now = pool.blocks_for(start + n) - whole + need
+        self._promised += need - now
+        self._grant(seq, n, now, tuple(hits))
+        self.budget -= n
+        self._running += 1
+        return True
+
+    def _hits(self, seq: Sequence) -> list[int]:
+        """Known blocks of the prompt, at most all but its last token: that one must be computed to get logits."""
+        if not self._config.prefix_cache:
+            return []
+        full = (len(seq.tokens) - 1) // self._pool.block_size
+        return self._pool.lookup(seq.chain.up_to(seq.tokens, full))
+
+    def _make_room(self, need: int, seq: Sequence) -> bool:
+        while self._free < need:
+            victims = [v for v in self._holders if v.seq_id not in self._granted and v.seq_id not in self._gone]
+            victim = max(victims, key=self.urgency)
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt_lower_priority(self, seq: Sequence) -> bool:
+        """Make room for a new prompt only at the cost of less important jobs; equals wait."""
+        victims = [
+            v
+            for v in self._holders
+            if v.job.priority < seq.job.priority and v.seq_id not in self._granted and v.seq_id not in self._gone
+        ]
+        if not victims:
+            return False
+        self._preempt(max(victims, key=self.urgency))
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._gone.add(victim.seq_id)
+        self.out.preempted.append(victim)
+        released = self._pool.exclusive(victim.table)
+        self._released.update(released)
+        self._free += len(released)
+        self._running -= 1
+        if not victim.decoding:
+            self._promised -= self._pool.blocks_for(len(victim.tokens)) - len(victim.table)
+
+    def _grant(self, seq: Sequence, n: int, blocks: int, hits: tuple[int, ...] = ()) -> None:
+        self._granted.add(seq.seq_id)
+        self._free -= blocks
+        self.out.grants.append(Grant(seq, n, hits))
+
+
+def _waits_for_its_prefix(seq: Sequence, prefix_cache: bool) -> bool:
+    """The further outputs of a job (n > 1) wait until the first has computed the prompt, then find it in the cache."""
+    leader = seq.job.sequences[0]
+    return prefix_cache and seq is not leader and leader.finish is None and leader.step_processed < leader.prompt_len

@@ -1,0 +1,127 @@
+"""WorkerSequenceManager: a stage's tokenless replicas of sequences, and the KV blocks that they hold there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from penstock.domain.blocks import BlockPool
+from penstock.domain.span import NetworkJob, Notice, NoticeKind, Span, Verdict, place
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """What a stage knows of a sequence: how long its KV is and where it lies."""
+
+    incarnation: int
+    attempt: int = 0
+    kv_len: int = 0
+    stage_processed: int = 0
+    table: list[int] = field(default_factory=list)
+
+
+class WorkerSequenceManager:
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.replicas: dict[int, Replica] = {}
+        self._last_notice = -1
+
+    def on_schedule(self, jobs: Sequence[NetworkJob]) -> list[list[Verdict]]:
+        """Take in what NetworkJobs bring, in order: first their notices, then their Spans. A verdict for each Span."""
+        verdicts = []
+        for job in jobs:
+            self.on_notices(job.notices)
+            # prefixes are taken hold of before anything is allocated, so that one Span cannot evict another's hits
+            found = [self._open(span) for span in job.spans]
+            verdicts.append([self._write(span) if v is Verdict.APPEND else v for span, v in zip(job.spans, found, strict=True)])
+        return verdicts
+
+    def on_notices(self, notices: Iterable[Notice]) -> None:
+        for notice in notices:
+            if notice.number <= self._last_notice:
+                continue  # a repetition
+            self._last_notice = notice.number
+            match notice.kind:
+                case NoticeKind.STEP_COMPLETED:
+                    self.on_step_completed(notice)
+                case NoticeKind.PREEMPTED:
+                    self.preempt_seq(notice)
+                case NoticeKind.FREED:
+                    self.free_seq(notice)
+
+    def on_stage_completed(self, spans: Iterable[Span]) -> None:
+        for span in spans:
+            replica = self.replicas.get(span.seq_id)
+            if replica is not None and replica.incarnation == span.incarnation:
+                replica.stage_processed = span.end
+
+    def on_step_completed(self, notice: Notice) -> None:
+        replica = self._current(notice)
+        if replica is not None:
+            for block, key in zip(replica.table[notice.first_block :], notice.keys, strict=False):
+                self.pool.commit(block, key)
+
+    def preempt_seq(self, notice: Notice) -> None:
+        """The replica stays, empty, so that whatever is still under way for it is known to be stale."""
+        replica = self._current(notice)
+        if replica is not None:
+            self._drop(replica)
+            replica.incarnation = notice.incarnation + 1
+
+    def free_seq(self, notice: Notice) -> None:
+        replica = self._current(notice)
+        if replica is not None:
+            self._drop(replica)
+            del self.replicas[notice.seq_id]
+
+    def table(self, span: Span) -> list[int]:
+        return self.replicas[span.seq_id].table
+
+    def _current(self, notice: Notice) -> Replica | None:
+        replica = self.replicas.get(notice.seq_id)
+        return replica if replica is not None and replica.incarnation <= notice.incarnation else None
+
+    def _open(self, span: Span) -> Verdict:
+        """Find or make the replica that a Span writes to, at the incarnation, attempt and length that it expects."""
+        replica = self.replicas.get(span.seq_id)
+        if replica is None:
+            replica = self.replicas[span.seq_id] = Replica(span.incarnation)
+        if span.incarnation < replica.incarnation:
+            return Verdict.STALE
+        if span.incarnation > replica.incarnation:
+            self._drop(replica)
+            replica.incarnation, replica.attempt = span.incarnation, 0
+        if span.attempt < replica.attempt:
+            return Verdict.STALE
+        if span.attempt > replica.attempt:
+            replica.attempt = span.attempt
+            self._truncate(replica, min(replica.kv_len, span.base))
+        if span.keys and replica.kv_len == 0:
+            self._take_prefix(replica, span)
+        return place(replica.kv_len, span)
+
+    def _take_prefix(self, replica: Replica, span: Span) -> None:
+        for block in self.pool.lookup(span.keys):
+            self.pool.share(block)
+            replica.table.append(block)
+        replica.kv_len = replica.stage_processed = len(replica.table) * self.pool.block_size
+
+    def _write(self, span: Span) -> Verdict:
+        replica, pool = self.replicas[span.seq_id], self.pool
+        need = pool.blocks_for(span.end) - len(replica.table)
+        if need > pool.available:
+            return Verdict.NO_ROOM
+        for _ in range(need):
+            replica.table.append(pool.allocate())
+        replica.kv_len = span.end
+        return Verdict.APPEND
+
+    def _truncate(self, replica: Replica, length: int) -> None:
+        keep = self.pool.blocks_for(length)
+        self.pool.release(replica.table[keep:])
+        del replica.table[keep:]
+        replica.kv_len = length
+        replica.stage_processed = min(replica.stage_processed, length)
+
+    def _drop(self, replica: Replica) -> None:
+        self._truncate(replica, 0)

@@ -1,0 +1,109 @@
+"""Every error that a user or a peer can cause, in one tree.
+
+Each says what was wrong, with which value, and (in `hint`) what to do. The doors turn `code` into an HTTP status or an
+exit code in one place; nothing else looks at it.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of all errors that Penstock raises on purpose."""
+
+    code = "error"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".rstrip()
+
+
+class ConfigError(PenstockError):
+    """A setting that cannot be used: unknown name, wrong type, impossible value."""
+
+    code = "config"
+
+
+# ---- the request ----
+
+
+class RequestError(PenstockError):
+    """A request that cannot be served as it stands; `field` names the offending part."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, field: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
+
+
+class EmptyPrompt(RequestError):
+    code = "empty_prompt"
+
+
+class PromptTooLong(RequestError):
+    """The prompt exceeds the model's context, or the KV memory of the smallest stage (the seed's IGNORED)."""
+
+    code = "prompt_too_long"
+
+
+class InvalidSampling(RequestError):
+    code = "invalid_sampling"
+
+
+# ---- the model ----
+
+
+class ModelError(PenstockError):
+    code = "model"
+
+
+class UnknownModel(ModelError):
+    code = "unknown_model"
+
+
+class UnsupportedModel(ModelError):
+    """An architecture, rope scaling, tokenizer or tensor type that Penstock does not know."""
+
+    code = "unsupported_model"
+
+
+class CorruptWeights(ModelError):
+    """A weights file that is truncated, tampered with, or lacks a tensor."""
+
+    code = "corrupt_weights"
+
+
+class DownloadFailed(ModelError):
+    code = "download_failed"
+
+
+# ---- the machine ----
+
+
+class NotEnoughMemory(PenstockError):
+    code = "not_enough_memory"
+
+
+class DeviceUnavailable(PenstockError):
+    code = "device_unavailable"
+
+
+# ---- the engine ----
+
+
+class EngineError(PenstockError):
+    code = "engine"
+
+
+class ComputeFailed(EngineError):
+    """A forward pass failed; the jobs in it end with this error and the engine goes on."""
+
+    code = "compute_failed"
+
+
+class EngineStopped(EngineError):
+    code = "engine_stopped"

@@ -1,0 +1,188 @@
+"""LLM: a whole model on this machine, for use from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from penstock.config import EngineConfig
+from penstock.domain.job import (
+    FinishReason,
+    JobDone,
+    JobFailed,
+    JobRequest,
+    JobUpdate,
+    Message,
+    OutputFinished,
+    Timings,
+    TokenLogprob,
+    TokensOut,
+    Usage,
+)
+from penstock.domain.sampling import SamplingParams
+from penstock.engine.engine import Engine
+from penstock.engine.job_factory import JobFactory, JobHandle
+from penstock.errors import ConfigError, PenstockError
+from penstock.model.sources import DEFAULT_MODEL
+from penstock.pipes.model_manager import ModelManager
+from penstock.progress import Progress, silent
+from penstock.stats import EngineStats
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's `n` outputs."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+
+    def take(self, update: JobUpdate) -> None:
+        match update:
+            case TokensOut(index, text, token_ids, logprobs):
+                output = self.outputs[index]
+                output.text += text
+                output.token_ids += token_ids
+                if output.logprobs is not None:
+                    output.logprobs += logprobs
+            case OutputFinished(index, reason, stop_reason):
+                self.outputs[index].finish_reason, self.outputs[index].stop_reason = reason, stop_reason
+            case JobDone(usage, timings):
+                self.usage, self.timings = usage, timings
+
+
+class LLM:
+    """Loads a model and answers prompts, many at once.
+
+        with LLM() as llm:
+            for result in llm.generate(["The sea is", "The sky is"], SamplingParams(temperature=0)):
+                print(result.outputs[0].text)
+
+    `segments` cuts the model into several local layer ranges; further keywords are those of `EngineConfig`.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        segments: Sequence[tuple[int, int]] | None = None,
+        kv_memory: int | None = None,
+        progress: Progress | None = None,
+        **engine: Any,
+    ) -> None:
+        try:
+            self.config = EngineConfig(**engine)
+        except TypeError:
+            known = ", ".join(EngineConfig.__dataclass_fields__)
+            raise ConfigError(f"LLM does not know one of: {', '.join(engine)}.", hint=f"Engine settings are: {known}.") from None
+        loaded = ModelManager(self.config, progress or silent).load(
+            model, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
+        )
+        self.model_name, self.folder, self.spec = model, loaded.folder, loaded.spec
+        self.dtype, self.device, self.num_layers = str(loaded.dtype).removeprefix("torch."), str(loaded.device), loaded.spec.num_layers
+        self.tokenizer = loaded.ends.tokenizer
+        self.engine = Engine(self.config, loaded.pipe, loaded.ends, self.tokenizer.stream)
+        self._factory = JobFactory(self.engine, self.tokenizer, context=loaded.spec.context, vocab=loaded.spec.vocab)
+        self.engine.start()
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.engine.stats
+
+    def start(self, request: JobRequest) -> JobHandle:
+        """Submit one request and follow it: iterate over the handle for its updates."""
+        return self._factory.start_job(request)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete each prompt (text or token ids), all of them together, and return the results in the same order."""
+        several: Sequence[Any] = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else prompts
+        each = _params_for(len(several), sampling_params)
+        return self._run([JobRequest(prompt=p, sampling=s) for p, s in zip(several, each, strict=True)], use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, in the model's chat format."""
+        conversations: Sequence[Any] = [messages] if not messages or isinstance(messages[0], dict) else messages
+        each = _params_for(len(conversations), sampling_params)
+        return self._run([JobRequest(messages=m, sampling=s) for m, s in zip(conversations, each, strict=True)], use_tqdm)
+
+    def close(self) -> None:
+        """End what is running and free the machine."""
+        self.engine.stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self, requests: list[JobRequest], use_tqdm: bool) -> list[RequestOutput]:
+        handles: list[JobHandle] = []
+        try:
+            for request in requests:
+                handles.append(self.start(request))
+            return list(_with_bar(self._collect(requests, handles), len(requests), use_tqdm))
+        except BaseException:
+            for handle in handles:  # nothing goes on in the background that nobody will read
+                handle.cancel()
+            raise
+
+    def _collect(self, requests: list[JobRequest], handles: list[JobHandle]) -> Iterable[RequestOutput]:
+        for request, handle in zip(requests, handles, strict=True):
+            sampling = request.sampling
+            outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
+            text = request.prompt if isinstance(request.prompt, str) else None
+            result = RequestOutput(handle.job_id, text, list(handle.prompt_ids), outputs)
+            for update in handle:
+                if isinstance(update, JobFailed):
+                    raise update.error
+                result.take(update)
+            yield result
+
+
+def _params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    if len(given) != count:
+        raise PenstockError(f"{len(given)} SamplingParams for {count} prompts.", hint="Give one, or one for each.")
+    return list(given)
+
+
+def _with_bar(results: Iterable[RequestOutput], total: int, show: bool) -> Iterable[RequestOutput]:
+    """A bar on a terminal, and nothing anywhere else."""
+    import sys
+
+    if not show or not sys.stderr.isatty():
+        yield from results
+        return
+    from rich.progress import track
+
+    yield from track(results, description="Generating", total=total)

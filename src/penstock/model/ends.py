@@ -1,0 +1,73 @@
+"""EndModel: the two ends of a model, where text lives: tokenizer and embedding in front, norm and head behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.model.candidates import top
+from penstock.model.linear import Linear, can_pack, linear
+from penstock.model.spec import ModelSpec
+from penstock.model.tokenizer import Tokenizer
+from penstock.model.weights import WeightFiles
+
+REFINED = 8  # candidates whose logits are computed in fp32
+
+
+class EndModel:
+    def __init__(self, spec: ModelSpec, folder: Path, files: WeightFiles, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.spec, self.dtype, self.device = spec, dtype, device
+        self.tokenizer = Tokenizer(folder)
+        eos = self.tokenizer.eos_id
+        self.eos_ids = frozenset(spec.eos_ids) | (frozenset() if eos is None else {eos})
+        weights, digest = files.read(end_shapes(spec))
+        self.weight_hash = digest.hex()
+        self._embedding = self._take(weights["model.embed_tokens.weight"])
+        self._norm = self._take(weights["model.norm.weight"]).float()
+        packed = can_pack(dtype, device)
+        head = self._embedding if spec.tied else self._take(weights["lm_head.weight"])
+        self._head: Linear = linear(head, None, packed=packed)
+        # an untied head that was packed is not kept a second time just to refine a few logits
+        self._rows = head if dtype != torch.float32 and (spec.tied or not packed) else None
+
+    @torch.inference_mode()
+    def compute_embed(self, token_ids: Sequence[int]) -> Tensor:
+        """[T, hidden] in fp32"""
+        ids = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
+        return self._embedding.index_select(0, ids).float()
+
+    @torch.inference_mode()
+    def compute_norm(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] in fp32"""
+        return F.rms_norm(hidden.float(), (self.spec.hidden,), self._norm, self.spec.norm_eps)
+
+    @torch.inference_mode()
+    def compute_head(self, normed: Tensor) -> Tensor:
+        """Logits [R, vocab] in fp32.
+
+        A bf16 product rounds logits of 16 to 32 to steps of 1/8, which makes near ties of tokens that are none: the
+        candidates for the first place are computed again in fp32.
+        """
+        logits = self._head(normed.to(self.dtype)).float()
+        if self._rows is not None:
+            _, ids = top(logits, REFINED)  # [R, k]
+            rows = self._rows[ids].float()  # [R, k, hidden]
+            logits.scatter_(1, ids, torch.bmm(rows, normed.unsqueeze(2)).squeeze(2))
+        return logits
+
+    def _take(self, tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=self.dtype, device=self.device).copy_(tensor)
+
+
+def end_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (spec.vocab, spec.hidden),
+        "model.norm.weight": (spec.hidden,),
+    }
+    if not spec.tied:
+        shapes["lm_head.weight"] = (spec.vocab, spec.hidden)
+    return shapes

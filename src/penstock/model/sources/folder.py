@@ -1,0 +1,23 @@
+"""A model folder that is the user's own: only looked at, never written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.errors import UnknownModel
+
+
+def check_folder(folder: Path) -> Path:
+    missing = []
+    if not (folder / "config.json").is_file():
+        missing.append("config.json")
+    if not any(folder.glob("*.safetensors")):
+        missing.append("*.safetensors files")
+    if not missing:
+        return folder
+    held = sorted(path.name for path in folder.glob("*.gguf"))
+    hint = f"It holds a GGUF file; name that instead: {folder / held[0]}." if held else ""
+    raise UnknownModel(
+        f"The folder {folder} is not a model: it has no {' and no '.join(missing)}.",
+        hint=hint or "A model folder in Hugging Face layout holds config.json, tokenizer.json and the weights as *.safetensors.",
+    )

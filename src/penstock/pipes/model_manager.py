@@ -1,0 +1,138 @@
+"""ModelManager: loads a model's segments and ends on this machine, within its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from penstock.config import EngineConfig
+from penstock.domain.topology import LayerRange, covering
+from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
+from penstock.model.ends import EndModel
+from penstock.model.memory import available_memory, keep_freed_memory
+from penstock.model.segment import LlmModel
+from penstock.model.sources import resolve
+from penstock.model.spec import ModelSpec, read_spec
+from penstock.model.weights import WeightFiles
+from penstock.pipes.pipe import Pipe
+from penstock.progress import Progress, silent
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+MAX_AUTO_KV = 2 << 30
+AUTO_KV_SHARE = 0.2  # of the memory that is free after the weights
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    name: str
+    folder: Path
+    spec: ModelSpec
+    dtype: torch.dtype
+    device: torch.device
+    pipe: Pipe
+    ends: EndModel
+
+
+class ModelManager:
+    def __init__(self, config: EngineConfig, progress: Progress = silent) -> None:
+        self._config, self._progress = config, progress
+
+    def load(
+        self,
+        model: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        segments: Sequence[tuple[int, int]] | None = None,
+        kv_memory: int | None = None,
+    ) -> LoadedModel:
+        """Load the whole model, in one segment or cut as told. `kv_memory` is in bytes; None takes a share of what is free."""
+        where = pick_device(device)
+        kind = pick_dtype(dtype, where)
+        folder = resolve(model, progress=self._progress)
+        spec = read_spec(folder)
+        ranges = covering(segments, spec.num_layers) if segments is not None else [LayerRange(0, spec.num_layers)]
+        keep_freed_memory()
+        blocks = self._kv_blocks(spec, kind, where, kv_memory)
+        files = WeightFiles(folder)
+        loaded = [
+            LlmModel(
+                spec,
+                layers,
+                files,
+                dtype=kind,
+                device=where,
+                kv_blocks=blocks,
+                block_size=self._config.block_size,
+                progress=self._progress,
+            )
+            for layers in ranges
+        ]
+        ends = EndModel(spec, folder, files, dtype=kind, device=where)
+        return LoadedModel(model, folder, spec, kind, where, Pipe(model, spec.num_layers, loaded), ends)
+
+    def _kv_blocks(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, kv_memory: int | None) -> int:
+        """How many blocks of KV fit beside the weights."""
+        size = dtype.itemsize
+        per_block = self._config.block_size * spec.kv_width * spec.num_layers * size
+        weights, free = spec.params * size, available_memory(device)
+        smallest = weights + 2 * per_block
+        if smallest > free:
+            layer = spec.layer_params * size
+            raise NotEnoughMemory(
+                f"The model needs {_mib(smallest)} (one of its {spec.num_layers} layers {_mib(layer)}), "
+                f"but only {_mib(free)} are free on {device}.",
+                hint="Close other programs, choose a smaller model or dtype, or spread the layers over more machines.",
+            )
+        if kv_memory is None:
+            context = -(-spec.context // self._config.block_size)
+            wanted = max(min(MAX_AUTO_KV, int((free - weights) * AUTO_KV_SHARE)), 2 * per_block)
+            return max(2, min(wanted // per_block, context * self._config.max_sequences))
+        if kv_memory < 2 * per_block:
+            raise ConfigError(
+                f"kv_memory = {kv_memory} bytes is less than two blocks of this model.", hint=f"Give at least {2 * per_block} bytes."
+            )
+        if weights + kv_memory > free:
+            raise NotEnoughMemory(
+                f"The weights ({_mib(weights)}) and kv_memory ({_mib(kv_memory)}) exceed the {_mib(free)} that are free on {device}.",
+                hint="Give less kv_memory.",
+            )
+        return kv_memory // per_block
+
+
+def pick_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"The device '{device}' is not known.", hint="Use auto, cpu, cuda, cuda:1 or mps.") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceUnavailable("No CUDA device can be used here.", hint="Use device=cpu, or install a CUDA build of torch.")
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise DeviceUnavailable("No Apple GPU can be used here.", hint="Use device=cpu.")
+    return found
+
+
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """bf16 where the machine multiplies it in hardware; elsewhere it would be slower than fp32."""
+    if dtype == "auto":
+        return torch.bfloat16 if device.type != "cpu" or _cpu_has_bf16() else torch.float32
+    found = DTYPES.get(dtype)
+    if found is None:
+        raise ConfigError(f"The dtype '{dtype}' is not known.", hint=f"Use auto, {' or '.join(DTYPES)}.")
+    return found
+
+
+def _cpu_has_bf16() -> bool:
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"

@@ -1,0 +1,29 @@
+"""What all tests share: the default model, and manners towards the machine's few cores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Several workers with a thread per core each would fight for the cores. Set before torch is imported, and inherited by
+    # every process that a test starts.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "soak" in config.option.markexpr:
+        return
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.skip(reason="a soak test runs only with -m soak"))
+
+
+@pytest.fixture(scope="session")
+def default_model_folder() -> Path:
+    """The real default model, fetched once per machine; workers that start together wait for the one that fetches."""
+    from penstock.model.sources import DEFAULT_MODEL, resolve
+
+    return resolve(DEFAULT_MODEL)

@@ -1,0 +1,362 @@
+"""The command line, driven as people drive it: real processes, real model, real terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+QUESTION = "What is the capital of France?"
+COMMANDS = [
+    [],
+    ["run"],
+    ["models"],
+    ["models", "list"],
+    ["models", "pull"],
+    ["models", "show"],
+    ["bench"],
+    ["doctor"],
+    ["version"],
+]
+
+needs_model = pytest.mark.usefixtures("default_model_folder")
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "penstock.cli", *args]
+
+
+def cli(*args: str, stdin: bytes | str = b"", **env: str) -> subprocess.CompletedProcess[str]:
+    sent = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(command(*args), input=sent, capture_output=True, env=os.environ | env, timeout=240, check=False)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+# ---- help, versions, mistakes ----
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "penstock")
+def test_every_command_explains_itself(path: list[str]) -> None:
+    for flag in ("--help", "-h"):
+        done = cli(*path, flag)
+        assert done.returncode == 0
+        assert done.stdout.startswith(f"Usage: {' '.join(['penstock', *path])}")
+        assert done.stderr == ""
+
+
+def test_help_imports_nothing_heavy_and_is_quick() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "penstock.cli", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert imported.isdisjoint({"torch", "numpy", "rich", "pydantic", "tokenizers", "huggingface_hub"})
+    best = min(_seconds(command("--help")) for _ in range(5))
+    assert best < 0.5  # 0.15 s on an idle machine; generous, since other tests run beside this one
+
+
+def _seconds(args: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(args, capture_output=True, timeout=60, check=True)
+    return time.perf_counter() - started
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    done = cli()
+    assert "Usage: penstock" in done.stdout + done.stderr
+    assert "penstock doctor" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("args", [["--version"], ["-V"], ["version"]])
+def test_the_version_is_that_of_the_package(args: list[str]) -> None:
+    done = cli(*args)
+    assert (done.returncode, done.stdout) == (0, f"penstock {penstock.__version__}\n")
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest_one() -> None:
+    done = cli("dcotor")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Did you mean 'doctor'?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "args, told",
+    [
+        (["run", "--no-such-option", "hi"], "--no-such-option"),
+        (["run", "--top-k", "many", "hi"], "--top-k"),
+        (["run", "--top-p", "3", "hi"], "--top-p: top_p = 3.0 cannot be used. Give a number above 0 to 1."),
+        (["run", "--temperature", "-1", "hi"], "--temperature: temperature = -1.0 cannot be used."),
+        (["run", "--max-tokens", "0", "hi"], "--max-tokens: max_tokens = 0 cannot be used."),
+        (["run", "--stop", "", "hi"], "--stop"),
+        (["run", "--dtype", "int8", "hi"], "'auto', 'bfloat16', 'float32'"),
+        (["run", "--device", "toaster", "hi"], "'auto', 'cpu', 'cuda', 'mps'"),
+        (["run", "--segments", "0-10", "hi"], "--segments: '0-10' is not a layer range."),
+        (["run", "--segments", "5:5", "hi"], "--segments: The layer range 5:5 is empty"),
+        (["run", "--raw", "--system", "Be brief.", "hi"], "--system: A system message needs the chat template"),
+        (["run", ""], "PROMPT: It is empty."),
+        (["run"], "PROMPT: It is empty."),
+        (["run", "one", "two"], "two"),
+        (["bench", "--tokens", "1"], "--tokens"),
+    ],
+)
+def test_wrong_usage_is_named_and_leaves_with_2(args: list[str], told: str) -> None:
+    done = cli(*args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_prompt_that_is_not_utf8_is_refused() -> None:
+    done = cli("run", "-", stdin=b"caf\xe9")
+    assert done.returncode == 2
+    assert "not UTF-8 text" in done.stderr
+
+
+def test_run_at_a_terminal_without_a_prompt_says_what_to_type() -> None:
+    status, screen = at_a_terminal("run")
+    assert status == 2
+    assert 'Try: penstock run "What is the capital of France?"' in screen
+
+
+def at_a_terminal(*args: str) -> tuple[int, str]:
+    """Run with a terminal as stdin, stdout and stderr; returns the exit code and all that the terminal saw."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, command(*args), os.environ | {"TERM": "xterm", "COLUMNS": "200"})
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(terminal, 65536)
+        except OSError:  # Linux's way to say that the other side has closed
+            break
+        if not chunk:
+            break
+        seen += chunk
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.decode()
+
+
+def test_an_unknown_model_is_two_lines_and_leaves_with_1() -> None:
+    done = cli("models", "show", "smolm2")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: There is no model 'smolm2'.")
+    assert hint.startswith("hint: Did you mean 'smollm2'?")
+
+
+def test_with_penstock_debug_an_error_shows_its_traceback() -> None:
+    done = cli("models", "show", "smolm2", PENSTOCK_DEBUG="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "UnknownModel" in done.stderr
+
+
+# ---- models and doctor ----
+
+
+def test_models_list_knows_the_default_model_in_an_empty_cache(tmp_path: Path) -> None:
+    done = cli("models", "list", PENSTOCK_CACHE=str(tmp_path))
+    assert done.returncode == 0
+    assert "smollm2-135m   not fetched" in done.stdout
+    listed = json.loads(cli("models", "list", "--json", PENSTOCK_CACHE=str(tmp_path)).stdout)["models"]
+    assert [(m["name"], m["installed"], m["folder"]) for m in listed] == [("smollm2-135m", False, None)]
+
+
+def test_models_show_does_not_start_a_download(tmp_path: Path) -> None:
+    done = cli("models", "show", PENSTOCK_CACHE=str(tmp_path))
+    assert done.returncode == 1
+    assert "hint: Fetch it first: penstock models pull smollm2-135m" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_model
+def test_models_show_describes_the_default_model(default_model_folder: Path) -> None:
+    shown = json.loads(cli("models", "show", "--json").stdout)
+    assert (shown["architecture"], shown["layers"], shown["hidden"], shown["context"]) == ("llama", 30, 576, 8192)
+    assert (shown["heads"], shown["kv_heads"], shown["parameters"]) == (9, 3, 134_515_008)
+    assert shown["chat_template"] is True
+    assert Path(shown["folder"]) == default_model_folder
+    people = cli("models", "show", "smollm2").stdout
+    assert "134.5 million" in people
+    assert str(default_model_folder) in people
+
+
+def test_a_damaged_weights_file_is_named(tmp_path: Path, default_model_folder: Path) -> None:
+    (tmp_path / "config.json").write_text((default_model_folder / "config.json").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    done = cli("models", "show", str(tmp_path))
+    assert done.returncode == 1
+    assert "model.safetensors is damaged" in done.stderr
+
+
+@needs_model
+def test_models_pull_is_instant_when_the_model_is_here(default_model_folder: Path) -> None:
+    done = cli("models", "pull", "--json")
+    assert json.loads(done.stdout)["folder"] == str(default_model_folder)
+    assert cli("models", "pull").stdout.startswith("smollm2-135m is ready in ")
+
+
+def test_doctor_checks_everything_and_finds_nothing_broken() -> None:
+    done = cli("doctor", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert report["ok"] is True
+    assert {"Python", "PyTorch", "GPU", "Processor", "Cores", "Memory", "Cache", "Disk", "Model"} <= {
+        c["what"] for c in report["checks"]
+    }
+    assert all(check["verdict"] in ("good", "warning") for check in report["checks"])
+    assert "✓ PyTorch" in cli("doctor").stdout
+
+
+def test_doctor_leaves_with_1_and_says_what_to_do_when_the_cache_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, not a folder", encoding="utf-8")
+    done = cli("doctor", PENSTOCK_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 1
+    assert "✗ Cache" in done.stdout
+    assert "→ Models are kept there" in done.stdout
+
+
+def test_doctor_warns_of_a_thread_count_that_makes_no_sense() -> None:
+    report = json.loads(cli("doctor", "--json", OMP_NUM_THREADS="4096").stdout)
+    threads = next(check for check in report["checks"] if check["what"] == "Threads")
+    assert threads["verdict"] == "warning"
+    assert "OMP_NUM_THREADS=4096, more than" in threads["seen"]
+
+
+def test_a_terminal_that_cannot_show_a_character_does_not_end_the_command() -> None:
+    done = cli("doctor", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0
+    assert " ? PyTorch" in done.stdout
+
+
+# ---- run, on the real model ----
+
+
+def complaints(told: str) -> list[str]:
+    """What stderr says beyond the progress of work that took long, as any work may on a busy machine."""
+    return [line for line in told.splitlines() if " … " not in line]
+
+
+@needs_model
+@pytest.mark.slow
+def test_run_answers_paris_and_nothing_else_on_stdout() -> None:
+    done = cli("run", QUESTION)
+    assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n")
+    assert complaints(done.stderr) == []
+
+
+@needs_model
+@pytest.mark.slow
+@pytest.mark.parametrize("args", [["run"], ["run", "-"]])
+def test_run_reads_the_prompt_from_stdin(args: list[str]) -> None:
+    assert "Paris" in cli(*args, stdin=QUESTION + "\n").stdout
+
+
+@needs_model
+@pytest.mark.slow
+def test_run_json_is_one_object_with_everything() -> None:
+    done = cli("run", "--json", "--print-times", QUESTION)
+    answer = json.loads(done.stdout)
+    assert answer["model"] == "smollm2-135m"
+    assert answer["text"] == "The capital of France is Paris."
+    assert answer["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == len(answer["token_ids"])
+    assert answer["usage"]["prompt_tokens"] > 5
+    assert answer["usage"]["cached_tokens"] == 0
+    assert 0 < answer["timings"]["first_token"] <= answer["timings"]["total"]
+    assert "tokens/s" in done.stderr
+
+
+@needs_model
+@pytest.mark.slow
+def test_run_over_segments_gives_the_same_answer() -> None:
+    whole = cli("run", "--dtype", "float32", "--max-tokens", "24", "Name three rivers.")
+    cut = cli("run", "--dtype", "float32", "--max-tokens", "24", "--segments", "0:10,10:11,11:30", "Name three rivers.")
+    assert cut.stdout == whole.stdout != ""
+
+
+@needs_model
+@pytest.mark.slow
+def test_segments_that_do_not_cover_the_model_are_refused() -> None:
+    done = cli("run", "--segments", "0:10,12:30", "hi")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: Segment 12:30 does not continue at layer 10.")
+
+
+@needs_model
+@pytest.mark.slow
+def test_run_raw_max_tokens_and_stop_are_obeyed() -> None:
+    raw = json.loads(cli("run", "--raw", "--json", "--max-tokens", "3", "The capital of France is").stdout)
+    assert (raw["finish_reason"], len(raw["token_ids"])) == ("length", 3)
+    stopped = json.loads(cli("run", "--json", "--stop", " Paris", "--stop", "zzz", QUESTION).stdout)
+    assert (stopped["text"], stopped["finish_reason"]) == ("The capital of France is", "stop")
+
+
+@needs_model
+@pytest.mark.slow
+def test_a_seed_repeats_a_lively_answer() -> None:
+    args = ("run", "--temperature", "1.2", "--seed", "7", "--max-tokens", "16", "--dtype", "float32", "Tell me a story.")
+    assert cli(*args).stdout == cli(*args).stdout
+
+
+@needs_model
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_there_is_and_leaves_with_130() -> None:
+    args = command("run", "--max-tokens", "4000", "--repetition-penalty", "1.3", "Write a very long story about a river.")
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        begun = process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        rest, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert len(begun) == 20
+    assert rest.endswith(b"\n")
+    assert complaints(told.decode()) == []
+
+
+@needs_model
+@pytest.mark.slow
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    args = command("run", "--max-tokens", "4000", "--repetition-penalty", "1.3", "Write a very long story about a river.")
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(20)
+        process.stdout.close()
+        told = process.stderr.read()
+        process.wait(timeout=30)
+    assert complaints(told.decode()) == []
+    assert process.returncode == 1
+
+
+@needs_model
+@pytest.mark.slow
+def test_at_a_terminal_the_answer_is_left_on_a_clean_screen() -> None:
+    status, screen = at_a_terminal("run", QUESTION)
+    assert status == 0
+    assert screen.rstrip("\r\n").endswith("The capital of France is Paris.")
+
+
+@needs_model
+@pytest.mark.slow
+def test_bench_measures_every_round() -> None:
+    report = json.loads(cli("bench", "--json", "--tokens", "4").stdout)
+    assert [r["round"]["streams"] for r in report["results"]] == [1, 8, 32, 1]
+    assert all(r["tokens_per_second"] > 0 and r["first_token"] > 0 for r in report["results"])
+    assert report["model"] == "smollm2-135m"

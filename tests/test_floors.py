@@ -1,0 +1,321 @@
+"""The house keeps its floors: who may import whom, read from the source itself."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "penstock"
+
+FLOORS = {
+    "cli": 8,
+    "node": 7,
+    "llm": 7,
+    "doors": 6,
+    "engine": 5,
+    "pipes": 4,
+    "workspace": 3,
+    "network": 3,
+    "model": 3,
+    "domain": 2,
+    "config": 2,
+    "errors": 1,
+    "stats": 1,
+    "progress": 1,
+}
+FACE_NAMES = {"LLM": "llm", "SamplingParams": "domain"}  # `from penstock import LLM` is an import of llm.py
+FACE = ""  # penstock/__init__.py: its public names are imported on first use, so at the top it imports nothing of ours
+NEIGHBOURS = {"errors", "stats", "progress", "domain", "config", "llm", "node"}  # same floor, and may know each other
+
+COMPUTE = {"torch", "numpy", "safetensors", "tokenizers", "jinja2"}
+THIRD_PARTY = {"": set(), "errors": set(), "stats": set(), "progress": set(), "domain": set()} | dict.fromkeys(
+    ("model", "pipes", "engine"), COMPUTE
+)
+IMPORTERS = {"gguf", "huggingface_hub"}  # only in model/sources, and only inside functions
+BLOCKED = ("typer", "rich", "gguf", "huggingface_hub", "msgspec", "zenoh", "fastapi", "transformers", "pydantic")
+
+
+@dataclass(frozen=True)
+class Import:
+    """`module` imports `target` at `line`; `lazy` when it does so inside a function, `typing` when only for type checkers."""
+
+    file: Path
+    module: str
+    line: int
+    target: str
+    lazy: bool
+    typing: bool
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} imports {self.target}"
+
+
+# ---- reading imports ----
+
+
+def module_name(file: Path, source: Path) -> str:
+    """`engine.scheduler` for engine/scheduler.py; a folder's `__init__.py` is the folder."""
+    parts = list(file.relative_to(source).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(file: Path, source: Path) -> Iterator[Import]:
+    module = module_name(file, source)
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+
+    def walk(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            # `from penstock import x` may name a module, and so may `from penstock.model import spec`.
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ["penstock", *package][: len(package) + 2 - node.level]
+            targets = [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
+        for target in targets:
+            yield Import(file, module, node.lineno, target, lazy, typing)  # type: ignore[attr-defined]
+        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for child in node.body:
+                yield from walk(child, inside, True)
+            for child in node.orelse:
+                yield from walk(child, inside, typing)
+            return
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inside, typing)
+
+    yield from walk(ast.parse(file.read_text(encoding="utf-8"), str(file)), False, False)
+
+
+def all_imports(source: Path) -> list[Import]:
+    return [found for file in sorted(source.rglob("*.py")) for found in imports_of(file, source)]
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+def ours(target: str) -> bool:
+    return target.split(".")[0] == "penstock"
+
+
+def room_imported(found: Import) -> str:
+    parts = found.target.split(".")[1:]
+    room = FACE_NAMES.get(parts[0], parts[0]) if parts else FACE
+    return room if room in FLOORS else FACE
+
+
+# ---- the rules; each returns what breaks it ----
+
+
+def rooms_without_a_floor(source: Path) -> list[str]:
+    rooms = {room_of(module_name(file, source)) for file in source.rglob("*.py")} - {FACE, "__main__"}
+    return [f"penstock/{room} has no floor: give it one in {Path(__file__).name}" for room in sorted(rooms - FLOORS.keys())]
+
+
+def wrong_floors(source: Path) -> list[str]:
+    """An import for type checkers counts as well: whoever needs a type of a higher floor lives too low."""
+    broken = []
+    for found in all_imports(source):
+        room, other = room_of(found.module), room_imported(found)
+        if not ours(found.target) or room in (FACE, "__main__") or other in (FACE, room):
+            continue
+        above, below = FLOORS.get(room, 0), FLOORS[other]
+        if above < below:
+            broken.append(f"{found}: floor {above} must not know floor {below}")
+        elif above == below and not {room, other} <= NEIGHBOURS:
+            broken.append(f"{found}: {room} and {other} are wings of floor {above} and must not know each other")
+    return broken
+
+
+def heavy_face(source: Path) -> list[str]:
+    """`import penstock` must stay free: its face imports nothing of ours but for type checkers."""
+    return [
+        f"{found}: penstock/__init__.py must import it on first use"
+        for found in all_imports(source)
+        if found.module == FACE and not (found.lazy or found.typing) and found.target.split(".")[0] not in sys.stdlib_module_names
+    ]
+
+
+def wrong_third_parties(source: Path) -> list[str]:
+    broken = []
+    for found in all_imports(source):
+        room, package = room_of(found.module), found.target.split(".")[0]
+        if ours(found.target) or package in sys.stdlib_module_names or package == "__future__":
+            continue
+        if package in IMPORTERS and room in THIRD_PARTY:
+            if not found.module.startswith("model.sources"):
+                broken.append(f"{found}: only model/sources reads foreign formats")
+            elif not (found.lazy or found.typing):
+                broken.append(f"{found}: import it inside the function that uses it")
+        elif room in THIRD_PARTY and package not in THIRD_PARTY[room]:
+            broken.append(
+                f"{found}: {room or 'penstock/__init__.py'} may use only {sorted(THIRD_PARTY[room]) or 'the standard library'}"
+            )
+    return broken
+
+
+def circles(source: Path) -> list[str]:
+    """Modules that need each other to be imported; a lazy or typing-only import needs nothing."""
+    modules = {module_name(file, source) for file in source.rglob("*.py")}
+    needs: dict[str, set[str]] = {module: set() for module in modules}
+    for found in all_imports(source):
+        if found.lazy or found.typing or not ours(found.target):
+            continue
+        target = found.target.removeprefix("penstock").lstrip(".")
+        while target not in modules:
+            target = target.rpartition(".")[0]
+        if target not in (FACE, found.module):
+            needs[found.module].add(target)
+    return [" → ".join(circle) for circle in _circles_in(needs)]
+
+
+def _circles_in(needs: dict[str, set[str]]) -> Iterator[list[str]]:
+    finished: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> Iterator[list[str]]:
+        if module in path:
+            yield [*path[path.index(module) :], module]
+        elif module not in finished:
+            for other in sorted(needs[module]):
+                yield from visit(other, [*path, module])
+            finished.add(module)
+
+    for module in sorted(needs):
+        yield from visit(module, [])
+
+
+RULES = [rooms_without_a_floor, wrong_floors, heavy_face, wrong_third_parties, circles]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_house_keeps_the_rule(rule) -> None:
+    assert rule(SOURCE) == []
+
+
+# ---- the compute core stands alone ----
+
+
+def modules_under(room: str) -> list[str]:
+    files = sorted((SOURCE / room).rglob("*.py"))
+    return [f"penstock.{module_name(file, SOURCE)}" for file in files]
+
+
+@pytest.mark.parametrize("room", ["domain", "model", "pipes", "engine"])
+def test_the_compute_core_imports_where_nothing_else_is_installed(room: str) -> None:
+    modules = modules_under(room)
+    if not modules:
+        pytest.skip(f"penstock/{room} does not exist yet")
+    program = f"""
+import importlib, sys
+for name in {BLOCKED!r}:
+    sys.modules[name] = None  # makes `import name` fail as if it were not installed
+for name in {modules!r}:
+    importlib.import_module(name)
+"""
+    env = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_penstock_does_not_import_torch() -> None:
+    program = "import sys, penstock; penstock.SamplingParams; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    env = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
+    assert subprocess.run([sys.executable, "-c", program], env=env, timeout=60, check=False).returncode == 0
+
+
+# ---- the checker sees what it should ----
+
+
+@pytest.fixture
+def house(tmp_path: Path):
+    def build(**files: str) -> Path:
+        """A tiny penstock; `engine__loop="..."` becomes engine/loop.py."""
+        for name, text in files.items():
+            path = tmp_path / (name.replace("__", "/") + ".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            for folder in path.parents:
+                if folder.is_relative_to(tmp_path):
+                    (folder / "__init__.py").touch()
+        return tmp_path
+
+    return build
+
+
+def test_a_house_in_order_passes(house) -> None:
+    source = house(
+        errors="",
+        domain__job="from penstock.errors import PenstockError\nimport dataclasses",
+        model__decoder="import torch.nn.functional as F\nfrom penstock.domain.job import Job\nfrom . import spec",
+        model__spec="",
+        model__sources__hub="def fetch():\n    import huggingface_hub",
+        engine__loop="from penstock.model import decoder\nfrom .scheduler import schedule",
+        engine__scheduler="",
+        cli__run="import typer\nfrom penstock.engine.loop import step",
+    )
+    assert [rule(source) for rule in RULES] == [[]] * len(RULES)
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ({"model__decoder": "import penstock.engine.loop", "engine__loop": ""}, "floor 3 must not know floor 5"),
+        ({"model__decoder": "from penstock import engine", "engine__loop": ""}, "floor 3 must not know floor 5"),
+        ({"engine__loop": "def f():\n    from penstock.cli import main", "cli__run": ""}, "floor 5 must not know floor 8"),
+        ({"model__decoder": "from ..engine.loop import step", "engine__loop": ""}, "floor 3 must not know floor 5"),
+        ({"engine__loop": "from penstock import LLM", "llm": ""}, "floor 5 must not know floor 7"),
+        ({"errors": "from penstock.domain import job", "domain__job": ""}, "floor 1 must not know floor 2"),
+        ({"model__x": "from penstock.network.wire import send", "network__wire": ""}, "wings of floor 3"),
+    ],
+)
+def test_an_import_of_a_higher_floor_or_another_wing_is_found(house, files: dict[str, str], message: str) -> None:
+    found = wrong_floors(house(**files))
+    assert len(found) == 1
+    assert message in found[0]
+
+
+def test_a_type_checkers_import_of_a_higher_floor_is_found(house) -> None:
+    text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from penstock.engine.loop import Loop"
+    assert len(wrong_floors(house(model__decoder=text, engine__loop=""))) == 1
+
+
+def test_a_room_without_a_floor_is_found(house) -> None:
+    assert "penstock/helpers has no floor" in rooms_without_a_floor(house(helpers=""))[0]
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ({"domain__job": "import torch"}, "domain may use only the standard library"),
+        ({"engine__loop": "def f():\n    import msgspec"}, "engine may use only"),
+        ({"model__decoder": "def f():\n    import gguf"}, "only model/sources reads foreign formats"),
+        ({"model__sources__gguf_file": "import gguf"}, "import it inside the function"),
+    ],
+)
+def test_a_foreign_package_in_the_wrong_room_is_found(house, files: dict[str, str], message: str) -> None:
+    found = wrong_third_parties(house(**files))
+    assert len(found) == 1
+    assert message in found[0]
+
+
+def test_a_circle_is_found_and_a_lazy_import_is_none(house) -> None:
+    source = house(
+        engine__a="from penstock.engine.b import x", engine__b="from penstock.engine import c", engine__c="from .a import y"
+    )
+    assert circles(source) == ["engine.a → engine.b → engine.c → engine.a"]
+    assert circles(house(engine__c="def f():\n    from .a import y")) == []
+
+
+def test_a_heavy_face_is_found(house) -> None:
+    source = house(llm="")
+    (source / "__init__.py").write_text("from penstock.llm import LLM", encoding="utf-8")
+    assert len(heavy_face(source)) == 1
