@@ -96,7 +96,11 @@ class LLM:
             model, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
         )
         self.model_name, self.folder, self.spec = model, loaded.folder, loaded.spec
-        self.dtype, self.device, self.num_layers = str(loaded.dtype).removeprefix("torch."), str(loaded.device), loaded.spec.num_layers
+        self.dtype, self.device, self.num_layers = (
+            str(loaded.dtype).removeprefix("torch."),
+            str(loaded.device),
+            loaded.spec.num_layers,
+        )
         self.tokenizer = loaded.ends.tokenizer
         self.engine = Engine(self.config, loaded.pipe, loaded.ends, self.tokenizer.stream)
         self._factory = JobFactory(self.engine, self.tokenizer, context=loaded.spec.context, vocab=loaded.spec.vocab)

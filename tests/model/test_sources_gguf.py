@@ -274,6 +274,13 @@ def test_a_big_endian_file_is_recognised(source: Path) -> None:
 # ---- what is damaged ----
 
 
+@pytest.mark.parametrize("key", ["block_count", "attention.head_count", "attention.key_length", "embedding_length"])
+def test_a_huge_number_in_the_metadata_is_corrupt_and_takes_no_memory(key: str, source: Path) -> None:
+    write_gguf(source, metadata={f"llama.{key}": 4_000_000_000})
+    with pytest.raises(CorruptWeights):
+        converted(source)
+
+
 def test_a_missing_tensor_is_named(source: Path) -> None:
     write_gguf(source, leave_out=("blk.1.attn_k.weight",))
     with pytest.raises(CorruptWeights, match=r"blk\.1\.attn_k\.weight"):

@@ -83,7 +83,12 @@ class SamplingParams:
 
     def _number(self, name: str, low: float, high: float, *, open_below: bool = False) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high or (open_below and value == low):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not low <= value <= high
+            or (open_below and value == low)
+        ):
             raise _bad(name, value, f"a number {'above' if open_below else 'from'} {low:g} to {high:g}")
 
 

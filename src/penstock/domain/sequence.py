@@ -97,6 +97,7 @@ class Sequence:
     in_flight: int = 0
     table: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
+    prefix_trusted: bool = True  # False once a stage did not hold a prefix that we counted on
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -63,7 +63,9 @@ class JobFactory:
             beyond = [token for token in getattr(sampling, name) if token >= self._vocab]
             if beyond:
                 raise InvalidSampling(
-                    f"{name} names token {beyond[0]}, which does not exist.", field=name, hint=f"Ids go from 0 to {self._vocab - 1}."
+                    f"{name} names token {beyond[0]}, which does not exist.",
+                    field=name,
+                    hint=f"Ids go from 0 to {self._vocab - 1}.",
                 )
         limit, what = min((self._context, "the model's context"), (self._engine.max_tokens, "the KV memory"))
         if len(prompt) >= limit:
@@ -98,7 +100,9 @@ class JobFactory:
         else:
             ids = list(request.prompt or ())
             if not all(type(token) is int and 0 <= token < self._vocab for token in ids):
-                raise RequestError("The prompt holds ids that are no tokens.", field="prompt", hint=f"Ids go from 0 to {self._vocab - 1}.")
+                raise RequestError(
+                    "The prompt holds ids that are no tokens.", field="prompt", hint=f"Ids go from 0 to {self._vocab - 1}."
+                )
         if not ids:
             raise EmptyPrompt("The prompt is empty.", field="prompt", hint="Give at least one character.")
         return ids

@@ -98,6 +98,7 @@ class JobProcessor:
             self._actions[batch[0].state](batch)
         except Exception as error:
             self._fail(batch, error)
+            self._visits.extendleft(visit for visit in reversed(batch) if visit.state is not JobState.DONE)
             return
         self._visits.extend(visit for visit in batch if visit.state is not JobState.DONE)
 
@@ -129,8 +130,9 @@ class JobProcessor:
                 seq = self._context.sequences.get(span)
                 # a sequence that was cancelled between grant and embedding keeps its rows; they are dropped at home
                 tokens += seq.tokens[span.start_pos : span.end] if seq is not None else [0] * span.n
-            with _Timed(self._context.stats, [visit]):
-                job.hidden = self._context.ends.compute_embed(tokens)
+            if tokens:
+                with _Timed(self._context.stats, [visit]):
+                    job.hidden = self._context.ends.compute_embed(tokens)
             job.step = ComputeStep.LAYER
             facts = Facts(step=ComputeStep.EMBED, next_layer=self._context.next_layer(job.current_layer))
             visit.state = next_state(JobState.EMBED, facts)
@@ -199,7 +201,9 @@ class JobProcessor:
     def _after_head(self, seq: Sequence) -> None:
         """DONE after an error must end the job for its client; EMBED is where the sequence waits for its next grant."""
         job = seq.job
-        state = next_state(JobState.HEAD, Facts(step=ComputeStep.HEAD, complete=seq.finish is not None, update_sent=job.reachable))
+        state = next_state(
+            JobState.HEAD, Facts(step=ComputeStep.HEAD, complete=seq.finish is not None, update_sent=job.reachable)
+        )
         if state is JobState.DONE and not job.reachable:
             self._context.sequences.cancel(job)
         if not job.open and self._context.config.print_times:
@@ -213,16 +217,17 @@ class JobProcessor:
         return SampleRow(params, job.seed, seq.index, seq.tokens, seq.prompt_len, banned)
 
     def _on_refusals(self, refusals: list[Refusal]) -> None:
-        """A stage that is out of blocks makes its sequence wait and be computed again; the rest are defects."""
+        """A stage that lacks blocks, or a prefix that it should hold, makes a sequence wait and be computed again."""
         for span, verdict in refusals:
             seq = self._context.sequences.get(span)
             if seq is None:
                 continue
             logger.warning("a stage refused a span of sequence %d: %s", span.seq_id, verdict.name)
-            if verdict is Verdict.NO_ROOM:
-                self._context.sequences.preempt_seq(seq)
-            else:
-                self._context.sequences.fail(seq.job, ComputeFailed(f"A stage lost track of the job ({verdict.name})."))
+            if verdict is Verdict.MALFORMED:
+                self._context.sequences.fail(seq.job, ComputeFailed("A stage lost track of the job."))
+                continue
+            seq.prefix_trusted = seq.prefix_trusted and verdict is not Verdict.GAP
+            self._context.sequences.preempt_seq(seq)
 
     def _observe(self, visit: Visit) -> None:
         stats = self._context.stats
@@ -236,12 +241,15 @@ class JobProcessor:
         if not isinstance(error, PenstockError):
             error = ComputeFailed(f"The computation failed: {type(error).__name__}: {error}.", hint="Try the request again.")
         for visit in batch:
-            visit.state = JobState.DONE
             for span in visit.job.spans:
                 seq = self._context.sequences.get(span)
                 if seq is not None:
                     self._context.sequences.fail(seq.job, error)
                     self._context.stats.jobs_failed += 1
+            # without its Spans it goes on, in its old place: the stages behind still need its notices, in order
+            visit.job.spans, visit.job.hidden = [], None
+            if visit.state is JobState.HEAD:
+                visit.state = JobState.DONE
 
     def _print_times(self, job: Job) -> None:
         usage, times = self._context.sequences.usage(job), self._context.sequences.timings(job)

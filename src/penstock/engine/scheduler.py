@@ -152,7 +152,7 @@ class _Round:
 
     def _hits(self, seq: Sequence) -> list[int]:
         """Known blocks of the prompt, at most all but its last token: that one must be computed to get logits."""
-        if not self._config.prefix_cache:
+        if not self._config.prefix_cache or not seq.prefix_trusted:
             return []
         full = (len(seq.tokens) - 1) // self._pool.block_size
         return self._pool.lookup(seq.chain.up_to(seq.tokens, full))

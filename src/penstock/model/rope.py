@@ -47,7 +47,13 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> tuple[Tensor, float]:
         case "linear":
             return plain / float(p["factor"]), 1.0
         case "llama3":
-            return _llama3(plain, float(p["factor"]), float(p["low_freq_factor"]), float(p["high_freq_factor"]), int(p["original_max_position_embeddings"])), 1.0
+            return _llama3(
+                plain,
+                float(p["factor"]),
+                float(p["low_freq_factor"]),
+                float(p["high_freq_factor"]),
+                int(p["original_max_position_embeddings"]),
+            ), 1.0
         case "yarn":
             return _yarn(plain, rope, head_dim)
         case _:

@@ -51,7 +51,9 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
             chosen[i] = token
     samples = [Sample(token) for token in chosen]
     if raw is not None:
-        for i, found in zip(wanted, _logprobs(raw, [rows[i].params.logprobs or 0 for i in wanted], [chosen[i] for i in wanted]), strict=True):
+        for i, found in zip(
+            wanted, _logprobs(raw, [rows[i].params.logprobs or 0 for i in wanted], [chosen[i] for i in wanted]), strict=True
+        ):
             samples[i] = Sample(chosen[i], found)
     return samples
 
@@ -80,7 +82,10 @@ def adjust_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
                 bias_at.append((i, token, bias))
         bias_at.extend((i, token, float("-inf")) for token in row.banned if token < logits.shape[1])
     if at_row:
-        where = (torch.from_numpy(np.concatenate(at_row)).to(logits.device), torch.from_numpy(np.concatenate(at_token)).to(logits.device))
+        where = (
+            torch.from_numpy(np.concatenate(at_row)).to(logits.device),
+            torch.from_numpy(np.concatenate(at_token)).to(logits.device),
+        )
         found = logits[where]
         factor = torch.from_numpy(np.concatenate(repetition)).to(logits.device)
         found = torch.where(found > 0, found / factor, found * factor)
@@ -93,7 +98,9 @@ def adjust_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
 def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     device = logits.device
     temperature = torch.tensor([row.params.temperature for row in rows], device=device).unsqueeze(1)
-    noise = torch.from_numpy(uniform([row.seed for row in rows], [row.output for row in rows], [len(row.tokens) for row in rows])).to(device)
+    noise = torch.from_numpy(
+        uniform([row.seed for row in rows], [row.output for row in rows], [len(row.tokens) for row in rows])
+    ).to(device)
     probabilities = torch.softmax(logits / temperature, dim=-1)
     limited = [i for i, row in enumerate(rows) if row.params.top_k or row.params.top_p < 1.0 or row.params.min_p > 0.0]
     if len(limited) < len(rows):
@@ -102,7 +109,9 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     else:
         tokens = {}
     if limited:
-        tokens |= dict(zip(limited, _draw_limited(probabilities[limited], noise[limited], [rows[i].params for i in limited]), strict=True))
+        tokens |= dict(
+            zip(limited, _draw_limited(probabilities[limited], noise[limited], [rows[i].params for i in limited]), strict=True)
+        )
     return [tokens[i] for i in range(len(rows))]
 
 
@@ -115,7 +124,9 @@ def _draw_limited(probabilities: Tensor, noise: Tensor, params: Sequence[Samplin
         # a nucleus, or min_p without top_k, may reach beyond the candidates: then all must be sorted
         mass = best.sum(dim=-1)
         short = [
-            i for i, p in enumerate(params) if not p.top_k and (mass[i] < p.top_p if p.top_p < 1.0 else best[i, -1] >= p.min_p * best[i, 0])
+            i
+            for i, p in enumerate(params)
+            if not p.top_k and (mass[i] < p.top_p if p.top_p < 1.0 else best[i, -1] >= p.min_p * best[i, 0])
         ]
         if short:
             everything, order = torch.sort(probabilities, dim=-1, descending=True)

@@ -165,7 +165,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CorruptWeights(f"{path} is missing.", hint="A model folder needs config.json, tokenizer.json and *.safetensors.") from None
+        raise CorruptWeights(
+            f"{path} is missing.", hint="A model folder needs config.json, tokenizer.json and *.safetensors."
+        ) from None
     except ValueError as error:
         raise CorruptWeights(f"{path} is not valid JSON: {error}.", hint="Fetch the model again.") from None
     if not isinstance(found, dict):

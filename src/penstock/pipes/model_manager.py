@@ -93,7 +93,8 @@ class ModelManager:
             return max(2, min(wanted // per_block, context * self._config.max_sequences))
         if kv_memory < 2 * per_block:
             raise ConfigError(
-                f"kv_memory = {kv_memory} bytes is less than two blocks of this model.", hint=f"Give at least {2 * per_block} bytes."
+                f"kv_memory = {kv_memory} bytes is less than two blocks of this model.",
+                hint=f"Give at least {2 * per_block} bytes.",
             )
         if weights + kv_memory > free:
             raise NotEnoughMemory(

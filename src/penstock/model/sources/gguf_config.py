@@ -182,11 +182,9 @@ def _yarn_scaling(gguf: GgufFile, meta: Metadata, context: int, factor: float) -
 
 def _llama3_scaling(gguf: GgufFile, theta: float, head_dim: int, freq_factors: Sequence[float]) -> dict[str, Any]:
     """Find the known parameters that give exactly these factors: the file holds the result, not the recipe."""
-    for factor, low, high, original in _LLAMA3_ROPES:
+    for factor, low, high, original in _LLAMA3_ROPES if head_dim == 2 * len(freq_factors) else ():
         expected = llama3_freq_factors(theta, head_dim, factor, low, high, original)
-        if len(expected) == len(freq_factors) and all(
-            math.isclose(a, b, rel_tol=1e-3) for a, b in zip(expected, freq_factors, strict=True)
-        ):
+        if all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(expected, freq_factors, strict=True)):
             return {
                 "rope_type": "llama3",
                 "factor": factor,

@@ -35,6 +35,8 @@ class Planned:
 
 def plan_tensors(gguf: GgufFile, config: dict[str, Any]) -> list[Planned]:
     """Decide everything before the first byte is written, so that a file that cannot be converted fails at once."""
+    if config["num_hidden_layers"] > len(gguf.tensors):  # before a list is made as long as a damaged number says
+        raise CorruptWeights(f"{gguf.path} claims {config['num_hidden_layers']:,} layers, but has {len(gguf.tensors)} tensors.")
     expected = dict(_expected(config))
     unknown = next((name for name in gguf.tensors if name not in expected and name not in _IGNORED), None)
     if unknown:

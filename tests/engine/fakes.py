@@ -1,0 +1,132 @@
+"""A model without a model: stages that really keep a paged KV, and ends over a tiny vocabulary.
+
+What a stage makes of a token is a hash over the KV of all tokens before it, read through the block table. A single wrong
+block, position or stale entry gives another hash and so other tokens, which the oracle then sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.config import EngineConfig
+from penstock.domain.blocks import NULL_BLOCK
+from penstock.domain.job import JobRequest, JobUpdate
+from penstock.domain.sampling import SamplingParams
+from penstock.domain.sequence import Job
+from penstock.domain.topology import LayerRange
+from penstock.engine.engine import Engine
+from penstock.model.attention import Piece
+from penstock.model.sampler import SampleRow, sample
+from penstock.pipes.pipe import Pipe
+
+VOCAB = 50
+EOS = 0
+PRIME = 1_000_003
+
+
+class FakeSegment:
+    def __init__(self, start: int, end: int, kv_blocks: int, block_size: int) -> None:
+        self.layers, self.kv_blocks, self._size = LayerRange(start, end), kv_blocks, block_size
+        self._kv = [-1] * ((kv_blocks + 1) * block_size)
+        self.passes: list[list[Piece]] = []
+        self.break_next: Exception | None = None
+
+    def process(self, hidden: Tensor, pieces: Sequence[Piece]) -> Tensor:
+        if self.break_next is not None:
+            error, self.break_next = self.break_next, None
+            raise error
+        self.passes.append([piece._replace(table=list(piece.table)) for piece in pieces])
+        assert hidden.shape[0] == sum(piece.n for piece in pieces)
+        values = hidden[:, 0].tolist()
+        out = []
+        for start, n, table in pieces:
+            assert NULL_BLOCK not in table
+            for position in range(start, start + n):
+                self._kv[self._slot(table, position)] = values[len(out)]
+                out.append(mix(self._kv[self._slot(table, p)] for p in range(position + 1)))
+        return torch.tensor(out, dtype=torch.int64).unsqueeze(1)
+
+    def _slot(self, table: Sequence[int], position: int) -> int:
+        return table[position // self._size] * self._size + position % self._size
+
+
+class FakeEnds:
+    eos_ids = frozenset({EOS})
+
+    def compute_embed(self, token_ids: Sequence[int]) -> Tensor:
+        return torch.tensor(list(token_ids), dtype=torch.int64).add_(7).unsqueeze(1)
+
+    def compute_norm(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def compute_head(self, normed: Tensor) -> Tensor:
+        return (normed * torch.arange(1, VOCAB + 1)).float().sin().mul_(3.0)
+
+
+class FakeStream:
+    def push(self, token_id: int) -> str:
+        return f"<{token_id}>"
+
+    def flush(self) -> str:
+        return ""
+
+
+def mix(values: object) -> int:
+    state = 17
+    for value in values:  # type: ignore[attr-defined]
+        state = (state * 31 + value) % PRIME
+    return state
+
+
+def oracle(
+    prompt: Sequence[int], params: SamplingParams, *, stages: int, seed: int, output: int = 0, room: int = 10**6
+) -> list[int]:
+    """The tokens that a lone job gets: no batches, no cache, no memory limits."""
+    tokens = list(prompt)
+    ends = FakeEnds()
+    limit = min(params.max_tokens or room, room)
+    while True:
+        row = [token + 7 for token in tokens]
+        for _ in range(stages):
+            row = [mix(row[: i + 1]) for i in range(len(row))]
+        logits = ends.compute_head(torch.tensor([[row[-1]]]))
+        banned = (EOS, *params.stop_token_ids) if len(tokens) - len(prompt) < params.min_tokens else ()
+        token = sample(logits, [SampleRow(params, seed, output, tokens, len(prompt), banned)])[0].token_id
+        tokens.append(token)
+        new = len(tokens) - len(prompt)
+        if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids or new >= limit:
+            return tokens[len(prompt) :]
+
+
+def make_engine(config: EngineConfig, *, stages: int = 1, blocks: int = 32) -> Engine:
+    """An engine over fake stages, not started: a test turns it by hand."""
+    segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size) for i in range(stages)]
+    return Engine(config, Pipe("fake", stages * 2, segments), FakeEnds(), FakeStream)
+
+
+def make_job(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    seed: int = 1,
+    arrival: float = 0.0,
+    priority: int = 0,
+    deadline: float | None = None,
+    room: int = 10**6,
+) -> tuple[Job, list[JobUpdate]]:
+    updates: list[JobUpdate] = []
+    request = JobRequest(prompt=list(prompt), sampling=params, priority=priority, deadline=deadline)
+    limit = min(params.max_tokens or room, room)
+    return Job(f"job-{arrival}-{len(prompt)}", request, list(prompt), limit, seed, arrival, updates.append), updates
+
+
+def finish(engine: Engine, turns: int = 20_000) -> None:
+    """Turn until nothing is left to do."""
+    engine.take_commands(wait=False)
+    for _ in range(turns):
+        if not engine.turn():
+            return
+    raise AssertionError("the engine does not come to an end")
