@@ -45,6 +45,7 @@ class Scheduler:
     def schedule(self, queued: Collection[Sequence], holders: Collection[Sequence], now: float) -> SchedulerOutput:
         """`queued` wait for memory (WAITING, WAITING_PREEMPT), `holders` have some (RUNNING, PAUSED)."""
         round_ = _Round(self._pool, self._config, holders, lambda seq: self._urgency(seq, now))
+        round_.make_way(queued)
         ready = [seq for seq in holders if seq.state is SequenceState.PAUSED and seq.remaining > 0]
         decodes = [seq for seq in ready if seq.decoding]
         if len(decodes) > self._pool.available:
@@ -92,7 +93,7 @@ class _Round:
         self._released: set[int] = set()  # blocks that victims of this round give back
         self._running = len(holders)
         # blocks that admitted prompts will still ask for: nobody else is admitted into them
-        self._promised = sum(pool.blocks_for(len(s.tokens)) - len(s.table) for s in holders if not s.decoding)
+        self._promised = sum(map(self._outstanding, holders))
 
     def urgency(self, seq: Sequence) -> Urgency:
         found = self._ranks.get(seq.seq_id)
@@ -102,6 +103,28 @@ class _Round:
 
     def may_admit(self) -> bool:
         return self.budget > 0 and self._running < self._config.max_sequences
+
+    def make_way(self, queued: Collection[Sequence]) -> None:
+        """Jobs of lower priority give way to one that waits for memory or a place, if that lets it in. Equals wait."""
+        if not self._holders or not queued:
+            return
+        lowest = min(seq.job.priority for seq in self._holders)
+        above = [seq for seq in queued if seq.job.priority > lowest and not self._waits_for_its_prefix(seq)]
+        if not above:
+            return
+        newcomer = min(above, key=self.urgency)
+        need = self._pool.blocks_for(len(newcomer.tokens))
+        free, running = self._free - self._promised, self._running
+        victims: list[Sequence] = []
+        candidates = sorted((seq for seq in self._holders if seq.job.priority < newcomer.job.priority), key=self.urgency)
+        while free < need + running or running >= self._config.max_sequences:
+            if not candidates:
+                return  # not even without all of them
+            victims.append(candidates.pop())
+            free += len(self._pool.exclusive(victims[-1].table)) + self._outstanding(victims[-1])
+            running -= 1
+        for victim in victims:
+            self._preempt(victim)
 
     def decode(self, seq: Sequence) -> None:
         if seq.seq_id in self._gone:
@@ -125,7 +148,7 @@ class _Round:
         """A new prompt, if all of it fits. False ends the round: nobody overtakes a prompt that waits for memory."""
         if not self.may_admit():
             return False
-        if _waits_for_its_prefix(seq, self._config.prefix_cache):
+        if self._waits_for_its_prefix(seq):
             return True
         pool = self._pool
         whole = pool.blocks_for(len(seq.tokens))
@@ -133,14 +156,11 @@ class _Round:
             self.out.ignored.append(seq)
             return True
         hits = self._hits(seq)
-        while True:
-            # a hit costs nothing while somebody else holds the block
-            need = whole - len(hits) + sum(1 for block in hits if pool.is_idle(block) or block in self._released)
-            # one block in reserve for each sequence that runs, so that the newcomer is not their first victim
-            if self._free - self._promised >= need + self._running:
-                break
-            if not self._preempt_lower_priority(seq):
-                return False
+        # a hit costs nothing while somebody else holds the block
+        need = whole - len(hits) + sum(1 for block in hits if pool.is_idle(block) or block in self._released)
+        # one block in reserve for each sequence that runs, so that the newcomer is not their first victim
+        if self._free - self._promised < need + self._running:
+            return False
         start = len(hits) * pool.block_size
         n = min(len(seq.tokens) - start, self.budget)
         now = pool.blocks_for(start + n) - whole + need
@@ -166,18 +186,6 @@ class _Round:
                 return False
         return True
 
-    def _preempt_lower_priority(self, seq: Sequence) -> bool:
-        """Make room for a new prompt only at the cost of less important jobs; equals wait."""
-        victims = [
-            v
-            for v in self._holders
-            if v.job.priority < seq.job.priority and v.seq_id not in self._granted and v.seq_id not in self._gone
-        ]
-        if not victims:
-            return False
-        self._preempt(max(victims, key=self.urgency))
-        return True
-
     def _preempt(self, victim: Sequence) -> None:
         self._gone.add(victim.seq_id)
         self.out.preempted.append(victim)
@@ -185,16 +193,20 @@ class _Round:
         self._released.update(released)
         self._free += len(released)
         self._running -= 1
-        if not victim.decoding:
-            self._promised -= self._pool.blocks_for(len(victim.tokens)) - len(victim.table)
+        self._promised -= self._outstanding(victim)
+
+    def _outstanding(self, seq: Sequence) -> int:
+        """Blocks that the rest of a started prompt will ask for."""
+        return 0 if seq.decoding else self._pool.blocks_for(len(seq.tokens)) - len(seq.table)
 
     def _grant(self, seq: Sequence, n: int, blocks: int, hits: tuple[int, ...] = ()) -> None:
         self._granted.add(seq.seq_id)
         self._free -= blocks
         self.out.grants.append(Grant(seq, n, hits))
 
-
-def _waits_for_its_prefix(seq: Sequence, prefix_cache: bool) -> bool:
-    """The further outputs of a job (n > 1) wait until the first has computed the prompt, then find it in the cache."""
-    leader = seq.job.sequences[0]
-    return prefix_cache and seq is not leader and leader.finish is None and leader.step_processed < leader.prompt_len
+    def _waits_for_its_prefix(self, seq: Sequence) -> bool:
+        """The further outputs of a job (n > 1) wait until the first has computed the prompt, then find it in the cache."""
+        leader = seq.job.sequences[0]
+        if seq is leader or not self._config.prefix_cache:
+            return False
+        return leader.finish is None and leader.step_processed < leader.prompt_len

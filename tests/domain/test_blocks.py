@@ -1,0 +1,112 @@
+"""Blocks and their content: sharing, eviction, and that two pools with the same history agree."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from penstock.domain.blocks import NULL_BLOCK, BlockPool, KeyChain
+
+
+def test_a_released_block_with_known_content_is_found_again() -> None:
+    pool = BlockPool(4, 16)
+    block = pool.allocate()
+    pool.commit(block, b"key")
+    pool.release([block])
+    assert pool.lookup([b"key"]) == [block]
+    assert pool.available == 4
+
+
+def test_the_least_recently_used_content_is_evicted_first() -> None:
+    pool = BlockPool(2, 16)
+    for key in (b"old", b"new"):
+        block = pool.allocate()
+        pool.commit(block, key)
+        pool.release([block])
+    pool.allocate()
+    assert pool.lookup([b"old"]) == []
+    assert len(pool.lookup([b"new"])) == 1
+
+
+def test_the_tail_of_a_prefix_goes_before_its_head() -> None:
+    pool = BlockPool(2, 16)
+    table = [pool.allocate(), pool.allocate()]
+    for block, key in zip(table, (b"head", b"tail"), strict=True):
+        pool.commit(block, key)
+    pool.release(table)
+    pool.allocate()
+    assert pool.lookup([b"head", b"tail"]) == [table[0]]
+
+
+def test_without_a_prefix_cache_nothing_is_remembered() -> None:
+    pool = BlockPool(2, 16, prefix_cache=False)
+    block = pool.allocate()
+    pool.commit(block, b"key")
+    pool.release([block])
+    assert pool.lookup([b"key"]) == []
+
+
+def test_a_key_covers_everything_before_it() -> None:
+    one, other = KeyChain(b"s", 2), KeyChain(b"s", 2)
+    assert one.up_to([1, 2, 3, 4], 2)[1] != other.up_to([9, 2, 3, 4], 2)[1]
+
+
+def test_keys_mean_nothing_without_the_origins_secret() -> None:
+    assert KeyChain(b"a", 2).up_to([1, 2], 1) != KeyChain(b"b", 2).up_to([1, 2], 1)
+
+
+class TwinPools(RuleBasedStateMachine):
+    """The origin's count and a stage's blocks: the same calls must leave them equal, and every block accounted for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pools = [BlockPool(6, 4), BlockPool(6, 4)]
+        self.tables: list[list[int]] = []
+
+    @precondition(lambda self: self.pools[0].available > 0)
+    @rule()
+    def open_a_table(self) -> None:
+        blocks = {pool.allocate() for pool in self.pools}
+        assert len(blocks) == 1
+        self.tables.append([blocks.pop()])
+
+    @precondition(lambda self: self.tables and self.pools[0].available > 0)
+    @rule(which=st.integers(0, 5))
+    def grow(self, which: int) -> None:
+        blocks = {pool.allocate() for pool in self.pools}
+        assert len(blocks) == 1
+        self.tables[which % len(self.tables)].append(blocks.pop())
+
+    @precondition(lambda self: self.tables)
+    @rule(which=st.integers(0, 5), content=st.integers(0, 4))
+    def commit(self, which: int, content: int) -> None:
+        block = self.tables[which % len(self.tables)][-1]
+        for pool in self.pools:
+            pool.commit(block, bytes([content]))
+
+    @rule(content=st.integers(0, 4))
+    def share(self, content: int) -> None:
+        found = [pool.lookup([bytes([content])]) for pool in self.pools]
+        assert found[0] == found[1]
+        if found[0]:
+            for pool in self.pools:
+                pool.share(found[0][0])
+            self.tables.append(found[0])
+
+    @precondition(lambda self: self.tables)
+    @rule(which=st.integers(0, 5))
+    def release(self, which: int) -> None:
+        table = self.tables.pop(which % len(self.tables))
+        for pool in self.pools:
+            pool.release(table)
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        held = [block for table in self.tables for block in table]
+        for pool in self.pools:
+            assert pool.available + len(set(held)) == pool.capacity
+            assert all(pool.refs(block) == held.count(block) for block in held)
+        assert NULL_BLOCK not in held
+
+
+TestTwinPools = TwinPools.TestCase
