@@ -152,7 +152,7 @@ class LLM:
         handles: list[JobHandle] = []
         try:
             for request in requests:
-                handles.append(self.start(request))
+                handles.append(self.start(request))  # noqa: PERF401 - if one is refused, those before it are cancelled
             return list(_with_bar(self._collect(requests, handles), len(requests), use_tqdm))
         except BaseException:
             for handle in handles:  # nothing goes on in the background that nobody will read

@@ -51,10 +51,9 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
             chosen[i] = token
     samples = [Sample(token) for token in chosen]
     if raw is not None:
-        for i, found in zip(
-            wanted, _logprobs(raw, [rows[i].params.logprobs or 0 for i in wanted], [chosen[i] for i in wanted]), strict=True
-        ):
-            samples[i] = Sample(chosen[i], found)
+        found = _logprobs(raw, [rows[i].params.logprobs or 0 for i in wanted], [chosen[i] for i in wanted])
+        for i, logprob in zip(wanted, found, strict=True):
+            samples[i] = Sample(chosen[i], logprob)
     return samples
 
 
@@ -79,68 +78,62 @@ def adjust_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
             subtract.append((in_output * p.frequency_penalty + (in_output > 0) * p.presence_penalty).astype(np.float32))
         for token, bias in p.logit_bias.items():
             if token < logits.shape[1]:
-                bias_at.append((i, token, bias))
+                bias_at.append((i, token, float(bias)))
         bias_at.extend((i, token, float("-inf")) for token in row.banned if token < logits.shape[1])
     if at_row:
-        where = (
-            torch.from_numpy(np.concatenate(at_row)).to(logits.device),
-            torch.from_numpy(np.concatenate(at_token)).to(logits.device),
-        )
-        found = logits[where]
-        factor = torch.from_numpy(np.concatenate(repetition)).to(logits.device)
-        found = torch.where(found > 0, found / factor, found * factor)
-        logits[where] = found - torch.from_numpy(np.concatenate(subtract)).to(logits.device)
+
+        def joined(parts: list[np.ndarray]) -> Tensor:
+            return torch.from_numpy(np.concatenate(parts)).to(logits.device)
+
+        where = (joined(at_row), joined(at_token))
+        found, factor = logits[where], joined(repetition)
+        logits[where] = torch.where(found > 0, found / factor, found * factor) - joined(subtract)
     if bias_at:
         at, token_ids, amounts = (torch.tensor(column, device=logits.device) for column in zip(*bias_at, strict=True))
         logits.index_put_((at, token_ids), amounts, accumulate=True)
 
 
 def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """By temperature, among the tokens that top_k, top_p and min_p leave; in the order of ids, so that no sort decides."""
     device = logits.device
     temperature = torch.tensor([row.params.temperature for row in rows], device=device).unsqueeze(1)
-    noise = torch.from_numpy(
-        uniform([row.seed for row in rows], [row.output for row in rows], [len(row.tokens) for row in rows])
-    ).to(device)
+    address = ([row.seed for row in rows], [row.output for row in rows], [len(row.tokens) for row in rows])
+    noise = torch.from_numpy(uniform(*address)).to(device)
     probabilities = torch.softmax(logits / temperature, dim=-1)
     limited = [i for i, row in enumerate(rows) if row.params.top_k or row.params.top_p < 1.0 or row.params.min_p > 0.0]
-    if len(limited) < len(rows):
-        free = [i for i in range(len(rows)) if i not in set(limited)]
-        tokens = dict(zip(free, _invert(probabilities[free], noise[free]).tolist(), strict=True))
-    else:
-        tokens = {}
     if limited:
-        tokens |= dict(
-            zip(limited, _draw_limited(probabilities[limited], noise[limited], [rows[i].params for i in limited]), strict=True)
-        )
-    return [tokens[i] for i in range(len(rows))]
+        least = torch.zeros(len(rows), 1, device=device)
+        least[limited] = _least(probabilities[limited], [rows[i].params for i in limited])
+        probabilities.masked_fill_(probabilities < least, 0.0)
+    tokens: list[int] = _invert(probabilities, noise).tolist()
+    return tokens
 
 
-def _draw_limited(probabilities: Tensor, noise: Tensor, params: Sequence[SamplingParams]) -> list[int]:
-    """Among the most likely tokens only: top_k, then top_p, then min_p, as vLLM and transformers order them."""
-    vocab = probabilities.shape[1]
+def _least(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """The smallest probability that may be drawn: top_k first, of what it leaves top_p, then min_p. [R, V] -> [R, 1]"""
+    vocab, device = probabilities.shape[1], probabilities.device
     reach = min(vocab, max(CANDIDATES, *(p.top_k for p in params)))
-    best, ids = torch.topk(probabilities, reach, dim=-1)
-    if reach < vocab:
-        # a nucleus, or min_p without top_k, may reach beyond the candidates: then all must be sorted
-        mass = best.sum(dim=-1)
-        short = [
-            i
-            for i, p in enumerate(params)
-            if not p.top_k and (mass[i] < p.top_p if p.top_p < 1.0 else best[i, -1] >= p.min_p * best[i, 0])
-        ]
-        if short:
-            everything, order = torch.sort(probabilities, dim=-1, descending=True)
-            best, ids = everything, order
-    top_k = torch.tensor([p.top_k or vocab for p in params], device=best.device).unsqueeze(1)
-    top_p = torch.tensor([p.top_p for p in params], device=best.device).unsqueeze(1)
-    min_p = torch.tensor([p.min_p for p in params], device=best.device).unsqueeze(1)
-    rank = torch.arange(best.shape[1], device=best.device).unsqueeze(0)
-    best = best.masked_fill(rank >= top_k, 0.0)
+    best = torch.topk(probabilities, reach, dim=-1).values
+    if reach < vocab and any(_reaches_beyond(best[i], p) for i, p in enumerate(params)):
+        best = torch.sort(probabilities, dim=-1, descending=True).values
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, device=device).unsqueeze(1)
+
+    rank = torch.arange(best.shape[1], device=device)
+    best = best.masked_fill(rank >= column([p.top_k or vocab for p in params]), 0.0)
     before = best.cumsum(dim=-1) - best  # the mass of the tokens before this one
-    best = best.masked_fill((before >= top_p * best.sum(dim=-1, keepdim=True)) & (rank > 0) & (top_p < 1.0), 0.0)
-    best = best.masked_fill(best < min_p * best[:, :1], 0.0)
-    place = _invert(best, noise)
-    return ids.gather(1, place.unsqueeze(1)).squeeze(1).tolist()
+    kept = before < column([p.top_p for p in params]) * best.sum(dim=-1, keepdim=True)
+    kept &= (best > 0) & (best >= column([p.min_p for p in params]) * best[:, :1])
+    kept[:, 0] = True
+    return best.masked_fill(~kept, float("inf")).amin(dim=-1, keepdim=True)
+
+
+def _reaches_beyond(best: Tensor, p: SamplingParams) -> bool:
+    """Whether tokens behind the best candidates could count: a wide nucleus, or a low min_p, without a top_k."""
+    if p.top_k:
+        return False
+    return bool(best.sum() < p.top_p) if p.top_p < 1.0 else bool(best[-1] >= p.min_p * best[0])
 
 
 def _invert(weights: Tensor, noise: Tensor) -> Tensor:

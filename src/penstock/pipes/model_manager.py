@@ -98,7 +98,7 @@ class ModelManager:
             )
         if weights + kv_memory > free:
             raise NotEnoughMemory(
-                f"The weights ({_mib(weights)}) and kv_memory ({_mib(kv_memory)}) exceed the {_mib(free)} that are free on {device}.",
+                f"The weights ({_mib(weights)}) and kv_memory ({_mib(kv_memory)}) exceed the {_mib(free)} free on {device}.",
                 hint="Give less kv_memory.",
             )
         return kv_memory // per_block
