@@ -1,0 +1,227 @@
+"""penstock.LLM on the real default model: what a person would do with it from Python."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.domain.job import JobDone, JobFailed, JobRequest, PrefillProgress, TokensOut
+from penstock.errors import (
+    ConfigError,
+    EmptyPrompt,
+    EngineStopped,
+    InvalidSampling,
+    NotEnoughMemory,
+    PenstockError,
+    PromptTooLong,
+    RequestError,
+    UnknownModel,
+)
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def llm(default_model_folder: object) -> Iterator[LLM]:
+    with LLM(kv_memory=200 << 20) as found:
+        yield found
+
+
+def test_chat_knows_the_capital_of_france(llm: LLM) -> None:
+    (result,) = llm.chat(FRANCE, GREEDY)
+    (output,) = result.outputs
+    assert output.text == "The capital of France is Paris."
+    assert output.finish_reason == "stop"
+    assert result.usage.completion_tokens == len(output.token_ids)
+    assert result.usage.prompt_tokens == len(result.prompt_token_ids) > 30
+    assert result.timings.total >= result.timings.first_token > 0
+
+
+def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["1, 2, 3, 4,", "a, b, c, d,", "Monday, Tuesday, Wednesday,"]
+    results = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=6))
+    assert [r.prompt for r in results] == prompts
+    assert [word in r.outputs[0].text for r, word in zip(results, ["5", "e", "Thursday"], strict=True)] == [True] * 3
+
+
+def test_each_prompt_can_have_its_own_settings(llm: LLM) -> None:
+    short, long = llm.generate(
+        ["Once", "Once"],
+        [SamplingParams(temperature=0, max_tokens=2), SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)],
+    )
+    assert [len(short.outputs[0].token_ids), len(long.outputs[0].token_ids)] == [2, 7]
+    assert short.outputs[0].finish_reason == "length"
+
+
+def test_token_ids_are_a_prompt_too(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("The sea is")
+    by_ids, by_text = llm.generate(ids, GREEDY)[0], llm.generate("The sea is", GREEDY)[0]
+    assert by_ids.outputs[0].token_ids == by_text.outputs[0].token_ids
+    assert by_ids.prompt is None
+
+
+def test_a_seed_repeats_and_outputs_differ(llm: LLM) -> None:
+    sampling = SamplingParams(temperature=1.0, top_p=0.95, n=3, seed=11, max_tokens=12)
+    once, again = llm.generate("Once upon a time", sampling)[0], llm.generate("Once upon a time", sampling)[0]
+    texts = [o.text for o in once.outputs]
+    assert texts == [o.text for o in again.outputs]
+    assert len(set(texts)) == 3
+
+
+def test_a_prompt_seen_before_is_found_in_the_cache(llm: LLM) -> None:
+    prompt = "The prefix cache keeps the keys and values of text that was read before. " * 6
+    first, second = llm.generate(prompt, GREEDY)[0], llm.generate(prompt, GREEDY)[0]
+    assert second.usage.cached_tokens > 60 > first.usage.cached_tokens
+    assert second.outputs[0].text == first.outputs[0].text
+
+
+def test_logprobs_come_with_the_tokens(llm: LLM) -> None:
+    (result,) = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=3, logprobs=2))
+    found = result.outputs[0].logprobs
+    assert found is not None
+    assert [entry.token_id for entry in found] == result.outputs[0].token_ids
+    assert all(entry.top[0] == (entry.token_id, entry.logprob) for entry in found), "greedy takes the best"
+    assert llm.generate("x", GREEDY)[0].outputs[0].logprobs is None
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    (result,) = llm.generate("1, 2, 3, 4, 5,", SamplingParams(temperature=0, max_tokens=40, stop=["9"]))
+    assert result.outputs[0].text == " 6, 7, 8, "
+    assert result.outputs[0].stop_reason == "9"
+    assert result.outputs[0].finish_reason == "stop"
+
+
+def test_a_stop_token_ends_it_too(llm: LLM) -> None:
+    comma = llm.tokenizer.encode(",")[0]
+    (result,) = llm.generate("1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[comma]))
+    assert result.outputs[0].stop_reason == comma
+    assert "," not in result.outputs[0].text
+
+
+def test_min_tokens_keeps_the_end_of_text_away(llm: LLM) -> None:
+    (result,) = llm.chat(FRANCE, SamplingParams(temperature=0, max_tokens=20, min_tokens=15))
+    assert len(result.outputs[0].token_ids) >= 15
+
+
+def test_streamed_text_is_whole_characters_and_adds_up(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("🦜 naïve 日本語 👩‍👩‍👧 Ω")
+    stream = llm.tokenizer.stream()
+    pieces = [stream.push(token) for token in ids]
+    assert "".join(pieces) + stream.flush() == "🦜 naïve 日本語 👩‍👩‍👧 Ω"
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    assert len(ids) > 20, "the characters are really cut into several tokens"
+
+
+def test_a_character_that_is_never_completed_shows_as_such(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("🦜")
+    stream = llm.tokenizer.stream()
+    assert "".join(stream.push(token) for token in ids[:-1]) == ""
+    assert stream.flush() == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_updates_stream_and_end_once(llm: LLM) -> None:
+    updates = list(llm.start(JobRequest(messages=FRANCE, sampling=GREEDY)))
+    assert isinstance(updates[-1], JobDone)
+    assert sum(isinstance(u, JobDone | JobFailed) for u in updates) == 1
+    assert any(isinstance(u, PrefillProgress) for u in updates)
+    assert "".join(u.text for u in updates if isinstance(u, TokensOut)) == "The capital of France is Paris."
+
+
+def test_a_cancelled_job_ends_and_gives_its_memory_back(llm: LLM) -> None:
+    handle = llm.start(JobRequest(prompt="Count for ever: 1, 2,", sampling=SamplingParams(max_tokens=None, ignore_eos=True)))
+    said = 0
+    for update in handle:
+        said += isinstance(update, TokensOut)
+        if said == 3:
+            handle.cancel()
+    assert 3 <= said < 200
+    llm.generate("x", GREEDY)  # the notices have reached the stages when a later job is done
+    assert llm.engine.sequences.pool.held == 0
+
+
+@pytest.mark.parametrize(
+    "prompt,error,part",
+    [
+        ("", EmptyPrompt, "empty"),
+        ([], EmptyPrompt, "empty"),
+        ([1, 2, 10**7], RequestError, "no tokens"),
+        ("word " * 9000, PromptTooLong, "8192"),
+    ],
+)
+def test_a_bad_prompt_is_refused_at_once_and_the_engine_goes_on(
+    llm: LLM, prompt: object, error: type[PenstockError], part: str
+) -> None:
+    with pytest.raises(error, match=part):
+        llm.start(JobRequest(prompt=prompt, sampling=GREEDY))  # type: ignore[arg-type]
+    assert llm.chat(FRANCE, GREEDY)[0].outputs[0].text.endswith("Paris.")
+
+
+def test_one_bad_prompt_among_many_is_refused_before_any_is_answered(llm: LLM) -> None:
+    with pytest.raises(EmptyPrompt):
+        llm.generate(["fine", ""], GREEDY)
+    assert llm.chat(FRANCE, GREEDY)[0].outputs[0].text.endswith("Paris.")
+
+
+def test_tokens_that_do_not_exist_are_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidSampling, match="stop_token_ids"):
+        llm.generate("x", SamplingParams(stop_token_ids=[10**6]))
+
+
+def test_messages_that_the_template_cannot_render_are_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="messages"):
+        llm.chat([{"text": "no role"}], GREEDY)
+
+
+def test_many_threads_can_ask_at_once(llm: LLM) -> None:
+    texts: list[str] = []
+
+    def ask() -> None:
+        texts.append(llm.chat(FRANCE, GREEDY)[0].outputs[0].text)
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == ["The capital of France is Paris."] * 6
+
+
+def test_a_prompt_longer_than_the_memory_names_the_memory(default_model_folder: object) -> None:
+    with LLM(kv_memory=4 << 20) as small:
+        with pytest.raises(PromptTooLong, match="KV memory"):
+            small.generate("word " * 400, GREEDY)
+        (result,) = small.generate("Count: 1, 2, 3,", SamplingParams(temperature=0, ignore_eos=True, max_tokens=None))
+        assert result.outputs[0].finish_reason == "length"
+        assert result.usage.prompt_tokens + result.usage.completion_tokens == small.engine.max_tokens
+    with pytest.raises(EngineStopped):
+        small.generate("x", GREEDY)
+
+
+@pytest.mark.parametrize(
+    "settings,error,part",
+    [
+        ({"model": "no-such-model"}, UnknownModel, "smollm2-135m"),
+        ({"dtype": "int3"}, ConfigError, "float32"),
+        ({"device": "abacus"}, ConfigError, "cpu"),
+        ({"segments": [(0, 10), (11, 30)]}, ConfigError, "11:30"),
+        ({"segments": [(0, 10)]}, ConfigError, "30"),
+        ({"kv_memory": 10}, ConfigError, "kv_memory"),
+        ({"kv_memory": 1 << 50}, NotEnoughMemory, "free"),
+        ({"polciy": "fcfs"}, ConfigError, "policy"),
+    ],
+)
+def test_settings_that_cannot_work_say_what_would(
+    default_model_folder: object, settings: dict[str, object], error: type[PenstockError], part: str
+) -> None:
+    with pytest.raises(error, match=part):
+        LLM(**settings)  # type: ignore[arg-type]
+
+
+def test_too_little_memory_names_what_a_layer_takes(default_model_folder: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipes.model_manager.available_memory", lambda device: 50 << 20)
+    with pytest.raises(NotEnoughMemory, match=r"one of its 30 layers \d+ MiB"):
+        LLM()
