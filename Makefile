@@ -22,12 +22,12 @@ unexport PROMPT
 export PENSTOCK_PROMPT := $(value PROMPT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format bench clean
+.PHONY: help setup run test lint format bench bench-compare clean
 
 help: ## Show this list
 	@echo "Penstock: one language model running across the machines you already have"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  make run PROMPT="Why is the sky blue?"'
 	@echo '  make test PYTEST_ARGS="-k cli -x"'
@@ -53,9 +53,12 @@ format: $(STAMP) ## Rewrite the code in the project's style
 bench: $(STAMP) ## Measure how fast this machine is
 	@$(BIN)/penstock bench $(BENCH_ARGS)
 
+bench-compare: $(STAMP) ## Compare with transformers, on a quiet machine (some ten minutes)
+	@$(BIN)/python bench/compare.py $(BENCH_ARGS)
+
 clean: ## Remove .venv and all caches (not the downloaded models)
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || \

@@ -1,7 +1,7 @@
 """Writes `oracle.json`: what transformers answers, token by token, when it runs the default model in fp32.
 
 Run it by hand when the default model, the prompts below or the conversion of GGUF files change; `test_real_model.py` reads
-the file and never runs transformers itself. It takes about two minutes on two cores:
+the file and never runs transformers itself. It takes some minutes on two cores:
 
     .venv/bin/python tests/parity/make_oracle.py
 

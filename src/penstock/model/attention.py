@@ -87,7 +87,7 @@ class AttentionPlan:
         if (number, window) not in self._masks:
             self._masks[number, window] = self._decode_mask(decodes, window)
         mask = self._masks[number, window]
-        return F.scaled_dot_product_attention(group, keys, values, attn_mask=mask).view(batch, heads, head_dim)
+        return F.scaled_dot_product_attention(group, keys, values, attn_mask=mask).reshape(batch, heads, head_dim)
 
     def _prefill(self, number: int, chunk: _Chunk, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
         keys, values = self._gather(kv, chunk.blocks, 1)

@@ -24,11 +24,15 @@ class EndModel:
         self.tokenizer = Tokenizer(folder)
         eos = self.tokenizer.eos_id
         self.eos_ids = frozenset(spec.eos_ids) | (frozenset() if eos is None else {eos})
+        self._load(files)
+
+    def _load(self, files: WeightFiles) -> None:
+        spec, dtype = self.spec, self.dtype
         weights, digest = files.read(end_shapes(spec))
         self.weight_hash = digest.hex()
         self._embedding = self._take(weights["model.embed_tokens.weight"])
-        self._norm = self._take(weights["model.norm.weight"]).float()
-        packed = can_pack(dtype, device)
+        self._norm = self._take(weights["model.norm.weight"], torch.float32)
+        packed = can_pack(dtype, self.device)
         head = self._embedding if spec.tied else self._take(weights["lm_head.weight"])
         self._head: Linear = linear(head, None, packed=packed)
         # an untied head that was packed is not kept a second time just to refine a few logits
@@ -59,8 +63,8 @@ class EndModel:
             logits.scatter_(1, ids, torch.bmm(rows, normed.unsqueeze(2)).squeeze(2))
         return logits
 
-    def _take(self, tensor: Tensor) -> Tensor:
-        return torch.empty(tensor.shape, dtype=self.dtype, device=self.device).copy_(tensor)
+    def _take(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(tensor.shape, dtype=dtype or self.dtype, device=self.device).copy_(tensor)
 
 
 def end_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -73,7 +74,7 @@ class LlmModel:
             progress("Loading layers", done, layers.size)
             weights, digest = files.read(layer_shapes(spec, index))
             hashes.update(digest)
-            kv = torch.zeros(slots, 2, spec.kv_heads, spec.head_dim, dtype=dtype, device=device)
+            kv = _untouched_zeros(slots * spec.kv_width, dtype, device).view(slots, 2, spec.kv_heads, spec.head_dim)
             self._layers.append(self._build(index, weights, kv))
         progress("Loading layers", layers.size, layers.size)
         self.weight_hash = hashes.hexdigest()
@@ -107,13 +108,13 @@ class LlmModel:
         spec = self.spec
 
         def fused(*names: str) -> Linear:
-            weight = torch.cat([self._take(weights[f"{_prefix(index)}{n}.weight"]) for n in names])
-            biases = [weights.get(f"{_prefix(index)}{n}.bias") for n in names]
-            bias = torch.cat([self._take(b) for b in biases if b is not None]) if biases[0] is not None else None
+            biased = f"{_prefix(index)}{names[0]}.bias" in weights
+            weight = self._take([weights[f"{_prefix(index)}{n}.weight"] for n in names])
+            bias = self._take([weights[f"{_prefix(index)}{n}.bias"] for n in names]) if biased else None
             return linear(weight, bias, packed=self._packed)
 
         def norm(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-            return self._take(weights[f"{_prefix(index)}{name}.weight"], dtype)
+            return self._take([weights[f"{_prefix(index)}{name}.weight"]], dtype)
 
         qk_norm = None
         if spec.qk_norm:
@@ -135,9 +136,20 @@ class LlmModel:
             kv=kv,
         )
 
-    def _take(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy in our type on our device; never a view of the file."""
-        return torch.empty(tensor.shape, dtype=dtype or self.dtype, device=self.device).copy_(tensor)
+    def _take(self, tensors: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensors below each other, copied in our type to our device: never a view of the file."""
+        rows = sum(tensor.shape[0] for tensor in tensors)
+        whole = torch.empty((rows, *tensors[0].shape[1:]), dtype=dtype or self.dtype, device=self.device)
+        for part, tensor in zip(whole.split([tensor.shape[0] for tensor in tensors]), tensors, strict=True):
+            part.copy_(tensor)
+        return whole
+
+
+def _untouched_zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take no memory until they are written: a KV pool is mostly empty, and torch would fill it at once."""
+    if device.type != "cpu":
+        return torch.zeros(count, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(count * dtype.itemsize, dtype=np.uint8)).view(dtype)
 
 
 def _prefix(index: int) -> str:

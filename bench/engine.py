@@ -1,0 +1,160 @@
+"""The engine alone, on random weights of a known shape: no model, no tokenizer, no download, any device.
+
+    python bench/engine.py --shape llama-8b --device cuda --batches 1,32,64,256 --prefill 512,8192
+
+Decode figures are generated tokens per second of a whole batch (64 prompt tokens, `--new` generated ones each); prefill
+figures are prompt tokens per second of one prompt. Runs where only the engine's own needs are installed (torch, numpy,
+safetensors, tokenizers, jinja2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import random
+import statistics
+import time
+
+import torch
+
+from penstock.config import EngineConfig
+from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate
+from penstock.domain.sampling import SamplingParams
+from penstock.domain.sequence import Job
+from penstock.domain.topology import LayerRange
+from penstock.engine.engine import Engine
+from penstock.model.ends import EndModel
+from penstock.model.memory import keep_freed_memory
+from penstock.model.segment import LlmModel
+from penstock.model.spec import ModelSpec, spec_from_config
+from penstock.model.weights import WeightFiles
+from penstock.pipes.pipe import Pipe
+
+SHAPES = {
+    "smollm2-135m": (576, 30, 9, 3, 1536, 49152, True),
+    "llama-1b": (2048, 16, 32, 8, 8192, 128256, True),
+    "llama-8b": (4096, 32, 32, 8, 14336, 128256, False),
+}
+
+
+class RandomWeights(WeightFiles):
+    """Made where they are used, which is quick; or on the CPU, where the same seed gives the same weights for any device."""
+
+    def __init__(self, made_on: torch.device) -> None:
+        self._made_on = made_on
+
+    def read(self, shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, torch.Tensor], bytes]:
+        made = {
+            name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, device=self._made_on).mul_(0.02)
+            for name, shape in shapes.items()
+        }
+        return made, b"\0" * 32
+
+
+class RandomEnds(EndModel):
+    """An EndModel without text: its tokenizer is never asked."""
+
+    def __init__(self, spec: ModelSpec, files: RandomWeights, dtype: torch.dtype, device: torch.device) -> None:
+        self.spec, self.dtype, self.device, self.eos_ids = spec, dtype, device, frozenset()
+        self._load(files)
+
+
+class NoText:
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--batches", default="1,8,32,64")
+    parser.add_argument("--prefill", default="512,2048")
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--chunk", type=int, default=2048)
+    parser.add_argument("--kv-tokens", type=int, default=65536)
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args()
+    batches, prefills = ([int(n) for n in text.split(",") if n] for text in (args.batches, args.prefill))
+    engine, spec = make_engine(args)
+    engine.start()
+    rng = random.Random(0)
+    run(engine, spec, rng, 2, 64, 8)
+    rows = []
+    for count in batches:
+        rows.append(measure(engine, spec, rng, f"{count} concurrent", args.rounds, count, 64, args.new))
+    for length in prefills:
+        rows.append(measure(engine, spec, rng, f"prefill {length}", args.rounds, 1, length, 1))
+    engine.stop()
+    where = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{args.shape} {args.dtype} on {where}, torch {torch.__version__}")
+    for row in rows:
+        print(f"{row['case']:>16}: {row['tokens_per_s']:>10,.0f} tokens/s   overhead {row['overhead']:.1%}")
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump({"shape": args.shape, "device": where, "rows": rows}, file, indent=1)
+
+
+def make_engine(args: argparse.Namespace) -> tuple[Engine, ModelSpec]:
+    hidden, layers, heads, kv_heads, inner, vocab, tied = SHAPES[args.shape]
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": inner,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+    }
+    spec = spec_from_config(config)
+    settings = EngineConfig(chunk=args.chunk)
+    dtype, device = getattr(torch, args.dtype), torch.device(args.device)
+    keep_freed_memory()
+    files = RandomWeights(torch.device("cpu") if getattr(args, "seeded", False) else device)
+    blocks = args.kv_tokens // settings.block_size
+    segment = LlmModel(
+        spec, LayerRange(0, layers), files, dtype=dtype, device=device, kv_blocks=blocks, block_size=settings.block_size
+    )
+    return Engine(settings, Pipe(args.shape, layers, [segment]), RandomEnds(spec, files, dtype, device), NoText), spec
+
+
+def run(engine: Engine, spec: ModelSpec, rng: random.Random, count: int, length: int, new: int) -> float:
+    done: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
+
+    def sink(update: JobUpdate) -> None:
+        if isinstance(update, JobDone | JobFailed):
+            done.put(update)
+
+    sampling = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+    started = time.perf_counter()
+    for i in range(count):
+        prompt = [rng.randrange(spec.vocab) for _ in range(length)]
+        engine.submit(Job(str(i), JobRequest(prompt=prompt, sampling=sampling), prompt, new, i, time.monotonic(), sink))
+    for _ in range(count):
+        update = done.get()
+        if isinstance(update, JobFailed):
+            raise update.error
+    return time.perf_counter() - started
+
+
+def measure(
+    engine: Engine, spec: ModelSpec, rng: random.Random, case: str, rounds: int, count: int, length: int, new: int
+) -> dict:
+    tokens = count * new if new > 1 else length
+    busy, compute = engine.stats.busy, engine.stats.compute
+    times = [run(engine, spec, rng, count, length, new) for _ in range(rounds)]
+    overhead = 1 - (engine.stats.compute - compute) / max(engine.stats.busy - busy, 1e-9)
+    return {"case": case, "tokens_per_s": tokens / statistics.median(times), "overhead": overhead, "seconds": times}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The README does what it says: its commands and its Python are run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+COMMANDS = [
+    line.removeprefix("$ ").split("  #")[0].strip()
+    for block in blocks("console")
+    for line in block.splitlines()
+    if line.startswith("$ ") and "penstock" in line
+]
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory, default_model_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "notes.txt").write_text("The meeting is on Monday. Bring the plans for the new bridge.\n", encoding="utf-8")
+    return folder
+
+
+def run(command: list[str], where: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        command, cwd=where, env={**os.environ, "PATH": path}, text=True, capture_output=True, timeout=280, check=False
+    )
+
+
+def test_the_readme_shows_commands() -> None:
+    assert len(COMMANDS) >= 5
+    assert "make run" in README
+    assert "make test" in README
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_readme_works(command: str, where: Path) -> None:
+    done = run(["bash", "-c", command], where)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_python_of_the_readme_works(where: Path) -> None:
+    first, second = blocks("python")
+    # the second example goes on inside the first one's `with`
+    body = "\n".join("    " + line for line in second.splitlines())
+    done = run([sys.executable, "-c", f"{first}\n{body}"], where)
+    assert done.returncode == 0, done.stderr
+    assert "The capital of France is Paris." in done.stdout
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
+)
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", text)
+    assert all(((ROOT / page).parent / link).exists() for link in links), links
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", (ROOT / "docs/architecture.md").read_text())))
+)
+def test_a_file_named_by_the_architecture_page_exists(path: str) -> None:
+    assert (ROOT / "src/penstock" / path).exists() or (ROOT / path).exists()
