@@ -86,11 +86,9 @@ def main() -> None:
     engine.start()
     rng = random.Random(0)
     run(engine, spec, rng, 2, 64, 8)
-    rows = []
-    for count in batches:
-        rows.append(measure(engine, spec, rng, f"{count} concurrent", args.rounds, count, 64, args.new))
-    for length in prefills:
-        rows.append(measure(engine, spec, rng, f"prefill {length}", args.rounds, 1, length, 1))
+    cases = [(f"{count} concurrent", count, 64, args.new) for count in batches]
+    cases += [(f"prefill {length}", 1, length, 1) for length in prefills]
+    rows = [measure(engine, spec, rng, name, args.rounds, *case) for name, *case in cases]
     engine.stop()
     where = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
     print(f"{args.shape} {args.dtype} on {where}, torch {torch.__version__}")

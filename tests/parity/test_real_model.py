@@ -92,7 +92,7 @@ AMPLE, SCARCE = 600 * BLOCK, 18 * BLOCK
 EVERY = tuple(ANSWERS)
 FEW = ("one token", "capital", "emoji", "chat capital")
 # of all kinds, and short enough that each fits the scarce memory alone
-SOME = ("one digit", "story", "c", "digits", "json", "list", "japanese", "arabic", "chat haiku", "chat system")
+SOME = ("one digit", "story", "c", "digits", "json", "japanese", "arabic", "chat haiku")
 
 SETUPS = (
     Setup(True, WHOLE, False, False, 1, EVERY),
@@ -166,7 +166,10 @@ def test_the_tokens_are_those_of_transformers(setup: Setup) -> None:
         chunk=setup.chunk,
         prefix_cache=setup.prefix_cache,
     ) as llm:
-        runs = [generate(llm, setup, answers) for _ in range(2 if setup.prefix_cache else 1)]  # the second finds the first's
+        runs = [generate(llm, setup, answers)]
+        if setup.prefix_cache:
+            # backwards: where memory is scarce, the last prompts' blocks are those that are still there
+            runs.append(generate(llm, setup, answers[::-1])[::-1])
         preemptions = llm.engine.sequences.preemptions
     for results in runs:
         excused = excuses(answers, [result.outputs[0].token_ids for result in results])
@@ -175,7 +178,7 @@ def test_the_tokens_are_those_of_transformers(setup: Setup) -> None:
     cached = [result.usage.cached_tokens for result in runs[-1]]
     if not setup.prefix_cache:
         assert not any(cached)
-    elif setup.preempted:  # part of what the first run left was thrown out again
+    elif setup.preempted:  # most of what the first run left was thrown out again
         assert any(cached)
     else:
         assert cached == [(len(answer.prompt) - 1) // 16 * 16 for answer in answers]
@@ -223,7 +226,7 @@ def test_the_end_of_text_is_the_one_that_transformers_reads_from_the_gguf(defaul
 
 # ---- bf16: bounded error ----
 
-TEACHERS = ("python", "json", "table", "german", "chat system", "chat turns", "story")
+TEACHERS = ("python", "table", "chat system", "chat turns", "story")
 BF16_ERROR = 0.2  # mean over all logits, whose standard deviation is 8; measured: 0.08 here, 0.14 in transformers
 BF16_AGREEMENT = 0.95
 

@@ -119,8 +119,8 @@ class Engine:
         if not sequences.queued and not sequences.holders and not sequences.notices:
             return False
         output = self._scheduler.schedule(sequences.queued.values(), sequences.holders.values(), time.monotonic())
+        self.stats.prompt_tokens += sum(grant.n for grant in output.grants if not grant.seq.decoding)
         spans = sequences.on_schedule(output)
-        self.stats.prompt_tokens += sum(span.n for span in spans if span.n > 1)
         if not spans and (not sequences.notices or self._processor.in_flight):
             return bool(output)
         # with nothing to compute, an empty NetworkJob still carries the notices: stages get their blocks back

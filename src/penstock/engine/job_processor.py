@@ -146,6 +146,7 @@ class JobProcessor:
         if first:
             for job in jobs:
                 context.sequences.on_stage_completed(job.spans)
+                self._drop_unreachable(job.spans)
         self._on_refusals(refusals)
         where = context.next_layer(jobs[0].current_layer)
         for visit in batch:
@@ -181,9 +182,8 @@ class JobProcessor:
             steps = [Step(spans[i], found.token_id, found.logprob) for i, found in zip(live, samples, strict=True)]
             context.sequences.on_step_completed(steps)
             context.stats.generated_tokens += len(steps)
-        for seq in sequences:
-            if seq is not None:
-                self._after_head(seq)
+            for job in {seq.job for seq in sequences if seq is not None}:
+                self._after_head(job)
         for visit in batch:
             visit.state = JobState.DONE
             self._observe(visit)
@@ -198,16 +198,22 @@ class JobProcessor:
             return _READY
         return _MORE if seq.remaining > 0 else _ALL_UNDER_WAY
 
-    def _after_head(self, seq: Sequence) -> None:
-        """DONE after an error must end the job for its client; EMBED is where the sequence waits for its next grant."""
-        job = seq.job
-        state = next_state(
-            JobState.HEAD, Facts(step=ComputeStep.HEAD, complete=seq.finish is not None, update_sent=job.reachable)
-        )
-        if state is JobState.DONE and not job.reachable:
-            self._context.sequences.cancel(job)
-        if not job.open and self._context.config.print_times:
+    def _after_head(self, job: Job) -> None:
+        """EMBED is where the job waits for its next grant. DONE ends it: it is complete, or its client is gone."""
+        facts = Facts(step=ComputeStep.HEAD, complete=not job.open, update_sent=job.reachable)
+        if next_state(JobState.HEAD, facts) is JobState.EMBED:
+            return
+        self._context.sequences.cancel(job)  # changes nothing where all is complete
+        self._context.stats.jobs_done += 1
+        if self._context.config.print_times:
             self._print_times(job)
+
+    def _drop_unreachable(self, spans: list[Span]) -> None:
+        """A client that went away during its prompt frees the memory at once."""
+        for span in spans:
+            seq = self._context.sequences.get(span)
+            if seq is not None and not seq.job.reachable:
+                self._context.sequences.cancel(seq.job)
 
     def _sample_row(self, seq: Sequence) -> SampleRow:
         job, params = seq.job, seq.job.sampling

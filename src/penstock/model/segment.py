@@ -140,7 +140,7 @@ class LlmModel:
         """The tensors below each other, copied in our type to our device: never a view of the file."""
         rows = sum(tensor.shape[0] for tensor in tensors)
         whole = torch.empty((rows, *tensors[0].shape[1:]), dtype=dtype or self.dtype, device=self.device)
-        for part, tensor in zip(whole.split([tensor.shape[0] for tensor in tensors]), tensors, strict=True):
+        for part, tensor in zip(torch.split(whole, [tensor.shape[0] for tensor in tensors]), tensors, strict=True):
             part.copy_(tensor)
         return whole
 

@@ -1,0 +1,291 @@
+"""Reading a model folder: what is damaged is refused by name, and a layer range touches nothing but its own bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import CPU, KINDS, LAYERS, Pipeline, edit_config, load_range, make
+
+from penstock.domain.topology import LayerRange
+from penstock.errors import CorruptWeights, UnsupportedModel
+from penstock.model.ends import EndModel
+from penstock.model.spec import FAMILIES, ROPE_TYPES, read_spec
+from penstock.model.weights import WeightFiles
+
+WEIGHTS = "model.safetensors"
+MIDDLE = LayerRange(1, 3)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    make(KINDS["llama with llama3 scaling"], folder)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A whole model in one file, for a test to damage."""
+    return Path(shutil.copytree(original, tmp_path / "model"))
+
+
+@pytest.fixture
+def sharded(folder: Path) -> Path:
+    """The same in a file per layer, and one for the ends."""
+    split: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in load_file(folder / WEIGHTS).items():
+        split.setdefault(f"{shard_of(name)}.safetensors", {})[name] = tensor
+    for file, tensors in split.items():
+        save_file(tensors, folder / file)
+    (folder / WEIGHTS).unlink()
+    where = {name: file for file, tensors in split.items() for name in tensors}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": where}))
+    return folder
+
+
+def shard_of(name: str) -> str:
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return f"layer-{found[1]}" if found else "ends"
+
+
+def places(path: Path) -> dict[str, tuple[int, int]]:
+    """Where each tensor's bytes lie in a safetensors file."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        table = json.loads(file.read(size))
+    return {name: (8 + size + at["data_offsets"][0], 8 + size + at["data_offsets"][1]) for name, at in _tensors(table)}
+
+
+def _tensors(table: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, at) for name, at in table.items() if name != "__metadata__"]
+
+
+@contextmanager
+def one_bit_flipped(path: Path, at: int) -> Iterator[None]:
+    def flip() -> None:
+        with path.open("r+b") as file:
+            file.seek(at)
+            (byte,) = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte ^ 1]))
+
+    flip()
+    yield
+    flip()
+
+
+def in_range(name: str, layers: LayerRange) -> bool:
+    return shard_of(name) in {f"layer-{index}" for index in layers.layers()}
+
+
+def ends_hash(folder: Path) -> str:
+    return EndModel(read_spec(folder), folder, WeightFiles(folder), dtype=torch.float32, device=CPU).weight_hash
+
+
+def rewrite(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
+    tensors: dict[str, torch.Tensor | None] = load_file(folder / WEIGHTS) | change
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / WEIGHTS)
+
+
+# ---- configurations that cannot be run ----
+
+
+def test_an_unknown_architecture_is_refused_by_name_with_the_known_ones(folder: Path) -> None:
+    edit_config(folder, model_type="mamba")
+    with pytest.raises(UnsupportedModel, match="'mamba'") as caught:
+        read_spec(folder)
+    assert all(family in str(caught.value) for family in FAMILIES)
+
+
+def test_a_config_that_names_no_architecture_is_refused(folder: Path) -> None:
+    edit_config(folder, model_type=...)
+    with pytest.raises(UnsupportedModel, match="'missing'"):
+        read_spec(folder)
+
+
+def test_an_unknown_activation_is_refused_by_name(folder: Path) -> None:
+    edit_config(folder, hidden_act="gelu")
+    with pytest.raises(UnsupportedModel, match="'gelu'.*silu"):
+        read_spec(folder)
+
+
+def test_an_unknown_rope_scaling_is_refused_by_name_with_the_known_ones(folder: Path) -> None:
+    edit_config(folder, rope_parameters={"rope_type": "longrope"})
+    with pytest.raises(UnsupportedModel, match="'longrope'") as caught:
+        read_spec(folder)
+    assert all(kind in str(caught.value) for kind in ROPE_TYPES)
+
+
+@pytest.mark.parametrize(
+    "key", ["num_attention_heads", "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size"]
+)
+def test_a_config_without_a_key_is_refused_by_that_key(key: str, folder: Path) -> None:
+    edit_config(folder, **{key: ...})
+    with pytest.raises(CorruptWeights, match=key):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ROPE_TYPES if kind != "default"])
+def test_a_rope_scaling_without_its_factor_is_refused_by_that_key(kind: str, folder: Path) -> None:
+    edit_config(folder, rope_parameters={"rope_type": kind, "rope_theta": 10000.0})
+    with pytest.raises(CorruptWeights, match="factor"):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize("key", ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])
+def test_a_llama3_scaling_without_one_of_its_keys_is_refused_by_that_key(key: str, folder: Path) -> None:
+    params = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    del params[key]
+    edit_config(folder, rope_parameters=params)
+    with pytest.raises(CorruptWeights, match=key):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize("value", [None, "many", [64]])
+def test_a_config_with_something_else_where_a_number_should_be_is_refused(value: Any, folder: Path) -> None:
+    edit_config(folder, hidden_size=value)
+    with pytest.raises(CorruptWeights, match=r"config\.json"):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_a_config_that_is_no_json_object_is_refused_by_its_path(content: str, folder: Path) -> None:
+    (folder / "config.json").write_text(content)
+    with pytest.raises(CorruptWeights, match=re.escape(str(folder / "config.json"))):
+        read_spec(folder)
+
+
+def test_a_missing_config_is_refused_by_its_path(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(CorruptWeights, match=re.escape(str(folder / "config.json"))):
+        read_spec(folder)
+
+
+# ---- damaged weights ----
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1, -1000], ids="{} bytes".format)
+def test_a_file_that_was_cut_short_is_refused_by_its_path(kept: int, folder: Path) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[:kept])
+    with pytest.raises(CorruptWeights, match=re.escape(str(folder / WEIGHTS))):
+        load_range(folder, LayerRange(0, LAYERS))
+
+
+def test_a_shard_that_was_cut_short_is_refused_by_its_path(sharded: Path) -> None:
+    shard = sharded / "layer-2.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(CorruptWeights, match=re.escape(str(shard))):
+        load_range(sharded, LayerRange(0, LAYERS))
+
+
+def test_a_missing_shard_is_refused_by_its_path(sharded: Path) -> None:
+    (sharded / "layer-2.safetensors").unlink()
+    with pytest.raises(CorruptWeights, match=re.escape(str(sharded / "layer-2.safetensors"))):
+        load_range(sharded, LayerRange(0, LAYERS))
+
+
+def test_a_folder_without_weights_is_refused_by_its_path(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(CorruptWeights, match=re.escape(str(folder))):
+        load_range(folder, LayerRange(0, LAYERS))
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"weight_map": 7}', '{"weight_map": ["model.norm.weight"]}'])
+def test_an_index_that_cannot_be_read_is_refused_by_its_path(content: str, sharded: Path) -> None:
+    index = sharded / f"{WEIGHTS}.index.json"
+    index.write_text(content)
+    with pytest.raises(CorruptWeights, match=re.escape(str(index))):
+        load_range(sharded, LayerRange(0, LAYERS))
+
+
+LOST = "model.layers.2.mlp.up_proj.weight"
+
+
+def test_a_missing_tensor_is_refused_by_its_name(folder: Path) -> None:
+    rewrite(folder, {LOST: None})
+    with pytest.raises(CorruptWeights, match=re.escape(LOST)):
+        load_range(folder, LayerRange(0, LAYERS))
+
+
+def test_a_tensor_that_its_shard_lacks_is_refused_by_its_name_and_the_shard(sharded: Path) -> None:
+    shard = sharded / "layer-2.safetensors"
+    save_file({name: tensor for name, tensor in load_file(shard).items() if name != LOST}, shard)
+    with pytest.raises(CorruptWeights, match=re.escape(LOST)) as caught:
+        load_range(sharded, LayerRange(0, LAYERS))
+    assert str(shard) in str(caught.value)
+
+
+def test_a_tensor_of_another_shape_is_refused_by_its_name_and_both_shapes(folder: Path) -> None:
+    rewrite(folder, {LOST: torch.zeros(95, 64)})
+    with pytest.raises(CorruptWeights, match=re.escape(f"{LOST} has the shape [95, 64]; the config asks for [96, 64]")):
+        load_range(folder, LayerRange(0, LAYERS))
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"])
+def test_a_missing_tensor_of_the_ends_is_refused_by_its_name(name: str, folder: Path) -> None:
+    rewrite(folder, {name: None})
+    with pytest.raises(CorruptWeights, match=re.escape(name)):
+        Pipeline(folder)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused_by_its_path(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(CorruptWeights, match=re.escape(str(folder / "tokenizer.json"))):
+        Pipeline(folder)
+
+
+# ---- a layer range is its own bytes ----
+
+
+def test_a_layer_range_loads_where_only_its_shards_exist(original: Path, sharded: Path) -> None:
+    for name in ("layer-0", "layer-3", "ends"):
+        (sharded / f"{name}.safetensors").unlink()
+    assert load_range(sharded, MIDDLE).weight_hash == load_range(original, MIDDLE).weight_hash
+
+
+def test_the_ends_load_where_no_layer_exists(original: Path, sharded: Path) -> None:
+    for index in range(LAYERS):
+        (sharded / f"layer-{index}.safetensors").unlink()
+    assert ends_hash(sharded) == ends_hash(original)
+
+
+def test_garbage_in_all_other_layers_of_the_same_file_changes_nothing(original: Path, folder: Path) -> None:
+    with (folder / WEIGHTS).open("r+b") as file:
+        for name, (start, end) in places(folder / WEIGHTS).items():
+            if not in_range(name, MIDDLE):
+                file.seek(start)
+                file.write(b"\xff" * (end - start))  # NaNs, which would spread to whatever they touch
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(3))
+    piece = [(0, 5, [1])]
+    clean, among_garbage = load_range(original, MIDDLE), load_range(folder, MIDDLE)
+    assert among_garbage.weight_hash == clean.weight_hash
+    assert torch.equal(among_garbage.process(x, piece), clean.process(x, piece))
+    assert load_range(folder, LayerRange(0, LAYERS)).weight_hash != load_range(original, LayerRange(0, LAYERS)).weight_hash
+
+
+def test_one_bit_changes_the_weight_hash_of_its_own_range_and_no_other(folder: Path) -> None:
+    path = folder / WEIGHTS
+    before, ends_before = load_range(folder, MIDDLE).weight_hash, ends_hash(folder)
+    for name, (start, end) in places(path).items():
+        for at in (start, end - 1):
+            with one_bit_flipped(path, at):
+                assert (load_range(folder, MIDDLE).weight_hash != before) == in_range(name, MIDDLE), name
+                assert (ends_hash(folder) != ends_before) == (shard_of(name) == "ends"), name
+    assert load_range(folder, MIDDLE).weight_hash == before
+
+
+def test_two_layers_that_change_places_change_the_weight_hash(original: Path, folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    rewrite(folder, {n.replace("layers.1.", "layers.2."): t for n, t in tensors.items() if "layers.1." in n})
+    rewrite(folder, {n.replace("layers.2.", "layers.1."): t for n, t in tensors.items() if "layers.2." in n})
+    assert load_range(folder, MIDDLE).weight_hash != load_range(original, MIDDLE).weight_hash
