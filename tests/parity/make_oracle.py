@@ -47,7 +47,8 @@ TEXTS = {
     "capital": "The capital of France is",
     "story": "Once upon a time, in a village at the foot of a mountain,",
     "question": "Q: What is the boiling point of water at sea level?\nA:",
-    "python": 'def fibonacci(n: int) -> int:\n    """Return the n-th Fibonacci number."""\n    if n < 2:\n        return n\n    return',
+    "python": 'def fibonacci(n: int) -> int:\n    """Return the n-th Fibonacci number."""\n'
+    "    if n < 2:\n        return n\n    return",
     "c": "#include <stdio.h>\n\nint main(void) {\n\tfor (int i = 0; i < 10; i++) {\n\t\tprintf(",
     "sql": "SELECT customer_id, SUM(amount) AS total\nFROM orders\nWHERE created_at >= '2023-01-01'\nGROUP BY",
     "shell": "#!/bin/sh\nset -eu\nfor file in *.txt; do\n  echo",
@@ -55,7 +56,8 @@ TEXTS = {
     "digits": "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899",
     "counting": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,",
     "sums": "12 + 7 = 19\n23 + 8 = 31\n45 + 6 = 51\n17 + 5 =",
-    "json": '{"name": "Ada Lovelace", "born": 1815, "fields": ["mathematics", "computing"], "address": {"city": "London", "country":',
+    "json": '{"name": "Ada Lovelace", "born": 1815, "fields": ["mathematics", "computing"], '
+    '"address": {"city": "London", "country":',
     "list": "A list of seven rivers:\n\n1. The Nile\n2. The Amazon\n3. The Danube\n4.",
     "table": "| month | rain | sun |\n|---|---|---|\n| January | 87 mm | 42 h |\n| February | 64 mm | 71 h |\n| March |",
     "german": "Die Prüfung der Ströme übernähme größtenteils der Müller, denn",

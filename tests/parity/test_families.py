@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,7 @@ def test_a_prompt_in_chunks_and_then_single_tokens_has_the_logits_of_transformer
     tokens, pipeline = text(90), Pipeline(folder, cuts)
     table = shuffled_tables([len(tokens)], 40, random.Random(1))[0]
     edges = [0, 8, 25, 26, 30, 64, 71, *range(72, 91)]
-    rows = [
-        pipeline.step([(tokens[start:end], start, table)])[0] for start, end in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    rows = [pipeline.step([(tokens[start:end], start, table)])[0] for start, end in pairwise(edges)]
     assert difference(torch.cat(rows), judged(reference, tokens)) < RELATIVE
 
 

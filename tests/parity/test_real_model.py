@@ -87,12 +87,12 @@ IMPOSSIBLE = {(("together", False), ("preempted", True))}  # nobody is there to 
 SEGMENTS = {1: [(0, 30)], 2: [(0, 11), (11, 30)], 3: [(0, 10), (10, 20), (20, 30)]}
 WHOLE = 8192  # tokens: more than all prompts together
 BLOCK = 16 * 384 * 30 * 4  # bytes of 16 tokens' keys and values in 30 layers of fp32
-AMPLE, SCARCE = 600 * BLOCK, 18 * BLOCK
+AMPLE, SCARCE = 600 * BLOCK, 12 * BLOCK
 
 EVERY = tuple(ANSWERS)
 FEW = ("one token", "capital", "emoji", "chat capital")
-# of all kinds, and short enough that each fits the scarce memory alone
-SOME = ("one digit", "story", "c", "digits", "json", "japanese", "arabic", "chat haiku")
+# of all kinds; each fits the scarce memory alone, and most grow to twice their blocks
+SOME = ("one digit", "white space", "story", "question", "shell", "chinese", "json", "chat haiku")
 
 SETUPS = (
     Setup(True, WHOLE, False, False, 1, EVERY),
@@ -204,6 +204,12 @@ def test_a_divergence_at_a_near_tie_is_excused_and_the_rest_of_that_prompt_not_c
 # ---- the weights and the prompts ----
 
 
+def test_the_oracle_was_asked_the_prompts_that_its_script_holds(default_model_folder: Path) -> None:
+    from make_oracle import all_prompts
+
+    assert {answer.name: answer.prompt for answer in ANSWERS.values()} == all_prompts(default_model_folder)
+
+
 def test_the_oracle_read_the_gguf_that_is_pinned() -> None:
     pinned = find(META["model"])
     assert pinned is not None
@@ -227,7 +233,7 @@ def test_the_end_of_text_is_the_one_that_transformers_reads_from_the_gguf(defaul
 # ---- bf16: bounded error ----
 
 TEACHERS = ("python", "table", "chat system", "chat turns", "story")
-BF16_ERROR = 0.2  # mean over all logits, whose standard deviation is 8; measured: 0.08 here, 0.14 in transformers
+BF16_ERROR = 0.2  # mean over all logits, whose standard deviation is 8; measured: 0.07 here, 0.14 in transformers
 BF16_AGREEMENT = 0.95
 
 

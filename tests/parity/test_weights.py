@@ -14,9 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import CPU, KINDS, LAYERS, Pipeline, edit_config, load_range, make
+from transformers import AutoConfig
 
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, UnsupportedModel
+from penstock.model.attention import Piece
 from penstock.model.ends import EndModel
 from penstock.model.spec import FAMILIES, ROPE_TYPES, read_spec
 from penstock.model.weights import WeightFiles
@@ -114,7 +116,7 @@ def test_a_config_that_names_no_architecture_is_refused(folder: Path) -> None:
 
 def test_an_unknown_activation_is_refused_by_name(folder: Path) -> None:
     edit_config(folder, hidden_act="gelu")
-    with pytest.raises(UnsupportedModel, match="'gelu'.*silu"):
+    with pytest.raises(UnsupportedModel, match=r"'gelu'.*silu"):
         read_spec(folder)
 
 
@@ -125,9 +127,7 @@ def test_an_unknown_rope_scaling_is_refused_by_name_with_the_known_ones(folder: 
     assert all(kind in str(caught.value) for kind in ROPE_TYPES)
 
 
-@pytest.mark.parametrize(
-    "key", ["num_attention_heads", "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size"]
-)
+@pytest.mark.parametrize("key", ["num_attention_heads", "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size"])
 def test_a_config_without_a_key_is_refused_by_that_key(key: str, folder: Path) -> None:
     edit_config(folder, **{key: ...})
     with pytest.raises(CorruptWeights, match=key):
@@ -141,7 +141,7 @@ def test_a_rope_scaling_without_its_factor_is_refused_by_that_key(kind: str, fol
         read_spec(folder)
 
 
-@pytest.mark.parametrize("key", ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])
+@pytest.mark.parametrize("key", ["low_freq_factor", "high_freq_factor"])
 def test_a_llama3_scaling_without_one_of_its_keys_is_refused_by_that_key(key: str, folder: Path) -> None:
     params = json.loads((folder / "config.json").read_text())["rope_parameters"]
     del params[key]
@@ -150,7 +150,15 @@ def test_a_llama3_scaling_without_one_of_its_keys_is_refused_by_that_key(key: st
         read_spec(folder)
 
 
-@pytest.mark.parametrize("value", [None, "many", [64]])
+def test_a_llama3_scaling_without_its_original_context_takes_the_whole_one_as_transformers_does(folder: Path) -> None:
+    params = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    del params["original_max_position_embeddings"]
+    edit_config(folder, rope_parameters=params)
+    expected = AutoConfig.from_pretrained(folder).rope_parameters["original_max_position_embeddings"]
+    assert read_spec(folder).rope.params["original_max_position_embeddings"] == expected
+
+
+@pytest.mark.parametrize("value", [None, "many", [64]], ids=repr)
 def test_a_config_with_something_else_where_a_number_should_be_is_refused(value: Any, folder: Path) -> None:
     edit_config(folder, hidden_size=value)
     with pytest.raises(CorruptWeights, match=r"config\.json"):
@@ -266,10 +274,10 @@ def test_garbage_in_all_other_layers_of_the_same_file_changes_nothing(original: 
                 file.seek(start)
                 file.write(b"\xff" * (end - start))  # NaNs, which would spread to whatever they touch
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(3))
-    piece = [(0, 5, [1])]
+    pieces = [Piece(0, 5, [1])]
     clean, among_garbage = load_range(original, MIDDLE), load_range(folder, MIDDLE)
     assert among_garbage.weight_hash == clean.weight_hash
-    assert torch.equal(among_garbage.process(x, piece), clean.process(x, piece))
+    assert torch.equal(among_garbage.process(x, pieces), clean.process(x, pieces))
     assert load_range(folder, LayerRange(0, LAYERS)).weight_hash != load_range(original, LayerRange(0, LAYERS)).weight_hash
 
 

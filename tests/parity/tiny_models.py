@@ -156,9 +156,7 @@ def judged(reference: Any, tokens: Sequence[int]) -> Tensor:
 
 def load_range(folder: Path, layers: LayerRange, *, kv_blocks: int = 64) -> LlmModel:
     files = WeightFiles(folder)
-    return LlmModel(
-        read_spec(folder), layers, files, dtype=torch.float32, device=CPU, kv_blocks=kv_blocks, block_size=BLOCK_SIZE
-    )
+    return LlmModel(read_spec(folder), layers, files, dtype=torch.float32, device=CPU, kv_blocks=kv_blocks, block_size=BLOCK_SIZE)
 
 
 class Pipeline:

@@ -29,7 +29,13 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, window_switch="use_sliding_window"),
 }
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# each with the settings that it cannot do without
+ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,8 @@ def spec_from_config(config: Mapping[str, Any], eos_ids: tuple[int, ...] = ()) -
         )
     except KeyError as missing:
         raise CorruptWeights(f"config.json lacks {missing}.", hint="Fetch the model again.") from None
+    except (TypeError, ValueError) as error:
+        raise CorruptWeights(f"config.json cannot be used: {error}.", hint="Fetch the model again.") from None
 
 
 def _rope(config: Mapping[str, Any]) -> RopeSpec:
@@ -135,8 +143,10 @@ def _rope(config: Mapping[str, Any]) -> RopeSpec:
         raise UnsupportedModel(f"The rope scaling '{kind}' is not known.", hint=f"Penstock knows: {', '.join(ROPE_TYPES)}.")
     if config.get("partial_rotary_factor", 1.0) != 1.0 or params.pop("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel("A rotary embedding over a part of the head is not known.")
-    if kind == "yarn":
+    if kind in ("llama3", "yarn"):
         params.setdefault("original_max_position_embeddings", config.get("max_position_embeddings", 2048))
+    for key in ROPE_TYPES[kind]:
+        float(params[key])  # now, with a name, rather than in the middle of loading
     return RopeSpec(theta, kind, params)
 
 

@@ -25,7 +25,7 @@ class WeightFiles:
         if index.exists():
             try:
                 self.where: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-            except (ValueError, KeyError) as error:
+            except (ValueError, KeyError, TypeError) as error:
                 raise CorruptWeights(f"{index} cannot be read: {error!r}.", hint=FETCH_AGAIN) from None
             return
         files = sorted(folder.glob("*.safetensors"))
