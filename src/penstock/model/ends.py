@@ -58,7 +58,7 @@ class EndModel:
         """
         logits = self._head(normed.to(self.dtype)).float()
         if self._rows is not None:
-            _, ids = top(logits, REFINED)  # [R, k]
+            _, ids = top(logits, min(REFINED, logits.shape[1]))  # [R, k]
             rows = self._rows[ids].float()  # [R, k, hidden]
             logits.scatter_(1, ids, torch.bmm(rows, normed.unsqueeze(2)).squeeze(2))
         return logits

@@ -156,6 +156,8 @@ def _windows(family: Family, config: Mapping[str, Any], layers: int) -> tuple[in
         return (None,) * layers
     kinds = config.get("layer_types")
     if kinds:
+        if len(kinds) != layers:
+            raise ValueError(f"layer_types names {len(kinds)} of {layers} layers")
         return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
     full = int(config.get("max_window_layers", 0)) if family.window_switch else 0
     return tuple(None if layer < full else int(window) for layer in range(layers))
