@@ -16,14 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.domain.topology import LayerRange
-from penstock.model.attention import PagedAttention, Piece
+from penstock.model.attention import AttentionPlan, Piece
 from penstock.model.linear import Linear, can_pack, linear
 from penstock.model.rope import RopeTable, rotate_
 from penstock.model.spec import ModelSpec
 from penstock.model.weights import WeightFiles
 from penstock.progress import Progress, silent
-
-KEPT_SHARE = 0.25  # what attention may keep between steps, as a share of the KV pool
 
 
 class Segment(Protocol):
@@ -68,7 +66,6 @@ class LlmModel:
         self.spec, self.layers, self.dtype, self.device = spec, layers, dtype, device
         self.kv_blocks, self.block_size = kv_blocks, block_size
         self._rope = RopeTable(spec, dtype, device)
-        self._attention = PagedAttention(block_size, int(KEPT_SHARE * kv_blocks * block_size), dtype, device)
         self._packed = can_pack(dtype, device)
         slots = (kv_blocks + 1) * block_size  # block 0 stays empty: padding points there
         self._layers: list[_Layer] = []
@@ -85,13 +82,13 @@ class LlmModel:
     @torch.inference_mode()
     def process(self, hidden: Tensor, pieces: Sequence[Piece]) -> Tensor:
         spec = self.spec
-        plan = self._attention.plan(pieces)
+        plan = AttentionPlan(pieces, self.block_size, self.dtype, self.device)
         cos, sin = self._rope.rows(plan.positions, plan.up_to)
         rotated = spec.heads + spec.kv_heads
         q_width, head_dim, eps = spec.heads * spec.head_dim, spec.head_dim, spec.norm_eps
         # the residual stream stays in fp32: in bf16 its rounding is half of the whole error, and it is no faster
         x = hidden.float()
-        for index, layer in enumerate(self._layers):
+        for layer in self._layers:
             normed = F.rms_norm(x, (spec.hidden,), layer.input_norm, eps).to(self.dtype)
             qkv = layer.qkv(normed)  # [T, (heads + 2 kv_heads) * head_dim]
             qk = qkv[:, : rotated * head_dim].view(-1, rotated, head_dim)
@@ -99,14 +96,12 @@ class LlmModel:
                 qk.copy_(F.rms_norm(qk, (head_dim,), None, eps).mul_(layer.qk_norm))
             rotate_(qk, cos, sin)
             # the turned keys and the values lie side by side in qkv: one write for both
-            new = qkv[:, q_width:]
-            layer.kv.view(-1, spec.kv_width).index_copy_(0, plan.slots, new)
-            mixed = plan.attend(index, qk[:, : spec.heads], new, layer.kv, layer.window)
+            layer.kv.view(-1, spec.kv_width).index_copy_(0, plan.slots, qkv[:, q_width:])
+            mixed = plan.attend(qk[:, : spec.heads], layer.kv, layer.window)
             x = x + layer.output(mixed)
             gate_up = layer.gate_up(F.rms_norm(x, (spec.hidden,), layer.mlp_norm, eps).to(self.dtype))
             gated = F.silu(gate_up[:, : spec.intermediate]).mul_(gate_up[:, spec.intermediate :])
             x = x + layer.down(gated)
-        self._attention.keep(plan)
         return x
 
     def _build(self, index: int, weights: Mapping[str, Tensor], kv: Tensor) -> _Layer:
