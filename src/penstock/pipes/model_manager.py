@@ -12,7 +12,7 @@ from penstock.config import EngineConfig
 from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
 from penstock.model.ends import EndModel
-from penstock.model.memory import available_memory, keep_freed_memory
+from penstock.model.memory import available_memory, keep_freed_memory, use_huge_pages
 from penstock.model.segment import LlmModel
 from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
@@ -72,6 +72,8 @@ class ModelManager:
             for layers in ranges
         ]
         ends = EndModel(spec, folder, files, dtype=kind, device=where)
+        if where.type == "cpu":
+            use_huge_pages()
         return LoadedModel(model, folder, spec, kind, where, Pipe(model, spec.num_layers, loaded), ends)
 
     def _kv_blocks(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, kv_memory: int | None) -> int:
