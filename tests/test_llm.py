@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -160,6 +161,60 @@ def test_a_bad_prompt_is_refused_at_once_and_the_engine_goes_on(
     assert llm.chat(FRANCE, GREEDY)[0].outputs[0].text.endswith("Paris.")
 
 
+@pytest.mark.parametrize(
+    "request_,field",
+    [
+        ({"prompt": "x", "priority": None}, "priority"),
+        ({"prompt": "x", "priority": "high"}, "priority"),
+        ({"prompt": "x", "deadline": 0}, "deadline"),
+        ({"prompt": "x", "deadline": float("nan")}, "deadline"),
+        ({"prompt": "x", "sampling": None}, "sampling"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "a\ud800b"}, "prompt"),
+        ({"prompt": "x", "messages": FRANCE}, "prompt"),
+        ({}, "prompt"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_a_request_that_makes_no_sense_names_its_field(llm: LLM, request_: dict[str, object], field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        llm.start(JobRequest(**request_))  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_a_job_that_nobody_holds_any_more_is_cancelled(llm: LLM) -> None:
+    for update in llm.start(
+        JobRequest(prompt="Count for ever: 1, 2,", sampling=SamplingParams(max_tokens=None, ignore_eos=True))
+    ):
+        if isinstance(update, TokensOut):
+            break
+    gc.collect()
+    done = llm.stats.generated_tokens
+    llm.generate("x", SamplingParams(max_tokens=1))
+    assert not llm.engine.sequences.holders
+    assert llm.stats.generated_tokens - done < 200
+
+
+def test_two_readers_of_one_job_both_come_to_its_end(llm: LLM) -> None:
+    handle = llm.start(JobRequest(prompt="Once", sampling=GREEDY))
+    readers = [threading.Thread(target=lambda: list(handle)) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(30)
+    assert not any(reader.is_alive() for reader in readers)
+
+
+def test_an_llm_that_nobody_holds_any_more_ends_its_thread(default_model_folder: object) -> None:
+    forgotten = LLM(kv_memory=4 << 20)
+    thread = forgotten.engine._thread
+    assert thread is not None
+    del forgotten
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 def test_one_bad_prompt_among_many_is_refused_before_any_is_answered(llm: LLM) -> None:
     with pytest.raises(EmptyPrompt):
         llm.generate(["fine", ""], GREEDY)
@@ -210,6 +265,8 @@ def test_a_prompt_longer_than_the_memory_names_the_memory(default_model_folder: 
         ({"segments": [(0, 10), (11, 30)]}, ConfigError, "11:30"),
         ({"segments": [(0, 10)]}, ConfigError, "30"),
         ({"kv_memory": 10}, ConfigError, "kv_memory"),
+        ({"kv_memory": 5e8}, ConfigError, "kv_memory"),
+        ({"window": "2"}, ConfigError, "window"),
         ({"kv_memory": 1 << 50}, NotEnoughMemory, "free"),
         ({"polciy": "fcfs"}, ConfigError, "policy"),
     ],

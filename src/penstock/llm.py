@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -87,11 +88,11 @@ class LLM:
         progress: Progress | None = None,
         **engine: Any,
     ) -> None:
-        try:
-            self.config = EngineConfig(**engine)
-        except TypeError:
+        unknown = [name for name in engine if name not in EngineConfig.__dataclass_fields__]
+        if unknown:
             known = ", ".join(EngineConfig.__dataclass_fields__)
-            raise ConfigError(f"LLM does not know one of: {', '.join(engine)}.", hint=f"Engine settings are: {known}.") from None
+            raise ConfigError(f"LLM does not know the setting '{unknown[0]}'.", hint=f"Engine settings are: {known}.")
+        self.config = EngineConfig(**engine)
         loaded = ModelManager(self.config, progress or silent).load(
             model, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
         )
@@ -105,6 +106,7 @@ class LLM:
         self.engine = Engine(self.config, loaded.pipe, loaded.ends, self.tokenizer.stream)
         self._factory = JobFactory(self.engine, self.tokenizer, context=loaded.spec.context, vocab=loaded.spec.vocab)
         self.engine.start()
+        weakref.finalize(self, self.engine.stop)  # an LLM that nobody holds any more ends its thread
 
     @property
     def stats(self) -> EngineStats:
@@ -139,7 +141,7 @@ class LLM:
         return self._run([JobRequest(messages=m, sampling=s) for m, s in zip(conversations, each, strict=True)], use_tqdm)
 
     def close(self) -> None:
-        """End what is running and free the machine."""
+        """End what is running; the memory goes with the object."""
         self.engine.stop()
 
     def __enter__(self) -> LLM:

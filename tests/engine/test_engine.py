@@ -67,7 +67,7 @@ def test_two_chunks_of_one_prompt_are_in_flight_together() -> None:
 
 
 def test_prefill_progress_reaches_the_client_chunk_by_chunk() -> None:
-    engine = make_engine(EngineConfig(chunk=4))
+    engine = make_engine(EngineConfig(idle_chunk=4))
     _, updates = submit(engine, list(range(1, 11)), GREEDY)
     finish(engine)
     assert [(u.done, u.total) for u in updates if isinstance(u, PrefillProgress)] == [(4, 10), (8, 10), (10, 10)]
@@ -146,6 +146,61 @@ def test_cancelling_frees_the_memory_at_every_stage() -> None:
     assert [u.reason for u in updates if isinstance(u, OutputFinished)] == [FinishReason.CANCELLED]
     assert isinstance(updates[-1], JobDone)
     assert all(stage.sequences.pool.held == 0 for stage in engine.stages.values())
+
+
+def test_a_cancelled_neighbour_in_a_merged_batch_harms_nobody() -> None:
+    """With two NetworkJobs on their way to one stage, the later one's notice must not take the earlier one's memory."""
+    engine = make_engine(EngineConfig(block_size=2), stages=2)
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    for cancel_after in range(14):
+        _, updates = submit(engine, [1, 2], sampling)
+        other, _ = submit(engine, [3, 4, 5], sampling, arrival=1.0)
+        for _ in range(cancel_after):
+            engine.turn()
+        engine.cancel(other)  # type: ignore[arg-type]
+        finish(engine)
+        assert said(updates) == oracle([1, 2], sampling, stages=2, seed=1)
+
+
+def test_text_that_was_held_back_comes_when_a_job_is_cancelled() -> None:
+    engine = make_engine(EngineConfig())
+    job, updates = submit(engine, [1, 2], SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, stop=["<" + "x" * 40]))
+    while not said(updates):
+        engine.turn()
+    engine.cancel(job)  # type: ignore[arg-type]
+    finish(engine)
+    shown = "".join(u.text for u in updates if isinstance(u, TokensOut))
+    assert shown == "".join(f"<{token}>" for token in said(updates))
+
+
+def test_an_answer_that_cannot_be_made_into_text_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(EngineConfig())
+    _, broken = submit(engine, [1, 2], GREEDY)
+    _, fine = submit(engine, [1, 2, 3], GREEDY, arrival=1.0)
+
+    class Bad:
+        def push(self, token_id: int, *, may_stop: bool = True) -> str:
+            raise ValueError("no text")
+
+    engine.sequences._texts[0] = Bad()  # type: ignore[assignment]
+    finish(engine)
+    assert isinstance(broken[-1], JobFailed)
+    assert said(fine) == oracle([1, 2, 3], GREEDY, stages=1, seed=1)
+
+
+def test_several_outputs_of_a_prompt_that_cannot_fit_end_once() -> None:
+    engine = make_engine(EngineConfig(block_size=2, prefix_cache=False), blocks=4)
+    _, updates = submit(engine, [1] * 20, SamplingParams(n=3))
+    finish(engine)
+    assert [type(u) for u in updates] == [JobFailed]
+
+
+def test_an_engine_that_was_never_started_still_ends_its_jobs() -> None:
+    engine = make_engine(EngineConfig())
+    job, updates = make_job([1], GREEDY)
+    engine.submit(job)
+    engine.stop()
+    assert isinstance(updates[-1], JobFailed)
 
 
 def test_decodes_of_many_sequences_share_one_pass() -> None:
@@ -239,7 +294,16 @@ def test_a_defect_in_the_loop_ends_the_jobs_instead_of_hanging_them(monkeypatch:
     assert ended.wait(10)
 
 
-@pytest.mark.parametrize("bad", [{"policy": "random"}, {"chunk": 0}, {"window": 0}, {"step_target": -1}])
+def test_a_prompt_is_read_in_larger_pieces_while_nobody_waits_for_a_token() -> None:
+    engine = make_engine(EngineConfig(chunk=4, idle_chunk=20), blocks=64)
+    submit(engine, [2] * 40, GREEDY)
+    finish(engine)
+    segment = engine.pipe.segments[0]
+    assert isinstance(segment, FakeSegment)
+    assert [batch[0].n for batch in segment.passes][:3] == [20, 20, 1]
+
+
+@pytest.mark.parametrize("bad", [{"policy": "random"}, {"idle_chunk": 0}, {"chunk": 0}, {"window": 0}, {"step_target": -1}])
 def test_settings_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         EngineConfig(**bad)  # type: ignore[arg-type]

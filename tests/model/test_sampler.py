@@ -68,6 +68,24 @@ def test_a_nucleus_wider_than_the_candidates_is_found_all_the_same() -> None:
     assert len(found) > 1024
 
 
+def test_the_nucleus_is_a_share_of_everything_and_the_same_beside_a_wide_one() -> None:
+    """The 1,024 best hold 0.93 of the mass: 0.9 of everything reaches further than 0.9 of those."""
+    share = dict.fromkeys(range(1024), 0.93 / 1024) | dict.fromkeys(range(1024, VOCAB), 0.07 / 1976)
+    narrow = row(seed=1, temperature=1.0, top_p=0.9)
+    wide = row(seed=2, temperature=1.0, top_p=0.99)
+    logits = logits_of(share)
+    from penstock.model.sampler import _least
+
+    alone = _least(torch.softmax(logits, -1), [narrow.params])
+    beside = _least(torch.softmax(logits.repeat(2, 1), -1), [narrow.params, wide.params])
+    assert alone[0] == beside[0]
+    steep = torch.linspace(0, -12, VOCAB).unsqueeze(0)
+    probabilities = torch.softmax(steep, -1)
+    least = _least(probabilities, [narrow.params])
+    kept = probabilities[probabilities >= least].sum()
+    assert 0.9 <= kept < 0.905
+
+
 def test_one_row_never_changes_what_another_gets() -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, VOCAB, generator=generator) * 3
@@ -150,6 +168,11 @@ def test_two_levels_find_what_a_sort_finds(rows: int, vocab: int, k: int, data: 
     assert torch.equal(logits.gather(1, ids), values)
 
 
+def test_none_means_the_default_where_other_libraries_say_so() -> None:
+    params = SamplingParams(stop=None, stop_token_ids=None, logit_bias=None)  # type: ignore[arg-type]
+    assert (params.stop, params.stop_token_ids, params.logit_bias) == ((), (), {})
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -174,6 +197,9 @@ def test_two_levels_find_what_a_sort_finds(rows: int, vocab: int, k: int, data: 
         {"stop": ["a"] * 17},
         {"stop_token_ids": [-1]},
         {"seed": 2**64},
+        {"stop": 5},
+        {"logit_bias": [1]},
+        {"ignore_eos": "yes"},
     ],
 )
 def test_a_setting_that_cannot_be_used_is_named(bad: dict[str, object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from penstock.domain.sampling import SamplingParams
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RequestError
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as the chat template takes it
 
@@ -38,6 +39,18 @@ class JobRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0  # higher is more urgent
     deadline: float | None = None  # seconds from arrival; orders the queue under EDF and LRS
+
+    def __post_init__(self) -> None:
+        if type(self.priority) is not int:
+            raise RequestError(f"priority = {self.priority!r} cannot be used.", field="priority", hint="Give a whole number.")
+        if self.deadline is not None:
+            number = isinstance(self.deadline, int | float) and not isinstance(self.deadline, bool)
+            if not number or not 0 < self.deadline < math.inf:
+                raise RequestError(
+                    f"deadline = {self.deadline!r} cannot be used.", field="deadline", hint="Give seconds above 0."
+                )
+        if not isinstance(self.sampling, SamplingParams):
+            raise RequestError("sampling is not a SamplingParams.", field="sampling")
 
 
 @dataclass(frozen=True, slots=True)

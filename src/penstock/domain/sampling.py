@@ -40,9 +40,16 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", {_token_id(t): b for t, b in dict(self.logit_bias).items()})
+        for name in ("stop", "stop_token_ids"):
+            try:
+                object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+            except TypeError:
+                raise _bad(name, getattr(self, name), "a list") from None
+        if not isinstance(self.logit_bias or {}, Mapping):
+            raise _bad("logit_bias", self.logit_bias, "a number for each token id")
+        object.__setattr__(self, "logit_bias", {_token_id(t): b for t, b in (self.logit_bias or {}).items()})
+        if type(self.ignore_eos) is not bool:
+            raise _bad("ignore_eos", self.ignore_eos, "true or false")
         self._whole("n", 1, MAX_N)
         if self.max_tokens is not None:
             self._whole("max_tokens", 1)
@@ -70,7 +77,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < 1e-5  # below, logits divided by it overflow
 
     @property
     def penalised(self) -> bool:

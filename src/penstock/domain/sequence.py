@@ -47,6 +47,7 @@ class Job:
     sink: Callable[[JobUpdate], None]
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
+    prefilled: int = 0  # prompt tokens reported as read
     preemptions: int = 0
     first_grant: float | None = None
     first_token: float | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from penstock.config import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.fsm import ComputeStep, Facts, JobState, next_state
+from penstock.domain.job import JobFailed
 from penstock.domain.sequence import Job
 from penstock.domain.span import NetworkJob
 from penstock.engine.engine_sequences import EngineSequenceManager
@@ -52,10 +53,10 @@ class Engine:
         self.sequences = EngineSequenceManager(ledger, eos_ids=ends.eos_ids, text_stream=text, secret=secrets.token_bytes(32))
         # every stage counts like the origin does, so all have the blocks of the smallest
         self.stages = {segment.layers.start: Stage(segment, pipe.kv_blocks, config) for segment in pipe.segments}
-        self._scheduler = Scheduler(config, ledger, predictor)
+        self._window = config.window or len(pipe.segments)
+        self._scheduler = Scheduler(config, ledger, predictor, pipelined=self._window > 1)
         context = JobContext(config, pipe, ends, self.stages, self.sequences, predictor, self.stats)
         self._processor = JobProcessor(context)
-        self._window = config.window or len(pipe.segments)
         self._node_id, self._next_number = node_id, 0
         self._inbox: queue.SimpleQueue[_Submit | _Cancel | _Stop] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -87,7 +88,9 @@ class Engine:
         with self._closing:
             self._stopped = True
             self._inbox.put(_Stop())
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is None:
+            self._end_all(EngineStopped("The engine was stopped before it was started."))
+        elif self._thread is not threading.current_thread():
             self._thread.join()
 
     # ---- the compute thread ----
@@ -160,12 +163,15 @@ class Engine:
         """Whatever is still open ends with this error, also what was submitted in the meantime."""
         with self._closing:
             self._stopped = True
+        open_jobs = {seq.job for seq in [*self.sequences.queued.values(), *self.sequences.holders.values()]}
         while True:
             try:
                 command = self._inbox.get_nowait()
             except queue.Empty:
                 break
             if isinstance(command, _Submit):
-                self.sequences.fail(command.job, error)
-        for seq in [*self.sequences.queued.values(), *self.sequences.holders.values()]:
-            self.sequences.fail(seq.job, error)
+                open_jobs.add(command.job)
+        for job in open_jobs:  # no bookkeeping: whatever broke may have left it in pieces, and nobody will need it
+            if job.open:
+                job.open = False
+                job.emit(JobFailed(error))

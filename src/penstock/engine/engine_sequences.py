@@ -26,7 +26,7 @@ from penstock.domain.sequence import HOLDS_KV, TERMINAL, Job, Sequence, Sequence
 from penstock.domain.span import Notice, NoticeKind, Span
 from penstock.engine.output import OutputText, TextStream
 from penstock.engine.scheduler import SchedulerOutput
-from penstock.errors import PenstockError, PromptTooLong
+from penstock.errors import ComputeFailed, PenstockError, PromptTooLong
 
 
 class Step(NamedTuple):
@@ -77,6 +77,8 @@ class EngineSequenceManager:
         for seq in output.preempted:
             self.preempt_seq(seq)
         for seq in output.ignored:
+            if not seq.job.open:
+                continue  # another of its outputs was ignored just now
             limit = self.pool.capacity * self.pool.block_size
             self._end(seq, SequenceState.IGNORED)
             self.fail(
@@ -99,7 +101,8 @@ class EngineSequenceManager:
             if seq is None:
                 continue
             seq.stage_processed = span.end
-            if span.n > 1 and span.end <= seq.prompt_len and seq.index == 0:
+            if seq.index == 0 and seq.job.prefilled < span.end <= seq.prompt_len:
+                seq.job.prefilled = span.end
                 seq.job.emit(PrefillProgress(span.end, seq.prompt_len))
 
     def on_step_completed(self, steps: Iterable[Step]) -> None:
@@ -114,7 +117,10 @@ class EngineSequenceManager:
             if step.token_id is None:
                 continue
             seq.move(SequenceState.PAUSED)
-            self._accept(seq, step.token_id, step.logprob)
+            try:
+                self._accept(seq, step.token_id, step.logprob)
+            except Exception as error:  # whatever is wrong with one answer must not touch its neighbours
+                self.fail(seq.job, ComputeFailed(f"The answer could not be made into text: {error}."))
 
     def preempt_seq(self, seq: Sequence) -> None:
         """Drop the KV; prompt and generated tokens are computed again later. Nothing that was said is said again."""
@@ -133,9 +139,13 @@ class EngineSequenceManager:
         """A sequence is over: give its memory back and tell the client."""
         if seq.state in TERMINAL:
             return
+        job = seq.job
+        if reason is FinishReason.CANCELLED:
+            rest = self._texts[seq.seq_id].finish().text
+            if rest:
+                job.emit(TokensOut(seq.index, rest, ()))
         seq.finish = reason
         self._end(seq, SequenceState.FINISHED)
-        job = seq.job
         job.emit(OutputFinished(seq.index, reason, stop_reason))
         if job.open and all(s.state in TERMINAL for s in job.sequences):
             job.open = False

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 import queue
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate, new_job_id
 from penstock.domain.sequence import Job
 from penstock.engine.engine import Engine
-from penstock.errors import EmptyPrompt, InvalidSampling, PromptTooLong, RequestError
+from penstock.errors import EmptyPrompt, EngineError, InvalidSampling, PromptTooLong, RequestError
 
 
 class Tokenizer(Protocol):
@@ -21,11 +23,16 @@ class Tokenizer(Protocol):
 
 
 class JobHandle:
-    """A job that was accepted. Iterating yields its updates until the last, a JobDone or a JobFailed."""
+    """A job that was accepted. Iterating yields its updates until the last, a JobDone or a JobFailed.
 
-    def __init__(self, job: Job, cancel: Callable[[Job], None], updates: queue.SimpleQueue[JobUpdate]) -> None:
+    `updates` is None if they go to a sink. A handle that nobody holds any more cancels its job.
+    """
+
+    def __init__(self, job: Job, cancel: Callable[[Job], None], updates: queue.SimpleQueue[JobUpdate] | None) -> None:
         self._job, self._cancel, self._updates = job, cancel, updates
         self._last: JobUpdate | None = None
+        if updates is not None:
+            weakref.finalize(self, cancel, job).atexit = False
 
     @property
     def job_id(self) -> str:
@@ -36,10 +43,13 @@ class JobHandle:
         return self._job.prompt_ids
 
     def __iter__(self) -> Iterator[JobUpdate]:
+        if self._updates is None:
+            raise EngineError("The updates of this job go to its sink.")
         while self._last is None:
             update = self._updates.get()
             if isinstance(update, JobDone | JobFailed):
                 self._last = update
+                self._updates.put(update)  # wakes whoever else waits for it
             yield update
 
     def cancel(self) -> None:
@@ -51,6 +61,7 @@ class JobFactory:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, context: int, vocab: int) -> None:
         self._engine, self._tokenizer, self._vocab = engine, tokenizer, vocab
         self._context = context
+        self._id_hint = f"Ids go from 0 to {vocab - 1}."
 
     def start_job(self, request: JobRequest, sink: Callable[[JobUpdate], None] | None = None) -> JobHandle:
         """Check and tokenize in the caller's thread, so that bad input is refused at once and costs the engine nothing.
@@ -65,7 +76,7 @@ class JobFactory:
                 raise InvalidSampling(
                     f"{name} names token {beyond[0]}, which does not exist.",
                     field=name,
-                    hint=f"Ids go from 0 to {self._vocab - 1}.",
+                    hint=self._id_hint,
                 )
         limit, what = min((self._context, "the model's context"), (self._engine.max_tokens, "the KV memory"))
         if len(prompt) >= limit:
@@ -86,7 +97,7 @@ class JobFactory:
             sink=sink or updates.put,
         )
         self._engine.submit(job)
-        return JobHandle(job, self._engine.cancel, updates)
+        return JobHandle(job, self._engine.cancel, None if sink else updates)
 
     def _prompt(self, request: JobRequest) -> list[int]:
         if (request.prompt is None) == (request.messages is None):
@@ -94,15 +105,23 @@ class JobFactory:
         if request.messages is not None:
             if not request.messages:
                 raise EmptyPrompt("The conversation has no messages.", field="messages", hint="Give at least one.")
-            return self._tokenizer.encode_chat(request.messages)
-        if isinstance(request.prompt, str):
-            ids = self._tokenizer.encode(request.prompt)
+            ids = self._encoded(lambda: self._tokenizer.encode_chat(request.messages or ()), "messages")
+        elif isinstance(request.prompt, str):
+            text = request.prompt
+            ids = self._encoded(lambda: self._tokenizer.encode(text), "prompt")
         else:
-            ids = list(request.prompt or ())
-            if not all(type(token) is int and 0 <= token < self._vocab for token in ids):
-                raise RequestError(
-                    "The prompt holds ids that are no tokens.", field="prompt", hint=f"Ids go from 0 to {self._vocab - 1}."
-                )
+            try:
+                ids = [operator.index(token) for token in request.prompt or ()]
+            except TypeError:
+                raise RequestError("The prompt is neither text nor a list of token ids.", field="prompt") from None
         if not ids:
             raise EmptyPrompt("The prompt is empty.", field="prompt", hint="Give at least one character.")
+        if not all(0 <= token < self._vocab for token in ids):
+            raise RequestError("The prompt holds ids that are no tokens.", field="prompt", hint=self._id_hint)
         return ids
+
+    def _encoded(self, encode: Callable[[], list[int]], field: str) -> list[int]:
+        try:
+            return encode()
+        except (UnicodeEncodeError, TypeError):  # how the tokenizer refuses lone surrogates
+            raise RequestError("The text is not valid Unicode.", field=field, hint="Remove lone surrogates.") from None

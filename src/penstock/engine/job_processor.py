@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.config import EngineConfig
 from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_state
 from penstock.domain.sequence import Job, Sequence
-from penstock.domain.span import NetworkJob, Span, Verdict
+from penstock.domain.span import NetworkJob, NoticeKind, Span, Verdict
 from penstock.engine.engine_sequences import EngineSequenceManager, Step
 from penstock.engine.predictor import StepTimePredictor
 from penstock.engine.stage import Refusal, Stage
@@ -104,7 +104,7 @@ class JobProcessor:
 
     def _take_batch(self) -> list[Visit]:
         """The oldest visit and those behind it in the same state and at the same layer. Nobody is overtaken: the batch
-        ends before a second Span of one sequence."""
+        ends before a second Span of one sequence, and before a notice that takes away the memory of one in it."""
         first = self._visits[0]
         batch: list[Visit] = []
         seen: set[int] = set()
@@ -112,7 +112,8 @@ class JobProcessor:
             if visit.state is not first.state or visit.job.current_layer != first.job.current_layer:
                 continue
             ids = {span.seq_id for span in visit.job.spans}
-            if ids & seen:
+            released = {notice.seq_id for notice in visit.job.notices if notice.kind is not NoticeKind.STEP_COMPLETED}
+            if (ids | released) & seen:
                 break
             seen |= ids
             batch.append(visit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 FORGET = 0.98
+MAX_CHUNK = 8192  # tokens; a mask grows with the square of it
 PRIOR = (5e-3, 1e-3, 1e-7)  # seconds: per step, per token, per token of context read; only until steps were seen
 
 
@@ -41,4 +42,4 @@ class StepTimePredictor:
         """The most prefill tokens that keep a step with these decodes under `seconds`."""
         a, b, c = self._weights
         spare = seconds - a - b * decodes - c * context
-        return int(spare / b) if b > 0 and spare > 0 else 0
+        return int(min(spare / max(b, 1e-9), MAX_CHUNK)) if spare > 0 else 0

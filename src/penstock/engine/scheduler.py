@@ -15,6 +15,7 @@ from penstock.domain.sequence import Sequence, SequenceState
 from penstock.engine.policies import POLICIES
 from penstock.engine.predictor import StepTimePredictor
 
+IDLE_FACTOR = 4
 MIN_DYNAMIC_CHUNK = 16  # a prompt always goes on, however slow the machine
 
 
@@ -38,7 +39,8 @@ class SchedulerOutput:
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, pool: BlockPool, predictor: StepTimePredictor) -> None:
+    def __init__(self, config: EngineConfig, pool: BlockPool, predictor: StepTimePredictor, *, pipelined: bool) -> None:
+        self._pipelined = pipelined  # several NetworkJobs may be in flight
         self._config, self._pool, self._predictor = config, pool, predictor
         self._policy = POLICIES[config.policy]
 
@@ -52,7 +54,7 @@ class Scheduler:
             decodes.sort(key=round_.urgency)  # only where somebody may have to give way does the order matter
         for seq in decodes:
             round_.decode(seq)
-        round_.budget = self._chunk(decodes)
+        round_.budget = self._chunk(decodes, holders)
         if len(decodes) < len(ready):
             for seq in sorted((s for s in ready if not s.decoding), key=round_.urgency):
                 round_.go_on(seq)
@@ -62,11 +64,15 @@ class Scheduler:
                     break
         return round_.out
 
-    def _chunk(self, decodes: list[Sequence]) -> int:
-        if self._config.step_target is None:
-            return self._config.chunk
+    def _chunk(self, decodes: list[Sequence], holders: Collection[Sequence]) -> int:
+        config = self._config
+        if config.step_target is None:
+            # long passes are faster, but they stall those who decode, and leave a pipeline of several stages empty
+            if self._pipelined or any(seq.decoding for seq in holders):
+                return config.chunk
+            return config.idle_chunk or IDLE_FACTOR * config.chunk
         context = sum(seq.step_processed for seq in decodes)
-        return max(MIN_DYNAMIC_CHUNK, self._predictor.chunk_within(self._config.step_target, len(decodes), context))
+        return max(MIN_DYNAMIC_CHUNK, self._predictor.chunk_within(config.step_target, len(decodes), context))
 
     def _urgency(self, seq: Sequence, now: float) -> Urgency:
         """Lower is more urgent: priority, then the policy, then arrival, then the order of outputs."""

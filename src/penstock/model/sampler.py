@@ -123,7 +123,9 @@ def _least(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     rank = torch.arange(best.shape[1], device=device)
     best = best.masked_fill(rank >= column([p.top_k or vocab for p in params]), 0.0)
     before = best.cumsum(dim=-1) - best  # the mass of the tokens before this one
-    kept = before < column([p.top_p for p in params]) * best.sum(dim=-1, keepdim=True)
+    # the whole is what top_k leaves; without it everything, whether or not it is among the candidates
+    whole = torch.where(column([p.top_k for p in params]) > 0, best.sum(dim=-1, keepdim=True), 1.0)
+    kept = before < whole * column([p.top_p if p.top_p < 1.0 else float("inf") for p in params])
     kept &= (best > 0) & (best >= column([p.min_p for p in params]) * best[:, :1])
     kept[:, 0] = True
     return best.masked_fill(~kept, float("inf")).amin(dim=-1, keepdim=True)

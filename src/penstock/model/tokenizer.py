@@ -32,19 +32,11 @@ class Tokenizer:
         self.chat_template = _chat_template(folder, settings)
         self._compiled: Any = None
 
-    @property
-    def vocab_size(self) -> int:
-        return int(self._rust.get_vocab_size(with_added_tokens=True))
-
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         return list(self._rust.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._rust.decode(list(ids), skip_special_tokens=skip_special))
-
-    def token(self, token_id: int) -> str | None:
-        found = self._rust.id_to_token(token_id)
-        return None if found is None else str(found)
 
     def stream(self) -> TextStream:
         return TextStream(self._rust)
@@ -55,12 +47,12 @@ class Tokenizer:
             raise RequestError(
                 "This model has no chat template.", field="messages", hint="Send a plain prompt instead of messages."
             )
-        if self._compiled is None:
-            self._compiled = _environment().from_string(self.chat_template)
         special = {name: value for name, value in self._special.items() if value}
         try:
+            if self._compiled is None:
+                self._compiled = _environment().from_string(self.chat_template)
             return str(self._compiled.render(messages=messages, add_generation_prompt=True, **special, **extra))
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is a program that came with the model: it can fail in any way
             raise RequestError(
                 f"The chat template refuses these messages: {error}.",
                 field="messages",
@@ -81,7 +73,11 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         self._ids.append(token_id)
-        text: str = self._stream.step(self._rust, token_id) or ""
+        try:
+            text: str = self._stream.step(self._rust, token_id) or ""
+        except Exception:  # it gives up on byte sequences that are no text: begin anew behind them
+            self._stream = DecodeStream(skip_special_tokens=True)
+            text = self._stream.step(self._rust, token_id) or ""
         self._sent += len(text)
         return text
 

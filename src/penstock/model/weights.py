@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -58,20 +57,6 @@ class WeightFiles:
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return found, digest.digest()
 
-    def size(self, names: Sequence[str]) -> int:
-        """Bytes that the named tensors take on disk."""
-        total = 0
-        for file in {self.where[n] for n in names if n in self.where}:
-            with _open(self.folder / file) as handle:
-                for name in names:
-                    if self.where.get(name) == file:
-                        part = handle.get_slice(name)
-                        count = 1
-                        for side in part.get_shape():
-                            count *= side
-                        total += count * _DTYPE_BYTES.get(part.get_dtype(), 2)
-        return total
-
     def _read_file(self, path: Path, names: list[str], into: dict[str, Tensor]) -> None:
         with _open(path) as handle:
             try:
@@ -83,9 +68,6 @@ class WeightFiles:
     def _names(self, path: Path) -> list[str]:
         with _open(path) as handle:
             return list(handle.keys())
-
-
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 
 
 def _open(path: Path) -> safe_open:

@@ -93,7 +93,7 @@ class ModelManager:
             context = -(-spec.context // self._config.block_size)
             wanted = max(min(MAX_AUTO_KV, int((free - weights) * AUTO_KV_SHARE)), 2 * per_block)
             return max(2, min(wanted // per_block, context * self._config.max_sequences))
-        if kv_memory < 2 * per_block:
+        if type(kv_memory) is not int or kv_memory < 2 * per_block:
             raise ConfigError(
                 f"kv_memory = {kv_memory} bytes is less than two blocks of this model.",
                 hint=f"Give at least {2 * per_block} bytes.",
