@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -152,10 +153,12 @@ def test_a_cancelled_neighbour_in_a_merged_batch_harms_nobody() -> None:
     """With two NetworkJobs on their way to one stage, the later one's notice must not take the earlier one's memory."""
     engine = make_engine(EngineConfig(block_size=2), stages=2)
     sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    for cancel_after in range(14):
+    for arrives, leaves in itertools.product(range(16), range(8)):
         _, updates = submit(engine, [1, 2], sampling)
+        for _ in range(arrives):
+            engine.turn()
         other, _ = submit(engine, [3, 4, 5], sampling, arrival=1.0)
-        for _ in range(cancel_after):
+        for _ in range(leaves):
             engine.turn()
         engine.cancel(other)  # type: ignore[arg-type]
         finish(engine)
