@@ -13,14 +13,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "soak" in config.option.markexpr:
-        return
-    for item in items:
-        if item.get_closest_marker("soak"):
-            item.add_marker(pytest.mark.skip(reason="a soak test runs only with -m soak"))
-
-
 @pytest.fixture(scope="session")
 def default_model_folder() -> Path:
     """The real default model, fetched once per machine; workers that start together wait for the one that fetches."""

@@ -124,6 +124,18 @@ def test_a_character_that_is_never_completed_shows_as_such(llm: LLM) -> None:
     assert stream.flush() == "\N{REPLACEMENT CHARACTER}"
 
 
+def test_a_decoder_that_gives_up_on_bytes_begins_anew(llm: LLM) -> None:
+    class GivesUp:
+        def step(self, tokenizer: object, token_id: int) -> str:
+            raise ValueError("Invalid prefix encountered while decoding stream.")
+
+    first, second = llm.tokenizer.encode("sea sky")[:2]
+    stream = llm.tokenizer.stream()
+    said = stream.push(first)
+    stream._stream = GivesUp()  # type: ignore[assignment]
+    assert said + stream.push(second) + stream.flush() == "sea sky"
+
+
 def test_updates_stream_and_end_once(llm: LLM) -> None:
     updates = list(llm.start(JobRequest(messages=FRANCE, sampling=GREEDY)))
     assert isinstance(updates[-1], JobDone)

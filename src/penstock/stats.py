@@ -15,10 +15,3 @@ class EngineStats:
     compute: float = 0.0
     prompt_tokens: int = 0  # computed; those found in the prefix cache are not in here
     generated_tokens: int = 0
-    jobs_done: int = 0
-    jobs_failed: int = 0
-
-    @property
-    def overhead(self) -> float:
-        """The share of the busy time that is not compute."""
-        return 1.0 - self.compute / self.busy if self.busy else 0.0

@@ -205,7 +205,6 @@ class JobProcessor:
         if next_state(JobState.HEAD, facts) is JobState.EMBED:
             return
         self._context.sequences.cancel(job)  # changes nothing where all is complete
-        self._context.stats.jobs_done += 1
         if self._context.config.print_times:
             self._print_times(job)
 
@@ -252,7 +251,6 @@ class JobProcessor:
                 seq = self._context.sequences.get(span)
                 if seq is not None:
                     self._context.sequences.fail(seq.job, error)
-                    self._context.stats.jobs_failed += 1
             # without its Spans it goes on, in its old place: the stages behind still need its notices, in order
             visit.job.spans, visit.job.hidden = [], None
             if visit.state is JobState.HEAD:

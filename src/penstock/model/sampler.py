@@ -39,6 +39,8 @@ class Sample(NamedTuple):
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
     """logits [R, vocab] in fp32, one row each; changed in place."""
+    if logits.device.type == "mps":
+        logits = logits.cpu()  # Apple's GPUs have no fp64, which running sums over a vocabulary need
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     # logprobs are the model's own: taken before penalties, bias and temperature
     raw = torch.log_softmax(logits[wanted], dim=-1) if wanted else None
