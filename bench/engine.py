@@ -18,7 +18,7 @@ import time
 
 import torch
 
-from penstock.config import EngineConfig
+from penstock.config.engine import EngineConfig
 from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import Job

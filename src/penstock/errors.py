@@ -54,6 +54,16 @@ class InvalidSampling(RequestError):
     code = "invalid_sampling"
 
 
+class QueueFull(RequestError):
+    """More jobs are open than the node accepts at once."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after  # seconds
+
+
 # ---- the model ----
 
 

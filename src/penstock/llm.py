@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from penstock.config import EngineConfig
+from penstock.config.engine import EngineConfig
 from penstock.domain.job import (
     FinishReason,
     JobDone,
@@ -17,14 +17,15 @@ from penstock.domain.job import (
     JobUpdate,
     Message,
     OutputFinished,
+    PromptLogprobs,
     Timings,
     TokenLogprob,
     TokensOut,
     Usage,
 )
 from penstock.domain.sampling import SamplingParams
-from penstock.engine.engine import Engine
-from penstock.engine.job_factory import JobFactory, JobHandle
+from penstock.engine.hosted_model import HostedModel
+from penstock.engine.job_factory import JobHandle
 from penstock.errors import ConfigError, PenstockError
 from penstock.model.sources import DEFAULT_MODEL
 from penstock.pipes.model_manager import ModelManager
@@ -50,6 +51,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # the first token has none
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
 
@@ -61,6 +63,8 @@ class RequestOutput:
                 output.token_ids += token_ids
                 if output.logprobs is not None:
                     output.logprobs += logprobs
+            case PromptLogprobs(_, logprobs):
+                self.prompt_logprobs = [*(self.prompt_logprobs or [None]), *logprobs]
             case OutputFinished(index, reason, stop_reason):
                 self.outputs[index].finish_reason, self.outputs[index].stop_reason = reason, stop_reason
             case JobDone(usage, timings):
@@ -96,16 +100,11 @@ class LLM:
         loaded = ModelManager(self.config, progress or silent).load(
             model, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
         )
-        self.model_name, self.folder, self.spec = model, loaded.folder, loaded.spec
-        self.dtype, self.device, self.num_layers = (
-            str(loaded.dtype).removeprefix("torch."),
-            str(loaded.device),
-            loaded.spec.num_layers,
-        )
-        self.tokenizer = loaded.ends.tokenizer
-        self.engine = Engine(self.config, loaded.pipe, loaded.ends, self.tokenizer.stream)
-        self._factory = JobFactory(self.engine, self.tokenizer, context=loaded.spec.context, vocab=loaded.spec.vocab)
-        self.engine.start()
+        hosted = HostedModel(loaded, self.config)
+        self.model_name, self.folder, self.spec, self.num_layers = model, hosted.folder, hosted.spec, hosted.spec.num_layers
+        self.dtype, self.device, self.tokenizer, self.engine = hosted.dtype, hosted.device, hosted.tokenizer, hosted.engine
+        self._jobs = hosted.jobs
+        hosted.start()
         weakref.finalize(self, self.engine.stop)  # an LLM that nobody holds any more ends its thread
 
     @property
@@ -114,7 +113,7 @@ class LLM:
 
     def start(self, request: JobRequest) -> JobHandle:
         """Submit one request and follow it: iterate over the handle for its updates."""
-        return self._factory.start_job(request)
+        return self._jobs.start_job(request)
 
     def generate(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.config import EngineConfig
+from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import NULL_BLOCK
 from penstock.domain.job import JobRequest, JobUpdate
 from penstock.domain.sampling import SamplingParams
@@ -104,7 +104,7 @@ def oracle(
 def make_engine(config: EngineConfig, *, stages: int = 1, blocks: int = 32) -> Engine:
     """An engine over fake stages, not started: a test turns it by hand."""
     segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size) for i in range(stages)]
-    return Engine(config, Pipe("fake", stages * 2, segments), FakeEnds(), FakeStream)
+    return Engine(config, Pipe("fake", stages * 2, segments), FakeEnds(), lambda skip_special: FakeStream())
 
 
 def make_job(

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.config import EngineConfig
+from penstock.config.engine import EngineConfig
 from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, PrefillProgress, TokensOut
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import SequenceState
@@ -255,7 +255,7 @@ def test_each_policy_has_its_own_idea_of_who_is_next(policy: str, first: int) ->
     engine = make_engine(EngineConfig(policy=policy, chunk=8, max_sequences=1), blocks=200)
     engine._scheduler._predictor.prefill = lambda tokens, chunk: tokens * 0.1  # type: ignore[method-assign]
     now = __import__("time").monotonic()
-    details = [([1] * 4, now, None), ([1] * 99, now + 0.001, 10.0), ([1] * 4, now + 0.002, 9.0)]
+    details = [([1] * 4, now, 20.0), ([1] * 99, now + 0.001, 10.0), ([1] * 4, now + 0.002, 9.0)]
     jobs = [make_job(prompt, GREEDY, arrival=at, deadline=deadline)[0] for prompt, at, deadline in details]
     for job in jobs:
         engine.submit(job)

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.config import POLICY_NAMES, EngineConfig
+from penstock.config.engine import POLICY_NAMES, EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
 from penstock.domain.sampling import SamplingParams

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from penstock.domain.constraint import ConstraintFactory
 from penstock.domain.sampling import SamplingParams
 from penstock.errors import PenstockError, RequestError
 
@@ -39,6 +40,8 @@ class JobRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0  # higher is more urgent
     deadline: float | None = None  # seconds from arrival; orders the queue under EDF and LRS
+    constraint: ConstraintFactory | None = None  # makes, for each output, what decides which tokens may come
+    template: Mapping[str, Any] = field(default_factory=dict)  # further variables for the chat template, such as tools
 
     def __post_init__(self) -> None:
         if type(self.priority) is not int:
@@ -51,6 +54,13 @@ class JobRequest:
                 )
         if not isinstance(self.sampling, SamplingParams):
             raise RequestError("sampling is not a SamplingParams.", field="sampling")
+        if self.constraint is not None and (self.sampling.ignore_eos or self.sampling.min_tokens):
+            name = "ignore_eos" if self.sampling.ignore_eos else "min_tokens"
+            raise RequestError(
+                f"{name} and a grammar contradict each other: the grammar says when the text ends.",
+                field=name,
+                hint="Leave one of them out.",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,14 @@ class PrefillProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely prompt tokens from position `start` on were after those before them. The first token has no value."""
+
+    start: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokensOut:
     """New tokens of output `index`. `text` may be empty while bytes of a character or a possible stop string are held back."""
 
@@ -118,4 +136,4 @@ class JobFailed:
     error: PenstockError
 
 
-JobUpdate = PrefillProgress | TokensOut | OutputFinished | JobDone | JobFailed
+JobUpdate = PrefillProgress | PromptLogprobs | TokensOut | OutputFinished | JobDone | JobFailed

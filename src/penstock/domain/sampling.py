@@ -17,7 +17,8 @@ class SamplingParams:
     """Checked when made: an instance that exists can be run.
 
     temperature 0 is greedy. `top_k` 0 and `top_p` 1 are off. `seed` None draws a new one for each request.
-    `logprobs` None gives none, 0 the chosen token's alone, k also the k most likely ones.
+    `logprobs` None gives none, 0 the chosen token's alone, k also the k most likely ones; `prompt_logprobs` the same for the
+    tokens of the prompt (which is then computed whole: what the prefix cache knows of it is not used).
     """
 
     n: int = 1
@@ -33,9 +34,11 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # leave the tokenizer's special tokens out of the text
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -48,8 +51,9 @@ class SamplingParams:
         if not isinstance(self.logit_bias or {}, Mapping):
             raise _bad("logit_bias", self.logit_bias, "a number for each token id")
         object.__setattr__(self, "logit_bias", {_token_id(t): b for t, b in (self.logit_bias or {}).items()})
-        if type(self.ignore_eos) is not bool:
-            raise _bad("ignore_eos", self.ignore_eos, "true or false")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if type(getattr(self, name)) is not bool:
+                raise _bad(name, getattr(self, name), "true or false")
         self._whole("n", 1, MAX_N)
         if self.max_tokens is not None:
             self._whole("max_tokens", 1)
@@ -63,8 +67,9 @@ class SamplingParams:
         self._number("frequency_penalty", -2.0, 2.0)
         if self.seed is not None:
             self._whole("seed", -(2**63), 2**64 - 1)
-        if self.logprobs is not None:
-            self._whole("logprobs", 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._whole(name, 0, MAX_LOGPROBS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _bad("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if len(self.stop) > MAX_STOPS or not all(isinstance(s, str) and s for s in self.stop):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from penstock.domain.blocks import KeyChain
-from penstock.domain.job import FinishReason, JobRequest, JobUpdate
+from penstock.domain.constraint import Constraint
+from penstock.domain.job import FinishReason, JobDone, JobFailed, JobRequest, JobUpdate
 from penstock.domain.sampling import SamplingParams
 
 
@@ -48,14 +50,19 @@ class Job:
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     prefilled: int = 0  # prompt tokens reported as read
+    scored: int = 0  # prompt tokens whose successor's likelihood was reported, where that was asked for
     preemptions: int = 0
+    deadline: float = math.inf  # seconds from arrival
     first_grant: float | None = None
     first_token: float | None = None
     open: bool = True  # no final update was emitted yet
+    on_end: Callable[[Job], None] | None = None
     reachable: bool = True  # the client takes updates
 
     def emit(self, update: JobUpdate) -> None:
         """Hand an update to the client. A client that fails to take it is not asked again."""
+        if isinstance(update, JobDone | JobFailed) and self.on_end is not None:
+            self.on_end(self)
         if self.reachable:
             try:
                 self.sink(update)
@@ -69,10 +76,6 @@ class Job:
     @property
     def priority(self) -> int:
         return self.request.priority
-
-    @property
-    def deadline(self) -> float | None:
-        return self.request.deadline
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +102,8 @@ class Sequence:
     table: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     prefix_trusted: bool = True  # False once a stage did not hold a prefix that we counted on
+    constraint: Constraint | None = None  # which tokens may come next; it has seen all that were generated
+    last_token: float = 0.0  # when
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +122,12 @@ class Sequence:
     def decoding(self) -> bool:
         """Everything but the newest token has passed all stages: the next Span is a single decode token."""
         return self.step_processed == len(self.tokens) - 1 and self.generated > 0
+
+    @property
+    def scoring(self) -> bool:
+        """Its prompt's own likelihood was asked for and is not known yet, so all of it must be computed."""
+        wanted = self.index == 0 and self.job.sampling.prompt_logprobs is not None
+        return wanted and self.job.scored < self.prompt_len - 1
 
     def move(self, state: SequenceState) -> None:
         assert state in _ALLOWED[self.state], f"sequence {self.seq_id}: {self.state.name} -> {state.name}"

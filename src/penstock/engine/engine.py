@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from penstock.config import EngineConfig
+from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.fsm import ComputeStep, Facts, JobState, next_state
 from penstock.domain.job import JobFailed
@@ -18,10 +18,11 @@ from penstock.domain.span import NetworkJob
 from penstock.engine.engine_sequences import EngineSequenceManager
 from penstock.engine.job_processor import Ends, JobContext, JobProcessor
 from penstock.engine.output import TextStreams
+from penstock.engine.policies import fair_deadline
 from penstock.engine.predictor import StepTimePredictor
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.stage import Stage
-from penstock.errors import EngineError, EngineStopped
+from penstock.errors import EngineError, EngineStopped, PenstockError
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats
 
@@ -48,9 +49,11 @@ class _Stop:
 class Engine:
     def __init__(self, config: EngineConfig, pipe: Pipe, ends: Ends, text: TextStreams, *, node_id: str = "local") -> None:
         self.config, self.pipe, self.stats = config, pipe, EngineStats()
-        predictor = StepTimePredictor()
+        predictor = self._predictor = StepTimePredictor()
         ledger = BlockPool(pipe.kv_blocks, config.block_size, prefix_cache=config.prefix_cache)
-        self.sequences = EngineSequenceManager(ledger, eos_ids=ends.eos_ids, text_stream=text, secret=secrets.token_bytes(32))
+        self.sequences = EngineSequenceManager(
+            ledger, eos_ids=ends.eos_ids, text_stream=text, secret=secrets.token_bytes(32), stats=self.stats
+        )
         # every stage counts like the origin does, so all have the blocks of the smallest
         self.stages = {segment.layers.start: Stage(segment, pipe.kv_blocks, config) for segment in pipe.segments}
         self._window = config.window or len(pipe.segments)
@@ -157,7 +160,14 @@ class Engine:
         if next_state(JobState.VALIDATING, facts) is JobState.DONE:
             self.sequences.fail(job, EngineError("The pipe is not complete: some layers are missing."))
         else:
-            self.sequences.add(job)
+            try:
+                # decided once, here: what is predicted later must not change who was promised what
+                reading = self._predictor.prefill(len(job.prompt_ids), self.config.chunk)
+                job.deadline = job.request.deadline or fair_deadline(reading)
+                self.sequences.add(job)
+            except Exception as error:
+                known = error if isinstance(error, PenstockError) else EngineError(f"The job could not be started: {error}.")
+                self.sequences.fail(job, known)
 
     def _end_all(self, error: EngineError) -> None:
         """Whatever is still open ends with this error, also what was submitted in the meantime."""

@@ -17,6 +17,7 @@ from penstock.domain.job import (
     JobFailed,
     OutputFinished,
     PrefillProgress,
+    PromptLogprobs,
     Timings,
     TokenLogprob,
     TokensOut,
@@ -24,17 +25,20 @@ from penstock.domain.job import (
 )
 from penstock.domain.sequence import HOLDS_KV, TERMINAL, Job, Sequence, SequenceState
 from penstock.domain.span import Notice, NoticeKind, Span
-from penstock.engine.output import OutputText, TextStream
+from penstock.engine.output import OutputText, TextStreams
 from penstock.engine.scheduler import SchedulerOutput
 from penstock.errors import ComputeFailed, PenstockError, PromptTooLong
+from penstock.stats import EngineStats
 
 
 class Step(NamedTuple):
-    """A Span that passed all stages, with the token that was sampled if it was the last of its tokens."""
+    """A Span that passed all stages, with the token that was sampled if it was the last of its tokens, and the likelihood
+    of the prompt's own tokens where that was asked for."""
 
     span: Span
     token_id: int | None = None
     logprob: TokenLogprob | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class EngineSequenceManager:
@@ -43,11 +47,12 @@ class EngineSequenceManager:
         pool: BlockPool,
         *,
         eos_ids: frozenset[int],
-        text_stream: Callable[[], TextStream],
+        text_stream: TextStreams,
         secret: bytes,
+        stats: EngineStats | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pool = pool
+        self.pool, self._stats = pool, stats or EngineStats()
         self.queued: dict[int, Sequence] = {}  # WAITING, WAITING_PREEMPT
         self.holders: dict[int, Sequence] = {}  # RUNNING, PAUSED
         self.notices: list[Notice] = []  # not yet sent
@@ -58,12 +63,14 @@ class EngineSequenceManager:
 
     def add(self, job: Job) -> None:
         """Enter a job: each of its `n` outputs is a sequence that waits."""
-        for index in range(job.sampling.n):
+        sampling, make_constraint = job.sampling, job.request.constraint
+        for index in range(sampling.n):
+            text = OutputText(self._text_stream(sampling.skip_special_tokens), sampling.stop)
             seq = Sequence(self._next_seq, job, index, list(job.prompt_ids), KeyChain(self._secret, self.pool.block_size))
+            seq.constraint = None if make_constraint is None else make_constraint()
             self._next_seq += 1
+            self._texts[seq.seq_id], self.queued[seq.seq_id] = text, seq
             job.sequences.append(seq)
-            self.queued[seq.seq_id] = seq
-            self._texts[seq.seq_id] = OutputText(self._text_stream(), job.sampling.stop)
 
     def get(self, span: Span) -> Sequence | None:
         """The sequence of a Span, unless it is over or the Span is of an older incarnation or attempt."""
@@ -114,11 +121,16 @@ class EngineSequenceManager:
             seq.in_flight -= 1
             seq.step_processed = step.span.end
             self._commit(seq)
+            if step.prompt_logprobs is not None:
+                seq.job.scored = step.span.end
+                seq.job.emit(step.prompt_logprobs)
             if step.token_id is None:
                 continue
             seq.move(SequenceState.PAUSED)
             try:
                 self._accept(seq, step.token_id, step.logprob)
+            except PenstockError as error:
+                self.fail(seq.job, error)
             except Exception as error:  # whatever is wrong with one answer must not touch its neighbours
                 self.fail(seq.job, ComputeFailed(f"The answer could not be made into text: {error}."))
 
@@ -149,7 +161,11 @@ class EngineSequenceManager:
         job.emit(OutputFinished(seq.index, reason, stop_reason))
         if job.open and all(s.state in TERMINAL for s in job.sequences):
             job.open = False
-            job.emit(JobDone(self.usage(job), self.timings(job)))
+            cancelled = any(s.finish is FinishReason.CANCELLED for s in job.sequences)
+            timings = self.timings(job)
+            self._stats.job_time.observe(timings.total)
+            self._count("cancelled" if cancelled else "done")
+            job.emit(JobDone(self.usage(job), timings))
 
     # ---- whole jobs ----
 
@@ -162,6 +178,7 @@ class EngineSequenceManager:
             if seq.state not in TERMINAL:
                 seq.finish = FinishReason.CANCELLED
                 self._end(seq, SequenceState.FINISHED)
+        self._count(error.code)
         job.emit(JobFailed(error))
 
     def cancel(self, job: Job) -> None:
@@ -192,8 +209,10 @@ class EngineSequenceManager:
         job = seq.job
         if seq.incarnation == 0 and seq.index == 0:
             job.cached_tokens = length
+        self._stats.cached_tokens += length
         if job.first_grant is None:
             job.first_grant = self._clock()
+            self._stats.queue_time.observe(job.first_grant - job.arrival)
         del self.queued[seq.seq_id]
         self.holders[seq.seq_id] = seq
 
@@ -202,6 +221,7 @@ class EngineSequenceManager:
         admitted = seq.state not in HOLDS_KV
         keys = tuple(seq.chain.up_to(seq.tokens, seq.committed)) if admitted else ()
         last = seq.remaining == n
+        rows = max(0, min(n, start + n - seq.job.scored)) if seq.scoring else int(last)
         for _ in range(self.pool.blocks_for(start + n) - len(seq.table)):
             seq.table.append(self.pool.allocate())
         seq.scheduled += n
@@ -209,7 +229,7 @@ class EngineSequenceManager:
         seq.move(SequenceState.RUNNING)
         if not last:
             seq.move(SequenceState.PAUSED)  # the next chunk of a prompt does not wait for this one
-        return Span(seq.seq_id, seq.incarnation, seq.attempt, seq.base, start, n, 1 if last else 0, keys)
+        return Span(seq.seq_id, seq.incarnation, seq.attempt, seq.base, start, n, rows, keys)
 
     def _commit(self, seq: Sequence) -> None:
         """Full blocks that passed all stages can be shared from now on, here and at the stages."""
@@ -225,8 +245,7 @@ class EngineSequenceManager:
     def _accept(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
         job, sampling = seq.job, seq.job.sampling
         seq.tokens.append(token_id)
-        if job.first_token is None:
-            job.first_token = self._clock()
+        self._observe_token(seq)
         reason: FinishReason | None = None
         stop_reason: str | int | None = None
         shown = True
@@ -238,6 +257,11 @@ class EngineSequenceManager:
         piece = text.push(token_id, may_stop=seq.generated >= sampling.min_tokens) if shown else text.finish()
         if piece.stop is not None:
             reason, stop_reason = FinishReason.STOP, piece.stop
+        elif reason is None and seq.constraint is not None and seq.constraint.accept(token_id):
+            reason = FinishReason.STOP
+            rest = text.finish()
+            piece = piece._replace(text=piece.text + rest.text)
+            stop_reason = rest.stop
         elif reason is None and seq.generated >= job.max_tokens:
             reason = FinishReason.LENGTH
             rest = text.finish()
@@ -247,6 +271,18 @@ class EngineSequenceManager:
         job.emit(TokensOut(seq.index, piece.text, (token_id,), () if logprob is None else (logprob,)))
         if reason is not None:
             self.free_seq(seq, reason, stop_reason)
+
+    def _observe_token(self, seq: Sequence) -> None:
+        now, job = self._clock(), seq.job
+        if job.first_token is None:
+            job.first_token = now
+            self._stats.first_token.observe(now - job.arrival)
+        if seq.last_token:
+            self._stats.between_tokens.observe(now - seq.last_token)
+        seq.last_token = self._stats.last_token = now
+
+    def _count(self, how: str) -> None:
+        self._stats.jobs[how] = self._stats.jobs.get(how, 0) + 1
 
     def _end(self, seq: Sequence, state: SequenceState) -> None:
         if seq.state in HOLDS_KV:

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate, new_job_id
 from penstock.domain.sequence import Job
 from penstock.engine.engine import Engine
-from penstock.errors import EmptyPrompt, EngineError, InvalidSampling, PromptTooLong, RequestError
+from penstock.errors import EmptyPrompt, EngineError, InvalidSampling, PromptTooLong, QueueFull, RequestError
 
 
 class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]: ...
 
 
 class JobHandle:
@@ -58,9 +58,11 @@ class JobHandle:
 
 
 class JobFactory:
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, context: int, vocab: int) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, context: int, vocab: int, max_jobs: int | None = None) -> None:
+        """`max_jobs` is how many may be open at once, running or waiting; None for any number."""
         self._engine, self._tokenizer, self._vocab = engine, tokenizer, vocab
-        self._context = context
+        self._context, self._max_jobs = context, max_jobs
+        self._open: set[Job] = set()
         self._id_hint = f"Ids go from 0 to {vocab - 1}."
 
     def start_job(self, request: JobRequest, sink: Callable[[JobUpdate], None] | None = None) -> JobHandle:
@@ -68,6 +70,7 @@ class JobFactory:
 
         Updates go to the handle, or to `sink` (called on the compute thread: it must be quick) if one is given.
         """
+        self._check_room()
         prompt = self._prompt(request)
         sampling = request.sampling
         for name in ("logit_bias", "stop_token_ids"):
@@ -96,8 +99,30 @@ class JobFactory:
             arrival=time.monotonic(),
             sink=sink or updates.put,
         )
-        self._engine.submit(job)
+        self._open.add(job)
+        job.on_end = self._open.discard
+        try:
+            self._engine.submit(job)
+        except EngineError:
+            self._open.discard(job)
+            raise
         return JobHandle(job, self._engine.cancel, None if sink else updates)
+
+    @property
+    def open_jobs(self) -> list[Job]:
+        """Accepted and not ended, in no particular order. They belong to the compute thread: look, do not touch."""
+        return list(self._open)
+
+    def _check_room(self) -> None:
+        if self._max_jobs is None or len(self._open) < self._max_jobs:
+            return
+        took = self._engine.stats.job_time
+        each = took.total / took.count if took.count else 1.0
+        raise QueueFull(
+            f"{len(self._open)} requests are open, and this node accepts no more at once.",
+            retry_after=max(1, min(60, round(each / 2))),
+            hint="Try again a little later.",
+        )
 
     def _prompt(self, request: JobRequest) -> list[int]:
         if (request.prompt is None) == (request.messages is None):
@@ -105,7 +130,8 @@ class JobFactory:
         if request.messages is not None:
             if not request.messages:
                 raise EmptyPrompt("The conversation has no messages.", field="messages", hint="Give at least one.")
-            ids = self._encoded(lambda: self._tokenizer.encode_chat(request.messages or ()), "messages")
+            messages, extra = request.messages, request.template
+            ids = self._encoded(lambda: self._tokenizer.encode_chat(messages, **extra), "messages")
         elif isinstance(request.prompt, str):
             text = request.prompt
             ids = self._encoded(lambda: self._tokenizer.encode(text), "prompt")

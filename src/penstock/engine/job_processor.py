@@ -10,24 +10,27 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.config import EngineConfig
+from penstock.config.engine import EngineConfig
 from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_state
+from penstock.domain.job import PromptLogprobs
 from penstock.domain.sequence import Job, Sequence
 from penstock.domain.span import NetworkJob, NoticeKind, Span, Verdict
 from penstock.engine.engine_sequences import EngineSequenceManager, Step
 from penstock.engine.predictor import StepTimePredictor
 from penstock.engine.stage import Refusal, Stage
 from penstock.errors import ComputeFailed, PenstockError
-from penstock.model.sampler import SampleRow, sample
+from penstock.model.sampler import Sample, SampleRow, sample, score
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.engine")
+
+SCORED_AT_ONCE = 256  # rows of logits over the vocabulary, where a prompt's own likelihood is asked for
 
 
 class Ends(Protocol):
@@ -142,8 +145,11 @@ class JobProcessor:
         context = self._context
         jobs = [visit.job for visit in batch]
         first = jobs[0].current_layer == 0
-        with _Timed(context.stats, batch):
-            refusals = context.stages[jobs[0].current_layer].run(jobs)
+        stage = context.stages[jobs[0].current_layer]
+        with _Timed(context.stats, batch) as timed:
+            refusals = stage.run(jobs)
+        layers = str(stage.segment.layers)
+        context.stats.stages[layers] = context.stats.stages.get(layers, 0.0) + timed.elapsed
         if first:
             for job in jobs:
                 context.sequences.on_stage_completed(job.spans)
@@ -171,20 +177,35 @@ class JobProcessor:
 
     def _head(self, batch: list[Visit]) -> None:
         context = self._context
-        spans = [span for visit in batch for span in visit.job.spans]
-        sequences = [context.sequences.get(span) for span in spans]
-        live = [i for i, seq in enumerate(sequences) if seq is not None]
-        if live:
-            hidden = torch.cat([visit.job.hidden for visit in batch]) if len(batch) > 1 else batch[0].job.hidden
-            rows = [self._sample_row(seq) for seq in sequences if seq is not None]
-            with _Timed(context.stats, batch):
-                logits = context.ends.compute_head(context.ends.compute_norm(hidden))
-                samples = sample(logits if len(live) == len(spans) else logits[live], rows)
-            steps = [Step(spans[i], found.token_id, found.logprob) for i, found in zip(live, samples, strict=True)]
-            context.sequences.on_step_completed(steps)
-            context.stats.generated_tokens += len(steps)
-            for job in {seq.job for seq in sequences if seq is not None}:
-                self._after_head(job)
+        hidden = torch.cat([visit.job.hidden for visit in batch]) if len(batch) > 1 else batch[0].job.hidden
+        homecomers: list[_Homecomer] = []
+        at = 0
+        for visit in batch:
+            for span in visit.job.spans:
+                at += span.rows
+                seq = context.sequences.get(span)
+                if seq is not None:
+                    homecomers.append(_Homecomer(span, seq, at - span.rows, at))
+        rows = [(one, row) for one in homecomers if one.wants_token and (row := self._sample_row(one.seq)) is not None]
+        samples: dict[Span, Sample] = {}
+        with _Timed(context.stats, batch):
+            scores = {one.span: self._score(one, hidden) for one in homecomers if one.seq.scoring}
+            if rows:
+                last = [one.end - 1 for one, _ in rows]
+                normed = context.ends.compute_norm(hidden if len(last) == at else hidden[last])
+                found = sample(context.ends.compute_head(normed), [row for _, row in rows])
+                samples = {one.span: sampled for (one, _), sampled in zip(rows, found, strict=True)}
+        steps = []
+        for one in homecomers:
+            found_one = samples.get(one.span)
+            if found_one is not None:
+                steps.append(Step(one.span, found_one.token_id, found_one.logprob, scores.get(one.span)))
+            elif not one.wants_token:
+                steps.append(Step(one.span, prompt_logprobs=scores.get(one.span)))
+        context.sequences.on_step_completed(steps)
+        context.stats.generated_tokens += len(samples)
+        for job in {one.seq.job for one in homecomers}:
+            self._after_head(job)
         for visit in batch:
             visit.state = JobState.DONE
             self._observe(visit)
@@ -215,12 +236,31 @@ class JobProcessor:
             if seq is not None and not seq.job.reachable:
                 self._context.sequences.cancel(seq.job)
 
-    def _sample_row(self, seq: Sequence) -> SampleRow:
+    def _sample_row(self, seq: Sequence) -> SampleRow | None:
+        """What the sampler needs to know; None if the grammar of this one gave up, which ends its job and nobody else's."""
         job, params = seq.job, seq.job.sampling
         banned: tuple[int, ...] = ()
         if seq.generated < params.min_tokens:
             banned = (*self._context.ends.eos_ids, *params.stop_token_ids)
-        return SampleRow(params, job.seed, seq.index, seq.tokens, seq.prompt_len, banned)
+        try:
+            allowed = None if seq.constraint is None else seq.constraint.mask()
+        except Exception as error:
+            known = error if isinstance(error, PenstockError) else ComputeFailed(f"The grammar failed: {error}.")
+            self._context.sequences.fail(job, known)
+            return None
+        return SampleRow(params, job.seed, seq.index, seq.tokens, seq.prompt_len, banned, allowed)
+
+    def _score(self, one: _Homecomer, hidden: Tensor) -> PromptLogprobs:
+        """How likely the prompt's tokens were, a slice of rows at a time: logits over a vocabulary are large."""
+        seq, ends = one.seq, self._context.ends
+        first = one.span.end - one.span.rows + 1  # the token that the first row foretells
+        targets = seq.tokens[first : min(one.span.end + 1, seq.prompt_len)]
+        logprobs = []
+        for i in range(0, len(targets), SCORED_AT_ONCE):
+            some = targets[i : i + SCORED_AT_ONCE]
+            logits = ends.compute_head(ends.compute_norm(hidden[one.start + i : one.start + i + len(some)]))
+            logprobs += score(logits, some, seq.job.sampling.prompt_logprobs or 0)
+        return PromptLogprobs(first, tuple(logprobs))
 
     def _on_refusals(self, refusals: list[Refusal]) -> None:
         """A stage that lacks blocks, or a prefix that it should hold, makes a sequence wait and be computed again."""
@@ -278,20 +318,36 @@ _MORE = Facts(step=ComputeStep.HEAD, prefill_left=True)
 _ALL_UNDER_WAY = Facts(step=ComputeStep.HEAD, prefill_left=True, grantable=False)
 
 
+class _Homecomer(NamedTuple):
+    """A Span at HEAD, its sequence, and the place of its rows in the batch: [start, end)"""
+
+    span: Span
+    seq: Sequence
+    start: int
+    end: int
+
+    @property
+    def wants_token(self) -> bool:
+        return self.span.end == len(self.seq.tokens)
+
+
 class _Timed:
     """Adds the time spent inside to the compute time, shared among the visits."""
+
+    elapsed = 0.0
 
     def __init__(self, stats: EngineStats, visits: list[Visit]) -> None:
         self._stats, self._visits = stats, visits
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Timed:
         self._start = time.perf_counter()
+        return self
 
     def __exit__(self, *_: object) -> None:
-        elapsed = time.perf_counter() - self._start
-        self._stats.compute += elapsed
+        self.elapsed = time.perf_counter() - self._start
+        self._stats.compute += self.elapsed
         for visit in self._visits:
-            visit.seconds += elapsed / len(self._visits)
+            visit.seconds += self.elapsed / len(self._visits)
 
 
 def _keep_wanted_rows(job: NetworkJob, wanted: list[bool]) -> None:

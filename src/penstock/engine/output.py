@@ -12,7 +12,7 @@ class TextStream(Protocol):
     def flush(self) -> str: ...
 
 
-TextStreams = Callable[[], TextStream]  # a new stream for each sequence
+TextStreams = Callable[[bool], TextStream]  # a new stream for each sequence; whether special tokens are left out
 
 
 class Piece(NamedTuple):

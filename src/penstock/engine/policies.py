@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 from penstock.domain.sequence import Sequence
@@ -11,19 +10,27 @@ from penstock.domain.sequence import Sequence
 Policy = Callable[[Sequence, float, float], float]
 
 
+SLACK = 5.0  # times the predicted time to read its prompt
+LEAST_DEADLINE = 1.0  # seconds
+
+
+def fair_deadline(reading: float) -> float:
+    """For a job that came without one: in proportion to the seconds that its prompt takes to read, so that a short one is
+    not held up by a long one, and a long one, whose slack shrinks while it waits, has its turn in the end."""
+    return max(LEAST_DEADLINE, SLACK * reading)
+
+
 def by_arrival(seq: Sequence, now: float, remaining: float) -> float:
     return seq.job.arrival
 
 
 def by_deadline(seq: Sequence, now: float, remaining: float) -> float:
-    """Earliest deadline first; a job without one comes after all that have one."""
-    return math.inf if seq.job.deadline is None else seq.job.arrival + seq.job.deadline
+    """Earliest deadline first."""
+    return seq.job.arrival + seq.job.deadline
 
 
 def by_slack(seq: Sequence, now: float, remaining: float) -> float:
     """Least remaining slack, as a share of the deadline, so that short jobs are not drowned by long ones."""
-    if seq.job.deadline is None:
-        return math.inf
     return (seq.job.arrival + seq.job.deadline - now - remaining) / seq.job.deadline
 
 

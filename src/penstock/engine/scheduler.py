@@ -1,6 +1,6 @@
 """The Scheduler: which sequences get a Span now. It decides and changes nothing; `on_schedule` applies what it returns.
 
-A batch is stall-free: all ready decodes first, then prompts that are partly done, then new ones, within a token budget.
+A batch is stall-free: all ready decodes first, then prompts, begun or new, by urgency within a token budget.
 Memory that a decode or a started prompt lacks is taken from the least urgent sequence, which is computed again later.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from penstock.config import EngineConfig
+from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.sequence import Sequence, SequenceState
 from penstock.engine.policies import POLICIES
@@ -55,13 +55,15 @@ class Scheduler:
         for seq in decodes:
             round_.decode(seq)
         round_.budget = self._chunk(decodes, holders)
-        if len(decodes) < len(ready):
-            for seq in sorted((s for s in ready if not s.decoding), key=round_.urgency):
+        prompts = [seq for seq in ready if not seq.decoding]
+        admitting = round_.may_admit()
+        if admitting:
+            prompts += queued
+        for seq in sorted(prompts, key=round_.urgency):
+            if seq.state is SequenceState.PAUSED:
                 round_.go_on(seq)
-        if queued and round_.may_admit():
-            for seq in sorted(queued, key=round_.urgency):
-                if not round_.admit(seq):
-                    break
+            elif admitting:
+                admitting = round_.admit(seq)
         return round_.out
 
     def _chunk(self, decodes: list[Sequence], holders: Collection[Sequence]) -> int:
@@ -178,7 +180,7 @@ class _Round:
 
     def _hits(self, seq: Sequence) -> list[int]:
         """Known blocks of the prompt, at most all but its last token: that one must be computed to get logits."""
-        if not self._config.prefix_cache or not seq.prefix_trusted:
+        if not self._config.prefix_cache or not seq.prefix_trusted or seq.scoring:
             return []
         full = (len(seq.tokens) - 1) // self._pool.block_size
         return self._pool.lookup(seq.chain.up_to(seq.tokens, full))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from penstock.config import EngineConfig
+from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.span import NetworkJob, Span, Verdict
 from penstock.engine.worker_sequences import WorkerSequenceManager

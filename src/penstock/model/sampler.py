@@ -29,6 +29,7 @@ class SampleRow(NamedTuple):
     tokens: Sequence[int]
     prompt_len: int
     banned: Sequence[int] = ()  # ids that may not come now (the end of text before min_tokens)
+    allowed: np.ndarray | None = None  # if given, only these may come: uint32 words, token t is bit t % 32 of word t // 32
 
 
 class Sample(NamedTuple):
@@ -45,6 +46,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
     # logprobs are the model's own: taken before penalties, bias and temperature
     raw = torch.log_softmax(logits[wanted], dim=-1) if wanted else None
     adjust_(logits, rows)
+    constrain_(logits, rows)
     chosen = argmax(logits).tolist()
     drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
     if drawn:
@@ -93,6 +95,21 @@ def adjust_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     if bias_at:
         at, token_ids, amounts = (torch.tensor(column, device=logits.device) for column in zip(*bias_at, strict=True))
         logits.index_put_((at, token_ids), amounts, accumulate=True)
+
+
+def constrain_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """Whatever a row's grammar does not allow cannot come."""
+    for i, row in enumerate(rows):
+        if row.allowed is not None:
+            bits = np.unpackbits(row.allowed.view(np.uint8), bitorder="little")
+            refused = torch.from_numpy(bits[: logits.shape[1]] == 0).to(logits.device)
+            logits[i].masked_fill_(refused, float("-inf"))
+
+
+@torch.inference_mode()
+def score(logits: Tensor, targets: Sequence[int], top: int) -> list[TokenLogprob]:
+    """How likely each target was by its row of logits [R, vocab], and the `top` most likely tokens beside it."""
+    return _logprobs(torch.log_softmax(logits, dim=-1), [top] * len(targets), targets)
 
 
 def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:

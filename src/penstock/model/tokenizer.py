@@ -38,8 +38,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._rust.decode(list(ids), skip_special_tokens=skip_special))
 
-    def stream(self) -> TextStream:
-        return TextStream(self._rust)
+    def stream(self, skip_special: bool = True) -> TextStream:
+        return TextStream(self._rust, skip_special)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> str:
         """The conversation as the model was trained to see it, ready for the assistant's answer."""
@@ -66,8 +66,9 @@ class Tokenizer:
 class TextStream:
     """Tokens to text as they come. Bytes of a character that is not complete yet are held back."""
 
-    def __init__(self, rust: RustTokenizer) -> None:
-        self._rust, self._stream = rust, DecodeStream(skip_special_tokens=True)
+    def __init__(self, rust: RustTokenizer, skip_special: bool) -> None:
+        self._rust, self._skip = rust, skip_special
+        self._stream = DecodeStream(skip_special_tokens=skip_special)
         self._ids: list[int] = []
         self._sent = 0
 
@@ -76,14 +77,14 @@ class TextStream:
         try:
             text: str = self._stream.step(self._rust, token_id) or ""
         except Exception:  # it gives up on byte sequences that are no text: begin anew behind them
-            self._stream = DecodeStream(skip_special_tokens=True)
+            self._stream = DecodeStream(skip_special_tokens=self._skip)
             text = self._stream.step(self._rust, token_id) or ""
         self._sent += len(text)
         return text
 
     def flush(self) -> str:
         """What was held back at the end: a character that was never completed shows as a replacement character."""
-        return str(self._rust.decode(self._ids, skip_special_tokens=True))[self._sent :]
+        return str(self._rust.decode(self._ids, skip_special_tokens=self._skip))[self._sent :]
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

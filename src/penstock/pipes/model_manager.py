@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import EngineConfig
+from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
 from penstock.model.ends import EndModel
