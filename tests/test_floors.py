@@ -35,7 +35,7 @@ FACE = ""  # penstock/__init__.py: its public names are imported on first use, s
 NEIGHBOURS = {"errors", "stats", "progress", "domain", "config", "llm", "node"}  # same floor, and may know each other
 
 COMPUTE = {"torch", "numpy", "safetensors", "tokenizers", "jinja2"}
-THIRD_PARTY = {"": set(), "errors": set(), "stats": set(), "progress": set(), "domain": set()} | dict.fromkeys(
+THIRD_PARTY = {"": set(), "errors": set(), "stats": set(), "progress": set(), "domain": set(), "config": set()} | dict.fromkeys(
     ("model", "pipes", "engine"), COMPUTE
 )
 IMPORTERS = {"gguf", "huggingface_hub"}  # only in model/sources, and only inside functions
@@ -209,7 +209,7 @@ def modules_under(room: str) -> list[str]:
     return [f"penstock.{module_name(file, SOURCE)}" for file in files]
 
 
-@pytest.mark.parametrize("room", ["domain", "model", "pipes", "engine"])
+@pytest.mark.parametrize("room", ["domain", "config", "model", "pipes", "engine"])
 def test_the_compute_core_imports_where_nothing_else_is_installed(room: str) -> None:
     modules = modules_under(room)
     if not modules:

@@ -64,6 +64,29 @@ class QueueFull(RequestError):
         self.retry_after = retry_after  # seconds
 
 
+class RequestTooLarge(RequestError):
+    code = "request_too_large"
+
+
+# ---- the door ----
+
+
+class InvalidKey(PenstockError):
+    code = "invalid_api_key"
+
+
+class ForbiddenOrigin(PenstockError):
+    """A web page of another site, or a name that is not this server's, speaks to it."""
+
+    code = "forbidden_origin"
+
+
+class NotReady(PenstockError):
+    """The node lives but cannot answer now: layers are missing, or it is shutting down."""
+
+    code = "not_ready"
+
+
 # ---- the model ----
 
 

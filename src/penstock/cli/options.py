@@ -8,11 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from penstock.config.node import DEFAULT_MODEL as DEFAULT_MODEL
 from penstock.domain.topology import LayerRange
 from penstock.errors import ConfigError, InvalidSampling
-
-# The catalogue says so too; importing it here would cost every `--help` 50 ms. A test compares the two.
-DEFAULT_MODEL = "smollm2-135m"
 
 ModelOption = Annotated[
     str,

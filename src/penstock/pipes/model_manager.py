@@ -48,15 +48,17 @@ class ModelManager:
         device: str = "auto",
         segments: Sequence[tuple[int, int]] | None = None,
         kv_memory: int | None = None,
+        max_memory: int | None = None,
     ) -> LoadedModel:
-        """Load the whole model, in one segment or cut as told. `kv_memory` is in bytes; None takes a share of what is free."""
+        """Load the whole model, in one segment or cut as told. `kv_memory` is in bytes; None takes a share of what is free, or
+        all that `max_memory` leaves, which is for weights and KV together."""
         where = pick_device(device)
         kind = pick_dtype(dtype, where)
         folder = resolve(model, progress=self._progress)
         spec = read_spec(folder)
         ranges = covering(segments, spec.num_layers) if segments is not None else [LayerRange(0, spec.num_layers)]
         keep_freed_memory()
-        blocks = self._kv_blocks(spec, kind, where, kv_memory)
+        blocks = self._kv_blocks(spec, kind, where, kv_memory, max_memory)
         files = WeightFiles(folder)
         loaded = [
             LlmModel(
@@ -76,12 +78,20 @@ class ModelManager:
             use_huge_pages()
         return LoadedModel(model, folder, spec, kind, where, Pipe(model, spec.num_layers, loaded), ends)
 
-    def _kv_blocks(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, kv_memory: int | None) -> int:
+    def _kv_blocks(
+        self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, kv_memory: int | None, max_memory: int | None
+    ) -> int:
         """How many blocks of KV fit beside the weights."""
         size = dtype.itemsize
         per_block = self._config.block_size * spec.kv_width * spec.num_layers * size
         weights, free = spec.params * size, available_memory(device)
         smallest = weights + 2 * per_block
+        if max_memory is not None and smallest + (kv_memory or 0) > max_memory:
+            raise NotEnoughMemory(
+                f"max_memory is {_mib(max_memory)}, but the weights take {_mib(weights)}"
+                + (f" and kv_memory {_mib(kv_memory)}." if kv_memory else " and KV needs some beside them."),
+                hint=f"Give at least {_mib(smallest + (kv_memory or 0) + (1 << 20))}, or choose a smaller model or dtype.",
+            )
         if smallest > free:
             layer = spec.layer_params * size
             raise NotEnoughMemory(
@@ -91,7 +101,10 @@ class ModelManager:
             )
         if kv_memory is None:
             context = -(-spec.context // self._config.block_size)
-            wanted = max(min(MAX_AUTO_KV, int((free - weights) * AUTO_KV_SHARE)), 2 * per_block)
+            if max_memory is not None:
+                wanted = min(max_memory, free) - weights
+            else:
+                wanted = max(min(MAX_AUTO_KV, int((free - weights) * AUTO_KV_SHARE)), 2 * per_block)
             return max(2, min(wanted // per_block, context * self._config.max_sequences))
         if type(kv_memory) is not int or kv_memory < 2 * per_block:
             raise ConfigError(

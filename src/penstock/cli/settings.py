@@ -1,0 +1,73 @@
+"""A flag for every setting of a node, for the commands that need all of them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.options import wrong_usage
+from penstock.config.kinds import SWITCH
+from penstock.config.settings import load_settings
+from penstock.config.table import SETTINGS, Setting
+
+SHORT = {"--model": "-m"}
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The node file (TOML); where it is not given, PENSTOCK_CONFIG names one. `penstock config --example` prints one.",
+    ),
+]
+
+
+def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn `command(settings, ...)` into a command with `--config`, a flag for every setting, and its own other options.
+
+    It is called with the merged and checked settings. What a flag alone gets wrong is wrong usage and is told by its name.
+    """
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+    config = inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigOption)
+
+    def with_settings(*, config_file: Path | None, **given: Any) -> None:
+        flags = {setting.key: given.pop(_parameter_name(setting)) for setting in SETTINGS}
+        for setting in SETTINGS:
+            text = flags[setting.key]
+            with wrong_usage(setting.flag):
+                if isinstance(text, str):
+                    setting.parse(text)
+                elif text is not None:
+                    setting.read(text)
+        command(load_settings(config_file, os.environ, flags), **given)
+
+    parameters = [config, *map(_parameter, SETTINGS), *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
+    with_settings.__name__, with_settings.__doc__ = command.__name__, command.__doc__
+    with_settings.__annotations__ = {}  # typer reads the signature, and these would contradict it
+    with_settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_settings
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    hidden = not setting.built
+    if setting.kind is SWITCH:
+        both = f"{setting.flag}/--no-{setting.flag.removeprefix('--')}"
+        annotation: Any = Annotated[bool | None, typer.Option(both, help=_help(setting), hidden=hidden)]
+    else:
+        names = [setting.flag, *filter(None, [SHORT.get(setting.flag)])]
+        annotation = Annotated[str | None, typer.Option(*names, metavar=setting.metavar, help=_help(setting), hidden=hidden)]
+    return inspect.Parameter(_parameter_name(setting), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _parameter_name(setting: Setting) -> str:
+    return "setting_" + setting.key.replace(".", "_")  # two tables may have settings of one name, and commands have options too
+
+
+def _help(setting: Setting) -> str:
+    return setting.about if setting.sample is not None else f"{setting.about} [default: {setting.show(setting.default)}]"

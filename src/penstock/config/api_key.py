@@ -1,0 +1,62 @@
+"""The API key: where it comes from, and that a server that others can reach has one.
+
+A key is in PENSTOCK_API_KEY or in a file, never in a flag (everybody on the machine sees those) or in the node file (which
+is copied and shown around). It is in no setting and in no message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.config.node import ServerConfig
+from penstock.errors import ConfigError
+
+VARIABLE = "PENSTOCK_API_KEY"
+SHORTEST = 8
+ADVICE = 'Make one with: python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
+
+
+def api_key_source(config: ServerConfig, environ: Mapping[str, str]) -> str:
+    """Where the key comes from, empty when there is none. The variable comes before the file."""
+    if VARIABLE in environ:
+        return f"environment {VARIABLE}"
+    return "" if config.api_key_file is None else f"file {config.api_key_file}"
+
+
+def read_api_key(config: ServerConfig, environ: Mapping[str, str]) -> str | None:
+    """The key that clients must send, None when they need none; refuses to leave a server open that others can reach."""
+    if VARIABLE in environ:
+        return _checked(environ[VARIABLE].strip(), f"The API key in {VARIABLE}", empty=f"Give it a key, or unset {VARIABLE}.")
+    if config.api_key_file is not None:
+        text = _contents(config.api_key_file)
+        return _checked(text.strip(), f"The API key in {config.api_key_file}", empty="Write a key into the file.")
+    if config.beyond_loopback and not config.allow_insecure:
+        raise ConfigError(
+            f"The server would listen on {config.host}, where other machines can reach it, without an API key.",
+            hint=f"Set {VARIABLE} or server.api_key_file, or listen on 127.0.0.1. "
+            "If whoever can reach this machine may use the model, say --allow-insecure.",
+        )
+    return None
+
+
+def _contents(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"The API key file {file} cannot be read: {error.strerror}.",
+            hint="server.api_key_file names a file that holds only the key.",
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"The API key file {file} is not text.", hint=f"It must hold only the key. {ADVICE}") from None
+
+
+def _checked(key: str, what: str, *, empty: str) -> str:
+    if not key:
+        raise ConfigError(f"{what} is empty.", hint=f"{empty} {ADVICE}")
+    if len(key) < SHORTEST:
+        raise ConfigError(f"{what} has fewer than {SHORTEST} characters.", hint=ADVICE)
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError(f"{what} holds spaces or characters that HTTP cannot carry.", hint=ADVICE)
+    return key

@@ -1,0 +1,176 @@
+"""Kinds of values that settings have, and how each is written: as text (flags, environment) and in TOML.
+
+For every kind `parse(show(value)) == value`, and a file that holds `write(value)` is read as `value` again. What cannot be
+read raises ValueError; the caller knows the setting's name and says it together with `expects`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LARGEST = 10**15  # bytes; whoever writes a size beyond it forgot that a number without a unit means GB
+UNITS = {"tib": 1 << 40, "gib": 1 << 30, "mib": 1 << 20, "kib": 1 << 10} | {"tb": 10**12, "gb": 10**9, "mb": 10**6, "kb": 10**3}
+SPELLED = {"tib": "TiB", "gib": "GiB", "mib": "MiB", "kib": "KiB", "tb": "TB", "gb": "GB", "mb": "MB", "kb": "kB"}
+SWITCH_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`read` takes what TOML has made of a value, `parse` the text of a flag or a variable."""
+
+    metavar: str
+    expects: str
+    read: Callable[[Any], Any]
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str]
+    write: Callable[[Any], str]
+
+
+def quoted(text: str) -> str:
+    """A TOML string; JSON's differ from it in one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def shown(value: object) -> str:
+    """A value in an error message, as a file would have it."""
+    if isinstance(value, str):
+        return quoted(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# ---- reading; each refuses what is not its own ----
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:  # a bool is an int too, and `port = true` is a mistake
+        raise ValueError
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _parsed_switch(text: str) -> bool:
+    if (word := text.strip().lower()) not in SWITCH_WORDS:
+        raise ValueError
+    return SWITCH_WORDS[word]
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        return _parsed_size(value)
+    return _checked_size(_number(value) * UNITS["gb"])
+
+
+def _parsed_size(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)?", text.strip().lower(), flags=re.ASCII)
+    if not found:
+        raise ValueError
+    number, unit = found.groups()
+    factor = {"b": 1, None: UNITS["gb"]}.get(unit) or UNITS[unit]
+    return _checked_size(int(number) * factor if number.isdecimal() else float(number) * factor)
+
+
+def _checked_size(size: float) -> int:
+    if not 1 <= size <= LARGEST:
+        raise ValueError
+    return round(size)
+
+
+def show_size(size: int) -> str:
+    """The size in the largest unit that says it exactly."""
+    factor, unit = max(((factor, unit) for unit, factor in UNITS.items() if size % factor == 0), default=(1, ""))
+    return f"{size // factor}{SPELLED.get(unit, 'B')}"
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError
+    return tuple(_text(word) for word in value)
+
+
+def _parsed_words(text: str) -> tuple[str, ...]:
+    return tuple(_text(word).strip() for word in text.split(",")) if text.strip() else ()
+
+
+def _pairs(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    return {_text(name): _text(target) for name, target in value.items()}
+
+
+def _parsed_pairs(text: str) -> dict[str, str]:
+    pairs = [word.partition("=") for word in _parsed_words(text)]
+    if len({name.strip() for name, _, _ in pairs}) < len(pairs):
+        raise ValueError
+    return {_text(name).strip(): _text(target).strip() for name, _, target in pairs}
+
+
+# ---- the kinds ----
+
+TEXT = Kind("TEXT", "a text", _text, _text, str, quoted)
+WHOLE = Kind("N", "a whole number", _whole, int, str, str)
+SECONDS = Kind("SECONDS", "a number of seconds", _number, lambda text: _number(float(text)), str, str)
+SWITCH = Kind("", "true or false", _switch, _parsed_switch, lambda on: str(on).lower(), lambda on: str(on).lower())
+SIZE = Kind(
+    "SIZE",
+    'a size such as "1.5GB", "800MB" or "2GiB" (a number alone means GB)',
+    _size,
+    _parsed_size,
+    show_size,
+    lambda size: quoted(show_size(size)),
+)
+PATH = Kind(
+    "FILE",
+    "the path of a file",
+    lambda value: Path(_text(value)).expanduser(),
+    lambda text: Path(_text(text)).expanduser(),
+    str,
+    lambda path: quoted(str(path)),
+)
+WORDS = Kind(
+    "A,B,…",
+    'a list of texts: ["a", "b"] in a file, a,b elsewhere',
+    _words,
+    _parsed_words,
+    ",".join,
+    lambda words: f"[{', '.join(map(quoted, words))}]",
+)
+PAIRS = Kind(
+    "NAME=MODEL,…",
+    'names and what they stand for: a table of "name" = "value" in a file, name=value,name=value elsewhere',
+    _pairs,
+    _parsed_pairs,
+    lambda pairs: ",".join(f"{name}={target}" for name, target in pairs.items()),
+    lambda pairs: "{" + ", ".join(f"{quoted(name)} = {quoted(target)}" for name, target in pairs.items()) + "}",
+)
+
+
+def one_of(*names: str) -> Kind:
+    def read(value: Any) -> str:
+        if value not in names:
+            raise ValueError
+        return str(value)
+
+    return Kind("|".join(names), f"one of: {', '.join(names)}", read, read, str, quoted)

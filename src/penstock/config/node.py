@@ -1,0 +1,226 @@
+"""Settings of a node, checked when made: the models it hosts, its server, its limits, its log."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from penstock.config.engine import EngineConfig
+from penstock.config.kinds import shown
+from penstock.domain.topology import LayerRange
+from penstock.errors import ConfigError
+
+# The catalogue says so too; importing it here would cost every `--help` 50 ms. A test compares the two.
+DEFAULT_MODEL = "smollm2-135m"
+
+DTYPES = ("auto", "bfloat16", "float32")
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class NotYet(NamedTuple):
+    """A setting that has only one value so far (a table: none at all), and what another one would ask for."""
+
+    only: Any
+    asks_for: str
+
+
+# Whoever builds one of these deletes its line.
+NOT_YET = {
+    "max_pipes": NotYet(1, "run more than one pipe of a model"),
+    "model_validation": NotYet(False, "compare weights with other nodes"),
+    "hosted_models.load_ends": NotYet(True, "host layers without the two ends of the model"),
+    "network": NotYet(None, "join machines into a network"),
+    "workspace": NotYet(None, "work on jobs in a folder"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedModelConfig:
+    """A model that this node runs. `max_memory` is for weights and KV together, `kv_memory` for KV alone, both in bytes and
+    None for as much as fits; `layers` cuts the model into local segments, such as "0:10,10:30".
+    """
+
+    id: str = DEFAULT_MODEL
+    device: str = "auto"
+    dtype: str = "auto"
+    max_memory: int | None = None
+    kv_memory: int | None = None
+    load_ends: bool = True
+    layers: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.id.strip():
+            raise ConfigError("The id of a hosted model is empty.", hint="Give a name from `penstock models list`.")
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
+            raise _unusable("device", self.device, "Use auto, cpu, cuda, cuda:1 or mps.")
+        if self.dtype not in DTYPES:
+            raise _unusable("dtype", self.dtype, f"Use one of: {', '.join(DTYPES)}.")
+        for name in ("max_memory", "kv_memory"):
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name), least=1)
+        _refuse_unbuilt("hosted_models", self)
+        _ = self.segments
+
+    @property
+    def segments(self) -> tuple[LayerRange, ...] | None:
+        """`layers` as ranges; whether they cover the model is known only when it is loaded."""
+        return None if self.layers is None else tuple(map(LayerRange.parse, self.layers.split(",")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where the API listens and whom it lets in. `read_api_key` decides whether it may listen there at all.
+
+    `max_body` is in bytes. `keep_alive` is how many seconds a silent stream waits before it sends a comment, `ready_within`
+    for how many seconds a generated token proves that the node is ready.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_file: Path | None = None
+    allow_insecure: bool = False
+    cors_origins: tuple[str, ...] = ()
+    max_body: int = 8 << 20
+    keep_alive: float = 10.0
+    ready_within: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not _is_address(self.host) and not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", self.host):
+            raise _unusable("host", self.host, "Give a name or an address alone, such as localhost, 127.0.0.1 or ::1.")
+        if type(self.port) is not int or not 0 <= self.port <= 65535:
+            raise _unusable("port", self.port, "Give a whole number from 1 to 65535, or 0 for any free port.")
+        for origin in self.cors_origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
+                raise _unusable("cors_origins", origin, "Write origins as https://example.org, without a path, or * for all.")
+        _check_whole("max_body", self.max_body, least=1)
+        _check_seconds("keep_alive", self.keep_alive)
+        _check_seconds("ready_within", self.ready_within)
+
+    @property
+    def beyond_loopback(self) -> bool:
+        """Whether others than this machine can reach the server. A name that is not surely local counts as reachable."""
+        import ipaddress  # only who starts a server needs it
+
+        if not _is_address(self.host):
+            return self.host.lower() != "localhost"
+        address = ipaddress.ip_address(self.host)
+        inner = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return not (inner or address).is_loopback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """`max_jobs` may be accepted and unfinished at once; a request may ask for `max_tokens` (None for no cap); on shutdown
+    running answers get `drain_timeout` seconds.
+    """
+
+    max_jobs: int = 1024
+    max_tokens: int | None = None
+    drain_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        _check_whole("max_jobs", self.max_jobs, least=1)
+        if self.max_tokens is not None:
+            _check_whole("max_tokens", self.max_tokens, least=1)
+        _check_seconds("drain_timeout", self.drain_timeout, zero=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    format: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def __post_init__(self) -> None:
+        if self.format not in LOG_FORMATS:
+            raise _unusable("format", self.format, f"Use one of: {', '.join(LOG_FORMATS)}.")
+        if self.level not in LOG_LEVELS:
+            raise _unusable("level", self.level, f"Use one of: {', '.join(LOG_LEVELS)}.")
+
+
+def host_name() -> str:
+    """This machine's name, with what a node id may not hold replaced."""
+    import socket
+
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip("._-")[:64] or "penstock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Everything about one node. `aliases` are further names that clients may use for hosted models."""
+
+    node_id: str = field(default_factory=host_name)
+    models: tuple[HostedModelConfig, ...] = field(default_factory=lambda: (HostedModelConfig(),))
+    server: ServerConfig = field(default_factory=ServerConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    max_pipes: int = 1
+    model_validation: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.node_id):
+            raise _unusable("node_id", self.node_id, "Use up to 64 letters, digits, dots, dashes and underscores.")
+        _refuse_unbuilt("", self)
+        self._check_models()
+
+    def _check_models(self) -> None:
+        hosted = [model.id for model in self.models]
+        if not hosted:
+            raise ConfigError("The node hosts no model.", hint="Add a [[hosted_models]] with an id.")
+        for place, name in enumerate(hosted):
+            if name in hosted[:place]:
+                raise ConfigError(f"The model '{name}' is hosted twice.", hint="Give each [[hosted_models]] an id of its own.")
+        for alias, target in self.aliases.items():
+            if alias in hosted:
+                raise ConfigError(
+                    f"The alias '{alias}' is also the id of a hosted model.", hint="Rename the alias, or leave it out."
+                )
+            if target not in hosted:
+                raise ConfigError(
+                    f"The alias '{alias}' points to '{target}', which this node does not host.",
+                    hint=f"It can point to: {', '.join(hosted)}.",
+                )
+
+
+# ---- the checks ----
+
+
+def unbuilt(what: str, asks_for: str) -> ConfigError:
+    return ConfigError(f"{what}: this version of Penstock cannot {asks_for} yet.", hint="Leave it out.")
+
+
+def _refuse_unbuilt(table: str, config: object) -> None:
+    for key, (only, asks_for) in NOT_YET.items():
+        inside, _, name = key.rpartition(".")
+        if inside == table and getattr(config, name, only) != only:
+            raise unbuilt(f"{name} = {shown(getattr(config, name))}", asks_for)
+
+
+def _unusable(name: str, value: object, hint: str) -> ConfigError:
+    return ConfigError(f"{name} = {shown(value)} cannot be used.", hint=hint)
+
+
+def _check_whole(name: str, value: object, *, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise _unusable(name, value, f"Give a whole number from {least} up.")
+
+
+def _check_seconds(name: str, value: float, *, zero: bool = False) -> None:
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise _unusable(name, value, f"Give a number of seconds {'from 0 up' if zero else 'above 0'}.")
+
+
+def _is_address(host: str) -> bool:
+    import ipaddress
+
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,231 @@
+"""What a node's settings are and where each comes from: the node file, over it the environment, over that the flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.config import api_key
+from penstock.config.engine import EngineConfig
+from penstock.config.kinds import PATH
+from penstock.config.node import NOT_YET, HostedModelConfig, LimitsConfig, LogConfig, NodeConfig, ServerConfig, unbuilt
+from penstock.config.table import BY_KEY, MODELS, OTHER_VARIABLES, OWNERS, SETTINGS, Setting, in_table
+from penstock.errors import ConfigError
+
+CONFIG_VARIABLE = "PENSTOCK_CONFIG"
+ALL_OF_THEM = "`penstock config --example` shows all settings."
+
+
+class Sourced(NamedTuple):
+    """A value and where it came from: "default", "file node.toml", "environment PENSTOCK_PORT" or "flag --port"."""
+
+    value: Any
+    source: str
+
+
+class Given(NamedTuple):
+    """A setting that somebody gave; `place` tells the hosted models of a file apart."""
+
+    setting: Setting
+    value: Any
+    source: str
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`sources` has every setting by its key; those of hosted models are `hosted_models[0].id` and so on."""
+
+    node: NodeConfig
+    sources: Mapping[str, Sourced]
+    file: Path | None
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
+    """Merge and check everything. `flags` has values by setting key: text as a person types it, or values as TOML has them;
+    None is a flag that was not given.
+    """
+    file = path if path is not None else Path(named) if (named := environ.get(CONFIG_VARIABLE)) else None
+    written, models = _from_file(file) if file is not None else ([], 1)
+    over = [*_from_environment(environ), *_from_flags(flags)]
+    if models > 1:
+        _refuse_for_several_models(over, models, file)
+    sources = {
+        key_of(setting, place): Sourced(setting.default, "default")
+        for setting in SETTINGS
+        for place in range(models if setting.table == MODELS else 1)
+    }
+    sources |= {key_of(given.setting, given.place): Sourced(given.value, given.source) for given in [*written, *over]}
+    node = _node(sources, models)
+    _refuse_two_keys(sources["server.api_key_file"], environ)
+    api_key.read_api_key(node.server, environ)  # refuses a server that others can reach without a key
+    return Settings(node=node, sources=sources, file=file)
+
+
+def key_of(setting: Setting, place: int) -> str:
+    return f"{MODELS}[{place}].{setting.name}" if setting.table == MODELS else setting.key
+
+
+def _node(sources: Mapping[str, Sourced], models: int) -> NodeConfig:
+    def values(owner: type, place: int = 0) -> dict[str, Any]:
+        return {s.attribute: sources[key_of(s, place)].value for s in SETTINGS if s.owner is owner}
+
+    return NodeConfig(
+        models=tuple(HostedModelConfig(**values(HostedModelConfig, place)) for place in range(models)),
+        server=ServerConfig(**values(ServerConfig)),
+        limits=LimitsConfig(**values(LimitsConfig)),
+        engine=EngineConfig(**values(EngineConfig)),
+        log=LogConfig(**values(LogConfig)),
+        **values(NodeConfig),
+    )
+
+
+# ---- the node file ----
+
+
+def _from_file(file: Path) -> tuple[list[Given], int]:
+    """What the file gives, and how many models it hosts."""
+    found = _read_toml(file)
+    models = found.pop(MODELS, [{}])
+    if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
+        raise ConfigError(f"{file}: {MODELS} is not a list of models.", hint=f"Write [[{MODELS}]], with two brackets.")
+    if not models:
+        raise ConfigError(f"{file}: the node hosts no model.", hint=f"Add a [[{MODELS}]], or leave {MODELS} out.")
+    given = [*_in_table(file, "", found)]
+    for place, model in enumerate(models):
+        given += _in_table(file, MODELS, model, place)
+    return given, len(models)
+
+
+def _in_table(file: Path, table: str, found: Mapping[str, Any], place: int = 0) -> Iterator[Given]:
+    known = {setting.name: setting for setting in in_table(table)}
+    for name, value in found.items():
+        key = f"{table}.{name}" if table else name
+        if name in known:
+            setting = known[name]
+            read = setting.read(value, f"{file}: {key_of(setting, place)}")
+            if setting.kind is PATH:
+                read = file.parent / read  # so that a node file works from every folder
+            yield Given(setting, read, f"file {file}", place)
+        elif not table and name in OWNERS:
+            if not isinstance(value, dict):
+                raise ConfigError(f"{file}: {name} is a table of settings, not a value.", hint=f"Write [{name}] on a line alone.")
+            yield from _in_table(file, name, value)
+        elif key in NOT_YET:
+            raise unbuilt(f"{file}: [{name}]", NOT_YET[key].asks_for)
+        else:
+            raise _unknown_key(file, key)
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+        return tomllib.loads(text + "\n")  # without it an error in the last line is said to be "at end of document"
+    except FileNotFoundError:
+        raise ConfigError(
+            f"The node file {file} does not exist.", hint=f"Write one with: penstock config --example > {file}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"The node file {file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"The node file {file} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+    except tomllib.TOMLDecodeError as error:
+        told = str(error)
+        raise ConfigError(f"{file} is not valid TOML: {told[:1].lower()}{told[1:]}.", hint=ALL_OF_THEM) from None
+
+
+def _unknown_key(file: Path, key: str) -> ConfigError:
+    near = _nearest_key(key)
+    hint = f"Did you mean '{near}'? {ALL_OF_THEM}" if near else ALL_OF_THEM
+    if near and "." in key and "." not in near:
+        hint += " What belongs to no table stands before the first [table]."
+    return ConfigError(f"{file}: there is no setting '{key}'.", hint=hint)
+
+
+def _nearest_key(key: str) -> str:
+    """A setting of the same name in another table, else one that is spelt much like it."""
+    name = key.rpartition(".")[2]
+    namesakes = [setting.key for setting in SETTINGS if setting.name == name]
+    tables = [table for table in OWNERS if table]
+    return _nearest(key, namesakes) or next(iter(namesakes), "") or _nearest(key, [*BY_KEY, *tables]) or _nearest_name(name)
+
+
+def _nearest_name(name: str) -> str:
+    names = {setting.name: setting.key for setting in SETTINGS}
+    return names.get(_nearest(name, names), "")
+
+
+def _nearest(word: str, words: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    known = list(words)
+    swapped = [other for other in known if sorted(other) == sorted(word)]  # to difflib PROT is nearer to PROMPT than to PORT
+    return next(iter(swapped or get_close_matches(word, known, n=1)), "")
+
+
+# ---- the environment ----
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[Given]:
+    by_variable = {setting.variable: setting for setting in SETTINGS}
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith("PENSTOCK_") or variable in OTHER_VARIABLES or _from_kubernetes(variable, text):
+            continue
+        if variable not in by_variable:
+            raise _unknown_variable(variable, [*by_variable, *OTHER_VARIABLES])
+        if text:  # an empty variable counts as not set
+            setting = by_variable[variable]
+            yield Given(setting, setting.parse(text, variable), f"environment {variable}")
+
+
+def _from_kubernetes(variable: str, text: str) -> bool:
+    """Kubernetes tells every container of a service named `penstock` where it is; nobody set these as settings."""
+    if variable == "PENSTOCK_PORT":
+        return "://" in text
+    return re.fullmatch(r"PENSTOCK_(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)", variable) is not None
+
+
+def _unknown_variable(variable: str, known: list[str]) -> ConfigError:
+    by_whole_key = {f"PENSTOCK_{setting.key.replace('.', '_').upper()}": setting.variable for setting in SETTINGS}
+    by_rest = {name.removeprefix("PENSTOCK_"): name for name in known}  # or all would be alike in their first nine letters
+    near = by_whole_key.get(variable) or by_rest.get(_nearest(variable.removeprefix("PENSTOCK_"), by_rest))
+    return ConfigError(
+        f"The environment has {variable}, which means nothing to Penstock.",
+        hint=(f"Did you mean {near}? " if near else "") + "Otherwise unset it: a setting that is ignored would mislead you.",
+    )
+
+
+# ---- the flags ----
+
+
+def _from_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
+    for key, value in flags.items():
+        if value is not None:
+            setting = BY_KEY[key]
+            read = setting.parse(value, setting.flag) if isinstance(value, str) else setting.read(value, setting.flag)
+            yield Given(setting, read, f"flag {setting.flag}")
+
+
+# ---- what does not go together ----
+
+
+def _refuse_for_several_models(over: Iterable[Given], models: int, file: Path | None) -> None:
+    for given in over:
+        if given.setting.table == MODELS:
+            name = given.source.partition(" ")[2]
+            raise ConfigError(
+                f"{name} is for a node with one model, but {file} hosts {models}.",
+                hint=f"Set {given.setting.name} in the [[{MODELS}]] that you mean, and leave {name} out.",
+            )
+
+
+def _refuse_two_keys(file: Sourced, environ: Mapping[str, str]) -> None:
+    """A key in the environment comes before a file that the node file names; beside a flag nobody could tell which is meant."""
+    if api_key.VARIABLE in environ and file.value is not None and not file.source.startswith("file "):
+        name = file.source.partition(" ")[2]
+        raise ConfigError(f"{api_key.VARIABLE} and {name} both give an API key.", hint="Leave one of them out.")

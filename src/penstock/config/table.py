@@ -1,0 +1,187 @@
+"""The one table of settings. The node file, the environment, the flags, `penstock config` and the documents follow it.
+
+A flag is the last part of its key (`server.port` is `--port`) unless the row says otherwise, and its variable is the flag in
+capitals (`PENSTOCK_PORT`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.config import kinds
+from penstock.config.engine import POLICY_NAMES, EngineConfig
+from penstock.config.kinds import PAIRS, PATH, SECONDS, SIZE, SWITCH, TEXT, WHOLE, WORDS, Kind
+from penstock.config.node import (
+    DEFAULT_MODEL,
+    DTYPES,
+    LOG_FORMATS,
+    LOG_LEVELS,
+    NOT_YET,
+    HostedModelConfig,
+    LimitsConfig,
+    LogConfig,
+    NodeConfig,
+    ServerConfig,
+)
+from penstock.errors import ConfigError
+
+MODELS = "hosted_models"  # the one table of the file that may be there several times
+
+# Which values go into which dataclass; `(class, name)` in a row says otherwise.
+OWNERS: dict[str, type] = {
+    "": NodeConfig,
+    MODELS: HostedModelConfig,
+    "server": ServerConfig,
+    "limits": LimitsConfig,
+    "scheduler": EngineConfig,
+    "log": LogConfig,
+}
+
+# Variables that are no settings of a node.
+OTHER_VARIABLES = {
+    "PENSTOCK_CONFIG": "The node file, where `--config` is not given.",
+    "PENSTOCK_API_KEY": "The key that clients must send, and that `penstock` sends as a client.",
+    "PENSTOCK_URL": "The server that `penstock` talks to as a client.",
+    "PENSTOCK_CACHE": "The folder where models are kept.",
+    "PENSTOCK_DEBUG": "With 1, an error shows where in the code it arose.",
+    "PENSTOCK_PROMPT": "The prompt of `make run`.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`sample` is a value for the example file where the default is to have none. `alone` is False for a value that cannot be
+    judged without others.
+    """
+
+    key: str
+    kind: Kind
+    about: str
+    named: str = ""
+    field: tuple[type, str] | None = None
+    sample: Any = None
+    alone: bool = True
+
+    @property
+    def table(self) -> str:
+        return self.key.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition(".")[2]
+
+    @property
+    def flag(self) -> str:
+        return self.named or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        return f"PENSTOCK_{self.flag.removeprefix('--').replace('-', '_').upper()}"
+
+    @property
+    def metavar(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_").upper() if self.kind is TEXT else self.kind.metavar
+
+    @property
+    def owner(self) -> type:
+        return self.field[0] if self.field else OWNERS[self.table]
+
+    @property
+    def attribute(self) -> str:
+        return self.field[1] if self.field else self.name
+
+    @property
+    def default(self) -> Any:
+        field = next(field for field in dataclasses.fields(self.owner) if field.name == self.attribute)
+        return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+    @property
+    def optional(self) -> bool:
+        """Whether it may be empty, which a flag or a variable says with "none"."""
+        return self.default in (None, (), {})
+
+    @property
+    def built(self) -> bool:
+        return self.key not in NOT_YET
+
+    def show(self, value: Any) -> str:
+        return "none" if self.optional and not value else self.kind.show(value)
+
+    def read(self, value: Any, where: str = "") -> Any:
+        """Check a value that TOML has read; `where` is what errors call it, the setting's name when empty."""
+        return self._checked(self.kind.read, value, where)
+
+    def parse(self, text: str, where: str = "") -> Any:
+        """Check the text of a flag or a variable."""
+        if self.optional and text.strip().lower() == "none":
+            return self.default
+        return self._checked(self.kind.parse, text, where)
+
+    def _checked(self, convert: Callable[[Any], Any], given: Any, where: str) -> Any:
+        try:
+            value = convert(given)
+        except ValueError:
+            hint = f"Give {self.kind.expects}."
+            raise ConfigError(f"{where or self.name} = {kinds.shown(given)} cannot be used.", hint=hint) from None
+        if self.alone:
+            try:
+                self.owner(**{self.attribute: value})  # it checks itself when made, and here it can only mean this value
+            except ConfigError as error:
+                raise ConfigError(self._located(error.message, where), hint=error.hint) from None
+        return value
+
+    def _located(self, message: str, where: str) -> str:
+        """Say which setting is meant by a message that may begin with the name that it has in the code."""
+        name, _, rest = message.partition(" = ")
+        if name == self.attribute:
+            return f"{where or self.name} = {rest}"
+        return f"{where}: {message}" if where else message
+
+
+SETTINGS = (
+    Setting(f"{MODELS}.id", TEXT, "A name from `penstock models list`, a folder, a .gguf file or a hub id.", "--model"),
+    Setting(f"{MODELS}.device", TEXT, "Where to compute: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU when there is one."),
+    Setting(f"{MODELS}.dtype", kinds.one_of(*DTYPES), "Number format of the computation; auto takes the fastest here."),
+    Setting(f"{MODELS}.layers", TEXT, 'Layer ranges to cut the model into, such as "0:10,10:30".', sample="0:10,10:30"),
+    Setting(f"{MODELS}.max_memory", SIZE, "The most memory that the model may take, such as 4GB or 800MB.", sample=4 * 10**9),
+    Setting(
+        f"{MODELS}.kv_memory", SIZE, "Memory for texts being worked on (KV); otherwise a share of what is free.", sample=10**9
+    ),
+    Setting(f"{MODELS}.load_ends", SWITCH, "Load the embedding and the head of the model too."),
+    Setting("server.host", TEXT, "The address to listen on; 0.0.0.0 is all of this machine's."),
+    Setting("server.port", WHOLE, "The port to listen on; 0 takes a free one."),
+    Setting("server.api_key_file", PATH, "A file that holds the key which clients must send.", sample="api-key.txt"),
+    Setting("server.allow_insecure", SWITCH, "Let other machines in without a key."),
+    Setting("server.cors_origins", WORDS, "Web sites whose pages may use it; * is all.", sample=("https://chat.example.org",)),
+    Setting("server.max_body", SIZE, "The largest request to accept."),
+    Setting("server.keep_alive", SECONDS, "A stream sends a comment when it was silent for so long."),
+    Setting("server.ready_within", SECONDS, "/ready believes a token that came within so many seconds; after that it generates one."),
+    Setting("aliases", PAIRS, "Further names for hosted models.", sample={"gpt-4o": DEFAULT_MODEL}, alone=False),
+    Setting("limits.max_jobs", WHOLE, "Requests accepted and unfinished at once; one more is told to come back later (429)."),
+    Setting("limits.max_tokens", WHOLE, "The most tokens that a request may ask for; otherwise any number.", sample=4096),
+    Setting("limits.drain_timeout", SECONDS, "Time for running answers when the server is told to stop."),
+    Setting("scheduler.policy", kinds.one_of(*POLICY_NAMES), "Who is first: by arrival (fcfs), deadline (edf) or slack (lrs)."),
+    Setting("prefill_chunk_size", WHOLE, "Prompt tokens in a step beside running answers.", field=(EngineConfig, "chunk")),
+    Setting(
+        "scheduler.idle_chunk", WHOLE, "Prompt tokens in a step while no answer runs; otherwise 4 times as many.", sample=2048
+    ),
+    Setting("scheduler.step_target", SECONDS, "Let a step carry as many prompt tokens as it can in this time.", sample=0.05),
+    Setting("scheduler.max_sequences", WHOLE, "Answers that are computed at once; others wait."),
+    Setting("scheduler.block_size", WHOLE, "Tokens in a block of KV memory."),
+    Setting("scheduler.prefix_cache", SWITCH, "Keep the work on a prompt's beginning for later prompts that share it."),
+    Setting("scheduler.window", WHOLE, "Steps in flight at once; otherwise as many as segments.", sample=2),
+    Setting("node_id", TEXT, "The name of this node; otherwise the host's.", sample="kitchen"),
+    Setting("max_pipes", WHOLE, "How many pipes of a model to take part in."),
+    Setting("model_validation", SWITCH, "Take part only in pipes with the same weights."),
+    Setting("print_times", SWITCH, "Log how long each request took.", field=(EngineConfig, "print_times")),
+    Setting("log.format", kinds.one_of(*LOG_FORMATS), "Lines for people, or one JSON object per line.", "--log-format"),
+    Setting("log.level", kinds.one_of(*LOG_LEVELS), "The least important messages to log.", "--log-level"),
+)
+BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+
+def in_table(table: str) -> Iterator[Setting]:
+    return (setting for setting in SETTINGS if setting.table == table)

@@ -1,0 +1,102 @@
+"""Listening and leaving: a socket that is taken before the model is loaded, and a server that lets answers finish."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+import uvicorn
+
+from penstock.errors import ConfigError
+
+GRACE = 5.0  # seconds for the last words, after what still ran was ended
+
+
+class Door(Protocol):
+    app: Any
+    draining: bool
+
+
+def take_port(host: str, port: int) -> socket.socket:
+    """Bind at once, so that a used port is told before a model was loaded; nobody is let in yet."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        taken = socket.socket(family, socket.SOCK_STREAM)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"The host '{host}' cannot be found: {error.strerror}.", hint="Use 127.0.0.1, or an address here."
+        ) from None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(
+            f"The server cannot listen on {host}, port {port}: {why}.", hint="Choose another with --port, or 0 for any free one."
+        ) from None
+    return taken
+
+
+class Listener(uvicorn.Server):
+    """Runs a door on a bound socket until SIGINT or SIGTERM. Then nobody new is let in, running answers get `patience`
+    seconds, and `end` is called to end the others; a second SIGINT does not wait."""
+
+    def __init__(
+        self,
+        door: Door,
+        *,
+        patience: float,
+        on_ready: Callable[[], None],
+        on_leaving: Callable[[], None],
+        end: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                door.app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="on",
+                timeout_graceful_shutdown=int(patience + GRACE) + 1,
+            )
+        )
+        self._door, self._patience = door, patience
+        self._on_ready, self._on_leaving, self._end = on_ready, on_leaving, end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_later(self._patience, lambda: loop.run_in_executor(None, self._end))
+        try:
+            await super().shutdown(sockets)
+        finally:
+            alarm.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        first = not self.should_exit
+        self._door.draining = True
+        super().handle_exit(sig, frame)
+        if first:
+            self._on_leaving()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Without uvicorn's habit of raising the signal once more at the end: whoever drained has left in good order."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)

@@ -1,0 +1,103 @@
+"""GET /metrics: the engine's counters in Prometheus' words, read when somebody asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from penstock.domain.sequence import SequenceState
+from penstock.engine.hosted_model import HostedModel
+from penstock.stats import Histogram
+
+
+def render_metrics(models: Sequence[HostedModel]) -> tuple[bytes, str]:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(EngineCollector(models))
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+class EngineCollector(Collector):
+    def __init__(self, models: Sequence[HostedModel]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._counters()
+        yield from self._gauges()
+        yield from self._histograms()
+
+    def _counters(self) -> Iterator[Metric]:
+        def counter(name: str, text: str, *more: str) -> CounterMetricFamily:
+            return CounterMetricFamily(f"penstock_{name}", text, labels=["model", *more])
+
+        prompt = counter("prompt_tokens", "Prompt tokens that were computed")
+        cached = counter("prefix_cache_hit_tokens", "Prompt tokens that were found in the prefix cache")
+        generated = counter("generated_tokens", "Tokens that were generated")
+        preemptions = counter("preemptions", "Sequences whose KV memory was taken away for others")
+        steps = counter("steps", "Batches that passed the model")
+        busy = counter("busy_seconds", "Time in which there was work")
+        compute = counter("compute_seconds", "Time inside the model and the sampler")
+        stages = counter("stage_seconds", "Compute time of each segment of layers", "layers")
+        jobs = counter("jobs", "Jobs that ended, by how", "outcome")
+        for hosted in self._models:
+            name, stats = hosted.name, hosted.engine.stats
+            prompt.add_metric([name], stats.prompt_tokens)
+            cached.add_metric([name], stats.cached_tokens)
+            generated.add_metric([name], stats.generated_tokens)
+            preemptions.add_metric([name], hosted.engine.sequences.preemptions)
+            steps.add_metric([name], stats.steps)
+            busy.add_metric([name], stats.busy)
+            compute.add_metric([name], stats.compute)
+            for layers, seconds in list(stats.stages.items()):
+                stages.add_metric([name, layers], seconds)
+            for outcome, count in list(stats.jobs.items()):
+                jobs.add_metric([name, outcome], count)
+        yield from (prompt, cached, generated, preemptions, steps, busy, compute, stages, jobs)
+
+    def _gauges(self) -> Iterator[Metric]:
+        def gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"penstock_{name}", text, labels=["model", *more])
+
+        states = gauge("sequences", "Sequences by state", "state")
+        open_jobs = gauge("open_jobs", "Jobs that were accepted and have not ended")
+        queued = gauge("queued_sequences", "Sequences that wait for memory or a place")
+        blocks = gauge("kv_blocks", "Blocks of KV memory")
+        held = gauge("kv_blocks_held", "Blocks of KV memory that sequences hold")
+        for hosted in self._models:
+            name, sequences = hosted.name, hosted.engine.sequences
+            found = [*list(sequences.queued.values()), *list(sequences.holders.values())]
+            counts = Counter(seq.state for seq in found)
+            for state in (SequenceState.WAITING, SequenceState.RUNNING, SequenceState.PAUSED, SequenceState.WAITING_PREEMPT):
+                states.add_metric([name, state.name.lower()], counts[state])
+            open_jobs.add_metric([name], len(hosted.jobs.open_jobs))
+            queued.add_metric([name], len(sequences.queued))
+            blocks.add_metric([name], sequences.pool.capacity)
+            held.add_metric([name], sequences.pool.held)
+        yield from (states, open_jobs, queued, blocks, held)
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, text, attribute in (
+            ("queue_seconds", "From arrival until the first tokens were scheduled", "queue_time"),
+            ("time_to_first_token_seconds", "From arrival to the first token", "first_token"),
+            ("inter_token_latency_seconds", "From one token of an answer to the next", "between_tokens"),
+            ("job_seconds", "From arrival to the end of the answer", "job_time"),
+        ):
+            family = HistogramMetricFamily(f"penstock_{name}", text, labels=["model"])
+            for hosted in self._models:
+                found: Histogram = getattr(hosted.engine.stats, attribute)
+                family.add_metric([hosted.name], *_cumulative(found))
+            yield family
+
+
+def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    total, buckets = 0, []
+    for bound, count in zip((*histogram.bounds, float("inf")), list(histogram.counts), strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
+    return buckets, histogram.total

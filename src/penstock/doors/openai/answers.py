@@ -1,0 +1,321 @@
+"""From a job's updates to OpenAI's chunks. A whole answer is its chunks put together, so there is one way to make either."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, PromptLogprobs, TokenLogprob, TokensOut, Usage
+from penstock.doors.openai import wire
+from penstock.doors.tools import ArgumentsDelta, CallStarted, TextDelta, ToolEvent, ToolParser
+
+TokenBytes = Callable[[Sequence[int]], list[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every chunk of an answer begins with."""
+
+    id: str
+    model: str
+    fingerprint: str
+    tier: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class Answer(Protocol):
+    """An answer in the making: `take` turns an update about job `number` into chunks, `whole` puts all of them together."""
+
+    def take(self, number: int, update: JobUpdate) -> Iterable[Any]: ...
+
+    def usage_chunk(self, usage: Usage) -> Any: ...
+
+    def whole(self, usage: Usage) -> Any: ...
+
+
+def usage_out(usage: Usage) -> wire.UsageOut:
+    return wire.UsageOut(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=wire.PromptDetails(cached_tokens=usage.cached_tokens),
+    )
+
+
+# ---- chat ----
+
+
+class ChatAnswer:
+    def __init__(
+        self, head: Head, n: int, *, token_bytes: TokenBytes, parser: Callable[[], ToolParser] | None, logprobs: bool
+    ) -> None:
+        self._head, self._token_bytes, self._logprobs = head, token_bytes, logprobs
+        self._choices = [_ChatChoice(parser() if parser else None) for _ in range(n)]
+
+    def take(self, number: int, update: JobUpdate) -> Iterable[wire.ChatChunk]:
+        match update:
+            case TokensOut(index, text, _, logprobs):
+                choice = self._choices[index]
+                shown = (
+                    wire.ChatLogprobs(content=chat_logprobs(logprobs, self._token_bytes)) if self._logprobs and logprobs else None
+                )
+                for delta in choice.deltas(text, quiet=shown is None):
+                    yield self._chunk(index, delta, logprobs=shown)
+                    choice.add(delta, shown)
+                    shown = None
+            case OutputFinished(index, reason, _):
+                choice = self._choices[index]
+                for delta in choice.rest():
+                    yield self._chunk(index, delta)
+                    choice.add(delta, None)
+                choice.finish_reason = choice.why(reason)
+                yield self._chunk(index, wire.ChatDelta(), finish_reason=choice.finish_reason)
+
+    def _shown(self, logprobs: Sequence[TokenLogprob]) -> wire.ChatLogprobs:
+        return wire.ChatLogprobs(content=chat_logprobs(logprobs, self._token_bytes))
+
+    def usage_chunk(self, usage: Usage) -> wire.ChatChunk:
+        return self._made([], usage_out(usage))
+
+    def whole(self, usage: Usage) -> wire.ChatCompletion:
+        head = self._head
+        return wire.ChatCompletion(
+            id=head.id,
+            object="chat.completion",
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.fingerprint,
+            service_tier=head.tier,
+            choices=[choice.whole(i, self._logprobs) for i, choice in enumerate(self._choices)],
+            usage=usage_out(usage),
+        )
+
+    def _chunk(
+        self, index: int, delta: wire.ChatDelta, *, logprobs: wire.ChatLogprobs | None = None, finish_reason: str | None = None
+    ) -> wire.ChatChunk:
+        return self._made([wire.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)])
+
+    def _made(self, choices: list[wire.ChatChunkChoice], usage: wire.UsageOut | None = None) -> wire.ChatChunk:
+        head = self._head
+        return wire.ChatChunk(
+            id=head.id,
+            object="chat.completion.chunk",
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.fingerprint,
+            service_tier=head.tier,
+            choices=choices,
+            usage=usage,
+        )
+
+
+class _ChatChoice:
+    """One of `n` answers: what was said so far."""
+
+    def __init__(self, parser: ToolParser | None) -> None:
+        self._parser = parser
+        self._begun = False
+        self._text: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._logprobs: list[wire.ContentLogprob] = []
+        self.finish_reason = "stop"
+
+    def deltas(self, text: str, *, quiet: bool) -> Iterable[wire.ChatDelta]:
+        """`quiet`: where there is no text, there is nothing to say."""
+        if not self._begun:
+            self._begun = True
+            yield wire.ChatDelta(role="assistant", content="")
+        if self._parser is not None:
+            found = [_delta(event) for event in self._parser.push(text)]
+            yield from (delta for delta in found if delta is not None)
+            if not found and not quiet:
+                yield wire.ChatDelta(content="")
+        elif text or not quiet:
+            yield wire.ChatDelta(content=text)
+
+    def rest(self) -> Iterable[wire.ChatDelta]:
+        if not self._begun:
+            self._begun = True
+            yield wire.ChatDelta(role="assistant", content="")
+        if self._parser is not None:
+            yield from (delta for event in self._parser.finish() if (delta := _delta(event)) is not None)
+
+    def add(self, delta: wire.ChatDelta, logprobs: wire.ChatLogprobs | None) -> None:
+        if delta.content:
+            self._text.append(delta.content)
+        for call in delta.tool_calls or ():
+            if call.id is not None:
+                self._calls.append({"id": call.id, "type": "function", "function": dict(call.function)})
+            else:
+                self._calls[call.index]["function"]["arguments"] += call.function["arguments"]
+        if logprobs is not None:
+            self._logprobs += logprobs.content
+
+    def why(self, reason: FinishReason) -> str:
+        if reason is FinishReason.LENGTH:
+            return "length"
+        return "tool_calls" if self._calls else "stop"
+
+    def whole(self, index: int, logprobs: bool) -> wire.ChatChoice:
+        text = "".join(self._text)
+        message = wire.ChatMessageOut(content=None if self._calls and not text else text)
+        if self._calls:
+            message.tool_calls = self._calls
+        return wire.ChatChoice(
+            index=index,
+            message=message,
+            logprobs=wire.ChatLogprobs(content=self._logprobs) if logprobs else None,
+            finish_reason=self.finish_reason,
+        )
+
+
+def _delta(event: ToolEvent) -> wire.ChatDelta | None:
+    match event:
+        case TextDelta(text):
+            return wire.ChatDelta(content=text)
+        case CallStarted(index, call_id, name):
+            call = wire.ToolCallDelta(index=index, id=call_id, type="function", function={"name": name, "arguments": ""})
+            return wire.ChatDelta(tool_calls=[call])
+        case ArgumentsDelta(index, text):
+            return wire.ChatDelta(tool_calls=[wire.ToolCallDelta(index=index, function={"arguments": text})])
+    return None
+
+
+def chat_logprobs(logprobs: Sequence[TokenLogprob], token_bytes: TokenBytes) -> list[wire.ContentLogprob]:
+    out = []
+    for one in logprobs:
+        own, *others = token_bytes([one.token_id, *(token for token, _ in one.top)])
+        top = [
+            wire.TopLogprob(token=_text(raw), logprob=value, bytes=list(raw))
+            for raw, (_, value) in zip(others, one.top, strict=True)
+        ]
+        out.append(wire.ContentLogprob(token=_text(own), logprob=one.logprob, bytes=list(own), top_logprobs=top))
+    return out
+
+
+# ---- completions ----
+
+
+class TextAnswer:
+    """Choice `i * n + j` is the j-th answer to the i-th prompt. `echo` holds the prompts' texts if they are to be repeated;
+    `silent` is for max_tokens = 0: the model must say one token, and nobody wants to hear it."""
+
+    def __init__(
+        self,
+        head: Head,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        *,
+        token_bytes: TokenBytes,
+        echo: Sequence[str] | None,
+        logprobs: int | None,
+        silent: bool = False,
+    ) -> None:
+        self._head, self._prompts, self._n, self._token_bytes = head, prompts, n, token_bytes
+        self._echo, self._logprobs, self._silent = echo, logprobs, silent
+        self._offsets = [0] * (len(prompts) * n)
+        self._begun = [False] * (len(prompts) * n)
+        self._scores: list[list[TokenLogprob]] = [[] for _ in prompts]
+        self._parts: list[list[wire.TextChoice]] = [[] for _ in self._offsets]
+
+    def take(self, number: int, update: JobUpdate) -> Iterable[wire.TextCompletion]:
+        match update:
+            case PromptLogprobs(_, logprobs):
+                self._scores[number] += logprobs
+            case TokensOut(index, text, _, logprobs):
+                at = number * self._n + index
+                yield from self._begin(number, at)
+                if not self._silent and (text or (self._logprobs is not None and logprobs)):
+                    yield self._add(at, text, self._shown(at, text, logprobs))
+            case OutputFinished(index, reason, _):
+                at = number * self._n + index
+                yield from self._begin(number, at)
+                why = "length" if reason is FinishReason.LENGTH or self._silent else "stop"
+                yield self._add(at, "", None, why)
+
+    def usage_chunk(self, usage: Usage) -> wire.TextCompletion:
+        return self._made([], usage)
+
+    def whole(self, usage: Usage) -> wire.TextCompletion:
+        return self._made([self._joined(at, parts) for at, parts in enumerate(self._parts)], usage)
+
+    def _begin(self, number: int, at: int) -> Iterable[wire.TextCompletion]:
+        """The prompt goes before the first token, with what was learned about it."""
+        if self._begun[at]:
+            return
+        self._begun[at] = True
+        if self._echo is None:
+            return
+        logprobs = None
+        if self._logprobs is not None:
+            ids = self._prompts[number]
+            first = self._token_bytes([ids[0]])[0]
+            logprobs = wire.TextLogprobs(
+                tokens=[_text(first)], token_logprobs=[None], top_logprobs=[None] if self._logprobs else None, text_offset=[0]
+            )
+            self._offsets[at] = len(_text(first))
+            rest = self._shown(at, "", self._scores[number])
+            if rest is not None:
+                _extend(logprobs, rest)
+        self._offsets[at] = len(self._echo[number])
+        yield self._add(at, self._echo[number], logprobs)
+
+    def _shown(self, at: int, text: str, logprobs: Sequence[TokenLogprob]) -> wire.TextLogprobs | None:
+        if self._logprobs is None:
+            return None
+        out = self._no_logprobs()
+        for one in logprobs:
+            own, *others = map(_text, self._token_bytes([one.token_id, *(token for token, _ in one.top)]))
+            out.tokens.append(own)
+            out.token_logprobs.append(one.logprob)
+            out.text_offset.append(self._offsets[at])
+            self._offsets[at] += len(own)
+            if out.top_logprobs is not None:
+                out.top_logprobs.append({name: value for name, (_, value) in zip(others, one.top, strict=True)})
+        return out
+
+    def _no_logprobs(self) -> wire.TextLogprobs:
+        return wire.TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[] if self._logprobs else None, text_offset=[])
+
+    def _add(self, at: int, text: str, logprobs: wire.TextLogprobs | None, why: str | None = None) -> wire.TextCompletion:
+        choice = wire.TextChoice(index=at, text=text, logprobs=logprobs, finish_reason=why)
+        self._parts[at].append(choice)
+        return self._made([choice])
+
+    def _joined(self, at: int, parts: Sequence[wire.TextChoice]) -> wire.TextChoice:
+        logprobs = None
+        if self._logprobs is not None:
+            logprobs = wire.TextLogprobs(
+                tokens=[], token_logprobs=[], top_logprobs=[] if self._logprobs else None, text_offset=[]
+            )
+            for part in parts:
+                if part.logprobs is not None:
+                    _extend(logprobs, part.logprobs)
+        why = parts[-1].finish_reason if parts else "stop"
+        return wire.TextChoice(index=at, text="".join(part.text for part in parts), logprobs=logprobs, finish_reason=why)
+
+    def _made(self, choices: list[wire.TextChoice], usage: Usage | None = None) -> wire.TextCompletion:
+        head = self._head
+        return wire.TextCompletion(
+            id=head.id,
+            object="text_completion",
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.fingerprint,
+            choices=choices,
+            usage=None if usage is None else usage_out(replace(usage, completion_tokens=0) if self._silent else usage),
+        )
+
+
+def _extend(logprobs: wire.TextLogprobs, more: wire.TextLogprobs) -> None:
+    logprobs.tokens += more.tokens
+    logprobs.token_logprobs += more.token_logprobs
+    logprobs.text_offset += more.text_offset
+    if logprobs.top_logprobs is not None and more.top_logprobs is not None:
+        logprobs.top_logprobs += more.top_logprobs
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

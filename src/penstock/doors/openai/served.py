@@ -1,0 +1,18 @@
+"""Served: a hosted model with what OpenAI's dialect needs beside it."""
+
+from __future__ import annotations
+
+import time
+
+from penstock import __version__
+from penstock.doors.grammar import Grammars
+from penstock.doors.tools import ToolCalling
+from penstock.engine.hosted_model import HostedModel
+
+
+class Served:
+    def __init__(self, hosted: HostedModel) -> None:
+        self.hosted, self.created = hosted, int(time.time())
+        self.fingerprint = f"penstock-{__version__}"
+        self.grammars = Grammars(hosted.folder / "tokenizer.json", vocab=hosted.spec.vocab, eos_ids=hosted.eos_ids)
+        self.tools = ToolCalling(hosted.tokenizer.chat_template)

@@ -1,0 +1,55 @@
+"""What is running on this node, for `penstock ps`: numbers and states, never a word of any request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock import __version__
+from penstock.domain.sequence import Job
+from penstock.engine.hosted_model import HostedModel
+
+
+def describe(node_id: str, models: Sequence[HostedModel], aliases: Mapping[str, str], *, draining: bool) -> dict[str, Any]:
+    return {
+        "node_id": node_id,
+        "version": __version__,
+        "draining": draining,
+        "aliases": dict(aliases),
+        "models": [_model(hosted) for hosted in models],
+    }
+
+
+def _model(hosted: HostedModel) -> dict[str, Any]:
+    engine = hosted.engine
+    pool = engine.sequences.pool
+    return {
+        "id": hosted.name,
+        "device": hosted.device,
+        "dtype": hosted.dtype,
+        "context": hosted.context,
+        "layers": [str(segment.layers) for segment in engine.pipe.segments],
+        "kv_tokens": pool.capacity * pool.block_size,
+        "kv_used": pool.held * pool.block_size,
+        "generated_tokens": engine.stats.generated_tokens,
+        "jobs": sorted((_job(job) for job in hosted.jobs.open_jobs), key=lambda job: -job["age"]),
+    }
+
+
+def _job(job: Job) -> dict[str, Any]:
+    """Read while the compute thread works: the figures are right, if not all of the same instant."""
+    sequences = list(job.sequences)
+    states = [seq.state.name.lower() for seq in sequences]
+    return {
+        "id": job.job_id,
+        "state": states[0] if states else "waiting",
+        "outputs": job.sampling.n,
+        "age": round(time.monotonic() - job.arrival, 3),
+        "priority": job.priority,
+        "prompt_tokens": len(job.prompt_ids),
+        "prefilled": job.prefilled,
+        "generated": sum(seq.generated for seq in sequences),
+        "max_tokens": job.max_tokens,
+        "preemptions": job.preemptions,
+    }

@@ -1,0 +1,68 @@
+"""docs/configuration.md says what is so: its table is the table in the code, its files load, its commands run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.config.node import NOT_YET
+from penstock.config.settings import load_settings
+from penstock.config.table import OTHER_VARIABLES, SETTINGS, Setting
+
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line.removeprefix("$ ")
+    for block in re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("$ ")
+]
+
+
+def row(setting: Setting) -> str:
+    default = "" if setting.sample is not None else f"`{setting.show(setting.default)}`"
+    return f"| `{setting.key}` | {default} | `{setting.flag}` | {setting.about} |"
+
+
+def rows_below(heading: str) -> list[str]:
+    return re.findall(r"^\| .*\|$", PAGE.partition(heading)[2].partition("\n\n|")[2].partition("\n\n")[0], flags=re.MULTILINE)
+
+
+def test_the_page_lists_every_setting_as_the_code_has_it() -> None:
+    assert rows_below("## All settings") == [row(setting) for setting in SETTINGS if setting.built]
+
+
+def test_the_page_lists_every_other_variable() -> None:
+    assert rows_below("## Other variables") == [f"| `{name}` | {about} |" for name, about in OTHER_VARIABLES.items()]
+
+
+def test_the_page_names_what_is_not_built_yet() -> None:
+    told = PAGE.partition("refused until Penstock can do")[2].partition("\n\n")[0]
+    assert all(key.rpartition(".")[2] in told for key in NOT_YET)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("page")
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (where / "node.toml").write_text(text, encoding="utf-8")
+    (where / "api-key.txt").write_text("a-long-enough-key\n", encoding="utf-8")
+    return where
+
+
+def test_the_node_file_of_the_page_can_be_used(folder: Path) -> None:
+    node = load_settings(folder / "node.toml", {}, {}).node
+    assert (node.node_id, node.server.port, node.aliases) == ("kitchen", 8080, {"gpt-4o": "smollm2-135m"})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_works(command: str, folder: Path) -> None:
+    """`penstock config` takes the flags of `penstock serve`, and ends."""
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    checked = command.replace("penstock serve", "penstock config")
+    done = subprocess.run(["bash", "-c", checked], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
