@@ -8,6 +8,7 @@ PYTHON      ?= python3
 PROMPT      ?= What is the capital of France?
 PYTEST_ARGS ?= -n 2 --dist loadfile
 BENCH_ARGS  ?=
+SERVE_ARGS  ?=
 TORCH_INDEX ?=
 
 VENV  := .venv
@@ -22,18 +23,22 @@ unexport PROMPT
 export PENSTOCK_PROMPT := $(value PROMPT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format bench bench-compare clean
+.PHONY: help setup serve run test lint format bench bench-compare bench-serving clean
 
 help: ## Show this list
 	@echo "Penstock: one language model running across the machines you already have"
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
+	@echo '  make serve SERVE_ARGS="--port 8080"'
 	@echo '  make run PROMPT="Why is the sky blue?"'
 	@echo '  make test PYTEST_ARGS="-k cli -x"'
 
 setup: $(STAMP) ## Install Penstock and its tools into .venv
 	@echo "Penstock is ready: $(BIN)/penstock --help"
+
+serve: $(STAMP) ## Serve the default model to every OpenAI client, until Ctrl-C
+	@exec $(BIN)/penstock serve $(SERVE_ARGS)
 
 run: $(STAMP) ## Answer PROMPT with the default model (downloaded on first use)
 	@$(BIN)/penstock run -- "$$PENSTOCK_PROMPT"
@@ -55,6 +60,9 @@ bench: $(STAMP) ## Measure how fast this machine is
 
 bench-compare: $(STAMP) ## Compare with transformers, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/compare.py $(BENCH_ARGS)
+
+bench-serving: $(STAMP) ## Measure the server under load, on a quiet machine (some fifteen minutes)
+	@$(BIN)/python bench/serving.py $(BENCH_ARGS)
 
 clean: ## Remove .venv and all caches (not the downloaded models)
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

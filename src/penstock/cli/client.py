@@ -1,0 +1,263 @@
+"""The way to a server: its address, requests, and streams of server-sent events, with nothing but the standard library.
+
+Everything that can go wrong on the way is mapped here: `Unreachable` when no answer came or it broke off, `Refused` when the
+server answered with an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from penstock.cli.options import wrong_usage
+from penstock.config.api_key import VARIABLE as KEY_VARIABLE
+from penstock.errors import ConfigError, PenstockError
+
+URL_VARIABLE = "PENSTOCK_URL"
+CONNECT = 5.0  # seconds until a server that says nothing counts as not there
+PATIENCE = 300.0  # seconds that an answer may pause: a long prompt on a slow machine, on a server that sends no sign of life
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help=f"The server, such as http://127.0.0.1:8000; else {URL_VARIABLE} names it."),
+]
+
+
+class Unreachable(PenstockError):
+    """Nobody answered, or the answer broke off."""
+
+    code = "unreachable"
+
+
+class Refused(PenstockError):
+    """The server answered with an error. `status` is that of HTTP; `reason` is OpenAI's code."""
+
+    code = "refused"
+
+    def __init__(self, message: str, *, status: int = 0, reason: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status, self.reason = status, reason
+
+
+class ServerUrl(NamedTuple):
+    """Where a server is. `path` is what goes before `/v1` and `/status`, without a slash at its end."""
+
+    secure: bool
+    host: str
+    port: int
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> ServerUrl:
+        """With or without a scheme, `/v1` and a slash at the end."""
+        from urllib.parse import urlsplit
+
+        advice = "Write it as http://127.0.0.1:8000."
+        try:
+            parts = urlsplit(text if "://" in text else f"http://{text}")
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigError(f"'{text}' is not a URL: {error}.", hint=advice) from None
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or not _sendable(text):
+            raise ConfigError(f"'{text}' is not the URL of a server.", hint=advice)
+        if parts.username is not None:
+            raise ConfigError("A URL with a name or a password in it is not used.", hint=f"Put an API key into {KEY_VARIABLE}.")
+        secure = parts.scheme == "https"
+        path = re.sub(r"/+(v1/*)?$", "", parts.path)
+        return cls(secure, host, port or (443 if secure else 80), path)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        usual = 443 if self.secure else 80
+        return f"http{'s' * self.secure}://{host}{'' if self.port == usual else f':{self.port}'}{self.path}"
+
+
+DEFAULT_URL = ServerUrl(secure=False, host="127.0.0.1", port=8000, path="")
+
+
+def named_url(given: str | None, environ: Mapping[str, str] = os.environ) -> ServerUrl | None:
+    """The server that the flag names, else the one of the environment, else none."""
+    if given is not None:
+        with wrong_usage("--url"):
+            return ServerUrl.parse(given)
+    text = environ.get(URL_VARIABLE, "")
+    return ServerUrl.parse(text) if text else None
+
+
+class Client:
+    """Speaks to one server. The API key comes from the environment and goes to that server only."""
+
+    def __init__(self, url: ServerUrl, environ: Mapping[str, str] = os.environ) -> None:
+        self.url = url
+        self._headers = {"Accept": "application/json", "Connection": "close"}
+        key = environ.get(KEY_VARIABLE, "").strip()
+        if not _sendable(key):
+            raise ConfigError(f"{KEY_VARIABLE} holds characters that HTTP cannot carry.", hint="Is it really the key?")
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    def get(self, path: str) -> Any:
+        """The JSON at `path`."""
+        with _Exchange(self.url) as exchange:
+            return _decoded(exchange.send("GET", path, None, self._headers).read(), self.url)
+
+    def post(self, path: str, body: Any) -> Events:
+        """The events that answer `body`; nothing is sent before they are read."""
+        return Events(self.url, path, body, self._headers | {"Content-Type": "application/json"})
+
+
+class Events:
+    """One answer as server-sent events: iterating yields the JSON of each, and comments as text. `close` cancels it: the
+    server sees the connection end."""
+
+    def __init__(self, url: ServerUrl, path: str, body: Any, headers: Mapping[str, str]) -> None:
+        self._url, self._path, self._headers = url, path, headers
+        self._body = json.dumps(body).encode()
+        self._exchange = _Exchange(url)
+
+    def __iter__(self) -> Iterator[dict[str, Any] | str]:
+        with self._exchange as exchange:
+            response = exchange.send("POST", self._path, self._body, self._headers)
+            for field, value in read_events(exchange.lines(response)):
+                if field == "":
+                    yield value
+                elif value == "[DONE]":
+                    return
+                else:
+                    yield _decoded(value, self._url)
+
+    def close(self) -> None:
+        self._exchange.close()
+
+
+def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+    """(`"data"`, text) for each event, and (`""`, text) for each comment; other fields are not used by anybody."""
+    data: list[str] = []
+    for raw in lines:
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if not line and data:
+            yield "data", "\n".join(data)
+            data = []
+        elif line and not field:
+            yield "", value
+        elif field == "data":
+            data.append(value)
+
+
+class _Exchange:
+    """One request and its answer, on a connection of its own, so that closing it ends just this."""
+
+    def __init__(self, url: ServerUrl) -> None:
+        self._url = url
+        self._connection: HTTPConnection | None = None
+        self._response: HTTPResponse | None = None
+
+    def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> HTTPResponse:
+        kind = HTTPSConnection if self._url.secure else HTTPConnection
+        self._connection = kind(self._url.host, self._url.port, timeout=CONNECT)
+        with _told(self._url):
+            self._connection.connect()
+            if body is not None:
+                self._connection.sock.settimeout(PATIENCE)
+            self._connection.request(method, self._url.path + path, body, dict(headers))
+            self._response = self._connection.getresponse()
+            if self._response.status != 200:
+                raise _refusal(self._url, self._response, self._response.read(1 << 20))
+        return self._response
+
+    def lines(self, response: HTTPResponse) -> Iterator[bytes]:
+        with _told(self._url, begun=True):
+            yield from response
+
+    def close(self) -> None:
+        for part in (self._response, self._connection):
+            if part is not None:
+                part.close()
+
+    def __enter__(self) -> _Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# ---- what can go wrong ----
+
+
+@contextmanager
+def _told(url: ServerUrl, *, begun: bool = False) -> Iterator[None]:
+    """Foreign errors become ours. `begun`: the answer was on its way."""
+    from ssl import SSLError
+
+    try:
+        yield
+    except TimeoutError:
+        raise Unreachable(f"{url} says nothing any more." if begun else f"{url} does not answer in time.") from None
+    except SSLError as error:
+        why = error.reason.replace("_", " ").lower() if error.reason else str(error)
+        raise Unreachable(
+            f"No secure connection to {url}: {why}.", hint="If the server does not speak HTTPS, write http://."
+        ) from None
+    except (OSError, HTTPException) as error:
+        if begun:
+            raise lost(url) from None
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise Unreachable(f"No server answers at {url} ({why}).", hint=_advice(url)) from None
+
+
+def lost(url: ServerUrl) -> Unreachable:
+    return Unreachable(f"The connection to {url} was lost in the middle of the answer.")
+
+
+def _advice(url: ServerUrl) -> str:
+    if url.host not in ("127.0.0.1", "localhost", "::1"):
+        return f"Is it running, and is the address right? It comes from --url or {URL_VARIABLE}."
+    port = "" if url.port == DEFAULT_URL.port else f" --port {url.port}"
+    return f"Start one with: penstock serve{port}. If it was just started, wait until it says Base URL."
+
+
+def _refusal(url: ServerUrl, response: HTTPResponse, body: bytes) -> Refused:
+    status = response.status
+    try:
+        refused = refusal(json.loads(body), status)
+    except ValueError:
+        refused = None
+    if refused is not None:
+        return refused
+    place = response.getheader("Location")
+    hint = f"It points to {place}." if place else "Is this the URL of an OpenAI-compatible server?"
+    return Refused(f"{url} answers with status {status} {response.reason}".rstrip() + ".", status=status, hint=hint)
+
+
+def refusal(answer: Any, status: int = 0) -> Refused | None:
+    """The error that an answer in OpenAI's shape tells of, None when it tells of none."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if not error:
+        return None
+    facts = error if isinstance(error, dict) else {"message": str(error)}
+    message = str(facts.get("message") or "The server failed and does not say why.")
+    hint = f"Put the right key into {KEY_VARIABLE}." if status == 401 else ""
+    return Refused(message, status=status, reason=str(facts.get("code") or ""), hint=hint)
+
+
+def _decoded(text: str | bytes, url: ServerUrl) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise Refused(f"{url} sent something that is not a JSON object.", hint="Is it an OpenAI-compatible server?")
+    return value
+
+
+def _sendable(text: str) -> bool:
+    return text.isascii() and (text.isprintable() or not text) and " " not in text
