@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.server import penstock_server as penstock_server
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers with a thread per core each would fight for the cores. Set before torch is imported, and inherited by
     # every process that a test starts.

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, PromptLogprobs, TokenLogprob, TokensOut
+from penstock.domain.job import (
+    FinishReason,
+    JobDone,
+    JobFailed,
+    JobUpdate,
+    OutputFinished,
+    PromptLogprobs,
+    TokenLogprob,
+    TokensOut,
+)
 from penstock.domain.sampling import SamplingParams
 from penstock.engine.engine import Engine
 from penstock.errors import RequestError

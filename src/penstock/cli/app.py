@@ -8,8 +8,10 @@ import typer
 
 from penstock.cli import models
 from penstock.cli.bench import bench
+from penstock.cli.chat import chat
 from penstock.cli.config import config
 from penstock.cli.doctor import doctor
+from penstock.cli.ps import ps
 from penstock.cli.run import run
 from penstock.cli.serve import serve
 from penstock.cli.version import print_version, version
@@ -43,6 +45,8 @@ def penstock(
 
 app.command()(run)
 app.command()(serve)
+app.command()(chat)
+app.command()(ps)
 app.add_typer(models.app, name="models", context_settings={"help_option_names": HELP})
 app.command()(config)
 app.command()(bench)

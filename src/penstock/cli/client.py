@@ -7,27 +7,17 @@ server answered with an error.
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
-import typer
-
-from penstock.cli.options import wrong_usage
+from penstock.cli.server_url import DEFAULT_URL, URL_VARIABLE, ServerUrl, api_key
 from penstock.config.api_key import VARIABLE as KEY_VARIABLE
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import PenstockError
 
-URL_VARIABLE = "PENSTOCK_URL"
 CONNECT = 5.0  # seconds until a server that says nothing counts as not there
 PATIENCE = 300.0  # seconds that an answer may pause: a long prompt on a slow machine, on a server that sends no sign of life
-
-UrlOption = Annotated[
-    str | None,
-    typer.Option("--url", metavar="URL", help=f"The server, such as http://127.0.0.1:8000; else {URL_VARIABLE} names it."),
-]
 
 
 class Unreachable(PenstockError):
@@ -46,67 +36,21 @@ class Refused(PenstockError):
         self.status, self.reason = status, reason
 
 
-class ServerUrl(NamedTuple):
-    """Where a server is. `path` is what goes before `/v1` and `/status`, without a slash at its end."""
-
-    secure: bool
-    host: str
-    port: int
-    path: str
-
-    @classmethod
-    def parse(cls, text: str) -> ServerUrl:
-        """With or without a scheme, `/v1` and a slash at the end."""
-        from urllib.parse import urlsplit
-
-        advice = "Write it as http://127.0.0.1:8000."
-        try:
-            parts = urlsplit(text if "://" in text else f"http://{text}")
-            host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise ConfigError(f"'{text}' is not a URL: {error}.", hint=advice) from None
-        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or not _sendable(text):
-            raise ConfigError(f"'{text}' is not the URL of a server.", hint=advice)
-        if parts.username is not None:
-            raise ConfigError("A URL with a name or a password in it is not used.", hint=f"Put an API key into {KEY_VARIABLE}.")
-        secure = parts.scheme == "https"
-        path = re.sub(r"/+(v1/*)?$", "", parts.path)
-        return cls(secure, host, port or (443 if secure else 80), path)
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        usual = 443 if self.secure else 80
-        return f"http{'s' * self.secure}://{host}{'' if self.port == usual else f':{self.port}'}{self.path}"
-
-
-DEFAULT_URL = ServerUrl(secure=False, host="127.0.0.1", port=8000, path="")
-
-
-def named_url(given: str | None, environ: Mapping[str, str] = os.environ) -> ServerUrl | None:
-    """The server that the flag names, else the one of the environment, else none."""
-    if given is not None:
-        with wrong_usage("--url"):
-            return ServerUrl.parse(given)
-    text = environ.get(URL_VARIABLE, "")
-    return ServerUrl.parse(text) if text else None
-
-
 class Client:
     """Speaks to one server. The API key comes from the environment and goes to that server only."""
 
-    def __init__(self, url: ServerUrl, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, url: ServerUrl) -> None:
         self.url = url
         self._headers = {"Accept": "application/json", "Connection": "close"}
-        key = environ.get(KEY_VARIABLE, "").strip()
-        if not _sendable(key):
-            raise ConfigError(f"{KEY_VARIABLE} holds characters that HTTP cannot carry.", hint="Is it really the key?")
+        key = api_key()
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
 
     def get(self, path: str) -> Any:
         """The JSON at `path`."""
         with _Exchange(self.url) as exchange:
-            return _decoded(exchange.send("GET", path, None, self._headers).read(), self.url)
+            response = exchange.send("GET", path, None, self._headers)
+            return _decoded(b"".join(exchange.lines(response)), self.url)
 
     def post(self, path: str, body: Any) -> Events:
         """The events that answer `body`; nothing is sent before they are read."""
@@ -132,6 +76,7 @@ class Events:
                     return
                 else:
                     yield _decoded(value, self._url)
+            raise _lost(self._url)
 
     def close(self) -> None:
         self._exchange.close()
@@ -209,12 +154,12 @@ def _told(url: ServerUrl, *, begun: bool = False) -> Iterator[None]:
         ) from None
     except (OSError, HTTPException) as error:
         if begun:
-            raise lost(url) from None
+            raise _lost(url) from None
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unreachable(f"No server answers at {url} ({why}).", hint=_advice(url)) from None
 
 
-def lost(url: ServerUrl) -> Unreachable:
+def _lost(url: ServerUrl) -> Unreachable:
     return Unreachable(f"The connection to {url} was lost in the middle of the answer.")
 
 
@@ -222,7 +167,7 @@ def _advice(url: ServerUrl) -> str:
     if url.host not in ("127.0.0.1", "localhost", "::1"):
         return f"Is it running, and is the address right? It comes from --url or {URL_VARIABLE}."
     port = "" if url.port == DEFAULT_URL.port else f" --port {url.port}"
-    return f"Start one with: penstock serve{port}. If it was just started, wait until it says Base URL."
+    return f"Start one with: penstock serve{port} (and wait until it says Base URL). Or name another with --url."
 
 
 def _refusal(url: ServerUrl, response: HTTPResponse, body: bytes) -> Refused:
@@ -257,7 +202,3 @@ def _decoded(text: str | bytes, url: ServerUrl) -> Any:
     if not isinstance(value, dict):
         raise Refused(f"{url} sent something that is not a JSON object.", hint="Is it an OpenAI-compatible server?")
     return value
-
-
-def _sendable(text: str) -> bool:
-    return text.isascii() and (text.isprintable() or not text) and " " not in text

@@ -158,7 +158,7 @@ SETTINGS = (
     Setting("server.cors_origins", WORDS, "Web sites whose pages may use it; * is all.", sample=("https://chat.example.org",)),
     Setting("server.max_body", SIZE, "The largest request to accept."),
     Setting("server.keep_alive", SECONDS, "A stream sends a comment when it was silent for so long."),
-    Setting("server.ready_within", SECONDS, "/ready believes a token that came within so many seconds; after that it generates one."),
+    Setting("server.ready_within", SECONDS, "So long a token proves that the node is ready; then /ready generates one."),
     Setting("aliases", PAIRS, "Further names for hosted models.", sample={"gpt-4o": DEFAULT_MODEL}, alone=False),
     Setting("limits.max_jobs", WHOLE, "Requests accepted and unfinished at once; one more is told to come back later (429)."),
     Setting("limits.max_tokens", WHOLE, "The most tokens that a request may ask for; otherwise any number.", sample=4096),

@@ -10,8 +10,8 @@ from penstock.domain.sequence import Sequence
 Policy = Callable[[Sequence, float, float], float]
 
 
-SLACK = 5.0  # times the predicted time to read its prompt
-LEAST_DEADLINE = 1.0  # seconds
+SLACK = 10.0  # times the predicted time to read its prompt
+LEAST_DEADLINE = 0.25  # seconds
 
 
 def fair_deadline(reading: float) -> float:

@@ -74,7 +74,9 @@ class Scheduler:
                 return config.chunk
             return config.idle_chunk or IDLE_FACTOR * config.chunk
         context = sum(seq.step_processed for seq in decodes)
-        return max(MIN_DYNAMIC_CHUNK, self._predictor.chunk_within(config.step_target, len(decodes), context))
+        # where decoding alone takes all of the time, prompts get as much again: or nobody new would ever be read
+        target = max(config.step_target, 2 * self._predictor.step(len(decodes), context))
+        return max(MIN_DYNAMIC_CHUNK, self._predictor.chunk_within(target, len(decodes), context))
 
     def _urgency(self, seq: Sequence, now: float) -> Urgency:
         """Lower is more urgent: priority, then the policy, then arrival, then the order of outputs."""

@@ -67,7 +67,7 @@ class ChatAnswer:
                     shown = None
             case OutputFinished(index, reason, _):
                 choice = self._choices[index]
-                for delta in choice.rest():
+                for delta in choice.rest(cut=reason is FinishReason.LENGTH):
                     yield self._chunk(index, delta)
                     choice.add(delta, None)
                 choice.finish_reason = choice.why(reason)
@@ -135,12 +135,12 @@ class _ChatChoice:
         elif text or not quiet:
             yield wire.ChatDelta(content=text)
 
-    def rest(self) -> Iterable[wire.ChatDelta]:
+    def rest(self, *, cut: bool) -> Iterable[wire.ChatDelta]:
         if not self._begun:
             self._begun = True
             yield wire.ChatDelta(role="assistant", content="")
         if self._parser is not None:
-            yield from (delta for event in self._parser.finish() if (delta := _delta(event)) is not None)
+            yield from (delta for event in self._parser.finish(cut=cut) if (delta := _delta(event)) is not None)
 
     def add(self, delta: wire.ChatDelta, logprobs: wire.ChatLogprobs | None) -> None:
         if delta.content:

@@ -17,6 +17,7 @@ from penstock.doors.openai.requests import ChatCompletionRequest
 from penstock.doors.openai.responses import AnswerResponse
 from penstock.doors.openai.served import Served
 from penstock.doors.running import RunningRequest
+from penstock.doors.tools import ToolGrammar
 from penstock.errors import RequestError
 
 
@@ -25,6 +26,7 @@ async def answer(
 ) -> Response:
     plan = served.tools.plan(plain_messages(asked.messages), asked.tools, asked.tool_choice, asked.parallel_tool_calls)
     sampling = asked.sampling(
+        served.sampling,
         max_tokens=answer_limit(asked.answer_tokens, limits, "max_completion_tokens"),
         logprobs=asked.wanted_logprobs,
         skip_special_tokens=plan.skip_special,
@@ -54,7 +56,7 @@ async def answer(
     )
 
 
-async def _constraint(asked: ChatCompletionRequest, served: Served, tools: str | None) -> ConstraintFactory | None:
+async def _constraint(asked: ChatCompletionRequest, served: Served, tools: ToolGrammar | None) -> ConstraintFactory | None:
     """Compiled aside: a large schema takes longer than other streams should wait."""
     wanted = [name for name in ("grammar", "regex") if getattr(asked, name) is not None]
     form = asked.response_format
@@ -62,11 +64,11 @@ async def _constraint(asked: ChatCompletionRequest, served: Served, tools: str |
         wanted.append("response_format")
     if tools is not None:
         wanted.append("tools")
-    if len(wanted) > 1 and set(wanted) != {"tools"}:
+    if len(wanted) > 1:
         raise RequestError(f"{wanted[0]} and {wanted[1]} cannot both say what the answer looks like.", field=wanted[0])
     grammars = served.grammars
     if tools is not None:
-        return await asyncio.to_thread(grammars.lark, tools, field="tools")
+        return await asyncio.to_thread(tools.compile, grammars)
     if asked.regex is not None:
         return await asyncio.to_thread(grammars.regex, asked.regex, field="regex")
     if asked.grammar is not None:

@@ -31,6 +31,7 @@ async def answer(
     silent = asked.max_tokens == 0 and bool(asked.echo)
     wanted = 1 if silent else DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens
     sampling = asked.sampling(
+        served.sampling,
         max_tokens=answer_limit(wanted, limits, "max_tokens"),
         logprobs=asked.logprobs,
         prompt_logprobs=asked.logprobs if asked.echo else None,

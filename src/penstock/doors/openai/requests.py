@@ -116,9 +116,10 @@ class SamplingFields(Fields):
         *("logit_bias", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
     )
 
-    def sampling(self, **more: Any) -> SamplingParams:
+    def sampling(self, recommended: Mapping[str, Any], **more: Any) -> SamplingParams:
+        """`recommended` is for what the request leaves open; a request that is greedy leaves nothing open."""
         given = {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
-        return SamplingParams(**given, **more)
+        return SamplingParams(**{**(recommended if self.temperature != 0 else {}), **given, **more})
 
     @property
     def urgency(self) -> int:
@@ -177,7 +178,7 @@ class CompletionRequest(SamplingFields):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
+            return [self.prompt]
         if not self.prompt:
             raise RequestError("prompt is an empty list.", field="prompt", hint="Give at least one prompt.")
         return self.prompt  # type: ignore[return-value]

@@ -199,7 +199,14 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
     """What the router refuses: an unknown path or method."""
     hint = "See GET /v1/models, POST /v1/chat/completions, POST /v1/completions."
     message = f"There is no {request.method} {request.url.path[:200]} here. {hint}"
-    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": CODES_OF_ROUTER.get(error.status_code)}}
+    body = {
+        "error": {
+            "message": message,
+            "type": "invalid_request_error",
+            "param": None,
+            "code": CODES_OF_ROUTER.get(error.status_code),
+        }
+    }
     return JSONResponse(body, error.status_code, headers=dict(error.headers or {}))
 
 

@@ -22,7 +22,10 @@ from penstock.model.sources.folder import check_folder
 from penstock.model.sources.local_gguf import catalogue_folder, prepare_catalogued, prepare_gguf, source_of
 from penstock.progress import Progress, silent
 
-__all__ = ["DEFAULT_MODEL", "InstalledModel", "KnownModel", "cache_dir", "installed", "known", "resolve"]
+__all__ = ["DEFAULT_MODEL", "InstalledModel", "KnownModel", "cache_dir", "installed", "known", "recommended_sampling", "resolve"]
+
+# what generation_config.json may say about sampling
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,20 @@ def resolve(model: str, *, layers: LayerRange | None = None, ends: bool = True, 
     if path.suffix.lower() != ".gguf" and hub.is_hub_id(model):
         return hub.fetch(model, layers=layers, ends=ends, progress=progress)
     raise _unknown(model)
+
+
+def recommended_sampling(model: str, folder: Path) -> dict[str, float]:
+    """How the model's makers would have it sampled, for requests that do not say: by the catalogue, or by the model's
+    `generation_config.json`. Nothing where they do not say either."""
+    if known_model := catalogue.find(model):
+        return dict(known_model.sampling)
+    try:
+        found = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict) or found.get("do_sample") is False:
+        return {}
+    return {name: found[name] for name in _SAMPLING if isinstance(found.get(name), int | float)}
 
 
 def known() -> list[KnownModel]:

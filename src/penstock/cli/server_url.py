@@ -1,0 +1,81 @@
+"""Where a server is, and how the command line and the environment name one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+import typer
+
+from penstock.cli.options import wrong_usage
+from penstock.config.api_key import VARIABLE as KEY_VARIABLE
+from penstock.errors import ConfigError
+
+URL_VARIABLE = "PENSTOCK_URL"
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help=f"The server, such as http://127.0.0.1:8000; else {URL_VARIABLE} names it."),
+]
+
+
+class ServerUrl(NamedTuple):
+    """Where a server is. `path` is what goes before `/v1` and `/status`, without a slash at its end."""
+
+    secure: bool
+    host: str
+    port: int
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> ServerUrl:
+        """With or without a scheme, `/v1` and a slash at the end."""
+        from urllib.parse import urlsplit
+
+        advice = "Write it as http://127.0.0.1:8000."
+        try:
+            parts = urlsplit(text if "://" in text else f"http://{text}")
+            host, port = parts.hostname, parts.port
+        except ValueError:  # a port that is no number, half of an IPv6 address
+            raise ConfigError(f"'{text}' is not a URL.", hint=advice) from None
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or not sendable(text):
+            raise ConfigError(f"'{text}' is not the URL of a server.", hint=advice)
+        if parts.username is not None:
+            raise ConfigError("A URL with a name or a password in it is not used.", hint=f"Put an API key into {KEY_VARIABLE}.")
+        secure = parts.scheme == "https"
+        path = re.sub(r"/+(v1/*)?$", "", parts.path)
+        return cls(secure, host, port or (443 if secure else 80), path)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        usual = 443 if self.secure else 80
+        return f"http{'s' * self.secure}://{host}{'' if self.port == usual else f':{self.port}'}{self.path}"
+
+
+DEFAULT_URL = ServerUrl(secure=False, host="127.0.0.1", port=8000, path="")
+
+
+def named_url(given: str | None, environ: Mapping[str, str] = os.environ) -> ServerUrl | None:
+    """The server that the flag names, else the one of the environment, else none."""
+    if given is not None:
+        with wrong_usage("--url"):
+            return ServerUrl.parse(given)
+    text = environ.get(URL_VARIABLE, "")
+    try:
+        return ServerUrl.parse(text) if text else None
+    except ConfigError as error:
+        raise ConfigError(f"{URL_VARIABLE}: {error.message}", hint=error.hint) from None
+
+
+def api_key(environ: Mapping[str, str] = os.environ) -> str:
+    """The key to send, empty when there is none."""
+    key = environ.get(KEY_VARIABLE, "").strip()
+    if not sendable(key):
+        raise ConfigError(f"{KEY_VARIABLE} holds characters that HTTP cannot carry.", hint="Is it really the key?")
+    return key
+
+
+def sendable(text: str) -> bool:
+    return not text or (text.isascii() and text.isprintable() and " " not in text)

@@ -1,0 +1,78 @@
+"""ToolGrammar: what an answer with calls may look like. Once a call begins, it can only become a well-formed one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from penstock.domain.constraint import ConstraintFactory
+from penstock.doors.grammar import Grammars
+from penstock.doors.tools.formats import ToolFormat
+from penstock.doors.tools.offer import Offer
+from penstock.errors import RequestError
+
+MAX_CALLS = 32  # in one answer: a model that repeats itself comes to an end
+
+
+@dataclass(frozen=True, slots=True)
+class ToolGrammar:
+    format: ToolFormat
+    offer: Offer
+
+    def compile(self, grammars: Grammars) -> ConstraintFactory:
+        """Takes as long as the schemas need: call it off the event loop."""
+        text = self.lark(grammars.special_tokens)
+        try:
+            return grammars.checked_lark(text, field="tools")
+        except RequestError:
+            for function in self.offer.callable:  # the one at fault is named, if it is only one
+                lone = f"start: %json {json.dumps(function.schema())}"
+                grammars.checked_lark(lone, field=f"{function.field}.parameters")
+            raise
+
+    def lark(self, special: Mapping[str, int]) -> str:
+        """In Lark. `special` tells which markers are tokens of their own, and no text."""
+        return "\n".join(self._rules(special)) + "\n"
+
+    def _rules(self, special: Mapping[str, int]) -> Iterator[str]:
+        form = self.format
+        functions = self.offer.callable
+        opening = form.begin + form.before
+        for i, function in enumerate(functions):
+            yield f"arguments_{i}: %json {json.dumps(function.schema())}"
+            tail = f"arguments_{i} {self._terms(form.after, special)}"
+            yield f"call_{i}: {self._terms(form.before + function.name + form.middle, special)} {tail}"
+            yield f"first_{i}: {self._terms(opening + function.name + form.middle, special)} {tail}"
+            # The first call without its marker, which the running text before it ends with.
+            rest = opening.removeprefix(form.marker) + function.name + form.middle
+            yield f"rest_{i}: {self._terms(rest, special)} {tail}"
+        for kind in ("call", "first", "rest"):
+            yield f"{kind}: " + " | ".join(f"{kind}_{i}" for i in range(len(functions)))
+        more = f"({self._terms(form.between, special)} call){{0,{MAX_CALLS - 1}}}" if form.parallel and self.offer.several else ""
+        yield f"more: {more} {self._terms(form.end, special)}"
+        yield from self._start(special)
+
+    def _start(self, special: Mapping[str, int]) -> Iterator[str]:
+        form = self.format
+        if self.offer.must:
+            yield "start: first more"
+        elif not form.anywhere:
+            tag = f"{self._terms(form.tag, special)}?" if form.tag in special else ""
+            yield f"start: TEXT | {tag} first more"
+            looks = r"\s*".join(re.escape(part).replace("/", r"\/") for part in ("{", '"name"'))
+            yield f"TEXT: /(?s:.*)/ & ~/{looks}(?s:.*)/"
+        elif form.marker in special:
+            yield f"start: TEXT | TEXT {self._terms(form.marker, special)} rest more"
+            yield "TEXT: /(?s:.*)/"
+        else:
+            yield "start: TEXT | announced rest more"
+            yield f"announced[lazy]: TEXT {json.dumps(form.marker)}"
+            yield "TEXT: /(?s:.*)/"
+
+    def _terms(self, text: str, special: Mapping[str, int]) -> str:
+        """A text as Lark has it: quoted, but for what are tokens of their own."""
+        markers = [marker for marker in self.format.markers if marker in special]
+        pieces = re.split("|".join(f"({re.escape(marker)})" for marker in markers), text) if markers else [text]
+        return " ".join(f"<[{special[piece]}]>" if piece in markers else json.dumps(piece) for piece in pieces if piece)

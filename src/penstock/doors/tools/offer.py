@@ -1,0 +1,99 @@
+"""What a request offers as tools: the functions, which of them may or must be called, and how often."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.doors.schema import guided_schema
+from penstock.doors.tools.formats import NAME
+from penstock.errors import RequestError
+
+MAX_TOOLS = 128
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    name: str
+    parameters: Mapping[str, Any]  # as given
+    strict: bool
+    field: str  # where the request has it
+
+    def schema(self) -> dict[str, Any]:
+        """Of its arguments, for the grammar. Without `strict` what cannot be enforced is left out, not refused."""
+        return guided_schema(self.parameters, field=f"{self.field}.parameters", loosen=not self.strict)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """`callable` is empty where the model shall not call at all; `must`: it has to, and may say nothing else."""
+
+    tools: tuple[dict[str, Any], ...]  # as templates take them
+    callable: tuple[Function, ...]
+    must: bool
+    several: bool
+
+
+def read_offer(
+    tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Mapping[str, Any] | None, parallel: bool | None
+) -> Offer:
+    given = tools or ()
+    if len(given) > MAX_TOOLS:
+        raise RequestError(f"{len(given)} tools are given, but at most {MAX_TOOLS} can be.", field="tools")
+    functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(given))
+    seen: set[str] = set()
+    for function in functions:
+        if function.name in seen:
+            raise RequestError(f"Two tools are called '{function.name}'.", field=f"{function.field}.name", hint="Rename one.")
+        seen.add(function.name)
+    shown = tuple(_shown(tool, function) for tool, function in zip(given, functions, strict=True))
+    several = parallel is not False
+    match tool_choice:
+        case None | "auto" if functions:
+            return Offer(shown, functions, must=False, several=several)
+        case None | "auto" | "none":
+            return Offer((), (), must=False, several=False)
+        case str() | Mapping() if not functions:
+            raise RequestError("tool_choice is given, but no tools.", field="tool_choice", hint="Give tools, or leave it out.")
+        case "required":
+            return Offer(shown, functions, must=True, several=several)
+        case {"type": "function", "function": {"name": str(name)}}:
+            chosen = tuple(function for function in functions if function.name == name)
+            if not chosen:
+                raise RequestError(f"tool_choice names '{name[:64]}', which is not in tools.", field="tool_choice.function.name")
+            return Offer(shown, chosen, must=True, several=False)
+    raise RequestError(
+        f"tool_choice = {tool_choice!r:.80} cannot be used.",
+        field="tool_choice",
+        hint='Give "auto", "none", "required" or {"type": "function", "function": {"name": …}}.',
+    )
+
+
+def _function(tool: Any, where: str) -> Function:
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        raise RequestError(f"{where} is not a function.", field=f"{where}.type", hint='The only type of tool is "function".')
+    where += ".function"
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise RequestError(f"{where} is missing.", field=where)
+    name = function.get("name")
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        hint = "Use up to 64 letters, digits, _ and -."
+        raise RequestError(f"{name!r:.80} cannot be a function's name.", field=f"{where}.name", hint=hint)
+    for key, kind in (("description", str), ("strict", bool), ("parameters", Mapping)):
+        if function.get(key) is not None and not isinstance(function[key], kind):
+            raise RequestError(f"{where}.{key} is of the wrong type.", field=f"{where}.{key}")
+    parameters = function.get("parameters") or NO_PARAMETERS
+    if parameters.get("type", "object") != "object":
+        hint = 'Give a schema of "type": "object".'
+        raise RequestError("Arguments are always an object.", field=f"{where}.parameters.type", hint=hint)
+    return Function(name, {"type": "object", **parameters}, function.get("strict") is True, where)
+
+
+def _shown(tool: Mapping[str, Any], function: Function) -> dict[str, Any]:
+    """The tool for the prompt. `strict` is between the client and us; templates look `parameters` up without asking."""
+    told = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return {"type": "function", "function": {"description": "", **told, "parameters": dict(function.parameters)}}

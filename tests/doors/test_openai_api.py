@@ -1,0 +1,452 @@
+"""The API as its clients see it: the real server, the real default model, the real `openai` client, and raw bodies."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.server import Server, running_server
+
+MODEL = "smollm2-135m"
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+CONFIG = """
+[limits]
+max_tokens = 400
+[aliases]
+"gpt-4o" = "smollm2-135m"
+"""
+
+
+@pytest.fixture(scope="module")
+def server(default_model_folder: object) -> Iterator[Server]:
+    with running_server("--dtype", "float32", config=CONFIG) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def call(server: Server, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    """A raw request; the body is JSON if it is no bytes."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    connection.request(method, path, data, headers or {})
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    return answer.status, json.loads(text) if "json" in answer.getheader("content-type", "") else text.decode()
+
+
+def chat(server: Server, **fields: Any) -> tuple[int, Any]:
+    return call(server, "POST", "/v1/chat/completions", {"model": MODEL, "messages": QUESTION, "temperature": 0, **fields})
+
+
+# ---- chat ----
+
+
+def test_a_whole_answer(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+    assert answer.choices[0].message.content == "The capital of France is Paris."
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer._request_id
+
+
+def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "The capital of France is Paris."
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason] == ["stop"]
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 8
+
+
+def test_a_prompt_that_was_seen_before_counts_as_cached(client: OpenAI) -> None:
+    messages = [{"role": "user", "content": "List the rivers of Europe, please, from the longest to the shortest. " * 3}]
+    for _ in range(2):
+        answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1, temperature=0)  # type: ignore[arg-type]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert (answer.usage.prompt_tokens_details.cached_tokens or 0) >= 32
+
+
+def test_every_parameter_that_is_supported_at_once(client: OpenAI) -> None:
+    """In place of the client's own `*_with_all_params` tests, which send what is refused here."""
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "developer", "content": "Be brief.", "name": "boss"},
+            {"role": "user", "content": [{"type": "text", "text": "Name"}, {"type": "text", "text": "three rivers."}]},
+            {"role": "assistant", "content": "Rhine."},
+            {"role": "user", "content": "Go on."},
+        ],
+        frequency_penalty=0.5,
+        presence_penalty=0.5,
+        logit_bias={"100": -1},
+        logprobs=True,
+        top_logprobs=2,
+        max_completion_tokens=6,
+        metadata={"foo": "bar"},
+        modalities=["text"],
+        n=2,
+        parallel_tool_calls=True,
+        prediction={"type": "content", "content": "string"},
+        prompt_cache_key="key",
+        reasoning_effort="none",
+        response_format={"type": "text"},
+        safety_identifier="someone",
+        seed=-7,
+        service_tier="flex",
+        stop=["\n\n", "###"],
+        store=False,
+        temperature=0.7,
+        tool_choice="none",
+        tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
+        top_p=0.9,
+        user="user-1234",
+        extra_body={
+            "top_k": 40,
+            "min_p": 0.01,
+            "repetition_penalty": 1.1,
+            "min_tokens": 2,
+            "stop_token_ids": [3],
+            "deadline": 30,
+            "chat_template_kwargs": {"enable_thinking": False},
+        },
+    )
+    assert len(answer.choices) == 2
+    assert answer.service_tier == "flex"
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert len(choice.logprobs.content[0].top_logprobs) == 2
+        assert choice.finish_reason in ("stop", "length")
+
+
+def test_a_seed_repeats_an_answer_and_n_gives_different_ones(client: OpenAI) -> None:
+    def ask() -> list[str | None]:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=QUESTION, temperature=1.5, seed=11, n=3, max_tokens=12, extra_body={"ignore_eos": True}
+        )
+        return [choice.message.content for choice in answer.choices]
+
+    first = ask()
+    assert first == ask()
+    assert len(set(first)) == 3
+
+
+def test_length_stop_and_stop_string_are_told_apart(client: OpenAI) -> None:
+    cut = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=3)
+    assert cut.choices[0].finish_reason == "length"
+    assert cut.choices[0].message.content == "The capital of"
+    stopped = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, stop=" France")
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.choices[0].message.content == "The capital of"
+
+
+def test_logprobs_name_the_tokens_and_their_bytes(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=3, logprobs=True, top_logprobs=3
+    )
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content
+    assert content is not None
+    assert [one.token for one in content] == ["The", " capital", " of"]
+    assert bytes(content[1].bytes or []) == b" capital"
+    for one in content:
+        assert len(one.top_logprobs) == 3
+        assert one.top_logprobs[0].token == one.token  # greedy
+        assert one.logprob == pytest.approx(one.top_logprobs[0].logprob)
+        assert one.logprob <= 0
+
+
+def test_bytes_of_a_character_that_is_not_complete_are_told_as_bytes(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Repeat: 🦊🦊🦊"}],
+        temperature=0,
+        max_tokens=12,
+        logprobs=True,
+        extra_body={"regex": "🦊🦊"},
+    )
+    assert answer.choices[0].message.content == "🦊🦊"
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content or []
+    assert b"".join(bytes(one.bytes or []) for one in content).startswith("🦊🦊".encode())
+
+
+# ---- completions ----
+
+
+def test_completions_of_several_prompts_come_in_their_order(client: OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=["The capital of France is", "One, two, three,"], max_tokens=4, temperature=0, n=2
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.choices[0].text == answer.choices[1].text
+    assert " Paris" in answer.choices[0].text
+    assert "four" in answer.choices[2].text
+    streamed: dict[int, str] = {}
+    for chunk in client.completions.create(
+        model=MODEL, prompt=["The capital of France is", "One, two, three,"], max_tokens=4, temperature=0, n=2, stream=True
+    ):
+        streamed[chunk.choices[0].index] = streamed.get(chunk.choices[0].index, "") + chunk.choices[0].text
+    assert streamed == {choice.index: choice.text for choice in answer.choices}
+
+
+def test_token_ids_are_a_prompt_too(client: OpenAI, server: Server) -> None:
+    _, found = call(server, "POST", "/tokenize", {"prompt": "The capital of France is"})
+    by_ids = client.completions.create(model=MODEL, prompt=found["tokens"], max_tokens=4, temperature=0)
+    by_text = client.completions.create(model=MODEL, prompt="The capital of France is", max_tokens=4, temperature=0)
+    assert by_ids.choices[0].text == by_text.choices[0].text
+    assert by_text.usage is not None
+    assert by_text.usage.prompt_tokens == found["count"]
+
+
+def test_echo_with_logprobs_scores_the_prompt(client: OpenAI) -> None:
+    prompt = "The capital of France is"
+    answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=1, temperature=0, echo=True, logprobs=2)
+    choice = answer.choices[0]
+    assert choice.text == f"{prompt} Paris"
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == ["The", " capital", " of", " France", " is", " Paris"]
+    assert choice.logprobs.token_logprobs is not None
+    assert choice.logprobs.token_logprobs[0] is None
+    assert all(value < 0 for value in choice.logprobs.token_logprobs[1:])
+    assert choice.logprobs.text_offset == [0, 3, 11, 14, 21, 24]
+    # what scoring says about a token is what generating it said
+    generated = client.completions.create(model=MODEL, prompt=prompt, max_tokens=1, temperature=0, logprobs=0)
+    scored = client.completions.create(model=MODEL, prompt=f"{prompt} Paris", max_tokens=0, echo=True, logprobs=0, temperature=0)
+    assert scored.choices[0].logprobs is not None
+    assert generated.choices[0].logprobs is not None
+    assert scored.choices[0].text == f"{prompt} Paris"
+    assert scored.usage is not None
+    assert scored.usage.completion_tokens == 0
+    assert scored.choices[0].logprobs.token_logprobs is not None
+    assert generated.choices[0].logprobs.token_logprobs is not None
+    assert scored.choices[0].logprobs.token_logprobs[-1] == pytest.approx(
+        generated.choices[0].logprobs.token_logprobs[0], abs=1e-3
+    )
+
+
+# ---- models, tokens ----
+
+
+def test_models_and_aliases_are_listed(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL, "gpt-4o"]
+    assert client.models.retrieve("gpt-4o").id == "gpt-4o"
+    answer = client.chat.completions.create(model="gpt-4o", messages=QUESTION, temperature=0)
+    assert answer.model == MODEL
+    with pytest.raises(openai.NotFoundError, match="This node has: smollm2-135m, gpt-4o"):
+        client.models.retrieve("gpt-5")
+
+
+def test_tokens_there_and_back(server: Server) -> None:
+    status, found = call(server, "POST", "/tokenize", {"messages": QUESTION})
+    assert status == 200
+    _, back = call(server, "POST", "/detokenize", {"tokens": found["tokens"]})
+    assert "<|im_start|>user\nWhat is the capital of France?<|im_end|>" in back["prompt"]
+    assert call(server, "POST", "/detokenize", {"tokens": [10**7]})[0] == 400
+
+
+# ---- refusals ----
+
+BAD_FIELDS = [
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"n": 0}, "n"),
+    ({"n": 1000}, "n"),
+    ({"top_p": 0}, "top_p"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 401}, "max_completion_tokens"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"999999": 1}}, "logit_bias"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "x", "mood": "glad"}]}, "messages[0].mood"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+        "messages[0].content[0].type",
+    ),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+    ({"functions": []}, "functions"),
+    ({"audio": {"voice": "alloy"}}, "audio"),
+    ({"store": True}, "store"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"verbosity": "low"}, "verbosity"),
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"service_tier": "gold"}, "service_tier"),
+    ({"priority": 1, "service_tier": "flex"}, "priority"),
+    ({"deadline": 0}, "deadline"),
+    ({"temprature": 1}, "temprature"),
+    ({"stream_options": {"include_use": True}}, "stream_options.include_use"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_object"}, "min_tokens": 5}, "min_tokens"),
+    ({"regex": "("}, "regex"),
+    ({"regex": "a", "grammar": "start: /a/"}, "grammar"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
+]
+
+
+@pytest.mark.parametrize("fields,name", BAD_FIELDS, ids=[str(f)[:60] for f, _ in BAD_FIELDS])
+def test_a_field_that_cannot_be_used_is_named(server: Server, fields: dict[str, Any], name: str) -> None:
+    status, answer = chat(server, **fields)
+    assert status == 400, answer
+    assert answer["error"]["param"] == name
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert len(answer["error"]["message"]) > 10
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_misspelt_field_suggests_the_right_one(server: Server, stream: bool) -> None:
+    _, answer = chat(server, temprature=1, stream=stream)
+    assert "Did you mean temperature?" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"model": NaN}'])
+def test_a_body_that_is_no_request_is_told_so(server: Server, body: bytes) -> None:
+    status, answer = call(server, "POST", "/v1/chat/completions", body)
+    assert status == 400
+    assert "error" in answer
+
+
+def test_null_says_nothing(server: Server) -> None:
+    nothing = dict.fromkeys(("temperature", "stop", "functions", "tools", "store", "verbosity", "n", "unheard_of"))
+    status, _ = chat(server, **nothing, max_tokens=1)
+    assert status == 200
+
+
+def test_a_prompt_that_does_not_fit_says_how_long_it_may_be(server: Server) -> None:
+    status, answer = chat(server, messages=[{"role": "user", "content": "word " * 9000}])
+    assert status == 400
+    assert answer["error"]["code"] == "context_length_exceeded"
+    assert "8192" in answer["error"]["message"]
+
+
+def test_an_unknown_model_names_the_known_ones(client: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-9", messages=QUESTION)
+    assert caught.value.code == "model_not_found"
+    assert MODEL in str(caught.value)
+
+
+def test_other_paths_and_methods_answer_in_the_same_shape(server: Server) -> None:
+    for method, path, status in (
+        ("GET", "/nope", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", f"/v1/models/{MODEL}", 405),
+    ):
+        found, answer = call(server, method, path)
+        assert found == status
+        assert answer["error"]["code"] in ("not_found", "method_not_allowed")
+
+
+def test_a_body_beyond_the_limit_is_413_however_it_is_sent(server: Server) -> None:
+    big = b" " * (9 << 20)
+    assert call(server, "POST", "/v1/chat/completions", big)[0] == 413
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", "/v1/completions", iter([big[: 1 << 20]] * 9), encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_pages_of_other_sites_and_foreign_names_are_kept_out(server: Server) -> None:
+    assert call(server, "GET", "/v1/models", headers={"Origin": "https://evil.example"})[0] == 403
+    assert call(server, "GET", "/v1/models", headers={"Host": "evil.example"})[0] == 403
+    assert call(server, "GET", "/v1/models", headers={"Host": f"localhost:{server.port}"})[0] == 200
+    assert call(server, "GET", "/v1/models", headers={"Origin": f"http://127.0.0.1:{server.port}"})[0] == 200
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("OPTIONS", "/v1/models", headers={"Origin": "https://evil.example"})
+    assert connection.getresponse().getheader("access-control-allow-origin") is None
+    connection.close()
+
+
+# ---- leaving, and what is told about the server ----
+
+
+def jobs(server: Server) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = call(server, "GET", "/status")[1]["models"][0]["jobs"]
+    return found
+
+
+def wait_until_idle(server: Server) -> None:
+    deadline = time.monotonic() + 20
+    while jobs(server):
+        assert time.monotonic() < deadline, jobs(server)
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_takes_its_job_with_it(server: Server, stream: bool) -> None:
+    wait_until_idle(server)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = {"model": MODEL, "messages": QUESTION, "max_tokens": 400, "ignore_eos": True, "stream": stream, "n": 3}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    while not any(job["generated"] > 3 for job in jobs(server)):
+        time.sleep(0.02)
+    before = jobs(server)[0]
+    assert before["state"] in ("running", "paused")
+    connection.close()
+    if connection.sock is not None:
+        connection.sock.close()
+    wait_until_idle(server)
+    model = call(server, "GET", "/status")[1]["models"][0]
+    assert model["kv_used"] == 0
+    assert model["generated_tokens"] < before["generated"] + 3 * 300  # it did not go on to the end
+
+
+def test_health_ready_and_metrics(server: Server) -> None:
+    assert call(server, "GET", "/health")[0] == 200
+    assert call(server, "GET", "/ready")[0] == 200
+    chat(server, max_tokens=4)
+    status, text = call(server, "GET", "/metrics")
+    assert status == 200
+    for name in (
+        "penstock_time_to_first_token_seconds_bucket",
+        "penstock_inter_token_latency_seconds_count",
+        'penstock_sequences{model="smollm2-135m",state="waiting"}',
+        "penstock_kv_blocks_held",
+        "penstock_preemptions_total",
+        "penstock_prefix_cache_hit_tokens_total",
+        "penstock_prompt_tokens_total",
+        "penstock_generated_tokens_total",
+        'penstock_stage_seconds_total{layers="0:30"',
+    ):
+        assert name in text, name
+
+
+def test_nothing_that_was_said_is_in_the_log(server: Server) -> None:
+    canary = "xylophone-canary-7431"
+    chat(server, messages=[{"role": "user", "content": f"Repeat: {canary}"}], max_tokens=16)
+    chat(server, messages=[{"role": canary, "content": canary}])
+    chat(server, stop=[canary] * 20)
+    call(server, "POST", f"/v1/{canary}", b"x")
+    call(server, "POST", "/v1/completions", {"model": canary, "prompt": canary})
+    log = server.log()
+    assert "status=200" in log
+    assert "status=404" in log
+    assert canary not in log
+    assert "xylophone" not in log

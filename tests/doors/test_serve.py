@@ -1,0 +1,195 @@
+"""The life of a server: how it starts and refuses to start, who is let in, and how it leaves."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.server import Server, running_server
+
+MODEL = "smollm2-135m"
+KEY = "a-key-that-nobody-knows"
+LONG = {"model": MODEL, "messages": [{"role": "user", "content": "Tell me a story."}], "ignore_eos": True, "stream": True}
+
+
+def serve(*flags: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock.cli", "serve", *flags]
+    return subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=60, check=False)
+
+
+def stream(server: Server, results: list[str], **fields: Any) -> threading.Thread:
+    """A client in a thread that keeps all it hears."""
+
+    def run() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+        connection.request("POST", "/v1/chat/completions", json.dumps({**LONG, **fields}))
+        answer = connection.getresponse()
+        try:
+            while line := answer.readline():
+                results.append(line.decode().strip())
+        except (http.client.HTTPException, OSError) as error:
+            results.append(f"broken: {type(error).__name__}")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def wait_for(results: list[str], count: int) -> None:
+    deadline = time.monotonic() + 60
+    while sum(line.startswith("data: ") for line in results) < count:
+        assert time.monotonic() < deadline, results
+        time.sleep(0.01)
+
+
+def test_the_welcome_shows_a_line_and_a_program_that_work(default_model_folder: Path) -> None:
+    with running_server() as server:
+        welcome = server.stdout.read_text()
+        curl = welcome[welcome.index("curl ") : welcome.index("From Python")].strip()
+        done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60, check=False)
+        assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+        program = welcome[welcome.index("from openai") : welcome.index("Or in another")]
+        lines = "\n".join(line.strip() for line in program.splitlines())
+        done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+        assert server.leave(signal.SIGINT) == 0
+
+
+def test_a_server_with_a_key_wants_it(default_model_folder: Path) -> None:
+    with running_server(PENSTOCK_API_KEY=KEY) as server:
+        base = f"{server.url}/v1"
+        right = OpenAI(base_url=base, api_key=KEY, max_retries=0)
+        assert [model.id for model in right.models.list()] == [MODEL]
+        for wrong in ("another-key", KEY + "x", KEY[:-1]):
+            with pytest.raises(openai.AuthenticationError):
+                OpenAI(base_url=base, api_key=wrong, max_retries=0).models.list()
+        connection = http.client.HTTPConnection("127.0.0.1", server.port)
+        for path, status in (
+            ("/health", 200),
+            ("/ready", 200),
+            ("/v1/models", 401),
+            ("/status", 401),
+            ("/metrics", 401),
+            ("/x", 401),
+        ):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == status, path
+        assert "PENSTOCK_API_KEY" in server.stdout.read_text()  # the welcome says where the key comes from
+        assert KEY not in server.log()
+
+
+def test_answers_finish_when_the_server_is_told_to_leave(default_model_folder: Path) -> None:
+    with running_server("--drain-timeout", "60") as server:
+        heard: list[str] = []
+        thread = stream(server, heard, max_tokens=60)
+        wait_for(heard, 3)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with pytest.raises(ConnectionError):  # nobody new is let in
+            socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        assert server.process.wait(90) == 0
+        thread.join(10)
+        assert heard[-2:] == ["data: [DONE]", ""]
+        assert any('"finish_reason":"length"' in line for line in heard)
+        assert sum('"content":' in line for line in heard) > 30
+
+
+def test_an_answer_that_takes_too_long_ends_with_an_error(default_model_folder: Path) -> None:
+    with running_server("--drain-timeout", "0.5") as server:
+        heard: list[str] = []
+        thread = stream(server, heard, max_tokens=6000)
+        wait_for(heard, 3)
+        assert server.leave() == 0
+        thread.join(10)
+        assert any('"error"' in line and "stopped" in line for line in heard), heard[-5:]
+        assert "data: [DONE]" in heard[-2:]
+
+
+def test_a_server_that_dies_breaks_the_stream_and_nothing_else(default_model_folder: Path) -> None:
+    with running_server() as server:
+        heard: list[str] = []
+        thread = stream(server, heard, max_tokens=6000)
+        wait_for(heard, 3)
+        server.process.kill()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert "data: [DONE]" not in heard
+
+
+def test_one_more_than_it_accepts_is_asked_to_come_back(default_model_folder: Path) -> None:
+    with running_server("--max-jobs", "2") as server:
+        both: list[list[str]] = [[], []]
+        threads = [stream(server, heard, max_tokens=300) for heard in both]
+        for heard in both:
+            wait_for(heard, 2)
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=2)
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+        assert caught.value.code == "queue_full"
+        patient = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=30)
+        patient.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=2)
+        for thread in threads:
+            thread.join(60)
+        assert all("data: [DONE]" in heard for heard in both)
+
+
+def test_json_logs_are_json(default_model_folder: Path) -> None:
+    with running_server("--log-format", "json", "--print-times") as server:
+        heard: list[str] = []
+        stream(server, heard, max_tokens=3).join(60)
+        assert server.leave() == 0
+        lines = [json.loads(line) for line in server.stderr.read_text().splitlines() if line.startswith("{")]
+    (request,) = [line for line in lines if line["message"] == "request"]
+    assert (request["status"], request["completion_tokens"], request["model"]) == (200, 3, MODEL)
+    assert any("tokens/s" in line["message"] for line in lines)  # print_times
+
+
+# ---- starts that fail: one clear line, at once ----
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = serve("--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: The server cannot listen on 127.0.0.1")
+    assert "--port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags,said",
+    [
+        (["--model", "no-such-model"], "no-such-model"),
+        (["--config", "/does/not/exist.toml"], "exist.toml"),
+        (["--host", "0.0.0.0"], "without an API key"),
+        (["--host", "no.such.host.invalid", "--allow-insecure"], "no.such.host.invalid"),
+        (["--layers", "0:10"], "layers"),
+        (["--max-memory", "50MB"], "max_memory"),
+    ],
+)
+def test_a_start_that_fails_says_why_in_a_line(flags: list[str], said: str, default_model_folder: Path) -> None:
+    done = serve("--port", "0", *flags)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 2
+    assert not done.stdout

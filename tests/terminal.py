@@ -1,0 +1,70 @@
+"""A person at a terminal: types, presses keys, and waits for what the screen shows."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import time
+
+from tests.server import clean_environment
+
+CTRL_C, CTRL_D, UP, ENTER = "\x03", "\x04", "\x1b[A", "\r"
+
+
+class Person:
+    """`screen` is all that a `penstock` command has shown so far, `new` what came since the last `waits_for`."""
+
+    def __init__(self, *args: str, **env: str) -> None:
+        self.screen, self._read = "", 0
+        self._pid, self._terminal = pty.fork()
+        if self._pid == 0:
+            more = {"TERM": "xterm", "COLUMNS": "200"} | env
+            os.execve(sys.executable, [sys.executable, "-m", "penstock.cli", *args], clean_environment(**more))
+
+    @property
+    def new(self) -> str:
+        return self.screen[self._read :]
+
+    def types(self, text: str) -> None:
+        self.presses(text + ENTER)
+
+    def presses(self, keys: str) -> None:
+        os.write(self._terminal, keys.encode())
+
+    def waits_for(self, pattern: str, within: float = 30.0) -> str:
+        """Until what is new matches; returns the new part up to the end of the match, and what follows is new from then on."""
+        until = time.monotonic() + within
+        while not (found := re.search(pattern, self.new, flags=re.DOTALL)):
+            assert time.monotonic() < until, f"{pattern!r} did not come; the screen has:\n{self.screen}"
+            assert self._more(0.1), f"{pattern!r} did not come before the end; the screen has:\n{self.screen}"
+        seen = self.new[: found.end()]
+        self._read += found.end()
+        return seen
+
+    def leaves(self) -> int:
+        """Until the command ends; returns its exit code."""
+        until = time.monotonic() + 30
+        while self._more(0.1):
+            assert time.monotonic() < until, f"it does not end; the screen has:\n{self.screen}"
+        os.close(self._terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def vanishes(self) -> None:
+        """End the command as a lost connection or an impatient person would."""
+        os.kill(self._pid, signal.SIGKILL)
+        self.leaves()
+
+    def _more(self, seconds: float) -> bool:
+        """Read what comes within `seconds`; False when the other side has closed."""
+        if not select.select([self._terminal], [], [], seconds)[0]:
+            return True
+        try:
+            chunk = os.read(self._terminal, 65536)
+        except OSError:  # Linux's way to say that the other side has closed
+            return False
+        self.screen += chunk.decode("utf-8", "replace").replace("\r\n", "\n")
+        return bool(chunk)
