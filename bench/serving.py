@@ -160,7 +160,7 @@ def arguments() -> argparse.Namespace:
                        help=f"of {','.join(serving_scheduler.VARIANTS)}; all are compared with the first (default {','.join(serving_scheduler.DEFAULT_VARIANTS)})")  # fmt: skip  # noqa: E501
     group.add_argument("--share", type=float, help="of the first variant's capacity at which prompts arrive (default 0.65)")
     group.add_argument("--rate", type=float, help="requests a second, instead of a share")
-    group.add_argument("--step-target", type=float, metavar="S", help="of the dynamic variants (default 0.15)")
+    group.add_argument("--step-target", type=float, metavar="S", help="of the dynamic variants (default 0.2)")
     args = parser.parse_args()
     args.penstock = tuple(args.penstock)
     for name in ("seconds", "rounds", "threads", "share", "rate", "step_target", "slo_first", "slo_gap"):
@@ -187,7 +187,8 @@ def main() -> None:
         if "http" in found:
             serving_plot.draw(found["http"], args.plot or PICTURE)
     else:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end: what was started ends too
+        for asked_to_end in (signal.SIGINT, signal.SIGTERM):  # what was started ends too
+            signal.signal(asked_to_end, signal.default_int_handler)
         try:
             found = {name: run(name, args) for name in (PARTS if args.part == "all" else [args.part])}
         except KeyboardInterrupt:

@@ -52,7 +52,7 @@ class Load:
     """What was offered at one rate, and what came of it. Times in seconds, None where nothing was completed."""
 
     rate: float
-    share: float | None  # of the capacity
+    share: float | None  # of the capacity, where that was measured
     offered: int
     completed: int
     good: int
@@ -81,9 +81,11 @@ def measure(plan: HttpPlan) -> dict[str, Any]:
     limit = Limit(plan.limit)
     with Server(plan.penstock, plan.model, plan.flags) as server:
         _offer(server, plan, burst(f"{plan.seed}/warm-up", 4))
-        capacity = _capacity(server, plan)
-        rates = plan.rates or tuple(share * capacity for share in plan.shares)
-        say(f"capacity {capacity:.2f} requests/s; rates {_listed(rates)}")
+        capacity, rates = None, plan.rates
+        if not rates:
+            capacity = _capacity(server, plan)
+            rates = tuple(share * capacity for share in plan.shares)
+            say(f"capacity {capacity:.2f} requests/s; rates {_listed(rates)}")
         loads = []
         for number, rate in enumerate(rates):
             if number and not limit.allows(plan.seconds + plan.drain):
@@ -120,7 +122,7 @@ def _capacity(server: Server, plan: HttpPlan) -> float:
     return 0.9 * len(found) / (percentile(texts, 0.9) or 1.0)  # the last few long answers run with few others: left out
 
 
-def _load(rate: float, capacity: float, asked: Sequence[Chat], found: Offered, plan: HttpPlan) -> Load:
+def _load(rate: float, capacity: float | None, asked: Sequence[Chat], found: Offered, plan: HttpPlan) -> Load:
     pairs = list(zip(asked, found.outcomes, strict=True))
     completed = [(chat, outcome) for chat, outcome in pairs if outcome.completed]
     done = [outcome for _, outcome in completed]
@@ -128,7 +130,7 @@ def _load(rate: float, capacity: float, asked: Sequence[Chat], found: Offered, p
     gaps = [gap for outcome in done for gap in outcome.gaps]
     return Load(
         rate=rate,
-        share=rate / capacity,
+        share=None if capacity is None else rate / capacity,
         offered=len(asked),
         completed=len(done),
         good=sum((o.first or 0.0) <= plan.slo_first and o.mean_gap <= plan.slo_gap for o in done),
@@ -174,8 +176,9 @@ def show(results: dict[str, Any]) -> str:
     loads = [Load(**one) for one in results["loads"]]
     done = max(sum(load.completed for load in loads), 1)
     average = [sum(getattr(load, name) for load in loads) / done for name in ("prompt_tokens", "cached_tokens", "tokens")]
+    capacity = "" if results["capacity"] is None else f"Capacity: {results['capacity']:.2f} requests/s in a burst. "
     about = (
-        f"Capacity: {results['capacity']:.2f} requests/s in a burst. Good is a first token within {seconds(slo['first'])} and "
+        f"{capacity}Good is a first token within {seconds(slo['first'])} and "
         f"{seconds(slo['gap'])} between tokens on average. A request has {average[0]:.0f} prompt tokens "
         f"({average[1]:.0f} of them cached) and {average[2]:.0f} new ones on average; requests arrive for "
         f"{results['seconds']:.0f} s at each rate; server flags: {' '.join(results['flags']) or 'none'}."

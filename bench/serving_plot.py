@@ -14,7 +14,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     loads, slo, capacity = results["loads"], results["slo"], results["capacity"]
     rates = [load["rate"] for load in loads]
@@ -40,32 +40,30 @@ def draw(results: dict[str, Any], path: Path) -> None:
             (gap, "Between two tokens", ("gap_p50", "gap_p99"), slo["gap"]),
         ):
             for name, color, label in zip(names, (BLUE, ORANGE), ("p50", "p99"), strict=True):
-                values = [float("nan") if load[name] is None else load[name] for load in loads]
-                axes.plot(rates, values, color=color, marker="o", markersize=4, label=label)
+                points = [(load["rate"], load[name]) for load in loads if load[name] is not None]
+                if points:
+                    axes.plot(*zip(*points, strict=True), color=color, marker="o", markersize=4)
+                    axes.annotate(label, points[-1], color=color, xytext=(6, -3), textcoords="offset points")
             axes.axhline(limit, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
             axes.annotate("wanted", (0.0, limit), xycoords=("axes fraction", "data"), xytext=(3, 3), textcoords="offset points")
             axes.set_yscale("log")
             axes.set_title(title)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axes.yaxis.set_major_formatter(FuncFormatter(_seconds))
             axes.yaxis.set_minor_formatter(NullFormatter())
-            axes.legend(frameon=False, labelcolor=INK, loc="upper left", bbox_to_anchor=(0.0, 0.88))
         good.plot(rates, [100 * load["good"] / load["offered"] for load in loads], color=BLUE, marker="o", markersize=4)
         good.set_title("Answered in time")
         good.set_ylim(0, 105)
         good.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} %"))
         for axes in (first, gap, good):
-            axes.set_xlim(left=0)
+            axes.set_xlim(0, 1.12 * max(rates))
             axes.set_xlabel("requests per second offered")
             axes.grid(axis="y", color=INK, alpha=0.2, linewidth=0.6)
-            axes.axvline(capacity, color=INK, linewidth=0.8, linestyle=":")
-        good.annotate(
-            "capacity",
-            (capacity, 0.03),
-            xycoords=("data", "axes fraction"),
-            xytext=(-4, 0),
-            textcoords="offset points",
-            ha="right",
-        )
+            if capacity is not None:
+                axes.axvline(capacity, color=INK, linewidth=0.8, linestyle=":")
+        if capacity is not None:
+            where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+            good.annotate("capacity", (capacity, 0.03), xytext=(-4, 0), ha="right", **where)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, transparent=True, metadata={"Date": None})
         plt.close(figure)

@@ -27,7 +27,7 @@ from traffic import Prompt, long_among_short
 
 BETTER, COST = 5.0, 0.10  # the aim: p99 of short chats so many times better, for no more than this share of the throughput
 WHOLE = 8192  # tokens, more than any prompt has: it is read in one step
-STEP_TARGET = 0.15  # seconds
+STEP_TARGET = 0.2  # seconds
 VARIANTS: dict[str, dict[str, Any]] = {
     "fcfs-whole": {"policy": "fcfs", "chunk": WHOLE, "idle_chunk": WHOLE},
     "lrs-dynamic": {"policy": "lrs", "step_target": STEP_TARGET},
@@ -51,13 +51,14 @@ class SchedulerPlan:
     seconds: float = 36.0  # for which prompts arrive, in each round
     rounds: int = 3
     burst: int = 40
+    long_tokens: int = 4096
     drain: float = 60.0
     limit: float = 360.0  # seconds for all of it
     seed: str = "serving"
 
     @classmethod
     def quick(cls, **more: Any) -> SchedulerPlan:
-        return cls(**{"seconds": 8.0, "rounds": 1, "burst": 10, **more})
+        return cls(**{"seconds": 8.0, "rounds": 1, "burst": 6, "long_tokens": 1024, **more})
 
     def engine(self, variant: str) -> dict[str, Any]:
         settings = VARIANTS[variant]
@@ -109,14 +110,17 @@ def measure(plan: SchedulerPlan) -> dict[str, Any]:
         def run(name: str, prompts: list[Prompt]) -> Run:
             return Run(**engines[name].ask(prompts))
 
+        def prompts_of(what: str, count: int, rate: float | None) -> list[Prompt]:
+            return long_among_short(f"{plan.seed}/{what}", count, vocab=plan.vocab, rate=rate, long_tokens=plan.long_tokens)
+
         def run_bursts(number: int, names: Sequence[str]) -> None:
-            prompts = long_among_short(f"{plan.seed}/burst {number}", plan.burst, vocab=plan.vocab, rate=None)
+            prompts = prompts_of(f"burst {number}", plan.burst, None)
             for name in names:
                 bursts[name].append(run(name, prompts))
                 say(f"burst {number + 1}   {name:12}   {bursts[name][-1].speed:6.1f} tokens/s")
 
         for name in plan.variants:  # the predictor of a new engine knows nothing: let it see a long and some short ones
-            run(name, long_among_short(f"{plan.seed}/warm-up", 6, vocab=plan.vocab, rate=None))
+            run(name, prompts_of("warm-up", 6, None))
         began = limit.elapsed
         run_bursts(0, plan.variants)
         bursting = limit.elapsed - began
@@ -125,7 +129,7 @@ def measure(plan: SchedulerPlan) -> dict[str, Any]:
         count = max(4, round(rate * plan.seconds))
         say(f"capacity {capacity:.2f} requests/s; {count} prompts at {rate:.2f} requests/s in each round")
         for number in range(plan.rounds):
-            prompts = long_among_short(f"{plan.seed}/round {number}", count, vocab=plan.vocab, rate=rate)
+            prompts = prompts_of(f"round {number}", count, rate)
             if number and not limit.allows():
                 say(f"no time is left for round {number + 1} of {plan.rounds}")
                 break
@@ -145,6 +149,8 @@ def measure(plan: SchedulerPlan) -> dict[str, Any]:
         "capacity": capacity,
         "rate": rate,
         "count": count,
+        "long": sum(prompt.long for prompt in prompts),
+        "long_tokens": plan.long_tokens,
         "rounds": len(rounds[plan.variants[0]]),
         "variants": {
             name: {
@@ -280,7 +286,8 @@ def show(results: dict[str, Any]) -> str:
     )
     unfinished = {name: sum(run.unfinished for run in runs[name]) for name in names}
     about = (
-        f"{results['count']} prompts in each of {results['rounds']} rounds, 5 % of them of 4,096 tokens, at "
+        f"{results['count']} prompts in each of {results['rounds']} rounds, {results['long']} of them of "
+        f"{results['long_tokens']:,} tokens and the others of 30 to 100, at "
         f"{results['rate']:.2f} requests/s ({100 * results['rate'] / results['capacity']:.0f} % of what {base} does in a burst). "
         f"Percentiles are of all rounds together; ratios are taken within each round, and ✓ means ≥ {BETTER:.0f}× better and "
         f"≤ {100 * COST:.0f} % lost. {settings}."

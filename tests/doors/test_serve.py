@@ -126,7 +126,7 @@ def test_a_server_that_dies_breaks_the_stream_and_nothing_else(default_model_fol
         heard: list[str] = []
         thread = stream(server, heard, max_tokens=6000)
         wait_for(heard, 3)
-        server.process.kill()
+        server.kill()
         thread.join(10)
         assert not thread.is_alive()
         assert "data: [DONE]" not in heard
@@ -135,7 +135,7 @@ def test_a_server_that_dies_breaks_the_stream_and_nothing_else(default_model_fol
 def test_one_more_than_it_accepts_is_asked_to_come_back(default_model_folder: Path) -> None:
     with running_server("--max-jobs", "2") as server:
         both: list[list[str]] = [[], []]
-        threads = [stream(server, heard, max_tokens=300) for heard in both]
+        threads = [stream(server, heard, max_tokens=120) for heard in both]
         for heard in both:
             wait_for(heard, 2)
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

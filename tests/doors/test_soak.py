@@ -22,7 +22,7 @@ MODEL = "smollm2-135m"
 @pytest.fixture(scope="module")
 def server(default_model_folder: Path) -> Iterator[Server]:
     # little memory, so that there is preemption too
-    with running_server("--kv-memory", "60MB", "--log-level", "warning", OMP_NUM_THREADS="2") as running:
+    with running_server("--kv-memory", "60MB", "--max-tokens", "32", "--log-level", "warning", OMP_NUM_THREADS="2") as running:
         yield running
 
 
@@ -32,7 +32,7 @@ HOSTILE = [
     b"\x00" * 1000,
     b"[" * 50_000,
     json.dumps(
-        {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "logit_bias": {str(i): 1 for i in range(9999)}}
+        {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "logit_bias": {str(i): 1 for i in range(1024)}}
     ).encode(),
     json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "long " * 20_000}]}).encode(),
     json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 10**30}).encode(),

@@ -10,6 +10,7 @@ from penstock.errors import InvalidSampling
 MAX_LOGPROBS = 50
 MAX_STOPS = 16
 MAX_N = 128
+MAX_BIASES = 1024  # each costs at every token, and everybody in the batch waits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,10 @@ class SamplingParams:
             raise _bad("stop", self.stop, f"up to {MAX_STOPS} strings, none empty")
         if not all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids):
             raise _bad("stop_token_ids", self.stop_token_ids, "a list of token ids")
+        if len(self.logit_bias) > MAX_BIASES:
+            raise InvalidSampling(
+                f"logit_bias has {len(self.logit_bias)} entries.", field="logit_bias", hint=f"Give at most {MAX_BIASES}."
+            )
         for token, bias in self.logit_bias.items():
             if not isinstance(bias, int | float) or not -100 <= bias <= 100:
                 raise _bad("logit_bias", {token: bias}, "a number between -100 and 100 for each token id")

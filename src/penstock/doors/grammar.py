@@ -21,16 +21,17 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from penstock.domain.constraint import ConstraintFactory
-from penstock.doors.schema import MAX_TEXT, guided_schema
+from penstock.doors.schema import guided_schema
 from penstock.errors import CorruptWeights, RequestError, UnsupportedModel
 
 MAX_PATTERN = 16 * 1024  # bytes of a regular expression
 MAX_LARK = 64 * 1024  # bytes of a Lark grammar
+MAX_TOOLS_TEXT = 128 * 1024  # bytes of the grammar that holds the schemas of all tools
 CACHED_GRAMMARS, CACHED_TEXT = 64, 4 * 1024 * 1024  # how many compiled grammars are kept, and bytes of their text together
 USES = 1000  # the copies of a grammar share an automaton that grows as they go: after so many it is compiled afresh
 
 # The compiler recurses along chains of rules and references, and an overflow would end the process. The worst chain found takes
-# 770 bytes of stack for each byte of text; with this one, at most MAX_TEXT bytes have 1400 each. It is address space, not memory.
+# 770 bytes of stack for each byte of text; with this one, the longest text has 2000 for each. It is address space, not memory.
 STACK = 256 * 1024 * 1024
 
 # Seconds of one answer: to begin with, and for each token. Natural grammars take some 0.1 ms for a token.
@@ -41,14 +42,14 @@ _LARK_OPTIONS = re.compile(r"^\s*[?!]?[a-z_][\w-]*\s*\[[^\]:]*\b(temperature|max
 
 
 def _limits() -> LLParserLimits:
-    """llguidance's defaults are 250 000 states of up to 2 kB and a grammar of 500 000 symbols: too much for a stranger's."""
+    """llguidance's defaults let a stranger's grammar of 3 kB take 5 s and 500 MB; with these the worst found takes 1 s."""
     return LLParserLimits(
         max_items_in_row=2000,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
-        step_max_items=50_000,
+        step_max_items=20_000,
         max_lexer_states=50_000,
-        max_grammar_size=200_000,
+        max_grammar_size=40_000,
         verbose_errors=False,
     )
 
@@ -86,7 +87,7 @@ class Grammars:
 
     def checked_lark(self, text: str, *, field: str) -> ConstraintFactory:
         """A grammar that we wrote ourselves, around schemas that went through `guided_schema`."""
-        _bound("grammar of all tools", text, MAX_TEXT, field)
+        _bound("grammar of all tools", text, MAX_TOOLS_TEXT, field)
         return self._factory("lark", text, LLMatcher.grammar_from_lark, field)
 
     @property
@@ -217,8 +218,9 @@ def _with_guided_schemas(lark: str, field: str) -> str:
 def _reason(error: object) -> str:
     """The first words of llguidance's reason: behind them come pages of state."""
     text = " ".join(re.split(r"\n\s*<|\n\s+\d+ \|", str(error))[0].split())
-    for technical, plain in (("NoExtensionBias", "no text can satisfy it"), ("NoExtension", "no text can satisfy it")):
-        text = text.replace(technical, plain)
+    if text.startswith("panic"):
+        text = "it is too large"
+    text = re.sub("NoExtension(Bias)?", "no text can satisfy it", text)
     return (text if len(text) <= 240 else text[:240] + "…").rstrip(". ") + "."
 
 

@@ -10,15 +10,16 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from penstock.errors import RequestError
 
-MAX_TEXT = 192 * 1024  # bytes of JSON; compiling takes stack and time in proportion (see grammar.py)
+MAX_TEXT = 64 * 1024  # bytes of JSON; compiling takes time and stack in proportion (see grammar.py)
 MAX_DEPTH = 64  # levels of nesting; the JSON reader behind us gives up at 128
 MAX_PROPERTIES = 1000  # optional ones of one object: their grammar grows with the square
 MAX_MULTIPLE = 20_000  # `multipleOf` becomes an automaton with that many states: a million take nine seconds
+MAX_PATTERN_PROPERTIES = 16  # of a whole schema: each two are compared, and the worst pair takes a millisecond
 
 # A space, or a new line with its indentation: natural, and a model that loops on white space has nowhere to go.
 WHITESPACE = r" |\n(?: {0,24}|\t{0,8})"
@@ -52,21 +53,29 @@ FORMATS = {*EXACT_FORMATS, "duration", "email", "hostname", "ipv4", "ipv6", "uui
 _ONE = frozenset({"items", "additionalProperties", "additionalItems"})
 _LISTS = frozenset({"anyOf", "allOf", "oneOf", "prefixItems", "items"})
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_COMBINERS = frozenset({"anyOf", "allOf", "oneOf", "$ref", "patternProperties", "additionalProperties"})
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 
+_COMBINERS = frozenset({"anyOf", "allOf", "oneOf", "$ref"})
+_OPENERS = frozenset({"additionalProperties", "patternProperties", "minProperties"})
+_DEMANDS = frozenset(  # what a schema says of a value, besides its type
+    (_ONE | _LISTS | _MAPS | _NUMBERS | _COMBINERS) - {"$defs", "definitions"}
+    | {"const", "enum", "required", "minProperties", "maxProperties", "minItems", "maxItems"}
+    | {"minLength", "maxLength", "pattern", "format"}
+)
 
-def guided_schema(schema: Any, *, field: str, loosen: bool = False) -> dict[str, Any]:
+
+def guided_schema(schema: Any, *, field: str, loosen: bool = False, among: int = 1) -> dict[str, Any]:
     """The schema as llguidance takes it, or a RequestError that names the keyword and its place.
 
     `loosen` drops what cannot be enforced instead of refusing it: for functions that did not ask for `strict`.
+    `among` so many schemas of one request, what is costly is shared.
     """
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
         raise RequestError("A JSON Schema must be an object.", field=field, hint='Give, for example, {"type": "object"}.')
     _bound(schema, field)
-    walk = _Walk(field, loosen)
+    walk = _Walk(field, loosen, among)
     guided: dict[str, Any] = walk.node(schema, "", alone=True)
     walk.check_references()
     walk.check_multiples()
@@ -97,14 +106,22 @@ def _children(value: Any) -> Iterator[Any]:
     return (child for child in inner if isinstance(child, Mapping | list | tuple))
 
 
+class _Reference(NamedTuple):
+    target: str
+    path: str
+    alone: bool
+
+
 class _Walk:
     """One pass over all subschemas of a schema. Rebuilds each, in the order of its keywords: they order the properties."""
 
-    def __init__(self, field: str, loosen: bool) -> None:
+    def __init__(self, field: str, loosen: bool, among: int) -> None:
         self.field, self.loosen = field, loosen
+        self.max_multiple, self.max_patterns = max(MAX_MULTIPLE // among, 100), max(MAX_PATTERN_PROPERTIES // among, 2)
+        self.patterns = 0
         self.places = {""}
-        self.anchors: set[str] = set()
-        self.references: list[tuple[str, str]] = []  # (target, where)
+        self.anchors: dict[str, str] = {}  # to their places
+        self.references: list[_Reference] = []
         self.multiples: list[int] = []
         self.open_objects: list[tuple[str, dict[str, Any]]] = []
 
@@ -116,21 +133,29 @@ class _Walk:
         if not isinstance(schema, Mapping):
             return schema  # true and false are schemas; anything else is refused by the compiler
         self.places.add(path)
-        alone = alone and schema.keys().isdisjoint(_COMBINERS)
+        demands = schema.keys() & _DEMANDS
+        single = alone and demands.isdisjoint(_COMBINERS)
+        several = schema.get("allOf")
+        through = alone and len(demands) == 1 and not (isinstance(several, list | tuple) and len(several) > 1)
+        passes = {"properties": single, "items": single, "anyOf": through, "allOf": through, "$defs": True, "definitions": True}
         out: dict[str, Any] = {}
         for keyword, value in schema.items():
-            here = f"{path}/{_escaped(keyword)}"
-            single = alone and keyword in ("properties", "items")
+            here, inner_alone = f"{path}/{_escaped(keyword)}", passes.get(keyword, False)
             if keyword in _MAPS and isinstance(value, Mapping):
-                out[keyword] = {name: self.node(inner, f"{here}/{_escaped(name)}", alone=single) for name, inner in value.items()}
+                out[keyword] = {
+                    name: self.node(inner, f"{here}/{_escaped(name)}", alone=inner_alone) for name, inner in value.items()
+                }
             elif keyword in _LISTS and isinstance(value, list | tuple):
-                out[keyword] = [self.node(inner, f"{here}/{i}") for i, inner in enumerate(value)]
+                out[keyword] = [self.node(inner, f"{here}/{i}", alone=inner_alone) for i, inner in enumerate(value)]
             elif keyword in _ONE:
-                out[keyword] = self.node(value, here, alone=single)
+                out[keyword] = self.node(value, here, alone=inner_alone)
+            elif keyword == "$ref":
+                self.references.append(_Reference(str(value), path, through))
+                out[keyword] = value
             elif self._kept(keyword, value, schema, path):
                 out[keyword] = value
         self._check_object(out, path)
-        if alone and "properties" in out:
+        if single and "properties" in out and demands.isdisjoint(_OPENERS):
             self.open_objects.append((path, out))
         if self.loosen and "oneOf" in out:
             _add(out, {"anyOf": out.pop("oneOf")})
@@ -142,13 +167,11 @@ class _Walk:
     def _kept(self, keyword: str, value: Any, schema: Mapping[str, Any], path: str) -> bool:
         """Whether a keyword without subschemas goes on to the compiler; raises if it may not stand here."""
         match keyword:
-            case "$ref":
-                self.references.append((str(value), path))
             case "$anchor":
-                self.anchors.add(str(value))
+                self.anchors[str(value)] = path
             case "$id" if path:
                 raise self.refuse("'$id' inside a schema is not supported", path, "Use $defs and $ref.")
-            case "format" if "string" in _types(schema) and value not in FORMATS:
+            case "format" if "string" in _types(schema) and not (isinstance(value, str) and value in FORMATS):
                 if self.loosen:
                     return False
                 known = ", ".join(sorted(FORMATS))
@@ -173,7 +196,7 @@ class _Walk:
         if keyword == "multipleOf" and value > 0:
             digits = Decimal(str(value)).as_tuple()
             multiple = int("".join(map(str, digits.digits))) * 10 ** max(0, int(digits.exponent))
-            if self.loosen and multiple > MAX_MULTIPLE:
+            if self.loosen and multiple + sum(self.multiples) > self.max_multiple:
                 return False
             self.multiples.append(multiple)
         return True
@@ -183,6 +206,10 @@ class _Walk:
         if isinstance(properties, Mapping) and len(properties.keys() - named) > MAX_PROPERTIES:
             reason = f"An object has more than {MAX_PROPERTIES} optional properties"
             raise self.refuse(reason, path, "Make them required, or use additionalProperties.")
+        patterns = out.get("patternProperties")
+        self.patterns += len(patterns) if isinstance(patterns, Mapping) else 0
+        if self.patterns > self.max_patterns:
+            raise self.refuse(f"The schema has more than {self.max_patterns} 'patternProperties'", path)
         fewest = out.get("minProperties")
         if isinstance(fewest, int) and fewest - len(named) >= 2:
             # The grammar counts keys that are said twice as two.
@@ -191,29 +218,58 @@ class _Walk:
             del out["minProperties"]
 
     def check_references(self) -> None:
-        for target, path in self.references:
-            pointer = unquote(target.removeprefix("#"))
-            inside = pointer in self.places if pointer == "" or pointer.startswith("/") else pointer in self.anchors
-            if not target.startswith("#"):
-                raise self.refuse(f"'$ref' to {target!r:.80} leaves the schema", path, "Copy what it refers to into $defs.")
-            if not inside:
-                raise self.refuse(f"'$ref' to {target!r:.80} finds no schema", path)
+        for ref in self.references:
+            if not ref.target.startswith("#"):
+                raise self.refuse(
+                    f"'$ref' to {ref.target!r:.80} leaves the schema", ref.path, "Copy what it refers to into $defs."
+                )
+            if self._place(ref) not in self.places:
+                raise self.refuse(f"'$ref' to {ref.target!r:.80} finds no schema", ref.path)
+
+    def _place(self, ref: _Reference) -> str | None:
+        pointer = unquote(ref.target.removeprefix("#"))
+        return pointer if pointer == "" or pointer.startswith("/") else self.anchors.get(pointer)
 
     def check_multiples(self) -> None:
-        if sum(self.multiples) > MAX_MULTIPLE or math.lcm(*self.multiples) > MAX_MULTIPLE:
-            reason = f"'multipleOf' is enforced only up to {MAX_MULTIPLE}, all of a schema's together"
+        if sum(self.multiples) > self.max_multiple or math.lcm(*self.multiples) > 5 * self.max_multiple:
+            reason = f"'multipleOf' is enforced only up to {self.max_multiple}, all of a schema's together"
             raise self.refuse(reason, "", "Use smaller or fewer ones.")
 
     def close_objects(self) -> None:
-        """An object that names its properties and says nothing of others gets no others: small models invent them without end."""
-        targets = [unquote(target.removeprefix("#")) for target, _ in self.references]
+        """An object that names its properties and says nothing of others gets no others: small models invent them without end.
+
+        Not where it is combined with other subschemas, which may name more: neither in its place nor through a reference.
+        """
+        combined = self._combined_places()
         for path, schema in self.open_objects:
-            shared = any(path == target or path.startswith(f"{target}/") for target in targets)
-            properties = schema["properties"]
-            if shared or not isinstance(properties, Mapping) or not _required(schema) <= properties.keys():
-                continue
-            if "minProperties" not in schema:
+            named = schema["properties"]
+            if isinstance(named, Mapping) and _required(schema) <= named.keys() and combined.isdisjoint(_ancestors(path)):
                 schema["additionalProperties"] = False
+
+    def _combined_places(self) -> set[str]:
+        """What is referred to from where another subschema speaks of the value as well, and all that this refers to."""
+        targets = {self._place(ref) for ref in self.references}
+        leads: dict[str, list[str]] = {}
+        for ref in self.references:
+            for place in _ancestors(ref.path):
+                if place in targets:
+                    leads.setdefault(place, []).append(str(self._place(ref)))
+        todo = [str(self._place(ref)) for ref in self.references if not ref.alone]
+        combined: set[str] = set()
+        while todo:
+            place = todo.pop()
+            if place not in combined:
+                combined.add(place)
+                todo += leads.get(place, [])
+        return combined
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    """A place and all around it."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+    yield ""
 
 
 def _required(schema: Mapping[str, Any]) -> set[str]:

@@ -28,7 +28,7 @@ class ToolGrammar:
             return grammars.checked_lark(text, field="tools")
         except RequestError:
             for function in self.offer.callable:  # the one at fault is named, if it is only one
-                lone = f"start: %json {json.dumps(function.schema())}"
+                lone = f"start: %json {json.dumps(function.schema(len(self.offer.callable)))}"
                 grammars.checked_lark(lone, field=f"{function.field}.parameters")
             raise
 
@@ -41,7 +41,7 @@ class ToolGrammar:
         functions = self.offer.callable
         opening = form.begin + form.before
         for i, function in enumerate(functions):
-            yield f"arguments_{i}: %json {json.dumps(function.schema())}"
+            yield f"arguments_{i}: %json {json.dumps(function.schema(len(functions)))}"
             tail = f"arguments_{i} {self._terms(form.after, special)}"
             yield f"call_{i}: {self._terms(form.before + function.name + form.middle, special)} {tail}"
             yield f"first_{i}: {self._terms(opening + function.name + form.middle, special)} {tail}"

@@ -22,9 +22,9 @@ class Function:
     strict: bool
     field: str  # where the request has it
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self, among: int) -> dict[str, Any]:
         """Of its arguments, for the grammar. Without `strict` what cannot be enforced is left out, not refused."""
-        return guided_schema(self.parameters, field=f"{self.field}.parameters", loosen=not self.strict)
+        return guided_schema(self.parameters, field=f"{self.field}.parameters", loosen=not self.strict, among=among)
 
 
 @dataclass(frozen=True, slots=True)
