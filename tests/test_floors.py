@@ -39,7 +39,7 @@ THIRD_PARTY = {"": set(), "errors": set(), "stats": set(), "progress": set(), "d
     ("model", "pipes", "engine"), COMPUTE
 )
 IMPORTERS = {"gguf", "huggingface_hub"}  # only in model/sources, and only inside functions
-BLOCKED = ("typer", "rich", "gguf", "huggingface_hub", "msgspec", "zenoh", "fastapi", "transformers", "pydantic")
+BLOCKED = ("llguidance", "typer", "rich", "gguf", "huggingface_hub", "msgspec", "zenoh", "fastapi", "transformers", "pydantic")
 
 
 @dataclass(frozen=True)

@@ -6,44 +6,56 @@ import hashlib
 import hmac
 import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.errors import ForbiddenOrigin, InvalidKey, PenstockError, RequestTooLarge
+from penstock.errors import EngineError, ForbiddenOrigin, InvalidKey, PenstockError, RequestTooLarge
 
 logger = logging.getLogger("penstock.http")
 
 Refuse = Callable[[Send, PenstockError], Awaitable[None]]
 
 OPEN_PATHS = frozenset(("/health", "/ready"))  # for whoever watches over the process; they tell nothing
+CLIENT_LEFT = 499
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 class AccessLog:
     """One line for each request: what, how it ended, how long it took, how many tokens. Never a word of it."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, *, refuse: Refuse) -> None:
+        self._app, self._refuse = app, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 500
+        started, status, began = time.perf_counter(), 500, False
         facts: dict[str, object] = {}
         scope.setdefault("state", {})["log"] = facts
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, began
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, began = message["status"], True
             await send(message)
 
         try:
             await self._app(scope, receive, watched)
+        except ClientDisconnect:
+            facts["status"] = CLIENT_LEFT  # before its request was whole
+        except Exception as error:
+            # without the error's words: they may be a client's
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("a request met a %s that nobody expected:\n%s", type(error).__name__, frames.rstrip())
+            facts["error"] = type(error).__name__
+            if not began:
+                await self._refuse(watched, EngineError("The server met something that it did not expect."))
         finally:
             seconds = round(time.perf_counter() - started, 3)
             quiet = scope["path"] in OPEN_PATHS or scope["path"] == "/metrics"

@@ -10,14 +10,13 @@ from penstock.domain.sequence import Sequence
 Policy = Callable[[Sequence, float, float], float]
 
 
-SLACK = 10.0  # times the predicted time to read its prompt
 LEAST_DEADLINE = 0.25  # seconds
 
 
 def fair_deadline(reading: float) -> float:
-    """For a job that came without one: in proportion to the seconds that its prompt takes to read, so that a short one is
-    not held up by a long one, and a long one, whose slack shrinks while it waits, has its turn in the end."""
-    return max(LEAST_DEADLINE, SLACK * reading)
+    """For a job that came without one, from the seconds that its prompt takes to read. It grows faster than these, so that
+    a short prompt is not held up by a long one; and a long one, whose slack shrinks while it waits, has its turn."""
+    return max(LEAST_DEADLINE, 3 * reading * (1 + 4 * reading))
 
 
 def by_arrival(seq: Sequence, now: float, remaining: float) -> float:

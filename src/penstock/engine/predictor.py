@@ -5,38 +5,45 @@ from __future__ import annotations
 import numpy as np
 
 FORGET = 0.98
+WARM, OUTLIER = 20, 3.0  # after so many steps, one that takes so many times its prediction is cut to that
 MAX_CHUNK = 8192  # tokens; a mask grows with the square of it
 PRIOR = (5e-3, 1e-3, 1e-7)  # seconds: per step, per token, per token of context read; only until steps were seen
 
 
 class StepTimePredictor:
-    """seconds ~ a + b * tokens + c * context, by recursive least squares. Never predicts less than nothing."""
+    """seconds ~ a + b * tokens + c * context, by recursive least squares. Never predicts less than nothing: what the fit
+    has below zero counts as zero where it is read (inside the fit that would feed back, and run away)."""
 
     def __init__(self) -> None:
-        self._weights = np.array(PRIOR)
         self._scale = np.array([1.0, 100.0, 10000.0])  # keeps the three columns of similar size
+        self._fit = np.array(PRIOR) * self._scale
         self._covariance = np.eye(3) * 1e3
+        self._weights = PRIOR
+        self._seen = 0
 
     def observe(self, tokens: int, context: int, seconds: float) -> None:
+        self._seen += 1
+        if self._seen > WARM:  # something else had the machine for a moment: that is not how long steps take
+            seconds = min(seconds, OUTLIER * max(self.step(tokens, context), 1e-4))
         x = np.array([1.0, tokens, context]) / self._scale
-        scaled = self._weights * self._scale
         gain = self._covariance @ x / (FORGET + x @ self._covariance @ x)
-        scaled = scaled + gain * (seconds - x @ scaled)
+        self._fit = self._fit + gain * (seconds - x @ self._fit)
         covariance = (self._covariance - np.outer(gain, x @ self._covariance)) / FORGET
         if np.trace(covariance) < 1e6:  # without variety in the steps it would grow without bound
             self._covariance = covariance
-        self._weights = np.maximum(scaled / self._scale, 0.0)
+        a, b, c = np.maximum(self._fit / self._scale, 0.0).tolist()
+        self._weights = (a, b, c)
 
     def step(self, tokens: int, context: int) -> float:
         a, b, c = self._weights
-        return float(a + b * tokens + c * context)
+        return a + b * tokens + c * context
 
     def prefill(self, tokens: int, chunk: int) -> float:
         """Seconds until a prompt's remaining tokens have passed, in chunks."""
         if tokens <= 0:
             return 0.0
         a, b, _ = self._weights
-        return float(a * -(-tokens // max(chunk, 1)) + b * tokens)
+        return a * -(-tokens // max(chunk, 1)) + b * tokens
 
     def chunk_within(self, seconds: float, decodes: int, context: int) -> int:
         """The most prefill tokens that keep a step with these decodes under `seconds`."""

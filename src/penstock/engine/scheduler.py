@@ -16,7 +16,7 @@ from penstock.engine.policies import POLICIES
 from penstock.engine.predictor import StepTimePredictor
 
 IDLE_FACTOR = 4
-MIN_DYNAMIC_CHUNK = 16  # a prompt always goes on, however slow the machine
+MIN_DYNAMIC_CHUNK = 64  # a prompt always goes on, however slow the machine
 
 
 @dataclass(frozen=True, slots=True)

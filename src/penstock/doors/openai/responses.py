@@ -10,13 +10,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.domain.job import JobFailed, JobUpdate, PrefillProgress
+from penstock.doors.access import CLIENT_LEFT
 from penstock.doors.openai import wire
 from penstock.doors.openai.answers import Answer
 from penstock.doors.openai.errors import body_of, headers_of, status_of
 from penstock.doors.running import RunningRequest
 from penstock.errors import PenstockError
 
-CLIENT_LEFT = 499
 EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

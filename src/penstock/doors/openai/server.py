@@ -184,7 +184,7 @@ class OAIHttpServer:
             max_body=self._server.max_body,
             refuse=send_error,
         )
-        app.add_middleware(AccessLog)
+        app.add_middleware(AccessLog, refuse=send_error)
         return app
 
 
