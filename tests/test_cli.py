@@ -18,6 +18,10 @@ import penstock
 QUESTION = "What is the capital of France?"
 COMMANDS = [
     [],
+    ["serve"],
+    ["chat"],
+    ["ps"],
+    ["config"],
     ["run"],
     ["models"],
     ["models", "list"],

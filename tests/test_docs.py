@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.server import Server, running_server
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,29 +27,64 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("$ ") and "penstock" in line
 ]
+SERVED = "http://127.0.0.1:8080"  # where the README's server is
+TO_A_SERVER = [command for command in COMMANDS if SERVED in command or command.endswith("penstock chat")]
+SERVERS = [command for command in COMMANDS if "penstock serve" in command]
+ALONE = [command for command in COMMANDS if command not in TO_A_SERVER and command not in SERVERS]
 
 
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory, default_model_folder: Path) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     (folder / "notes.txt").write_text("The meeting is on Monday. Bring the plans for the new bridge.\n", encoding="utf-8")
+    (folder / "node.toml").write_text('node_id = "here"\n', encoding="utf-8")
     return folder
 
 
-def run(command: list[str], where: Path) -> subprocess.CompletedProcess[str]:
+def run(
+    command: list[str], where: Path, environment: Mapping[str, str] = os.environ, typed: str | None = None
+) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
-        command, cwd=where, env={**os.environ, "PATH": path}, text=True, capture_output=True, timeout=280, check=False
+        command,
+        cwd=where,
+        env={**environment, "PATH": path},
+        input=typed,
+        text=True,
+        capture_output=True,
+        timeout=280,
+        check=False,
     )
 
 
 def test_the_readme_shows_commands() -> None:
-    assert len(COMMANDS) >= 5
-    assert "make run" in README
+    assert len(ALONE) >= 5
+    assert len(SERVERS) >= 2
+    assert len(TO_A_SERVER) >= 3
+    assert "make serve" in README
     assert "make test" in README
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", TO_A_SERVER)
+def test_a_command_to_a_server_works(command: str, where: Path, penstock_server: Server) -> None:
+    command = command.replace(".venv/bin/", "").replace(SERVED, penstock_server.url)
+    environment = {**os.environ, "PENSTOCK_URL": penstock_server.url}
+    done = run(["bash", "-c", command], where, environment, typed="What is the capital of France?\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("command", SERVERS)
+def test_a_server_of_the_readme_starts(
+    command: str, where: Path, default_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(where)
+    flags = command.removeprefix("penstock serve").replace("--port 8080", "").split()
+    with running_server(*flags) as server:
+        assert server.get("/health")["status"] == "ok"
+
+
+@pytest.mark.parametrize("command", ALONE)
 def test_a_command_of_the_readme_works(command: str, where: Path) -> None:
     done = run(["bash", "-c", command], where)
     assert done.returncode == 0, done.stderr

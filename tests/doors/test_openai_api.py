@@ -17,6 +17,11 @@ from tests.server import Server, running_server
 MODEL = "smollm2-135m"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 CONFIG = """
+prefill_chunk_size = 256
+[server]
+keep_alive = 0.1
+[scheduler]
+idle_chunk = 256
 [limits]
 max_tokens = 400
 [aliases]
@@ -243,6 +248,115 @@ def test_echo_with_logprobs_scores_the_prompt(client: OpenAI) -> None:
     )
 
 
+# ---- answers that follow a shape ----
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather in a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["C", "F"]}},
+                "required": ["city", "unit"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "get_time"}},
+]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.3])
+def test_a_schema_is_followed_whole_and_streamed(client: OpenAI, temperature: float) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    asked: Any = {"model": MODEL, "messages": QUESTION, "temperature": temperature, "seed": 5, "response_format": form}
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "stop"
+    found = json.loads(whole.message.content or "")
+    assert set(found) == {"city", "people"}
+    assert 0 <= found["people"] <= 99
+    streamed = "".join(c.choices[0].delta.content or "" for c in client.chat.completions.create(**asked, stream=True))
+    assert streamed == whole.message.content
+
+
+def test_any_json_object_a_regex_and_a_grammar(client: OpenAI) -> None:
+    def ask(**more: Any) -> str:
+        answer = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=200, **more)
+        return answer.choices[0].message.content or ""
+
+    assert ask(extra_body={"regex": "(yes|no), [0-9]{3}"})[-5:-3] == ", "
+    assert ask(extra_body={"grammar": 'start: "<" /[a-z]+/ ">"'}).startswith("<")
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": 'Reply with {"ok": true} in JSON.'}],
+        temperature=0,
+        max_tokens=200,
+        response_format={"type": "json_object"},
+    )
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=["required", "named"]
+)
+def test_a_forced_call_parses_whole_and_streamed(client: OpenAI, choice: Any) -> None:
+    asked: Any = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "temperature": 0.8,
+        "seed": 3,
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+    }
+    answer = client.chat.completions.create(**asked).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert answer.message.content is None
+    (call,) = answer.message.tool_calls or []
+    assert call.type == "function"
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "get_weather":
+        assert set(arguments) == {"city", "unit"}
+    else:
+        assert arguments == {}
+        assert choice == "required"
+    name, text, deltas = "", "", 0
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for delta in chunk.choices[0].delta.tool_calls or ():
+            assert delta.function is not None
+            name += delta.function.name or ""
+            text += delta.function.arguments or ""
+            deltas += 1
+    assert (name, text) == (call.function.name, call.function.arguments)
+    assert deltas > 2 or name == "get_time"  # arguments come as they are made
+
+
+def test_a_tool_loop_goes_on_with_the_result(client: OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    first = client.chat.completions.create(
+        model=MODEL, messages=messages, tools=TOOLS, tool_choice="required", temperature=0, parallel_tool_calls=False
+    )
+    message = first.choices[0].message
+    messages += [
+        message.model_dump(),
+        {"role": "tool", "tool_call_id": (message.tool_calls or [])[0].id, "content": "18 degrees, sunny"},
+    ]
+    second = client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS, temperature=0, max_tokens=80)
+    assert second.choices[0].message.content or second.choices[0].message.tool_calls
+    third = client.chat.completions.create(
+        model=MODEL, messages=messages, tools=TOOLS, tool_choice="none", temperature=0, max_tokens=40
+    )
+    assert third.choices[0].message.tool_calls is None
+
+
 # ---- models, tokens ----
 
 
@@ -382,6 +496,16 @@ def test_pages_of_other_sites_and_foreign_names_are_kept_out(server: Server) -> 
     connection.request("OPTIONS", "/v1/models", headers={"Origin": "https://evil.example"})
     assert connection.getresponse().getheader("access-control-allow-origin") is None
     connection.close()
+
+
+def test_a_long_prompt_keeps_the_connection_alive_with_comments(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "water " * 3000, "max_tokens": 2, "stream": True}
+    _, text = call(server, "POST", "/v1/completions", body)
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("data: "))
+    assert ": prompt 256/3000" in lines[:first]
+    assert ": keep-alive" in lines[:first]
+    assert lines[-2] == "data: [DONE]"
 
 
 # ---- leaving, and what is told about the server ----

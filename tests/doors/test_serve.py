@@ -150,6 +150,24 @@ def test_one_more_than_it_accepts_is_asked_to_come_back(default_model_folder: Pa
         assert all("data: [DONE]" in heard for heard in both)
 
 
+def test_a_page_that_was_listed_may_speak_to_the_server(default_model_folder: Path) -> None:
+    page = "https://app.example"
+    with running_server("--cors-origins", page, PENSTOCK_API_KEY=KEY) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        asking = {"Origin": page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        connection.request("OPTIONS", "/v1/chat/completions", headers=asking)  # a browser asks without the key
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 200
+        assert answer.getheader("access-control-allow-origin") == page
+        connection.request("GET", "/v1/models", headers={"Origin": page, "Authorization": f"Bearer {KEY}"})
+        answer = connection.getresponse()
+        assert (answer.status, answer.getheader("access-control-allow-origin")) == (200, page)
+        answer.read()
+        connection.request("GET", "/v1/models", headers={"Origin": "https://evil.example", "Authorization": f"Bearer {KEY}"})
+        assert connection.getresponse().status == 403
+
+
 def test_json_logs_are_json(default_model_folder: Path) -> None:
     with running_server("--log-format", "json", "--print-times") as server:
         heard: list[str] = []

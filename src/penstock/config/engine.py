@@ -16,7 +16,7 @@ class EngineConfig:
     `window` is how many NetworkJobs may be in flight, None for as many as there are segments.
     """
 
-    policy: str = "fcfs"
+    policy: str = "lrs"
     chunk: int = 512
     idle_chunk: int | None = None
     step_target: float | None = None

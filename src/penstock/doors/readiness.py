@@ -46,6 +46,8 @@ class Readiness:
             error = await asyncio.wait_for(ended, PATIENCE)
         except TimeoutError:
             raise NotReady(f"{hosted.name} gave no token within {PATIENCE:g} seconds.") from None
+        except PenstockError as refused:
+            raise NotReady(f"{hosted.name} takes no work: {refused.message}") from None
         finally:
             if handle is not None:
                 handle.cancel()

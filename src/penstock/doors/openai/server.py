@@ -173,8 +173,6 @@ class OAIHttpServer:
             app.add_api_route(path, handler, methods=[method])
         app.add_exception_handler(PenstockError, _on_penstock_error)  # type: ignore[arg-type]
         app.add_exception_handler(HTTPException, _on_http_error)  # type: ignore[arg-type]
-        if self._server.cors_origins:
-            app.add_middleware(CORSMiddleware, allow_origins=self._server.cors_origins, allow_methods=["*"], allow_headers=["*"])
         hosts = None if api_key is not None or self._server.beyond_loopback else {*LOOPBACK, self._server.host.lower()}
         app.add_middleware(
             Gate,
@@ -184,6 +182,8 @@ class OAIHttpServer:
             max_body=self._server.max_body,
             refuse=send_error,
         )
+        if self._server.cors_origins:  # before the gate: a browser asks first, and without the key
+            app.add_middleware(CORSMiddleware, allow_origins=self._server.cors_origins, allow_methods=["*"], allow_headers=["*"])
         app.add_middleware(AccessLog, refuse=send_error)
         return app
 

@@ -1,0 +1,76 @@
+"""A node that cannot answer now says so with 503, and an error that nobody expected with 500 and without its words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
+
+from penstock.config.engine import EngineConfig
+from penstock.doors.access import AccessLog
+from penstock.doors.mailbox import Mailbox
+from penstock.doors.openai.errors import body_of, headers_of, status_of
+from penstock.doors.openai.responses import send_error
+from penstock.doors.readiness import Readiness
+from penstock.doors.running import RunningRequest
+from penstock.engine.engine import Engine
+from penstock.engine.job_factory import JobFactory
+from penstock.errors import NotReady
+from penstock.pipes.pipe import Pipe
+from tests.engine.fakes import VOCAB, FakeEnds, FakeSegment, FakeStream
+
+
+class Hosted:
+    """As much of a HostedModel as the door looks at, over fake stages."""
+
+    name = "fake"
+
+    def __init__(self, *ranges: tuple[int, int]) -> None:
+        segments = [FakeSegment(start, end, 32, 16) for start, end in ranges]
+        self.engine = Engine(EngineConfig(), Pipe("fake", 4, segments), FakeEnds(), lambda skip_special: FakeStream())
+        self.jobs = JobFactory(self.engine, None, context=100, vocab=VOCAB)  # type: ignore[arg-type]
+
+
+def test_missing_layers_are_503_with_a_time_to_come_back() -> None:
+    async def ask() -> None:
+        hosted: Any = Hosted((0, 2))
+        await RunningRequest(Mailbox(), hosted).start([])
+
+    with pytest.raises(NotReady) as caught:
+        asyncio.run(ask())
+    assert status_of(caught.value) == 503
+    assert "retry-after" in headers_of(caught.value)
+    assert "fake" in body_of(caught.value)["error"]["message"]
+
+
+def test_a_node_is_ready_when_a_token_comes_out_and_not_before() -> None:
+    whole: Any = Hosted((0, 2), (2, 4))
+    whole.engine.start()
+    asyncio.run(Readiness([whole], within=30).check())
+    assert whole.engine.stats.generated_tokens == 1
+    asyncio.run(Readiness([whole], within=30).check())
+    assert whole.engine.stats.generated_tokens == 1  # the token of a moment ago will do
+    asyncio.run(Readiness([whole], within=0.0).check())
+    assert whole.engine.stats.generated_tokens == 2
+    whole.engine.stop()
+    with pytest.raises(NotReady):
+        asyncio.run(Readiness([whole], within=0.0).check())
+    half: Any = Hosted((0, 2))
+    with pytest.raises(NotReady, match="Layers of fake are missing"):
+        asyncio.run(Readiness([half], within=30).check())
+
+
+def test_an_unexpected_error_is_500_and_its_words_stay_out_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ValueError("the secret words of a prompt")
+
+    with caplog.at_level(logging.DEBUG):
+        answer = TestClient(AccessLog(broken, refuse=send_error)).get("/")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert "ValueError" in caplog.text
+    assert "secret" not in caplog.text + answer.text
