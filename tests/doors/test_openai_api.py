@@ -503,7 +503,7 @@ def test_a_long_prompt_keeps_the_connection_alive_with_comments(server: Server) 
     _, text = call(server, "POST", "/v1/completions", body)
     lines = text.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("data: "))
-    assert ": prompt 256/3000" in lines[:first]
+    assert any(line.startswith(": prompt 256/300") for line in lines[:first])
     assert ": keep-alive" in lines[:first]
     assert lines[-2] == "data: [DONE]"
 
