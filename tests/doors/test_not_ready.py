@@ -24,6 +24,9 @@ from penstock.pipes.pipe import Pipe
 from tests.engine.fakes import VOCAB, FakeEnds, FakeSegment, FakeStream
 
 
+SECRET = "the words of a prompt"
+
+
 class Hosted:
     """As much of a HostedModel as the door looks at, over fake stages."""
 
@@ -66,11 +69,11 @@ def test_a_node_is_ready_when_a_token_comes_out_and_not_before() -> None:
 
 def test_an_unexpected_error_is_500_and_its_words_stay_out_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
-        raise ValueError("".join(["se", "cret words of a prompt"]))  # the log shows this line, and not what it makes
+        raise ValueError(SECRET)
 
     with caplog.at_level(logging.DEBUG):
         answer = TestClient(AccessLog(broken, refuse=send_error)).get("/")
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
     assert "ValueError" in caplog.text
-    assert "secret" not in caplog.text + answer.text
+    assert SECRET not in caplog.text + answer.text
