@@ -23,7 +23,6 @@ from penstock.errors import NotReady
 from penstock.pipes.pipe import Pipe
 from tests.engine.fakes import VOCAB, FakeEnds, FakeSegment, FakeStream
 
-
 SECRET = "the words of a prompt"
 
 
