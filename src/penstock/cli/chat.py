@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,7 +34,10 @@ def chat(
         str | None, typer.Option(metavar="TEXT", help="A system message that goes before the conversation.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Cut an answer after so many tokens.", show_default=False)] = None,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest word, so answers repeat; 1 is lively.")] = 0.7,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 always takes the likeliest word, 1 is lively; without it, as the model's makers recommend."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes an answer with a temperature repeatable.")] = None,
 ) -> None:
     """Talk with a model.
@@ -44,14 +47,16 @@ def chat(
 
     Ctrl-C stops an answer, Ctrl-D leaves, /help shows more. From a pipe each line is answered, and only answers go to stdout.
     """
+    given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    wanted = {name: value for name, value in given.items() if value is not None}
     with wrong_usage():
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        SamplingParams(**wanted)  # type: ignore[arg-type]
 
     from penstock.cli.terminal import Terminal
 
     terminal = Terminal()
     with ProgressBars() as bars, _partner(url, model, bars) as (partner, name):
-        talk = Chat(partner, name, Conversation(system or None), sampling, terminal, bars)
+        talk = Chat(partner, name, Conversation(system or None), wanted, terminal, bars)
         if terminal.interactive:
             terminal.note(f"You talk with {name} {partner.place}. /help shows what you can do, Ctrl-D leaves.")
             talk.with_a_person()
@@ -104,12 +109,12 @@ class Chat:
         partner: Partner,
         model: str,
         conversation: Conversation,
-        sampling: SamplingParams,
+        wanted: Mapping[str, Any],  # what was said about sampling
         terminal: Terminal,
         bars: ProgressBars,
     ) -> None:
         self._partner, self._model, self._conversation = partner, model, conversation
-        self._sampling, self._terminal, self._bars = sampling, terminal, bars
+        self._wanted, self._terminal, self._bars = wanted, terminal, bars
         self._commands: Mapping[str, Callable[[str], None]] = {
             "/retry": self._retry,
             "/clear": self._clear,
@@ -178,7 +183,7 @@ class Chat:
             self._terminal.say(text)
 
         messages = self._conversation.messages(question)
-        reply = listen(lambda: self._partner.ask(self._model, messages, self._sampling), show=show, progress=self._bars)
+        reply = listen(lambda: self._partner.ask(self._model, messages, self._wanted), show=show, progress=self._bars)
         self._bars.clear()
         self._terminal.end_line(after_key=reply.stopped)
         self._conversation.answered(question, reply.text, cut=not reply.whole)
@@ -199,7 +204,7 @@ class Chat:
         question = self._conversation.last
         if question is None:
             raise RequestError("There is no question to ask again.")
-        if self._sampling.greedy or self._sampling.seed is not None:
+        if self._wanted.get("temperature") == 0 or "seed" in self._wanted:
             self._terminal.note("(With temperature 0 or a seed the same question gets the same answer.)")
         before = self._conversation.take_back()
         if not self._answer(question).text and before is not None:

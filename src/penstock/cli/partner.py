@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cli.answer import JobHandle
@@ -33,8 +33,9 @@ class Partner(Protocol):
     def models(self) -> list[str]:
         """The names that `ask` takes; the first is the usual one."""
 
-    def ask(self, model: str, messages: Sequence[Message], sampling: SamplingParams) -> JobHandle:
-        """Iterating yields the updates of the answer, and raises what goes wrong; `cancel` ends it."""
+    def ask(self, model: str, messages: Sequence[Message], wanted: Mapping[str, Any]) -> JobHandle:
+        """`wanted` is what somebody said about sampling. Iterating yields the updates of the answer, and raises what goes
+        wrong; `cancel` ends it."""
 
 
 class ServerPartner:
@@ -49,23 +50,26 @@ class ServerPartner:
         listed = self._client.get("/v1/models").get("data")
         return [str(model["id"]) for model in listed or () if isinstance(model, dict) and "id" in model]
 
-    def ask(self, model: str, messages: Sequence[Message], sampling: SamplingParams) -> JobHandle:
-        wanted = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "seed": sampling.seed}
+    def ask(self, model: str, messages: Sequence[Message], wanted: Mapping[str, Any]) -> JobHandle:
         body = {"model": model, "messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
-        return RemoteJob(self._client, body | {name: value for name, value in wanted.items() if value is not None})
+        return RemoteJob(self._client, {**body, **wanted})
 
 
 class LocalPartner:
     place = "in this process"
 
     def __init__(self, llm: LLM) -> None:
+        from penstock.model.sources import recommended_sampling
+
         self._llm = llm
+        self._recommended = recommended_sampling(llm.model_name, llm.folder)
 
     def models(self) -> list[str]:
         return [self._llm.model_name]
 
-    def ask(self, model: str, messages: Sequence[Message], sampling: SamplingParams) -> JobHandle:
-        return self._llm.start(JobRequest(messages=messages, sampling=sampling))
+    def ask(self, model: str, messages: Sequence[Message], wanted: Mapping[str, Any]) -> JobHandle:
+        sampling: dict[str, Any] = {"max_tokens": None, **self._recommended, **wanted}
+        return self._llm.start(JobRequest(messages=messages, sampling=SamplingParams(**sampling)))
 
 
 class RemoteJob:
