@@ -68,6 +68,12 @@ class RequestTooLarge(RequestError):
     code = "request_too_large"
 
 
+class RequestTimeout(RequestError):
+    """A client that began a request and did not finish it."""
+
+    code = "request_timeout"
+
+
 # ---- the door ----
 
 

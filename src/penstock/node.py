@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from penstock.config.node import HostedModelConfig, NodeConfig
-from penstock.doors.listener import Listener, take_port
+from penstock.doors.listener import Listener, cannot_listen, take_port
 from penstock.doors.openai.served import Served
 from penstock.doors.openai.server import OAIHttpServer
 from penstock.engine.hosted_model import HostedModel
@@ -24,14 +24,10 @@ class Node:
     def __init__(self, config: NodeConfig, *, api_key: str | None, progress: Progress = silent) -> None:
         self.config, self._api_key, self._progress = config, api_key, progress
         self._socket = take_port(config.server.host, config.server.port)
-        self.models: list[HostedModel] = []
-
-    @property
-    def url(self) -> str:
-        """Where clients find it; a server on every address is named by the loopback one."""
         host, port = self._socket.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # one of every address
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"  # where clients find it
+        self.models: list[HostedModel] = []
 
     @property
     def open_jobs(self) -> int:
@@ -62,7 +58,10 @@ class Node:
             api_key=self._api_key,
         )
         listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=on_leaving, end=self._stop)
-        listener.run(sockets=[self._socket])
+        try:
+            listener.run(sockets=[self._socket])
+        except OSError as error:
+            raise cannot_listen(config.server.host, config.server.port, error) from None
 
     def _load(self, model: HostedModelConfig) -> HostedModel:
         config = self.config

@@ -11,15 +11,18 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from penstock.config.engine import EngineConfig
+from penstock.domain.job import JobRequest
+from penstock.domain.sampling import SamplingParams
 from penstock.doors.access import AccessLog
 from penstock.doors.mailbox import Mailbox
+from penstock.doors.openai.answers import Head, TextAnswer
 from penstock.doors.openai.errors import body_of, headers_of, status_of
-from penstock.doors.openai.responses import send_error
+from penstock.doors.openai.responses import AnswerResponse, send_error
 from penstock.doors.readiness import Readiness
 from penstock.doors.running import RunningRequest
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
-from penstock.errors import NotReady
+from penstock.errors import ComputeFailed, NotReady
 from penstock.pipes.pipe import Pipe
 from tests.engine.fakes import VOCAB, FakeEnds, FakeSegment, FakeStream
 
@@ -53,17 +56,54 @@ def test_a_node_is_ready_when_a_token_comes_out_and_not_before() -> None:
     whole: Any = Hosted((0, 2), (2, 4))
     whole.engine.start()
     asyncio.run(Readiness([whole], within=30).check())
-    assert whole.engine.stats.generated_tokens == 1
+    assert whole.engine.stats.first_token.count == 1
     asyncio.run(Readiness([whole], within=30).check())
-    assert whole.engine.stats.generated_tokens == 1  # the token of a moment ago will do
+    assert whole.engine.stats.first_token.count == 1  # the token of a moment ago will do
     asyncio.run(Readiness([whole], within=0.0).check())
-    assert whole.engine.stats.generated_tokens == 2
+    assert whole.engine.stats.first_token.count == 2
     whole.engine.stop()
     with pytest.raises(NotReady):
         asyncio.run(Readiness([whole], within=0.0).check())
     half: Any = Hosted((0, 2))
     with pytest.raises(NotReady, match="Layers of fake are missing"):
         asyncio.run(Readiness([half], within=30).check())
+
+
+def test_after_an_error_a_stream_says_nothing_more() -> None:
+    """The other jobs of the request are cancelled, and their ends must not look like answers."""
+
+    async def hear() -> bytes:
+        hosted: Any = Hosted((0, 2), (2, 4))
+        running = RunningRequest(Mailbox(), hosted)
+        sampling = SamplingParams(max_tokens=50, ignore_eos=True)
+        await running.start([JobRequest(prompt=[1, 2], sampling=sampling), JobRequest(prompt=[3], sampling=sampling)])
+        hosted.engine.take_commands(wait=False)
+        hosted.engine.turn()
+        hosted.engine.sequences.fail(hosted.jobs.open_jobs[0], ComputeFailed("The computation failed."))
+        head = Head("cmpl-1", "fake", "f")
+        answer = TextAnswer(
+            head, [[1, 2], [3]], 1, token_bytes=lambda ids: [b"x"] * len(ids), hidden=frozenset(), echo=None, logprobs=None
+        )
+        response = AnswerResponse(running, answer, stream=True, include_usage=True, keep_alive=9.0, request_id="1")
+        sent: list[bytes] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message.get("body", b""))
+            hosted.engine.take_commands(wait=False)  # where the cancelling arrives
+
+        async def receive() -> Any:
+            await asyncio.sleep(60)
+
+        task = asyncio.create_task(response({"type": "http"}, receive, send))
+        while not task.done():
+            await asyncio.sleep(0.01)
+            hosted.engine.take_commands(wait=False)
+        return b"".join(sent)
+
+    heard = asyncio.run(hear())
+    after = heard[heard.index(b'"error"') :]
+    assert after.count(b"data: ") == 1
+    assert heard.endswith(b"data: [DONE]\n\n")
 
 
 def test_an_unexpected_error_is_500_and_its_words_stay_out_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

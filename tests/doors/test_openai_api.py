@@ -248,6 +248,35 @@ def test_echo_with_logprobs_scores_the_prompt(client: OpenAI) -> None:
     )
 
 
+def test_offsets_are_those_of_characters(client: OpenAI) -> None:
+    prompt = "Hi 😀🦄 there"
+    choice = client.completions.create(model=MODEL, prompt=prompt, max_tokens=3, temperature=0, echo=True, logprobs=1).choices[0]
+    assert choice.logprobs is not None
+    offsets, tokens = choice.logprobs.text_offset or [], choice.logprobs.tokens or []
+    assert offsets[tokens.index(" there")] == prompt.index(" there")
+    for offset, token in zip(offsets, tokens, strict=True):
+        if "\ufffd" not in token:
+            assert choice.text[offset:].startswith(token)
+    assert choice.logprobs.top_logprobs is not None
+    assert all(token in top for token, top in zip(tokens[1:], choice.logprobs.top_logprobs[1:], strict=True))
+
+
+def test_what_ends_an_answer_is_no_part_of_its_logprobs(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, logprobs=True)
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content or []
+    assert "".join(one.token for one in content) == answer.choices[0].message.content
+
+
+def test_an_answer_can_be_sent_back_as_it_came(client: OpenAI, server: Server) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+    echoed = {**answer.choices[0].message.model_dump(), "annotations": [], "refusal": None, "audio": None}
+    refused = {"role": "assistant", "content": None, "refusal": "I will not."}
+    more = {"role": "user", "content": "And of Italy?"}
+    status, found = chat(server, messages=[*QUESTION, echoed, more, refused, more], max_tokens=4)
+    assert status == 200, found
+
+
 # ---- answers that follow a shape ----
 
 CITY = {
@@ -339,6 +368,15 @@ def test_a_forced_call_parses_whole_and_streamed(client: OpenAI, choice: Any) ->
     assert deltas > 2 or name == "get_time"  # arguments come as they are made
 
 
+def test_a_call_that_a_stop_string_cut_is_not_passed_off_as_one(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, tools=TOOLS, tool_choice="required", temperature=0, stop=["city"], max_tokens=200
+    )
+    calls = answer.choices[0].message.tool_calls
+    if calls and calls[0].type == "function" and calls[0].function.name == "get_weather":
+        assert answer.choices[0].finish_reason == "stop"
+
+
 def test_a_tool_loop_goes_on_with_the_result(client: OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
     first = client.chat.completions.create(
@@ -387,7 +425,13 @@ BAD_FIELDS = [
     ({"n": 1000}, "n"),
     ({"top_p": 0}, "top_p"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": 401}, "max_completion_tokens"),
+    ({"max_tokens": 401}, "max_tokens"),
+    ({"max_completion_tokens": 401}, "max_completion_tokens"),
+    ({"stop": "x" * 257}, "stop"),
+    ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
+    ({"priority": 11}, "priority"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"messages": [1, 2, 3]}, "messages[0]"),
     ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -489,6 +533,7 @@ def test_a_body_beyond_the_limit_is_413_however_it_is_sent(server: Server) -> No
 
 def test_pages_of_other_sites_and_foreign_names_are_kept_out(server: Server) -> None:
     assert call(server, "GET", "/v1/models", headers={"Origin": "https://evil.example"})[0] == 403
+    assert call(server, "GET", "/v1/models", headers={"Origin": "http://["})[0] == 403
     assert call(server, "GET", "/v1/models", headers={"Host": "evil.example"})[0] == 403
     assert call(server, "GET", "/v1/models", headers={"Host": f"localhost:{server.port}"})[0] == 200
     assert call(server, "GET", "/v1/models", headers={"Origin": f"http://127.0.0.1:{server.port}"})[0] == 200
@@ -506,6 +551,22 @@ def test_a_long_prompt_keeps_the_connection_alive_with_comments(server: Server) 
     assert any(line.startswith(": prompt 256/300") for line in lines[:first])
     assert ": keep-alive" in lines[:first]
     assert lines[-2] == "data: [DONE]"
+
+
+def test_text_that_is_held_back_does_not_silence_the_connection(server: Server) -> None:
+    """The answer begins like the stop string, so nothing of it may be shown for a while."""
+    body = {"model": MODEL, "prompt": "Say", "max_tokens": 60, "stream": True, "regex": "a{250}", "stop": "a" * 251}
+    _, text = call(server, "POST", "/v1/completions", body)
+    before = text[: text.index("data: ")]
+    assert before.count(": keep-alive") >= 2
+    assert ": prompt" not in before
+
+
+def test_several_prompts_with_many_answers_are_bounded(server: Server) -> None:
+    body = {"model": MODEL, "prompt": ["x"] * 2, "n": 65}
+    status, answer = call(server, "POST", "/v1/completions", body)
+    assert status == 400
+    assert answer["error"]["param"] == "prompt"
 
 
 # ---- leaving, and what is told about the server ----
@@ -567,6 +628,8 @@ def test_nothing_that_was_said_is_in_the_log(server: Server) -> None:
     chat(server, messages=[{"role": "user", "content": f"Repeat: {canary}"}], max_tokens=16)
     chat(server, messages=[{"role": canary, "content": canary}])
     chat(server, stop=[canary] * 20)
+    chat(server, **{canary: 1})
+    chat(server, messages=[{"role": "user", "content": "x", canary: 1}])
     call(server, "POST", f"/v1/{canary}", b"x")
     call(server, "POST", "/v1/completions", {"model": canary, "prompt": canary})
     log = server.log()

@@ -86,6 +86,17 @@ def test_a_scored_prompt_is_computed_whole_though_its_beginning_is_known() -> No
     assert updates[-1].usage.cached_tokens == 0  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_further_outputs_wait_until_the_prompt_is_scored(prefix_cache: bool) -> None:
+    """What is known about the prompt is told before any output's first token, also where outputs share nothing."""
+    engine = make_engine(EngineConfig(chunk=4, idle_chunk=4, block_size=4, prefix_cache=prefix_cache), blocks=80)
+    job, updates = make_job(list(range(1, 31)), replace(SCORED, n=3))
+    engine.submit(job)
+    finish(engine)
+    first = next(i for i, update in enumerate(updates) if isinstance(update, TokensOut))
+    assert len(scores(updates[:first])) == 29
+
+
 # ---- constraints ----
 
 

@@ -160,7 +160,7 @@ SETTINGS = (
     Setting("server.keep_alive", SECONDS, "A stream sends a comment when it was silent for so long."),
     Setting("server.ready_within", SECONDS, "So long a token proves that the node is ready; then /ready generates one."),
     Setting("aliases", PAIRS, "Further names for hosted models.", sample={"gpt-4o": DEFAULT_MODEL}, alone=False),
-    Setting("limits.max_jobs", WHOLE, "Requests accepted and unfinished at once; one more is told to come back later (429)."),
+    Setting("limits.max_jobs", WHOLE, "Answers (requests times n) open at once; one more is told to come back later (429)."),
     Setting("limits.max_tokens", WHOLE, "The most tokens that a request may ask for; otherwise any number.", sample=4096),
     Setting("limits.drain_timeout", SECONDS, "Time for running answers when the server is told to stop."),
     Setting("scheduler.policy", kinds.one_of(*POLICY_NAMES), "Who is first: by arrival (fcfs), deadline (edf) or slack (lrs)."),

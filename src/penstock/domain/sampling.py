@@ -9,6 +9,8 @@ from penstock.errors import InvalidSampling
 
 MAX_LOGPROBS = 50
 MAX_STOPS = 16
+MAX_STOP_LENGTH = 256  # characters
+MAX_STOP_TOKENS = 128
 MAX_N = 128
 MAX_BIASES = 1024  # each costs at every token, and everybody in the batch waits for it
 
@@ -73,10 +75,10 @@ class SamplingParams:
                 self._whole(name, 0, MAX_LOGPROBS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _bad("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        if len(self.stop) > MAX_STOPS or not all(isinstance(s, str) and s for s in self.stop):
-            raise _bad("stop", self.stop, f"up to {MAX_STOPS} strings, none empty")
-        if not all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids):
-            raise _bad("stop_token_ids", self.stop_token_ids, "a list of token ids")
+        if len(self.stop) > MAX_STOPS or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_LENGTH for s in self.stop):
+            raise _bad("stop", self.stop, f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters")
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS or not all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids):
+            raise _bad("stop_token_ids", self.stop_token_ids, f"up to {MAX_STOP_TOKENS} token ids")
         if len(self.logit_bias) > MAX_BIASES:
             raise InvalidSampling(
                 f"logit_bias has {len(self.logit_bias)} entries.", field="logit_bias", hint=f"Give at most {MAX_BIASES}."
@@ -121,4 +123,5 @@ def _token_id(key: object) -> int:
 
 
 def _bad(name: str, value: object, expected: str) -> InvalidSampling:
-    return InvalidSampling(f"{name} = {value!r} cannot be used.", field=name, hint=f"Give {expected}.")
+    shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}..."
+    return InvalidSampling(f"{name} = {shown} cannot be used.", field=name, hint=f"Give {expected}.")

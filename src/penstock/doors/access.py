@@ -115,7 +115,7 @@ class Gate:
                 f"This server is not called '{host[:80]}'.", hint="Use 127.0.0.1 or localhost, or give the server an API key."
             )
         origin = headers.get("origin")
-        if origin is None or origin in self._origins or "*" in self._origins or urlsplit(origin).netloc == host:
+        if origin is None or origin in self._origins or "*" in self._origins or _netloc(origin) == host:
             return
         raise ForbiddenOrigin(f"Pages of '{origin[:80]}' may not use this server.", hint="List it in server.cors_origins.")
 
@@ -145,6 +145,13 @@ def _digest(key: str) -> bytes:
 def _hostname(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _netloc(url: str) -> str:
+    try:
+        return urlsplit(url).netloc
     except ValueError:
         return ""
 

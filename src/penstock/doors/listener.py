@@ -24,7 +24,8 @@ class Door(Protocol):
 
 
 def take_port(host: str, port: int) -> socket.socket:
-    """Bind at once, so that a used port is told before a model was loaded; nobody is let in yet."""
+    """Bind at once, so that a used port is told before a model was loaded; nobody is let in yet. (Of two servers that start
+    together, the second is told when it begins to listen.)"""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         taken = socket.socket(family, socket.SOCK_STREAM)
@@ -35,11 +36,15 @@ def take_port(host: str, port: int) -> socket.socket:
             f"The host '{host}' cannot be found: {error.strerror}.", hint="Use 127.0.0.1, or an address here."
         ) from None
     except OSError as error:
-        why = error.strerror or str(error)
-        raise ConfigError(
-            f"The server cannot listen on {host}, port {port}: {why}.", hint="Choose another with --port, or 0 for any free one."
-        ) from None
+        raise cannot_listen(host, port, error) from None
     return taken
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"The server cannot listen on {host}, port {port}: {error.strerror or error}.",
+        hint="Choose another with --port, or 0 for any free one.",
+    )
 
 
 class Listener(uvicorn.Server):

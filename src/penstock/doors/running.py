@@ -29,9 +29,10 @@ class RunningRequest:
         if not self._hosted.engine.pipe.is_complete():
             raise NotReady(f"Layers of {self._hosted.name} are missing.", hint="Start the nodes that hold them.")
         try:
+            long = sum(map(_length, requests)) > LONG_TEXT
             for number, request in enumerate(requests):
                 sink = self._updates.sink(number)
-                if _length(request) > LONG_TEXT:
+                if long:
                     handle = await asyncio.to_thread(self._hosted.jobs.start_job, request, sink)
                 else:
                     handle = self._hosted.jobs.start_job(request, sink)

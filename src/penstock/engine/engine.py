@@ -163,7 +163,8 @@ class Engine:
             try:
                 # decided once, here: what is predicted later must not change who was promised what
                 reading = self._predictor.prefill(len(job.prompt_ids), self.config.chunk)
-                job.deadline = job.request.deadline or fair_deadline(reading)
+                wanted = job.request.deadline or fair_deadline(reading)
+                job.deadline = max(wanted, reading)  # an impossible one would come before all that are possible
                 self.sequences.add(job)
             except Exception as error:
                 known = error if isinstance(error, PenstockError) else EngineError(f"The job could not be started: {error}.")

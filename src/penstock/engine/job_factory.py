@@ -59,7 +59,7 @@ class JobHandle:
 
 class JobFactory:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, context: int, vocab: int, max_jobs: int | None = None) -> None:
-        """`max_jobs` is how many may be open at once, running or waiting; None for any number."""
+        """`max_jobs` is how many outputs may be open at once, running or waiting; None for any number."""
         self._engine, self._tokenizer, self._vocab = engine, tokenizer, vocab
         self._context, self._max_jobs = context, max_jobs
         self._open: set[Job] = set()
@@ -70,7 +70,7 @@ class JobFactory:
 
         Updates go to the handle, or to `sink` (called on the compute thread: it must be quick) if one is given.
         """
-        self._check_room()
+        self.check_room(request.sampling.n)
         prompt = self._prompt(request)
         sampling = request.sampling
         for name in ("logit_bias", "stop_token_ids"):
@@ -85,7 +85,7 @@ class JobFactory:
         if len(prompt) >= limit:
             raise PromptTooLong(
                 f"The prompt has {len(prompt)} tokens, but {what} holds {limit}, and one is needed for the answer.",
-                field="prompt",
+                field="prompt" if request.messages is None else "messages",
                 hint="Shorten it." if limit == self._context else "Shorten it, or give the engine more KV memory (kv_memory).",
             )
         updates: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
@@ -113,13 +113,15 @@ class JobFactory:
         """Accepted and not ended, in no particular order. They belong to the compute thread: look, do not touch."""
         return list(self._open)
 
-    def _check_room(self) -> None:
-        if self._max_jobs is None or len(self._open) < self._max_jobs:
+    def check_room(self, outputs: int = 1) -> None:
+        """Refuse a job of so many outputs while too many are open. A lone one is always taken."""
+        open_outputs = sum(job.sampling.n for job in self.open_jobs)
+        if self._max_jobs is None or not open_outputs or open_outputs + outputs <= self._max_jobs:
             return
         took = self._engine.stats.job_time
         each = took.total / took.count if took.count else 1.0
         raise QueueFull(
-            f"{len(self._open)} requests are open, and this node accepts no more at once.",
+            f"{open_outputs} answers are open, and this node accepts no more at once.",
             retry_after=max(1, min(60, round(each / 2))),
             hint="Try again a little later.",
         )

@@ -215,8 +215,9 @@ class _Round:
         self.out.grants.append(Grant(seq, n, hits))
 
     def _waits_for_its_prefix(self, seq: Sequence) -> bool:
-        """The further outputs of a job (n > 1) wait until the first has computed the prompt, then find it in the cache."""
+        """The further outputs of a job (n > 1) wait until the first has computed the prompt, then find it in the cache; and
+        where the prompt's likelihood was asked for, until it is known: it is told before their first token."""
         leader = seq.job.sequences[0]
-        if seq is leader or not self._config.prefix_cache:
+        if seq is leader or not (self._config.prefix_cache or leader.scoring):
             return False
         return leader.finish is None and leader.step_processed < leader.prompt_len

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, PromptLogprobs, TokenLogprob, TokensOut, Usage
 from penstock.doors.openai import wire
-from penstock.doors.tools import ArgumentsDelta, CallStarted, TextDelta, ToolEvent, ToolParser
+from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolEvent, ToolParser
 
 TokenBytes = Callable[[Sequence[int]], list[bytes]]
 
@@ -49,18 +49,25 @@ def usage_out(usage: Usage) -> wire.UsageOut:
 
 class ChatAnswer:
     def __init__(
-        self, head: Head, n: int, *, token_bytes: TokenBytes, parser: Callable[[], ToolParser] | None, logprobs: bool
+        self,
+        head: Head,
+        n: int,
+        *,
+        token_bytes: TokenBytes,
+        hidden: frozenset[int],
+        parser: Callable[[], ToolParser] | None,
+        logprobs: bool,
     ) -> None:
-        self._head, self._token_bytes, self._logprobs = head, token_bytes, logprobs
+        """`hidden` are the tokens that end an answer: they are no part of it."""
+        self._head, self._token_bytes, self._hidden, self._logprobs = head, token_bytes, hidden, logprobs
         self._choices = [_ChatChoice(parser() if parser else None) for _ in range(n)]
 
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.ChatChunk]:
         match update:
             case TokensOut(index, text, _, logprobs):
                 choice = self._choices[index]
-                shown = (
-                    wire.ChatLogprobs(content=chat_logprobs(logprobs, self._token_bytes)) if self._logprobs and logprobs else None
-                )
+                said = [one for one in logprobs if one.token_id not in self._hidden]
+                shown = self._shown(said) if self._logprobs and said else None
                 for delta in choice.deltas(text, quiet=shown is None):
                     yield self._chunk(index, delta, logprobs=shown)
                     choice.add(delta, shown)
@@ -119,6 +126,7 @@ class _ChatChoice:
         self._begun = False
         self._text: list[str] = []
         self._calls: list[dict[str, Any]] = []
+        self._open_calls = 0
         self._logprobs: list[wire.ContentLogprob] = []
         self.finish_reason = "stop"
 
@@ -128,8 +136,10 @@ class _ChatChoice:
             self._begun = True
             yield wire.ChatDelta(role="assistant", content="")
         if self._parser is not None:
-            found = [_delta(event) for event in self._parser.push(text)]
-            yield from (delta for delta in found if delta is not None)
+            events = self._parser.push(text)
+            self._open_calls += sum(isinstance(event, CallStarted) - isinstance(event, CallFinished) for event in events)
+            found = [delta for event in events if (delta := _delta(event)) is not None]
+            yield from found
             if not found and not quiet:
                 yield wire.ChatDelta(content="")
         elif text or not quiet:
@@ -156,7 +166,7 @@ class _ChatChoice:
     def why(self, reason: FinishReason) -> str:
         if reason is FinishReason.LENGTH:
             return "length"
-        return "tool_calls" if self._calls else "stop"
+        return "tool_calls" if self._calls and not self._open_calls else "stop"  # a stop string may have cut a call
 
     def whole(self, index: int, logprobs: bool) -> wire.ChatChoice:
         text = "".join(self._text)
@@ -209,12 +219,13 @@ class TextAnswer:
         n: int,
         *,
         token_bytes: TokenBytes,
+        hidden: frozenset[int],
         echo: Sequence[str] | None,
         logprobs: int | None,
         silent: bool = False,
     ) -> None:
         self._head, self._prompts, self._n, self._token_bytes = head, prompts, n, token_bytes
-        self._echo, self._logprobs, self._silent = echo, logprobs, silent
+        self._hidden, self._echo, self._logprobs, self._silent = hidden, echo, logprobs, silent
         self._offsets = [0] * (len(prompts) * n)
         self._begun = [False] * (len(prompts) * n)
         self._scores: list[list[TokenLogprob]] = [[] for _ in prompts]
@@ -227,8 +238,11 @@ class TextAnswer:
             case TokensOut(index, text, _, logprobs):
                 at = number * self._n + index
                 yield from self._begin(number, at)
-                if not self._silent and (text or (self._logprobs is not None and logprobs)):
-                    yield self._add(at, text, self._shown(at, text, logprobs))
+                said = [one for one in logprobs if one.token_id not in self._hidden]
+                if not self._silent and (text or (self._logprobs is not None and said)):
+                    shown = self._shown(said, [self._offsets[at]] * len(said))
+                    self._offsets[at] += len(text)
+                    yield self._add(at, text, shown)
             case OutputFinished(index, reason, _):
                 at = number * self._n + index
                 yield from self._begin(number, at)
@@ -251,29 +265,31 @@ class TextAnswer:
         logprobs = None
         if self._logprobs is not None:
             ids = self._prompts[number]
-            first = self._token_bytes([ids[0]])[0]
+            offsets = _offsets(self._token_bytes(ids))
             logprobs = wire.TextLogprobs(
-                tokens=[_text(first)], token_logprobs=[None], top_logprobs=[None] if self._logprobs else None, text_offset=[0]
+                tokens=[_text(self._token_bytes(ids[:1])[0])],
+                token_logprobs=[None],
+                top_logprobs=[None] if self._logprobs else None,
+                text_offset=offsets[:1],
             )
-            self._offsets[at] = len(_text(first))
-            rest = self._shown(at, "", self._scores[number])
+            rest = self._shown(self._scores[number], offsets[1:])
             if rest is not None:
                 _extend(logprobs, rest)
         self._offsets[at] = len(self._echo[number])
         yield self._add(at, self._echo[number], logprobs)
 
-    def _shown(self, at: int, text: str, logprobs: Sequence[TokenLogprob]) -> wire.TextLogprobs | None:
+    def _shown(self, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]) -> wire.TextLogprobs | None:
         if self._logprobs is None:
             return None
         out = self._no_logprobs()
-        for one in logprobs:
+        for one, offset in zip(logprobs, offsets, strict=True):
             own, *others = map(_text, self._token_bytes([one.token_id, *(token for token, _ in one.top)]))
             out.tokens.append(own)
             out.token_logprobs.append(one.logprob)
-            out.text_offset.append(self._offsets[at])
-            self._offsets[at] += len(own)
+            out.text_offset.append(offset)
             if out.top_logprobs is not None:
-                out.top_logprobs.append({name: value for name, (_, value) in zip(others, one.top, strict=True)})
+                top = {name: value for name, (_, value) in zip(others, one.top, strict=True)}
+                out.top_logprobs.append({**top, own: top.get(own, one.logprob)})  # the token itself is always among them
         return out
 
     def _no_logprobs(self) -> wire.TextLogprobs:
@@ -287,9 +303,7 @@ class TextAnswer:
     def _joined(self, at: int, parts: Sequence[wire.TextChoice]) -> wire.TextChoice:
         logprobs = None
         if self._logprobs is not None:
-            logprobs = wire.TextLogprobs(
-                tokens=[], token_logprobs=[], top_logprobs=[] if self._logprobs else None, text_offset=[]
-            )
+            logprobs = self._no_logprobs()
             for part in parts:
                 if part.logprobs is not None:
                     _extend(logprobs, part.logprobs)
@@ -315,6 +329,16 @@ def _extend(logprobs: wire.TextLogprobs, more: wire.TextLogprobs) -> None:
     logprobs.text_offset += more.text_offset
     if logprobs.top_logprobs is not None and more.top_logprobs is not None:
         logprobs.top_logprobs += more.top_logprobs
+
+
+def _offsets(tokens: Sequence[bytes]) -> list[int]:
+    """At which character of the text each token begins; one that goes on with a character's bytes begins where that does."""
+    out, characters = [], 0
+    for raw in tokens:
+        goes_on = bool(raw) and raw[0] & 0xC0 == 0x80
+        out.append(max(0, characters - 1) if goes_on else characters)
+        characters += sum(byte & 0xC0 != 0x80 for byte in raw)
+    return out
 
 
 def _text(raw: bytes) -> str:

@@ -24,10 +24,11 @@ from penstock.errors import RequestError
 async def answer(
     asked: ChatCompletionRequest, served: Served, mailbox: Mailbox, server: ServerConfig, limits: LimitsConfig
 ) -> Response:
+    served.hosted.jobs.check_room()
     plan = served.tools.plan(plain_messages(asked.messages), asked.tools, asked.tool_choice, asked.parallel_tool_calls)
     sampling = asked.sampling(
         served.sampling,
-        max_tokens=answer_limit(asked.answer_tokens, limits, "max_completion_tokens"),
+        max_tokens=answer_limit(asked.answer_tokens, limits, asked.answer_tokens_field),
         logprobs=asked.wanted_logprobs,
         skip_special_tokens=plan.skip_special,
     )
@@ -37,14 +38,21 @@ async def answer(
         priority=asked.urgency,
         deadline=asked.deadline,
         constraint=await _constraint(asked, served, plan.grammar),
-        template={**(asked.chat_template_kwargs or {}), **plan.template},
+        template={**asked.template_variables, **plan.template},
     )
+    if sampling.logprobs is not None:
+        await served.ready_for_logprobs()
     running = RunningRequest(mailbox, served.hosted)
     await running.start([job])
     tier = "default" if asked.service_tier in (None, "auto") else asked.service_tier
     head = Head(f"chatcmpl-{running.job_id}", served.hosted.name, served.fingerprint, tier)
     made = ChatAnswer(
-        head, sampling.n, token_bytes=served.grammars.token_bytes, parser=plan.parser, logprobs=asked.wanted_logprobs is not None
+        head,
+        sampling.n,
+        token_bytes=served.grammars.token_bytes,
+        hidden=served.hidden_tokens(sampling),
+        parser=plan.parser,
+        logprobs=asked.wanted_logprobs is not None,
     )
     return AnswerResponse(
         running,

@@ -18,7 +18,7 @@ from penstock.doors.running import RunningRequest
 from penstock.errors import RequestError
 
 DEFAULT_TOKENS = 16  # OpenAI's, for this endpoint
-MAX_PROMPTS = 256
+MAX_OUTPUTS = 128  # prompts times n: half of the places that there are by default
 
 
 async def answer(
@@ -26,10 +26,16 @@ async def answer(
 ) -> Response:
     asked.check_best_of()
     prompts = asked.prompts
-    if len(prompts) > MAX_PROMPTS:
-        raise RequestError(f"prompt holds {len(prompts)} prompts.", field="prompt", hint=f"Send at most {MAX_PROMPTS} at once.")
-    silent = asked.max_tokens == 0 and bool(asked.echo)
-    wanted = 1 if silent else DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens
+    served.hosted.jobs.check_room()
+    if len(prompts) * (asked.n or 1) > MAX_OUTPUTS:
+        raise RequestError(
+            f"{len(prompts)} prompts with n = {asked.n or 1} make {len(prompts) * (asked.n or 1)} answers.",
+            field="prompt",
+            hint=f"Ask for at most {MAX_OUTPUTS} at once.",
+        )
+    silent = asked.max_tokens == 0
+    default = min(DEFAULT_TOKENS, limits.max_tokens or DEFAULT_TOKENS)
+    wanted = 1 if silent else default if asked.max_tokens is None else asked.max_tokens
     sampling = asked.sampling(
         served.sampling,
         max_tokens=answer_limit(wanted, limits, "max_tokens"),
@@ -47,6 +53,8 @@ async def answer(
         JobRequest(prompt=prompt, sampling=sampling, priority=asked.urgency, deadline=asked.deadline, constraint=constraint)
         for prompt in prompts
     ]
+    if sampling.logprobs is not None:
+        await served.ready_for_logprobs()
     running = RunningRequest(mailbox, served.hosted)
     await running.start(jobs)
     ids = [running.prompt_ids(i) for i in range(len(jobs))]
@@ -56,7 +64,14 @@ async def answer(
         echo = [prompt if isinstance(prompt, str) else decode(prompt, skip_special=False) for prompt in prompts]
     head = Head(f"cmpl-{running.job_id}", served.hosted.name, served.fingerprint)
     made = TextAnswer(
-        head, ids, sampling.n, token_bytes=served.grammars.token_bytes, echo=echo, logprobs=asked.logprobs, silent=silent
+        head,
+        ids,
+        sampling.n,
+        token_bytes=served.grammars.token_bytes,
+        hidden=served.hidden_tokens(sampling),
+        echo=echo,
+        logprobs=asked.logprobs,
+        silent=silent,
     )
     return AnswerResponse(
         running,

@@ -13,6 +13,7 @@ from penstock.errors import (
     PromptTooLong,
     QueueFull,
     RequestError,
+    RequestTimeout,
     RequestTooLarge,
     UnknownModel,
 )
@@ -24,6 +25,7 @@ SERVER = "server_error"
 STATUS: tuple[tuple[type[PenstockError], int, str], ...] = (
     (QueueFull, 429, "rate_limit_error"),
     (RequestTooLarge, 413, INVALID),
+    (RequestTimeout, 408, INVALID),
     (RequestError, 400, INVALID),
     (UnknownModel, 404, INVALID),
     (InvalidKey, 401, "authentication_error"),

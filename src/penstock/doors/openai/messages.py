@@ -17,7 +17,7 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         _check_role(message, where)
         plain: dict[str, Any] = {
             "role": "system" if message.role == "developer" else message.role,
-            "content": _text(message.content, where),
+            "content": _text(message.content if message.content is not None else message.refusal, where),
         }
         for name in ("name", "tool_call_id", "reasoning_content"):
             if getattr(message, name) is not None:
@@ -40,7 +40,7 @@ def _check_role(message: ChatMessage, where: str) -> None:
         raise RequestError(f"{where}.tool_calls: only the assistant calls tools.", field=f"{where}.tool_calls")
     if message.role == "tool" and message.tool_call_id is None:
         raise RequestError(f"{where}.tool_call_id is missing.", field=f"{where}.tool_call_id", hint="Say which call it answers.")
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+    if message.content is None and not (message.role == "assistant" and (message.tool_calls or message.refusal)):
         raise RequestError(f"{where}.content is missing.", field=f"{where}.content", hint='"" is an empty one.')
 
 

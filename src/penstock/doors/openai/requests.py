@@ -13,6 +13,8 @@ from penstock.errors import RequestError
 
 MAX_TOP_LOGPROBS = 20
 TIERS = {"auto": 0, "default": 0, "flex": -10, "priority": 10}  # a service tier is a priority
+MAX_IDS = 1 << 20  # token ids in a list
+LONG_NAME = 40  # characters; no parameter has a longer one
 
 # Fields that describe the request and change nothing about the answer.
 HARMLESS = frozenset(
@@ -36,8 +38,14 @@ ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
+# What clients send back with an assistant's message, out of an answer that they got: it says nothing to the model.
+ECHOED = frozenset(("annotations", "audio", "function_call", "index", "parsed", "parsed_arguments", "refusal"))
+RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))  # what the server itself tells the chat template
+
+
 class Fields(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    HARMLESS: ClassVar[frozenset[str]] = frozenset()
 
 
 class StreamOptions(Fields):
@@ -58,11 +66,13 @@ class ResponseFormat(Fields):
 
 
 class CalledFunction(Fields):
+    HARMLESS = ECHOED
     name: str
     arguments: str
 
 
 class ToolCall(Fields):
+    HARMLESS = ECHOED
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -75,10 +85,12 @@ class ContentPart(Fields):
 
 
 class ChatMessage(Fields):
+    HARMLESS = ECHOED
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    refusal: str | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -86,6 +98,7 @@ class ChatMessage(Fields):
 class SamplingFields(Fields):
     """What both endpoints share."""
 
+    HARMLESS = HARMLESS
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -97,7 +110,7 @@ class SamplingFields(Fields):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     # extras
     top_k: int | None = None
@@ -105,8 +118,8 @@ class SamplingFields(Fields):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    priority: int | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
+    priority: Annotated[int, Field(ge=TIERS["flex"], le=TIERS["priority"])] | None = None
     deadline: float | None = None
     grammar: str | None = None
     regex: str | None = None
@@ -133,12 +146,12 @@ class SamplingFields(Fields):
 
 
 class ChatCompletionRequest(SamplingFields):
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -155,14 +168,30 @@ class ChatCompletionRequest(SamplingFields):
         return one if other is None else other
 
     @property
+    def answer_tokens_field(self) -> str:
+        return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        given = self.chat_template_kwargs or {}
+        taken = sorted(RESERVED & given.keys())
+        if taken:
+            raise RequestError(
+                f"chat_template_kwargs cannot set {taken[0]}.",
+                field="chat_template_kwargs",
+                hint="The server tells the template that itself.",
+            )
+        return given
+
+    @property
     def wanted_logprobs(self) -> int | None:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs = true.", field="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(SamplingFields):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Any
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -175,25 +204,36 @@ class CompletionRequest(SamplingFields):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]
-        if not self.prompt:
-            raise RequestError("prompt is an empty list.", field="prompt", hint="Give at least one prompt.")
-        return self.prompt  # type: ignore[return-value]
+        """One prompt or several, each a text or token ids. Looked at here and not by the parser, which would try every item
+        of a long list in every shape."""
+        found = self.prompt
+        if isinstance(found, str):
+            return [found]
+        if isinstance(found, list) and found:
+            if all(type(item) is int for item in found):
+                return [self._short_enough(found)]
+            if all(isinstance(item, str) for item in found):
+                return found
+            if all(isinstance(item, list) and item and all(type(i) is int for i in item) for item in found):
+                return [self._short_enough(item) for item in found]
+        raise RequestError("prompt has the wrong shape.", field="prompt", hint="Give a text, token ids, or a list of either.")
+
+    def _short_enough(self, ids: list[int]) -> list[int]:
+        if len(ids) > MAX_IDS:
+            raise RequestError(f"prompt has {len(ids)} tokens.", field="prompt", hint=f"No model here takes more than {MAX_IDS}.")
+        return ids
 
 
 class TokenizeRequest(Fields):
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
 
 
 class DetokenizeRequest(Fields):
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True, max_length=MAX_IDS)]
 
 
 Request = TypeVar("Request", bound=Fields)
@@ -211,30 +251,41 @@ def parse(kind: type[Request], body: bytes) -> Request:
 
 def _check_extras(value: Any, where: str) -> None:
     """Whatever is not a field of ours is harmless, or refused with a reason. null says nothing and is let through."""
-    if isinstance(value, list):
+    if isinstance(value, list) and value and isinstance(value[0], Fields):
         for i, item in enumerate(value):
             _check_extras(item, f"{where}[{i}]")
     if not isinstance(value, Fields) or (isinstance(value, ContentPart) and value.type != "text"):
         return  # a picture is refused as a picture, by whoever reads the parts
     for name, given in (value.model_extra or {}).items():
-        field = f"{where}.{name}" if where else name
-        if given is None or (not where and name in HARMLESS):
-            continue
-        if not where and name in REFUSED:
-            raise RequestError(f"{field} is not supported.", field=field, hint=REFUSED[name])
-        if not where and name in ONLY:
-            allowed, why = ONLY[name]
-            if given not in allowed:
-                raise RequestError(f"{field} = {_short(given)} is not supported.", field=field, hint=why)
-            continue
-        near = difflib.get_close_matches(name, type(value).model_fields, n=1)
-        raise RequestError(
-            f"{field} is not a known parameter.",
-            field=field,
-            hint=f"Did you mean {near[0]}?" if near else "Remove it: nothing is ignored silently here.",
-        )
+        if given is not None and name not in value.HARMLESS:
+            _refuse_extra(name, given, value, where)
     for name in type(value).model_fields:
         _check_extras(getattr(value, name), f"{where}.{name}" if where else name)
+
+
+def _refuse_extra(name: str, given: Any, owner: Fields, where: str) -> None:
+    shown = name if len(name) <= LONG_NAME else f"{name[:LONG_NAME]}..."
+    field = f"{where}.{shown}" if where else shown
+    if not where and name in REFUSED:
+        raise RequestError(f"{field} is not supported.", field=field, hint=REFUSED[name])
+    if not where and name in ONLY:
+        allowed, why = ONLY[name]
+        if given not in allowed:
+            raise RequestError(f"{field} = {_short(given)} is not supported.", field=field, hint=why)
+        return
+    near = difflib.get_close_matches(name, type(owner).model_fields, n=1) if len(name) <= LONG_NAME else []
+    raise RequestError(
+        f"{field} is not a known parameter.",
+        field=field,
+        hint=f"Did you mean {near[0]}?" if near else "Remove it: nothing is ignored silently here.",
+    )
+
+
+def known_field(field: str) -> str:
+    """The parameter that an error is about, for the log, which must not hold a client's own words."""
+    name = field.partition(".")[0].partition("[")[0]
+    known = {*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, *DetokenizeRequest.model_fields}
+    return name if name in known or name in REFUSED or name in ONLY else "(unknown)"
 
 
 def _told(error: ValidationError) -> RequestError:
@@ -245,7 +296,7 @@ def _told(error: ValidationError) -> RequestError:
     for part in first["loc"]:
         if isinstance(part, int):
             field += f"[{part}]"
-        elif part in ("str", "list[str]", "list[int]", "list[list[int]]", "list[ContentPart]") or part.startswith("constrained-"):
+        elif part in ("str", "int") or part.startswith(("list[", "constrained-")):
             break  # which of several shapes was tried
         else:
             field += f".{part}" if field else part
@@ -253,8 +304,6 @@ def _told(error: ValidationError) -> RequestError:
         return RequestError(f"{field} is missing.", field=field)
     if not field:
         return RequestError("The body is not a JSON object.")
-    if field == "prompt":
-        return RequestError("prompt has the wrong shape.", field=field, hint="Give a text, token ids, or a list of either.")
     return RequestError(f"{field} = {_short(first['input'])} cannot be used.", field=field, hint=f"{first['msg']}.")
 
 

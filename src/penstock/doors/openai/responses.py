@@ -33,6 +33,7 @@ class AnswerResponse(Response):
         self._running, self._answer = running, answer
         self._stream, self._include_usage, self._keep_alive = stream, include_usage, keep_alive
         self._request_id = [(b"x-request-id", request_id.encode())]
+        self._failed = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,23 +56,29 @@ class AnswerResponse(Response):
     async def _send_events(self, send: Send) -> None:
         running = self._running
         await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM + self._request_id})
+        clock = asyncio.get_running_loop().time
+        silent_since = clock()
         while not running.done:
-            updates = await running.read(self._keep_alive)
+            updates = await running.read(max(0.0, silent_since + self._keep_alive - clock()))
             frames = [frame for number, update in updates for frame in self._frames(number, update)]
-            if not updates:
+            if not frames and clock() >= silent_since + self._keep_alive:
                 frames = [wire.comment("keep-alive")]
             if frames:
                 await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+                silent_since = clock()
         last = []
         if running.error is None and self._include_usage:
             last.append(wire.event(self._answer.usage_chunk(running.usage)))
         await send({"type": "http.response.body", "body": b"".join([*last, wire.DONE])})
 
     def _frames(self, number: int, update: JobUpdate) -> Iterable[bytes]:
+        if self._failed:
+            return ()  # after an error nothing more is said
         match update:
             case PrefillProgress(done, total):
                 return (wire.comment(f"prompt {done}/{total}"),) if done < total else ()
             case JobFailed(error):
+                self._failed = True
                 return (wire.event(body_of(error)),)
         return map(wire.event, self._answer.take(number, update))
 

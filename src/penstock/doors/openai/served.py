@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from penstock import __version__
@@ -20,6 +21,14 @@ class Served:
         self.grammars = Grammars(hosted.folder / "tokenizer.json", vocab=hosted.spec.vocab, eos_ids=hosted.eos_ids)
         self.tools = ToolCalling(hosted.tokenizer.chat_template)
         self.sampling = usable_sampling(recommended_sampling(hosted.name, hosted.folder))
+
+    def hidden_tokens(self, sampling: SamplingParams) -> frozenset[int]:
+        """Tokens that end an answer and are no part of it."""
+        return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.hosted.eos_ids)
+
+    async def ready_for_logprobs(self) -> None:
+        """The names of tokens are read from a file the first time, which must not hold up the other streams."""
+        await asyncio.to_thread(self.grammars.token_bytes, [])
 
 
 def usable_sampling(recommended: dict[str, float]) -> dict[str, float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -25,17 +26,23 @@ from penstock.doors.openai.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    Fields,
     TokenizeRequest,
+    known_field,
     parse,
 )
 from penstock.doors.openai.responses import send_error
 from penstock.doors.openai.served import Served
 from penstock.doors.readiness import Readiness
 from penstock.doors.status import describe
-from penstock.errors import NotReady, PenstockError, RequestError, UnknownModel
+from penstock.errors import NotReady, PenstockError, RequestError, RequestTimeout, UnknownModel
 
 CODES_OF_ROUTER = {404: "not_found", 405: "method_not_allowed"}
 
+PATIENCE = 60.0  # seconds for a whole request to arrive
+LARGE = 50_000  # bytes
+
+Asked = TypeVar("Asked", bound=Fields)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -62,11 +69,11 @@ class OAIHttpServer:
     # ---- OpenAI's routes ----
 
     async def chat_completions(self, request: Request) -> Response:
-        asked = parse(ChatCompletionRequest, await request.body())
+        asked = await _read(ChatCompletionRequest, request)
         return await chat.answer(asked, self._find(asked.model, request), self._room(), self._server, self._limits)
 
     async def completions(self, request: Request) -> Response:
-        asked = parse(CompletionRequest, await request.body())
+        asked = await _read(CompletionRequest, request)
         return await completions.answer(asked, self._find(asked.model, request), self._room(), self._server, self._limits)
 
     async def list_models(self, request: Request) -> Response:
@@ -81,25 +88,33 @@ class OAIHttpServer:
     # ---- beside OpenAI's ----
 
     async def tokenize(self, request: Request) -> Response:
-        asked = parse(TokenizeRequest, await request.body())
+        asked = await _read(TokenizeRequest, request)
         served = self._find(asked.model, request)
         if (asked.prompt is None) == (asked.messages is None):
             raise RequestError("Give either a prompt or messages.", field="prompt")
         tokenizer = served.hosted.tokenizer
         if asked.messages is not None:
-            tokens = tokenizer.encode_chat(plain_messages(asked.messages))
+            plan = served.tools.plan(plain_messages(asked.messages))
+            tokens = await asyncio.to_thread(tokenizer.encode_chat, plan.messages)
         else:
-            tokens = tokenizer.encode(asked.prompt or "", special=asked.add_special_tokens is not False)
+            special = asked.add_special_tokens is not False
+            tokens = await asyncio.to_thread(tokenizer.encode, asked.prompt or "", special=special)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": served.hosted.context})
 
     async def detokenize(self, request: Request) -> Response:
-        asked = parse(DetokenizeRequest, await request.body())
+        asked = await _read(DetokenizeRequest, request)
         served = self._find(asked.model, request)
         if not all(0 <= token < served.hosted.spec.vocab for token in asked.tokens):
             raise RequestError(
                 "tokens holds ids that are no tokens.", field="tokens", hint=f"Ids go from 0 to {served.hosted.spec.vocab - 1}."
             )
-        return JSONResponse({"prompt": served.hosted.tokenizer.decode(asked.tokens, skip_special=False)})
+        text = await asyncio.to_thread(served.hosted.tokenizer.decode, asked.tokens, skip_special=False)
+        return JSONResponse({"prompt": text})
+
+    async def root(self, request: Request) -> Response:
+        """For a person who opens the address in a browser."""
+        base = f"{request.url.scheme}://{request.url.netloc}/v1"
+        return PlainTextResponse(f"Penstock {__version__} serves {', '.join(self._models)}. OpenAI clients find it at {base}\n")
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "version": __version__})
@@ -164,6 +179,7 @@ class OAIHttpServer:
             ("GET", "/v1/models/{model:path}", self.get_model),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
+            ("GET", "/", self.root),
             ("GET", "/health", self.health),
             ("GET", "/ready", self.ready),
             ("GET", "/metrics", self.metrics),
@@ -188,10 +204,19 @@ class OAIHttpServer:
         return app
 
 
+async def _read(kind: type[Asked], request: Request) -> Asked:
+    """A body may take its time, but not for ever; a large one is looked at aside."""
+    try:
+        body = await asyncio.wait_for(request.body(), PATIENCE)
+    except TimeoutError:
+        raise RequestTimeout(f"The request was not complete after {PATIENCE:g} seconds.") from None
+    return await asyncio.to_thread(parse, kind, body) if len(body) > LARGE else parse(kind, body)
+
+
 async def _on_penstock_error(request: Request, error: PenstockError) -> Response:
     request.state.log["error"] = error.code
     if isinstance(error, RequestError) and error.field:
-        request.state.log["field"] = error.field[:80]
+        request.state.log["field"] = known_field(error.field)
     return JSONResponse(body_of(error), status_of(error), headers={**headers_of(error), "x-request-id": new_job_id()})
 
 

@@ -66,6 +66,10 @@ class ToolParser:
 
     def finish(self, *, cut: bool = False) -> list[ToolEvent]:
         """The answer is over. `cut`: not by itself, so what looks like the beginning of a marker was to become one."""
+        if self._place is _Place.HEAD and not self._calls and not cut:
+            # the model wrote about a marker instead of writing it: all of it was text
+            rest, self._held = self._held, ""
+            return [TextDelta(rest)] if rest else []
         if self._place not in (_Place.START, _Place.TEXT):
             return []
         rest = self._held[: len(self._held) - self._beginning()] if cut else self._held
