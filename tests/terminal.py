@@ -66,5 +66,6 @@ class Person:
             chunk = os.read(self._terminal, 65536)
         except OSError:  # Linux's way to say that the other side has closed
             return False
-        self.screen += chunk.decode("utf-8", "replace").replace("\r\n", "\n")
+        # which modes the terminal is asked for is not on the screen
+        self.screen += re.sub(r"\x1b\[\?2004[hl]\r?", "", chunk.decode("utf-8", "replace")).replace("\r\n", "\n")
         return bool(chunk)

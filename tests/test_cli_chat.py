@@ -110,6 +110,17 @@ def test_what_was_said_is_sent_along_until_it_is_cleared(chat: Callable[..., Per
     assert person.leaves() == 0
 
 
+def test_a_text_of_several_lines_is_pasted_as_one_message(chat: Callable[..., Person], penstock_server: Server) -> None:
+    person = chat("--max-tokens", "2")
+    before = len(penstock_server.logged("prompt_tokens"))
+    person.presses("\x1b[200~Say one word.\nOnly one,\nand no more.\x1b[201~")  # as terminals send a paste
+    person.presses(ENTER)
+    person.waits_for(r"first token.*" + PROMPT)
+    assert len(penstock_server.logged("prompt_tokens")) == before + 1
+    person.types("/quit")
+    assert person.leaves() == 0
+
+
 def test_retry_asks_the_last_question_again_instead_of_adding_to_it(chat: Callable[..., Person], penstock_server: Server) -> None:
     person = chat("--max-tokens", "8")
     person.types("/retry")

@@ -62,8 +62,7 @@ def test_the_welcome_shows_a_line_and_a_program_that_work(default_model_folder: 
         done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60, check=False)
         assert json.loads(done.stdout)["choices"][0]["message"]["content"]
         program = welcome[welcome.index("from openai") : welcome.index("Or in another")]
-        lines = "\n".join(line.strip() for line in program.splitlines())
-        done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
         assert server.leave(signal.SIGINT) == 0
@@ -118,6 +117,19 @@ def test_an_answer_that_takes_too_long_ends_with_an_error(default_model_folder: 
         assert server.leave() == 0
         thread.join(10)
         assert any('"error"' in line and "stopped" in line for line in heard), heard[-5:]
+        assert "data: [DONE]" in heard[-2:]
+
+
+def test_a_second_ctrl_c_ends_answers_at_once_and_says_so(default_model_folder: Path) -> None:
+    with running_server("--drain-timeout", "300") as server:
+        heard: list[str] = []
+        thread = stream(server, heard, max_tokens=6000)
+        wait_for(heard, 3)
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert server.leave(signal.SIGINT) == 0
+        thread.join(10)
+        assert any('"error"' in line for line in heard), heard[-5:]
         assert "data: [DONE]" in heard[-2:]
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.cli.reply import Reply
     from penstock.cli.terminal import Terminal
 
+LIVELY = 0.7  # the temperature of a second try
 TOO_LONG = ("context_length_exceeded", "prompt_too_long")
 
 
@@ -160,7 +161,7 @@ class Chat:
             word, *rest = line.split(maxsplit=1)
             self._command(word)(rest[0].strip() if rest else "")
         elif line.strip():
-            self._answer(line.strip())
+            self._answer(line.strip(), self._wanted)
 
     def _command(self, word: str) -> Callable[[str], None]:
         if word in self._commands:
@@ -175,7 +176,7 @@ class Chat:
 
     # ---- answers ----
 
-    def _answer(self, question: str) -> Reply:
+    def _answer(self, question: str, wanted: Mapping[str, Any]) -> Reply:
         from penstock.cli.reply import listen
 
         def show(text: str) -> None:
@@ -183,7 +184,7 @@ class Chat:
             self._terminal.say(text)
 
         messages = self._conversation.messages(question)
-        reply = listen(lambda: self._partner.ask(self._model, messages, self._wanted), show=show, progress=self._bars)
+        reply = listen(lambda: self._partner.ask(self._model, messages, wanted), show=show, progress=self._bars)
         self._bars.clear()
         self._terminal.end_line(after_key=reply.stopped)
         self._conversation.answered(question, reply.text, cut=not reply.whole)
@@ -207,7 +208,8 @@ class Chat:
         if self._wanted.get("temperature") == 0 or "seed" in self._wanted:
             self._terminal.note("(With temperature 0 or a seed the same question gets the same answer.)")
         before = self._conversation.take_back()
-        if not self._answer(question).text and before is not None:
+        lively = {"temperature": LIVELY, **self._wanted}  # or the same question would get the same answer
+        if not self._answer(question, lively).text and before is not None:
             self._conversation.turns.append(before)
 
     # ---- other commands ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -47,30 +48,34 @@ def serve(settings: Settings) -> None:
 
 
 def _welcome(node: Node, *, has_key: bool) -> str:
+    """What is shown can be pasted as it stands, so code is at the left edge."""
     model, url = node.models[0].name, f"{node.url}/v1"
-    header = ' \\\n    -H "Authorization: Bearer $PENSTOCK_API_KEY"' if has_key else ""
-    key = 'os.environ["PENSTOCK_API_KEY"]' if has_key else '"none"'
-    imports = "import os\n    " if has_key else ""
-    others = [f"{hosted.name} on {hosted.device}, {hosted.dtype}, {hosted.context} tokens of context" for hosted in node.models]
+    header = ' \\\n  -H "Authorization: Bearer $PENSTOCK_API_KEY"' if has_key else ""
+    imports, key = ("import os\n", 'os.environ["PENSTOCK_API_KEY"]') if has_key else ("", '"none"')
+    served = [f"{hosted.name} on {hosted.device}, {hosted.dtype}, {hosted.context} tokens of context" for hosted in node.models]
+    messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
+    command = "penstock" if shutil.which("penstock") else sys.argv[0]
     return f"""
-Penstock serves {"; ".join(others)}.
+Penstock serves {"; ".join(served)}.
 
   Base URL   {url}
 
-  Try it:
+Try it:
 
-    curl {url}/chat/completions{header} \\
-    -H "Content-Type: application/json" \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
+curl {url}/chat/completions{header} \\
+  -H "Content-Type: application/json" \\
+  -d '{{"model": "{model}", "messages": {messages}}}'
 
-  From Python (pip install openai):
+From Python (pip install openai):
 
-    {imports}from openai import OpenAI
-    client = OpenAI(base_url="{url}", api_key={key})
-    answer = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "{QUESTION}"}}])
-    print(answer.choices[0].message.content)
+{imports}from openai import OpenAI
+client = OpenAI(base_url="{url}", api_key={key})
+answer = client.chat.completions.create(model="{model}", messages={messages})
+print(answer.choices[0].message.content)
 
-  Or in another terminal: penstock chat --url {node.url}
+Or in another terminal:
+
+{command} chat --url {node.url}
 
 Ctrl-C to leave.
 """

@@ -95,6 +95,8 @@ def _editing() -> ModuleType | None:
     except ImportError:
         return None
     readline.set_history_length(REMEMBERED)
+    with suppress(AttributeError):
+        readline.parse_and_bind("set enable-bracketed-paste on")  # a text of several lines is pasted as one message
     with suppress(OSError, RuntimeError):  # there is none yet, or no home
         readline.read_history_file(history_file())
     return readline

@@ -28,8 +28,9 @@ LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 class AccessLog:
     """One line for each request: what, how it ended, how long it took, how many tokens. Never a word of it."""
 
-    def __init__(self, app: ASGIApp, *, refuse: Refuse) -> None:
-        self._app, self._refuse = app, refuse
+    def __init__(self, app: ASGIApp, *, refuse: Refuse, paths: Collection[str] = ()) -> None:
+        """`paths` are those that may be logged as they are; any other might hold anything."""
+        self._app, self._refuse, self._paths = app, refuse, frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,8 +60,12 @@ class AccessLog:
         finally:
             seconds = round(time.perf_counter() - started, 3)
             quiet = scope["path"] in OPEN_PATHS or scope["path"] == "/metrics"
-            fields = {"method": scope["method"], "path": _path(scope), "status": status, "seconds": seconds, **facts}
+            fields = {"method": scope["method"], "path": self._path(scope), "status": status, "seconds": seconds, **facts}
             logger.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
+
+    def _path(self, scope: Scope) -> str:
+        route = getattr(scope.get("route"), "path", None)
+        return route or (scope["path"] if scope["path"] in self._paths else "(unknown)")
 
 
 class Gate:
@@ -154,9 +159,3 @@ def _netloc(url: str) -> str:
         return urlsplit(url).netloc
     except ValueError:
         return ""
-
-
-def _path(scope: Scope) -> str:
-    """As the route says it, so that no name in it is logged; an unknown path might be anything."""
-    route = scope.get("route")
-    return getattr(route, "path", None) or "(unknown)"

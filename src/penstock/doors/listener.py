@@ -49,7 +49,7 @@ def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
 
 class Listener(uvicorn.Server):
     """Runs a door on a bound socket until SIGINT or SIGTERM. Then nobody new is let in, running answers get `patience`
-    seconds, and `end` is called to end the others; a second SIGINT does not wait."""
+    seconds, and `end` is called to end the others. A second signal ends them at once, a third does not even wait for that."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Listener(uvicorn.Server):
             )
         )
         self._door, self._patience = door, patience
+        self._signals = 0
         self._on_ready, self._on_leaving, self._end = on_ready, on_leaving, end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -87,11 +88,14 @@ class Listener(uvicorn.Server):
             alarm.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        first = not self.should_exit
-        self._door.draining = True
-        super().handle_exit(sig, frame)
-        if first:
+        self._signals += 1
+        self._door.draining = self.should_exit = True
+        if self._signals == 1:
             self._on_leaving()
+        elif self._signals == 2:
+            threading.Thread(target=self._end, daemon=True).start()  # it waits for the compute thread
+        else:
+            self.force_exit = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

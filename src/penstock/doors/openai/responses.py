@@ -97,14 +97,16 @@ class AnswerResponse(Response):
 
     def _facts(self, left: bool) -> dict[str, object]:
         running = self._running
-        facts: dict[str, object] = {
-            "prompt_tokens": running.usage.prompt_tokens,
-            "cached_tokens": running.usage.cached_tokens,
-            "completion_tokens": running.usage.completion_tokens,
-            "first_token": round(running.timings.first_token, 3),
-        }
+        facts: dict[str, object] = {}
         if running.error is not None:
             facts["error"] = running.error.code
+        elif running.done:
+            facts = {
+                "prompt_tokens": running.usage.prompt_tokens,
+                "cached_tokens": running.usage.cached_tokens,
+                "completion_tokens": running.usage.completion_tokens,
+                "first_token": round(running.timings.first_token, 3),
+            }
         if left:
             facts["status"] = CLIENT_LEFT
         return facts

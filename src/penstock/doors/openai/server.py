@@ -200,7 +200,7 @@ class OAIHttpServer:
         )
         if self._server.cors_origins:  # before the gate: a browser asks first, and without the key
             app.add_middleware(CORSMiddleware, allow_origins=self._server.cors_origins, allow_methods=["*"], allow_headers=["*"])
-        app.add_middleware(AccessLog, refuse=send_error)
+        app.add_middleware(AccessLog, refuse=send_error, paths=[path for _, path, _ in routes])
         return app
 
 

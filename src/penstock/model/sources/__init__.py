@@ -71,8 +71,8 @@ def resolve(model: str, *, layers: LayerRange | None = None, ends: bool = True, 
 
 
 def recommended_sampling(model: str, folder: Path) -> dict[str, float]:
-    """How the model's makers would have it sampled, for requests that do not say: by the catalogue, or by the model's
-    `generation_config.json`. Nothing where they do not say either."""
+    """How a model is best sampled, for requests that do not say: by the catalogue, or by its makers'
+    `generation_config.json`. Nothing where these do not say either."""
     if known_model := catalogue.find(model):
         return dict(known_model.sampling)
     try:

