@@ -33,7 +33,8 @@ class Tokenizer:
         self._compiled: Any = None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        return list(self._rust.encode(text, add_special_tokens=special).ids)
+        # as a batch of one: a lone `encode` keeps Python's lock, and a long text would stop every other thread for seconds
+        return list(self._rust.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._rust.decode(list(ids), skip_special_tokens=skip_special))
