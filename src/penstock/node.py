@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from penstock.config.node import HostedModelConfig, NodeConfig
-from penstock.doors.listener import Listener, cannot_listen, take_port
+from penstock.doors.listener import Listener, begin_to_listen, take_port
 from penstock.doors.openai.served import Served
 from penstock.doors.openai.server import OAIHttpServer
 from penstock.engine.hosted_model import HostedModel
@@ -58,10 +58,8 @@ class Node:
             api_key=self._api_key,
         )
         listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=on_leaving, end=self._stop)
-        try:
-            listener.run(sockets=[self._socket])
-        except OSError as error:
-            raise cannot_listen(config.server.host, config.server.port, error) from None
+        begin_to_listen(self._socket)
+        listener.run(sockets=[self._socket])
 
     def _load(self, model: HostedModelConfig) -> HostedModel:
         config = self.config

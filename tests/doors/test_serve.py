@@ -155,6 +155,8 @@ def test_one_more_than_it_accepts_is_asked_to_come_back(default_model_folder: Pa
             client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=2)
         assert int(caught.value.response.headers["retry-after"]) >= 1
         assert caught.value.code == "queue_full"
+        with pytest.raises(openai.BadRequestError, match="at most 2 at once"):  # coming back later would never help
+            client.completions.create(model=MODEL, prompt=["a", "b", "c"])
         patient = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=30)
         patient.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=2)
         for thread in threads:
@@ -203,6 +205,28 @@ def test_a_port_that_is_taken() -> None:
     assert done.stderr.startswith("error: The server cannot listen on 127.0.0.1")
     assert "--port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_of_two_that_start_together_on_one_port_the_second_is_told(default_model_folder: Path) -> None:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    command = [sys.executable, "-m", "penstock.cli", "serve", "--port", port]
+    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        deadline = time.monotonic() + 60
+        while not (ended := [one for one in both if one.poll() is not None]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (loser,) = ended
+        said = loser.communicate()[1]
+        assert loser.returncode == 1
+        assert "error: The server cannot listen on 127.0.0.1" in said
+        assert "Traceback" not in said
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import uvicorn
 
 from penstock.errors import ConfigError
 
+BACKLOG = 2048  # connections that wait to be let in
 GRACE = 5.0  # seconds for the last words, after what still ran was ended
 
 
@@ -24,8 +25,7 @@ class Door(Protocol):
 
 
 def take_port(host: str, port: int) -> socket.socket:
-    """Bind at once, so that a used port is told before a model was loaded; nobody is let in yet. (Of two servers that start
-    together, the second is told when it begins to listen.)"""
+    """Bind at once, so that a used port is told before a model was loaded; nobody is let in yet."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         taken = socket.socket(family, socket.SOCK_STREAM)
@@ -36,11 +36,20 @@ def take_port(host: str, port: int) -> socket.socket:
             f"The host '{host}' cannot be found: {error.strerror}.", hint="Use 127.0.0.1, or an address here."
         ) from None
     except OSError as error:
-        raise cannot_listen(host, port, error) from None
+        raise _cannot_listen(host, port, error) from None
     return taken
 
 
-def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+def begin_to_listen(taken: socket.socket) -> None:
+    """Two servers that start together can both bind. Only one can listen, and the event loop would not say so to the other."""
+    try:
+        taken.listen(BACKLOG)
+    except OSError as error:
+        host, port = taken.getsockname()[:2]
+        raise _cannot_listen(host, port, error) from None
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(
         f"The server cannot listen on {host}, port {port}: {error.strerror or error}.",
         hint="Choose another with --port, or 0 for any free one.",

@@ -24,6 +24,10 @@ class Head:
     tier: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"id": self.id, "created": self.created, "model": self.model, "system_fingerprint": self.fingerprint}
+
 
 class Answer(Protocol):
     """An answer in the making: `take` turns an update about job `number` into chunks, `whole` puts all of them together."""
@@ -87,14 +91,10 @@ class ChatAnswer:
         return self._made([], usage_out(usage))
 
     def whole(self, usage: Usage) -> wire.ChatCompletion:
-        head = self._head
         return wire.ChatCompletion(
-            id=head.id,
+            **self._head.fields,
             object="chat.completion",
-            created=head.created,
-            model=head.model,
-            system_fingerprint=head.fingerprint,
-            service_tier=head.tier,
+            service_tier=self._head.tier,
             choices=[choice.whole(i, self._logprobs) for i, choice in enumerate(self._choices)],
             usage=usage_out(usage),
         )
@@ -105,16 +105,8 @@ class ChatAnswer:
         return self._made([wire.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)])
 
     def _made(self, choices: list[wire.ChatChunkChoice], usage: wire.UsageOut | None = None) -> wire.ChatChunk:
-        head = self._head
         return wire.ChatChunk(
-            id=head.id,
-            object="chat.completion.chunk",
-            created=head.created,
-            model=head.model,
-            system_fingerprint=head.fingerprint,
-            service_tier=head.tier,
-            choices=choices,
-            usage=usage,
+            **self._head.fields, object="chat.completion.chunk", service_tier=self._head.tier, choices=choices, usage=usage
         )
 
 
@@ -311,13 +303,9 @@ class TextAnswer:
         return wire.TextChoice(index=at, text="".join(part.text for part in parts), logprobs=logprobs, finish_reason=why)
 
     def _made(self, choices: list[wire.TextChoice], usage: Usage | None = None) -> wire.TextCompletion:
-        head = self._head
         return wire.TextCompletion(
-            id=head.id,
+            **self._head.fields,
             object="text_completion",
-            created=head.created,
-            model=head.model,
-            system_fingerprint=head.fingerprint,
             choices=choices,
             usage=None if usage is None else usage_out(replace(usage, completion_tokens=0) if self._silent else usage),
         )

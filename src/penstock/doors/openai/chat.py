@@ -14,7 +14,7 @@ from penstock.doors.openai.answers import ChatAnswer, Head
 from penstock.doors.openai.limits import answer_limit
 from penstock.doors.openai.messages import plain_messages
 from penstock.doors.openai.requests import ChatCompletionRequest
-from penstock.doors.openai.responses import AnswerResponse
+from penstock.doors.openai.respond import own_grammar, refuse_two_shapes, respond
 from penstock.doors.openai.served import Served
 from penstock.doors.running import RunningRequest
 from penstock.doors.tools import ToolGrammar
@@ -40,49 +40,29 @@ async def answer(
         constraint=await _constraint(asked, served, plan.grammar),
         template={**asked.template_variables, **plan.template},
     )
-    if sampling.logprobs is not None:
-        await served.ready_for_logprobs()
-    running = RunningRequest(mailbox, served.hosted)
-    await running.start([job])
     tier = "default" if asked.service_tier in (None, "auto") else asked.service_tier
-    head = Head(f"chatcmpl-{running.job_id}", served.hosted.name, served.fingerprint, tier)
-    made = ChatAnswer(
-        head,
-        sampling.n,
-        token_bytes=served.grammars.token_bytes,
-        hidden=served.hidden_tokens(sampling),
-        parser=plan.parser,
-        logprobs=asked.wanted_logprobs is not None,
-    )
-    return AnswerResponse(
-        running,
-        made,
-        stream=bool(asked.stream),
-        include_usage=asked.include_usage,
-        keep_alive=server.keep_alive,
-        request_id=running.job_id,
-    )
+
+    def make(running: RunningRequest) -> ChatAnswer:
+        return ChatAnswer(
+            Head(f"chatcmpl-{running.job_id}", served.hosted.name, served.fingerprint, tier),
+            sampling.n,
+            token_bytes=served.grammars.token_bytes,
+            hidden=served.hidden_tokens(sampling),
+            parser=plan.parser,
+            logprobs=sampling.logprobs is not None,
+        )
+
+    return await respond(asked, served, mailbox, server, [job], make)
 
 
 async def _constraint(asked: ChatCompletionRequest, served: Served, tools: ToolGrammar | None) -> ConstraintFactory | None:
-    """Compiled aside: a large schema takes longer than other streams should wait."""
-    wanted = [name for name in ("grammar", "regex") if getattr(asked, name) is not None]
-    form = asked.response_format
-    if form is not None and form.type != "text":
-        wanted.append("response_format")
-    if tools is not None:
-        wanted.append("tools")
-    if len(wanted) > 1:
-        raise RequestError(f"{wanted[0]} and {wanted[1]} cannot both say what the answer looks like.", field=wanted[0])
-    grammars = served.grammars
+    form, grammars = asked.response_format, served.grammars
+    shaped = form is not None and form.type != "text"
+    refuse_two_shapes([*asked.shapes, *(["response_format"] if shaped else []), *(["tools"] if tools is not None else [])])
     if tools is not None:
         return await asyncio.to_thread(tools.compile, grammars)
-    if asked.regex is not None:
-        return await asyncio.to_thread(grammars.regex, asked.regex, field="regex")
-    if asked.grammar is not None:
-        return await asyncio.to_thread(grammars.lark, asked.grammar, field="grammar")
-    if form is None or form.type == "text":
-        return None
+    if form is None or not shaped:
+        return await own_grammar(asked, served)
     if form.type == "json_object":
         return await asyncio.to_thread(grammars.json_object)
     if form.json_schema is None or form.json_schema.schema_ is None:

@@ -142,6 +142,11 @@ class SamplingFields(Fields):
         return self.priority if self.priority is not None else TIERS[self.service_tier or "auto"]
 
     @property
+    def shapes(self) -> list[str]:
+        """The fields by which it says itself what the answer looks like."""
+        return [name for name in ("grammar", "regex") if getattr(self, name) is not None]
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
