@@ -77,6 +77,6 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "Creating the environment $(VENV) with $$($(PYTHON) -V) ..."; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "Installing PyTorch (a large download the first time, this takes a minute or more) ..."
 	@$(TORCH)
-	@echo "Installing Penstock and its tools ..."
+	@echo "Installing Penstock and its tools (another minute or two) ..."
 	@$(PIP) --editable '.[dev]'
 	@touch $@
