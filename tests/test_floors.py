@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "penstock"
 FLOORS = {
     "cli": 8,
     "node": 7,
+    "membership": 7,
     "llm": 7,
     "doors": 6,
     "engine": 5,
@@ -32,12 +33,22 @@ FLOORS = {
 }
 FACE_NAMES = {"LLM": "llm", "SamplingParams": "domain"}  # `from penstock import LLM` is an import of llm.py
 FACE = ""  # penstock/__init__.py: its public names are imported on first use, so at the top it imports nothing of ours
-NEIGHBOURS = {"errors", "stats", "progress", "domain", "config", "llm", "node"}  # same floor, and may know each other
+NEIGHBOURS = {
+    "errors",
+    "stats",
+    "progress",
+    "domain",
+    "config",
+    "llm",
+    "node",
+    "membership",
+}  # same floor, and may know each other
 
 COMPUTE = {"torch", "numpy", "safetensors", "tokenizers", "jinja2"}
 THIRD_PARTY = {"": set(), "errors": set(), "stats": set(), "progress": set(), "domain": set(), "config": set()} | dict.fromkeys(
     ("model", "pipes", "engine"), COMPUTE
 )
+THIRD_PARTY["network"] = {"zenoh", "msgspec"}
 IMPORTERS = {"gguf", "huggingface_hub"}  # only in model/sources, and only inside functions
 BLOCKED = ("llguidance", "typer", "rich", "gguf", "huggingface_hub", "msgspec", "zenoh", "fastapi", "transformers", "pydantic")
 

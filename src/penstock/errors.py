@@ -6,6 +6,8 @@ exit code in one place; nothing else looks at it.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PenstockError(Exception):
     """Base of all errors that Penstock raises on purpose."""
@@ -146,3 +148,42 @@ class ComputeFailed(EngineError):
 
 class EngineStopped(EngineError):
     code = "engine_stopped"
+
+
+# ---- the network ----
+
+
+class Unreachable(PenstockError):
+    """A message for a node that is not live, or not any more."""
+
+    code = "unreachable"
+
+
+class BadMessage(PenstockError):
+    """Bytes from another node that are no message. `route` (a RouteId) and `number` tell which NetworkJob it was, as far as that
+    could still be read: a hint, since they may be damaged too."""
+
+    code = "bad_message"
+
+    def __init__(self, message: str, *, route: Any = None, number: int | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.route = route
+        self.number = number
+
+
+class WrongVersion(BadMessage):
+    """A message of another version of the protocol."""
+
+    code = "wrong_version"
+
+
+class DamagedMessage(BadMessage):
+    """The checksum does not fit."""
+
+    code = "damaged_message"
+
+
+class MalformedMessage(BadMessage):
+    """Cut off, too large, of an unknown kind, or with a value that cannot be."""
+
+    code = "malformed_message"

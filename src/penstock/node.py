@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from penstock.config.node import HostedModelConfig, NodeConfig
 from penstock.doors.listener import Listener, begin_to_listen, take_port
 from penstock.doors.openai.served import Served
 from penstock.doors.openai.server import OAIHttpServer
-from penstock.engine.hosted_model import HostedModel
+from penstock.engine.hosted_model import HostedLayers, HostedModel, host
 from penstock.pipes.model_manager import ModelManager
+from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from penstock.membership import Membership
+
+LEAST_LEASE = 10.0  # seconds that a route outlives the last word of its origin
 
 
 class Node:
@@ -27,7 +37,15 @@ class Node:
         host, port = self._socket.getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # one of every address
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"  # where clients find it
-        self.models: list[HostedModel] = []
+        self._epoch = time.time_ns() // 1_000_000  # of this life of the node: each is later than the one before
+        self._route_numbers = itertools.count()
+        self.hosted: list[HostedLayers] = []
+        self.membership = self._join() if config.network.enabled else None
+
+    @property
+    def models(self) -> list[HostedModel]:
+        """Those that this node's API offers: it has their ends."""
+        return [hosted for hosted in self.hosted if isinstance(hosted, HostedModel)]
 
     @property
     def open_jobs(self) -> int:
@@ -35,34 +53,46 @@ class Node:
 
     def __enter__(self) -> Node:
         try:
-            self.models = [self._load(model) for model in self.config.models]
+            for model in self.config.models:
+                self.hosted.append(self._load(model))
+            for hosted in self.hosted:
+                hosted.start()
+            if self.membership is not None:
+                self.membership.start()
         except BaseException:
-            self._socket.close()
+            self._leave()
             raise
-        for hosted in self.models:
-            hosted.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stop()
-        self._socket.close()
+        self._leave()
 
     def serve(self, *, on_ready: Callable[[], None] = lambda: None, on_leaving: Callable[[], None] = lambda: None) -> None:
         config = self.config
         door = OAIHttpServer(
             {hosted.name: Served(hosted) for hosted in self.models},
+            layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
+            network=dict if self.membership is None else self.membership.describe,
             node_id=config.node_id,
             server=config.server,
             limits=config.limits,
             aliases=config.aliases,
             api_key=self._api_key,
         )
-        listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=on_leaving, end=self._stop)
+
+        def leaving() -> None:
+            on_leaving()
+            if self.membership is not None:
+                threading.Thread(target=self.membership.announce_leaving, daemon=True).start()
+
+        listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, end=self._stop)
         begin_to_listen(self._socket)
         listener.run(sockets=[self._socket])
+        if self.membership is not None:
+            self.membership.wait_until_unused(config.limits.drain_timeout)
 
-    def _load(self, model: HostedModelConfig) -> HostedModel:
-        config = self.config
+    def _load(self, model: HostedModelConfig) -> HostedLayers:
+        config, membership = self.config, self.membership
         loaded = ModelManager(config.engine, self._progress).load(
             model.id,
             dtype=model.dtype,
@@ -70,9 +100,40 @@ class Node:
             segments=model.segments,
             kv_memory=model.kv_memory,
             max_memory=model.max_memory,
+            load_ends=model.load_ends,
+            whole=membership is None,
         )
-        return HostedModel(loaded, config.engine, max_jobs=config.limits.max_jobs, node_id=config.node_id)
+        if membership is None:
+            pipe = Pipe(loaded.name, loaded.spec.num_layers, loaded.segments, node=config.node_id)
+        else:
+            pipe = membership.make_pipe(loaded)
+        hosted = host(
+            loaded,
+            pipe,
+            config.engine,
+            max_jobs=config.limits.max_jobs,
+            epoch=self._epoch,
+            lease=max(LEAST_LEASE, 3 * config.network.lease_ms / 1000),
+            recovery_timeout=config.network.recovery_timeout,
+            route_numbers=self._route_numbers,
+        )
+        if membership is not None:
+            membership.host(hosted)
+        return hosted
+
+    def _join(self) -> Membership:
+        from penstock.membership import Membership
+        from penstock.network.zenoh_router import ZenohRouter
+
+        router = ZenohRouter(self.config.network, self.config.node_id, self._epoch)
+        return Membership(router, self.config.network, node=self.config.node_id, epoch=self._epoch)
 
     def _stop(self) -> None:
-        for hosted in self.models:
+        for hosted in self.hosted:
             hosted.stop()
+
+    def _leave(self) -> None:
+        self._stop()
+        if self.membership is not None:
+            self.membership.leave()
+        self._socket.close()

@@ -39,6 +39,11 @@ class EngineStats:
     last_token: float | None = None  # when the newest token was generated, by the monotonic clock
     stages: dict[str, float] = field(default_factory=dict)  # seconds of compute by layer range
     jobs: dict[str, int] = field(default_factory=dict)  # ended, by how: done, cancelled, or the code of the error
+    refused: dict[str, int] = field(default_factory=dict)  # messages of other nodes that could not be taken, by why
+    lost_jobs: int = 0  # NetworkJobs that never came home
+    recoveries: int = 0  # pauses of running answers because a route broke
+    last_pause: float = 0.0  # seconds
+    last_break: str = ""  # why
     queue_time: Histogram = field(default_factory=Histogram)
     first_token: Histogram = field(default_factory=Histogram)
     between_tokens: Histogram = field(default_factory=Histogram)

@@ -27,7 +27,7 @@ def test_every_flag_is_explained_and_only_the_unbuilt_are_left_out() -> None:
         assert done.returncode == 0
         assert done.stdout.startswith("Usage: penstock config")
     words = done.stdout.split()
-    assert [s.key for s in SETTINGS if s.flag not in words] == ["hosted_models.load_ends", "max_pipes", "model_validation"]
+    assert [s.key for s in SETTINGS if s.flag not in words] == ["max_pipes", "model_validation"]
 
 
 def test_settings_are_shown_with_where_they_come_from(tmp_path: Path) -> None:
@@ -93,7 +93,12 @@ def test_the_example_is_a_node_file(tmp_path: Path) -> None:
         (["--layers", "0-10"], "--layers: '0-10' is not a layer range."),
         (["--kv-memory", "lots"], '"1.5GB", "800MB" or "2GiB"'),
         (["--max-pipes", "2"], "--max-pipes: max_pipes = 2: this version of Penstock cannot run more than one pipe"),
-        (["--no-load-ends"], "--load-ends: load_ends = false: this version of Penstock cannot host layers"),
+        (
+            ["--listen", "127.0.0.1:7447"],
+            '--listen: listen = "127.0.0.1:7447" cannot be used. Write an endpoint as tcp/127.0.0.1:7447.',
+        ),
+        (["--connect", "tls/kitchen"], '--connect: connect = "tls/kitchen" cannot be used.'),
+        (["--network-mode", "star"], "Give one of: peer, router, client."),
         (["--prot", "80"], "Possible options: --host, --port"),
         (["--api-key", KEY], "No such option"),
     ],
@@ -111,7 +116,9 @@ def test_wrong_usage_is_named_and_leaves_with_2(args: list[str], told: str) -> N
         ("[server]\nport 80", {}, ["is not valid TOML", "at line 2"]),
         ("", {"PENSTOCK_POTR": "1"}, ["PENSTOCK_POTR", "Did you mean PENSTOCK_PORT?"]),
         ("[server]\nhost = '0.0.0.0'", {}, ["without an API key", "PENSTOCK_API_KEY"]),
-        ("[network]", {}, ["cannot join machines into a network yet", "Leave it out."]),
+        ("[workspace]", {}, ["cannot work on jobs in a folder yet", "Leave it out."]),
+        ("[network]\nlisten = ['tcp/0.0.0.0:7447']", {}, ["The network is closed", "network.open = true (--open-network)"]),
+        ("[[hosted_models]]\nload_ends = false", {}, ["load_ends = false", "join a network"]),
     ],
 )
 def test_wrong_settings_are_two_lines_and_leave_with_1(text: str, env: dict[str, str], told: list[str], tmp_path: Path) -> None:

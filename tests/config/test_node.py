@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.config.api_key import api_key_source, read_api_key
+from penstock.config.network import NetworkConfig
 from penstock.config.node import (
     DEFAULT_MODEL,
     NOT_YET,
@@ -49,6 +50,7 @@ def test_the_default_model_is_that_of_the_catalogue() -> None:
         (HostedModelConfig, "dtype", "int3", "auto, bfloat16, float32"),
         (HostedModelConfig, "layers", "0-10", "is not a layer range"),
         (HostedModelConfig, "layers", "0:10,5:5", "is empty or negative"),
+        (HostedModelConfig, "layers", "20:30,0:21", "0:21 and 20:30 overlap: name each layer once."),
         (HostedModelConfig, "max_memory", 0, "max_memory = 0 cannot be used."),
         (HostedModelConfig, "kv_memory", 1.5, "kv_memory = 1.5 cannot be used."),
         (ServerConfig, "host", "", "host = "),
@@ -105,12 +107,37 @@ def test_an_alias_points_to_a_hosted_model_and_is_none() -> None:
         NodeConfig(models=models, aliases={"a": "b"})
 
 
-@pytest.mark.parametrize("key, value", [("max_pipes", 2), ("model_validation", True), ("hosted_models.load_ends", False)])
+@pytest.mark.parametrize("key, value", [("max_pipes", 2), ("model_validation", True)])
 def test_what_is_not_built_yet_is_refused_and_not_ignored(key: str, value: Any) -> None:
-    table, _, name = key.rpartition(".")
-    with pytest.raises(ConfigError, match=f"{name} = {str(value).lower()}: this version of Penstock cannot .* yet"):
-        (HostedModelConfig if table else NodeConfig)(**{name: value})
+    with pytest.raises(ConfigError, match=f"{key} = {str(value).lower()}: this version of Penstock cannot .* yet"):
+        NodeConfig(**{key: value})
     assert key in NOT_YET
+
+
+# ---- layers that others hold ----
+
+ALONE = NetworkConfig()
+AMONG_OTHERS = NetworkConfig(connect=("tcp/127.0.0.1:7447",), open=True)
+
+
+@pytest.mark.parametrize(
+    "model, told",
+    [
+        (HostedModelConfig(load_ends=False), "load_ends = false of 'smollm2-135m' is for a node in a network"),
+        (HostedModelConfig(layers="10:30"), "layers = \"10:30\" of 'smollm2-135m' leave some out"),
+        (HostedModelConfig(layers="0:2,28:30"), "Segment 28:30 does not continue at layer 2."),
+    ],
+)
+def test_a_part_of_a_model_needs_a_network(model: HostedModelConfig, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        NodeConfig(models=(HostedModelConfig(id="other"), model), network=ALONE)
+    assert told in refused.value.message
+    assert "join a network with network.listen or network.connect" in refused.value.hint
+    assert NodeConfig(models=(model,), network=AMONG_OTHERS).models == (model,)
+
+
+def test_layers_that_begin_at_0_without_gaps_may_be_all() -> None:
+    assert NodeConfig(models=(HostedModelConfig(layers="0:10,10:30"),), network=ALONE).models[0].segments
 
 
 # ---- the API key ----

@@ -25,7 +25,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "hosted_models.layers": ("0:30", "0:10,10:30", "0:1,1:30"),
     "hosted_models.max_memory": (10**9, 800 * 10**6, 2 << 30),
     "hosted_models.kv_memory": (10**8, 1 << 20, 3 * 10**9),
-    "hosted_models.load_ends": (True, True, True),
+    "hosted_models.load_ends": (True, True, True),  # false needs a network
     "server.host": ("localhost", "127.0.0.2", "::1"),
     "server.port": (1, 2, 0),
     "server.api_key_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
@@ -34,6 +34,17 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "server.max_body": (10**6, 1 << 10, 1001),
     "server.keep_alive": (1.0, 2.5, 0.1),
     "server.ready_within": (1.0, 2.5, 0.1),
+    "network.name": ("home", "lab", "home"),
+    "network.listen": (("tcp/127.0.0.1:1",), ("udp/a:1", "tcp/[::1]:0"), ("tcp/b.example:3",)),
+    "network.connect": (("tcp/127.0.0.1:1",), ("udp/a:1", "tcp/[::1]:2"), ("tcp/b.example:3",)),
+    "network.mode": ("router", "client", "peer"),
+    "network.multicast": (True, False, True),
+    "network.lease_ms": (200, 500, 10_000),
+    "network.open": (True, False, True),
+    "network.ca_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
+    "network.certificate_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
+    "network.key_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
+    "network.recovery_timeout": (0.0, 1.5, 120.0),
     "aliases": ({"a": DEFAULT_MODEL}, {"b": DEFAULT_MODEL, "c": DEFAULT_MODEL}, {"d": DEFAULT_MODEL}),
     "limits.max_jobs": (1, 2, 3),
     "limits.max_tokens": (1, 2, 3),
@@ -53,6 +64,8 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "log.format": ("json", "text", "json"),
     "log.level": ("debug", "warning", "error"),
 }
+
+JOINING = {"network.listen", "network.connect", "network.multicast"}  # these alone would need certificates
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +121,7 @@ def test_a_flag_comes_before_a_variable_and_that_before_the_file(key: str, tmp_p
     for use_file, use_environment, use_flag in itertools.product([False, True], repeat=3):
         path = node_file(tmp_path, one_setting(setting, in_file)) if use_file else None
         environ = {setting.variable: setting.kind.show(in_environment)} if use_environment else {}
-        flags = {key: setting.kind.show(in_flag) if use_flag else None}
+        flags = {key: setting.kind.show(in_flag) if use_flag else None} | dict.fromkeys(["network.open"] * (key in JOINING), True)
         expected, source = setting.default, "default"
         if use_file:
             expected, source = in_file, f"file {path}"
@@ -120,14 +133,14 @@ def test_a_flag_comes_before_a_variable_and_that_before_the_file(key: str, tmp_p
         assert found.sources[key_in_sources(setting)] == (expected, source)
         assert value_in_node(found.node, setting) == expected
         others = {other for name, (_, other) in found.sources.items() if name != key_in_sources(setting)}
-        assert others == {"default"}
+        assert others - {"flag --open-network"} == {"default"}
 
 
 @pytest.mark.parametrize("key", [setting.key for setting in SETTINGS if setting.optional])
 def test_none_takes_back_what_the_file_sets(key: str, tmp_path: Path) -> None:
     setting = BY_KEY[key]
     path = node_file(tmp_path, one_setting(setting, THREE[key][0]))
-    by_flag = load_settings(path, {}, {key: "none"})
+    by_flag = load_settings(path, {}, {key: "none"})  # also where the file alone would be refused
     by_variable = load_settings(path, {setting.variable: "None"}, {})
     assert value_in_node(by_flag.node, setting) == value_in_node(by_variable.node, setting) == setting.default
 
@@ -136,6 +149,8 @@ def test_none_takes_back_what_the_file_sets(key: str, tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_settings_of_several_sources_do_not_disturb_each_other(chosen: dict[str, Any], tmp_path: Path) -> None:
     chosen.pop("aliases", None)  # they would point to a model that another setting replaces
+    for key in JOINING:
+        chosen.pop(key, None)  # whether they may be used depends on the others
     tables: dict[str, list[str]] = {table: [] for table in OWNERS}
     environ, flags, expected = {}, {}, {}
     for key, (in_file, in_environment, in_flag) in chosen.items():
@@ -182,7 +197,8 @@ def test_the_samples_of_the_example_can_be_used(tmp_path: Path) -> None:
     lines = [line[2:] if line.startswith("# ") and " = " in line else line for line in example().splitlines()]
     found = load_settings(node_file(tmp_path, "\n".join(lines)), {}, {})
     unset = {key for key, (_, source) in found.sources.items() if source == "default"}
-    assert unset == {f"{MODELS}[0].load_ends", "max_pipes", "model_validation"}
+    assert unset == {"max_pipes", "model_validation"}
+    assert found.node.network.enabled
     assert found.node.aliases == {"gpt-4o": DEFAULT_MODEL}
 
 
@@ -201,6 +217,13 @@ def test_a_path_in_the_file_is_meant_from_its_folder(tmp_path: Path) -> None:
     assert load_settings(file, {}, {}).node.server.api_key_file == tmp_path / "keys/a.txt"
     absolute = node_file(tmp_path, '[server]\napi_key_file = "/keys/a.txt"\n')
     assert load_settings(absolute, {}, {}).node.server.api_key_file == Path("/keys/a.txt")
+
+
+def test_the_files_of_a_network_are_meant_from_the_files_folder_too(tmp_path: Path) -> None:
+    files = "ca_file = 'ca.pem'\ncertificate_file = '/a.pem'\nkey_file = 'k/a.key'"
+    network = load_settings(node_file(tmp_path, f"[network]\nlisten = ['tls/0.0.0.0:7447']\n{files}"), {}, {}).node.network
+    assert (network.ca_file, network.certificate_file) == (tmp_path / "ca.pem", Path("/a.pem"))
+    assert network.key_file == tmp_path / "k/a.key"
 
 
 def test_a_file_of_a_windows_editor_is_read(tmp_path: Path) -> None:
@@ -250,11 +273,11 @@ def test_a_misspelt_setting_is_named_with_the_nearest(key: str, tmp_path: Path) 
         ("[[hosted_models]]\nid = 'a'\n[[hosted_models]]\nid = 'a'", "The model 'a' is hosted twice."),
         ("max_pipes = 2", "max_pipes = 2: this version of Penstock cannot run more than one pipe of a model yet."),
         ("model_validation = true", "model_validation = true: this version of Penstock cannot compare weights"),
-        (
-            "[[hosted_models]]\nload_ends = false",
-            "hosted_models[0].load_ends = false: this version of Penstock cannot host layers",
-        ),
-        ("[network]\nname = 'home'", "[network]: this version of Penstock cannot join machines into a network yet."),
+        ("[[hosted_models]]\nload_ends = false", "load_ends = false of 'smollm2-135m' is for a node in a network"),
+        ("[network]\nname = 'at home'", 'network.name = "at home" cannot be used. Use up to 64 letters'),
+        ("[network]\nlisten = 'tcp/a:1'", 'network.listen = "tcp/a:1" cannot be used. Give a list of texts'),
+        ("[network]\nconnect = ['a:1']", 'connect = "a:1" cannot be used. Write an endpoint as tcp/a:1.'),
+        ("[network]\nlease_ms = 100", "network.lease_ms = 100 cannot be used. Give a whole number from 200 up."),
         ("[workspace]", "[workspace]: this version of Penstock cannot work on jobs in a folder yet."),
         ("[server]\nport 80", "node.toml is not valid TOML: expected '=' after a key in a key/value pair (at line 2, column 6)."),
         ("[server]\nport = 1\nport = 2", "is not valid TOML: cannot overwrite a value (at line 3, column 9)."),

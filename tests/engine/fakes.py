@@ -18,6 +18,8 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import Job
 from penstock.domain.topology import LayerRange
 from penstock.engine.engine import Engine
+from penstock.engine.stage import Stage
+from penstock.engine.worker_sequences import WorkerSequenceManager
 from penstock.model.attention import Piece
 from penstock.model.sampler import SampleRow, sample
 from penstock.pipes.pipe import Pipe
@@ -30,6 +32,7 @@ PRIME = 1_000_003
 class FakeSegment:
     def __init__(self, start: int, end: int, kv_blocks: int, block_size: int) -> None:
         self.layers, self.kv_blocks, self._size = LayerRange(start, end), kv_blocks, block_size
+        self.weight_hash = "fake"
         self._kv = [-1] * ((kv_blocks + 1) * block_size)
         self.passes: list[list[Piece]] = []
         self.break_next: Exception | None = None
@@ -40,14 +43,14 @@ class FakeSegment:
             raise error
         self.passes.append([piece._replace(table=list(piece.table)) for piece in pieces])
         assert hidden.shape[0] == sum(piece.n for piece in pieces)
-        values = hidden[:, 0].tolist()
+        values = [int(value) for value in hidden[:, 0].tolist()]
         out = []
         for start, n, table in pieces:
             assert NULL_BLOCK not in table
             for position in range(start, start + n):
                 self._kv[self._slot(table, position)] = values[len(out)]
                 out.append(mix(self._kv[self._slot(table, p)] for p in range(position + 1)))
-        return torch.tensor(out, dtype=torch.int64).unsqueeze(1)
+        return torch.tensor(out, dtype=torch.float32).unsqueeze(1)  # below 2**24: exact
 
     def _slot(self, table: Sequence[int], position: int) -> int:
         return table[position // self._size] * self._size + position % self._size
@@ -57,13 +60,13 @@ class FakeEnds:
     eos_ids = frozenset({EOS})
 
     def compute_embed(self, token_ids: Sequence[int]) -> Tensor:
-        return torch.tensor(list(token_ids), dtype=torch.int64).add_(7).unsqueeze(1)
+        return torch.tensor(list(token_ids), dtype=torch.float32).add_(7).unsqueeze(1)
 
     def compute_norm(self, hidden: Tensor) -> Tensor:
         return hidden
 
     def compute_head(self, normed: Tensor) -> Tensor:
-        return (normed * torch.arange(1, VOCAB + 1)).float().sin().mul_(3.0)
+        return (normed.long() * torch.arange(1, VOCAB + 1)).float().sin().mul_(3.0)
 
 
 class FakeStream:
@@ -105,6 +108,12 @@ def make_engine(config: EngineConfig, *, stages: int = 1, blocks: int = 32) -> E
     """An engine over fake stages, not started: a test turns it by hand."""
     segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size) for i in range(stages)]
     return Engine(config, Pipe("fake", stages * 2, segments), FakeEnds(), lambda skip_special: FakeStream())
+
+
+def own(stage: Stage) -> WorkerSequenceManager:
+    """What the one route that passes a stage has there."""
+    (lease,) = stage.leases.values()
+    return lease
 
 
 def make_job(

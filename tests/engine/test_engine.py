@@ -13,7 +13,7 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import SequenceState
 from penstock.engine.engine import Engine
 from penstock.errors import ComputeFailed, ConfigError, EngineStopped, PromptTooLong
-from tests.engine.fakes import FakeSegment, finish, make_engine, make_job, oracle
+from tests.engine.fakes import FakeSegment, finish, make_engine, make_job, oracle, own
 
 
 def submit(engine: Engine, prompt: list[int], sampling: SamplingParams, **details: object) -> tuple[object, list[JobUpdate]]:
@@ -39,9 +39,7 @@ def test_a_thousand_tokens_over_two_stages_as_in_the_worked_example() -> None:
     seen: list[tuple[int, int, int]] = []
 
     def look() -> tuple[int, int, int]:
-        stages = [
-            stage.sequences.replicas[seq.seq_id].stage_processed if stage.sequences.replicas else 0 for stage in (first, second)
-        ]
+        stages = [own(stage).replicas[seq.seq_id].stage_processed if own(stage).replicas else 0 for stage in (first, second)]
         return (seq.step_processed, *stages)  # type: ignore[return-value]
 
     while seq.step_processed < 1000 and len(seen) < 100:
@@ -150,7 +148,7 @@ def test_cancelling_frees_the_memory_at_every_stage() -> None:
     finish(engine)
     assert [u.reason for u in updates if isinstance(u, OutputFinished)] == [FinishReason.CANCELLED]
     assert isinstance(updates[-1], JobDone)
-    assert all(stage.sequences.pool.held == 0 for stage in engine.stages.values())
+    assert all(own(stage).pool.held == 0 for stage in engine.stages.values())
 
 
 def test_a_cancelled_neighbour_in_a_merged_batch_harms_nobody() -> None:
@@ -200,9 +198,9 @@ def test_a_stage_that_lost_a_prefix_gets_the_prompt_again() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7]
     submit(engine, prompt, GREEDY)
     finish(engine)
-    stage = engine.stages[0].sequences.pool
+    stage = own(engine.stages[0]).pool
     stage._by_key.clear()  # as if another origin had pushed it out
-    stage._key[:] = [None] * len(stage._key)
+    stage._key = dict.fromkeys(stage._key)
     _, updates = submit(engine, prompt, GREEDY, arrival=1.0)
     finish(engine)
     assert said(updates) == oracle(prompt, GREEDY, stages=1, seed=1)
@@ -253,7 +251,7 @@ def test_a_long_prompt_does_not_stall_those_who_are_decoding() -> None:
 def test_each_policy_has_its_own_idea_of_who_is_next(policy: str, first: int) -> None:
     """Arrived first; least slack for its length; earliest deadline."""
     engine = make_engine(EngineConfig(policy=policy, chunk=8, max_sequences=1), blocks=200)
-    engine._scheduler._predictor.prefill = lambda tokens, chunk: tokens * 0.1  # type: ignore[method-assign]
+    engine._predictor.prefill = lambda tokens, chunk: tokens * 0.1  # type: ignore[method-assign]
     now = __import__("time").monotonic()
     details = [([1] * 4, now, 20.0), ([1] * 99, now + 0.001, 10.0), ([1] * 4, now + 0.002, 9.0)]
     jobs = [make_job(prompt, GREEDY, arrival=at, deadline=deadline)[0] for prompt, at, deadline in details]
@@ -268,7 +266,7 @@ def test_each_policy_has_its_own_idea_of_who_is_next(policy: str, first: int) ->
 def test_dynamic_chunks_shrink_until_the_step_is_quick_enough() -> None:
     engine = make_engine(EngineConfig(step_target=0.1, chunk=512), blocks=200)
     for tokens in (1, 10, 50, 100) * 30:
-        engine._scheduler._predictor.observe(tokens, tokens, 0.001 + tokens * 0.001)
+        engine._predictor.observe(tokens, tokens, 0.001 + tokens * 0.001)
     submit(engine, [1] * 400, GREEDY)
     engine.turn()
     segment = engine.pipe.segments[0]
@@ -305,10 +303,11 @@ def test_a_defect_in_the_loop_ends_the_jobs_instead_of_hanging_them(monkeypatch:
     job, _ = make_job([1, 2], GREEDY)
     job.sink = lambda update: ended.set() if isinstance(update, JobFailed) else None
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(engine._scheduler, "schedule", broken)
+    assert engine.origin is not None
+    monkeypatch.setattr(engine.origin._scheduler, "schedule", broken)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     engine.start()
     engine.submit(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, Out
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import HOLDS_KV, QUEUED, TERMINAL, Job, Sequence
 from penstock.engine.scheduler import SchedulerOutput
-from tests.engine.fakes import FakeSegment, finish, make_engine, make_job, oracle
+from tests.engine.fakes import FakeSegment, finish, make_engine, make_job, oracle, own
 
 configs = st.builds(
     EngineConfig,
@@ -76,6 +77,7 @@ class World:
 
     def __init__(self, config: EngineConfig, stages: int, blocks: int) -> None:
         self.engine, self.config, self.stages = make_engine(config, stages=stages, blocks=blocks), config, stages
+        self.window = config.window or stages
         self.room = blocks * config.block_size
         self.jobs: list[tuple[Job, list[JobUpdate]]] = []
         self.disturbed: set[Job] = set()
@@ -143,29 +145,31 @@ class World:
         assert self.engine._processor.in_flight == 0
         assert self.engine.sequences.pool.held == 0
         for stage in self.engine.stages.values():
-            assert stage.sequences.replicas == {}
-            assert stage.sequences.pool.held == 0
+            assert own(stage).replicas == {}
+            assert own(stage).pool.held == 0
         for job, updates in self.jobs:
             self.check_outcome(job, updates)
 
     # ---- what must hold ----
 
     def _watch_the_scheduler(self) -> None:
-        schedule = self.engine._scheduler.schedule
+        assert self.engine.origin is not None
+        scheduler = self.engine.origin._scheduler
+        schedule = scheduler.schedule
 
-        def watched(*args: object) -> SchedulerOutput:
-            out = schedule(*args)  # type: ignore[arg-type]
+        def watched(*args: Any, **options: Any) -> SchedulerOutput:
+            out = schedule(*args, **options)
             scheduled = [grant.seq for grant in out.grants]
             assert len(set(scheduled)) == len(scheduled), "a sequence once per batch"
             groups = [set(scheduled), set(out.preempted), set(out.ignored)]
             assert sum(map(len, groups)) == len(set().union(*groups)), "scheduled, preempted and ignored are disjoint"
             prefill = sum(grant.n for grant in out.grants if not grant.seq.decoding)
             if self.config.step_target is None:
-                stalls = any(seq.decoding for seq in self.engine.sequences.holders.values()) or self.engine._window > 1
+                stalls = any(seq.decoding for seq in self.engine.sequences.holders.values()) or self.window > 1
                 assert prefill <= (self.config.chunk if stalls else self.config.idle_chunk or 4 * self.config.chunk)
             return out
 
-        self.engine._scheduler.schedule = watched  # type: ignore[assignment, method-assign]
+        scheduler.schedule = watched  # type: ignore[method-assign]
 
     def check(self) -> None:
         manager = self.engine.sequences
@@ -177,11 +181,11 @@ class World:
             self.check_cursors(seq)
         check_pool(manager.pool, [seq.table for seq in manager.holders.values()])
         for stage in self.engine.stages.values():
-            replicas = stage.sequences.replicas.values()
-            check_pool(stage.sequences.pool, [replica.table for replica in replicas])
+            replicas = own(stage).replicas.values()
+            check_pool(own(stage).pool, [replica.table for replica in replicas])
             for replica in replicas:
-                assert len(replica.table) == stage.sequences.pool.blocks_for(replica.kv_len)
-        assert self.engine._processor.in_flight <= self.engine._window
+                assert len(replica.table) == own(stage).pool.blocks_for(replica.kv_len)
+        assert self.engine._processor.in_flight <= self.window
         for job, updates in self.jobs:
             finals = [u for u in updates if isinstance(u, JobDone | JobFailed)]
             assert len(finals) <= 1
@@ -192,7 +196,7 @@ class World:
     def check_cursors(self, seq: Sequence) -> None:
         stages = list(self.engine.stages.values())
         assert len(seq.table) == self.engine.sequences.pool.blocks_for(seq.scheduled)
-        replicas = [stage.sequences.replicas.get(seq.seq_id) for stage in stages]
+        replicas = [own(stage).replicas.get(seq.seq_id) for stage in stages]
         here = [r if r is not None and r.incarnation == seq.incarnation and r.kv_len else None for r in replicas]
         done = [seq.base if r is None else r.stage_processed for r in here]  # the prefix counts before its Span arrives
         cursors = [seq.scheduled, seq.stage_processed, *done[1:], seq.step_processed]

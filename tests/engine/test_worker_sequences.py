@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.domain.blocks import BlockPool
+from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, Span, Verdict, place
 from penstock.engine.worker_sequences import WorkerSequenceManager
 
@@ -16,7 +17,7 @@ def span(
 
 
 def deliver(manager: WorkerSequenceManager, *spans: Span, notices: tuple[Notice, ...] = ()) -> list[Verdict]:
-    return manager.on_schedule([NetworkJob(0, "origin", list(spans), list(notices))])[0]
+    return manager.on_schedule(NetworkJob(RouteId("origin", 0, 0), 0, list(spans), list(notices)))
 
 
 @pytest.fixture

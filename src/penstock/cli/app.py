@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import models
+from penstock.cli import models, network
 from penstock.cli.bench import bench
 from penstock.cli.chat import chat
 from penstock.cli.config import config
@@ -47,6 +47,7 @@ app.command()(run)
 app.command()(serve)
 app.command()(chat)
 app.command()(ps)
+app.add_typer(network.app, name="network", context_settings={"help_option_names": HELP})
 app.add_typer(models.app, name="models", context_settings={"help_option_names": HELP})
 app.command()(config)
 app.command()(bench)

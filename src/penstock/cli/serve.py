@@ -49,17 +49,30 @@ def serve(settings: Settings) -> None:
 
 def _welcome(node: Node, *, has_key: bool) -> str:
     """What is shown can be pasted as it stands, so code is at the left edge."""
+    command = "penstock" if shutil.which("penstock") else sys.argv[0]
+    network = _network(node, command)
+    if not node.models:
+        return f"""
+Penstock holds {_held(node)} for other nodes.
+{network}
+Ctrl-C to leave.
+"""
     model, url = node.models[0].name, f"{node.url}/v1"
     header = ' \\\n  -H "Authorization: Bearer $PENSTOCK_API_KEY"' if has_key else ""
     imports, key = ("import os\n", 'os.environ["PENSTOCK_API_KEY"]') if has_key else ("", '"none"')
-    served = [f"{hosted.name} on {hosted.device}, {hosted.dtype}, {hosted.context} tokens of context" for hosted in node.models]
+    served = [
+        f"{hosted.name} on {hosted.device}, {hosted.dtype}, {hosted.spec.context} tokens of context" for hosted in node.models
+    ]
+    if not node.membership:
+        served = [
+            f"{hosted.name} on {hosted.device}, {hosted.dtype}, {hosted.context} tokens of context" for hosted in node.models
+        ]
     messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
-    command = "penstock" if shutil.which("penstock") else sys.argv[0]
     return f"""
 Penstock serves {"; ".join(served)}.
 
   Base URL   {url}
-
+{network}
 Try it:
 
 curl {url}/chat/completions{header} \\
@@ -79,3 +92,25 @@ Or in another terminal:
 
 Ctrl-C to leave.
 """
+
+
+def _held(node: Node) -> str:
+    return "; ".join(
+        f"layers {', '.join(str(segment.layers) for segment in hosted.engine.pipe.segments)} of {hosted.name}"
+        f" (it has {hosted.spec.num_layers}) on {hosted.device}, {hosted.dtype}"
+        for hosted in node.hosted
+    )
+
+
+def _network(node: Node, command: str) -> str:
+    """Where the node is in a network: what it holds, and what is missing if anything is."""
+    if node.membership is None:
+        return ""
+    config = node.config.network
+    lines = [f"  Network    {config.name}, as node {node.config.node_id}; here are {_held(node)}"]
+    for hosted in node.models:
+        missing = hosted.engine.pipe.explain()
+        if missing:
+            lines.append(f"  Not yet    {missing} Requests are refused until a node brings them.")
+    lines.append(f"  See it     {command} network status --url {node.url}")
+    return "\n".join(lines) + "\n"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from penstock.config.checks import check_seconds, check_whole, is_address, unusable
 from penstock.config.engine import EngineConfig
 from penstock.config.kinds import shown
-from penstock.domain.topology import LayerRange
+from penstock.config.network import NetworkConfig
+from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError
 
 # The catalogue says so too; importing it here would cost every `--help` 50 ms. A test compares the two.
@@ -33,8 +35,6 @@ class NotYet(NamedTuple):
 NOT_YET = {
     "max_pipes": NotYet(1, "run more than one pipe of a model"),
     "model_validation": NotYet(False, "compare weights with other nodes"),
-    "hosted_models.load_ends": NotYet(True, "host layers without the two ends of the model"),
-    "network": NotYet(None, "join machines into a network"),
     "workspace": NotYet(None, "work on jobs in a folder"),
 }
 
@@ -42,7 +42,8 @@ NOT_YET = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedModelConfig:
     """A model that this node runs. `max_memory` is for weights and KV together, `kv_memory` for KV alone, both in bytes and
-    None for as much as fits; `layers` cuts the model into local segments, such as "0:10,10:30".
+    None for as much as fits; `layers` are the segments that this node holds, such as "0:10" or "0:2,28:30", and None is all of
+    the model; without `load_ends` it holds layers alone and answers nobody by itself.
     """
 
     id: str = DEFAULT_MODEL
@@ -57,19 +58,43 @@ class HostedModelConfig:
         if not self.id.strip():
             raise ConfigError("The id of a hosted model is empty.", hint="Give a name from `penstock models list`.")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
-            raise _unusable("device", self.device, "Use auto, cpu, cuda, cuda:1 or mps.")
+            raise unusable("device", self.device, "Use auto, cpu, cuda, cuda:1 or mps.")
         if self.dtype not in DTYPES:
-            raise _unusable("dtype", self.dtype, f"Use one of: {', '.join(DTYPES)}.")
+            raise unusable("dtype", self.dtype, f"Use one of: {', '.join(DTYPES)}.")
         for name in ("max_memory", "kv_memory"):
             if getattr(self, name) is not None:
-                _check_whole(name, getattr(self, name), least=1)
+                check_whole(name, getattr(self, name), least=1)
         _refuse_unbuilt("hosted_models", self)
-        _ = self.segments
+        self._check_layers()
 
     @property
     def segments(self) -> tuple[LayerRange, ...] | None:
         """`layers` as ranges; whether they cover the model is known only when it is loaded."""
         return None if self.layers is None else tuple(map(LayerRange.parse, self.layers.split(",")))
+
+    def check_alone(self) -> None:
+        """Refuse what needs other nodes. How many layers the model has is known only when it is loaded."""
+        if not self.load_ends:
+            raise ConfigError(
+                f"load_ends = false of '{self.id}' is for a node in a network: alone, nobody could use its layers.",
+                hint="Leave it out, or join a network with network.listen or network.connect.",
+            )
+        if self.segments is None:
+            return
+        try:
+            covering(self.segments, self.segments[-1].end)
+        except ConfigError as error:
+            raise ConfigError(
+                f"layers = {shown(self.layers)} of '{self.id}' leave some out, and this node is in no network: {error.message}",
+                hint="Let the ranges follow each other from 0 to the last layer, or join a network with network.listen or "
+                "network.connect.",
+            ) from None
+
+    def _check_layers(self) -> None:
+        ordered = sorted(self.segments or ())
+        for before, after in pairwise(ordered):
+            if after.start < before.end:
+                raise unusable("layers", self.layers, f"{before} and {after} overlap: name each layer once.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,23 +115,23 @@ class ServerConfig:
     ready_within: float = 30.0
 
     def __post_init__(self) -> None:
-        if not _is_address(self.host) and not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", self.host):
-            raise _unusable("host", self.host, "Give a name or an address alone, such as localhost, 127.0.0.1 or ::1.")
+        if not is_address(self.host) and not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", self.host):
+            raise unusable("host", self.host, "Give a name or an address alone, such as localhost, 127.0.0.1 or ::1.")
         if type(self.port) is not int or not 0 <= self.port <= 65535:
-            raise _unusable("port", self.port, "Give a whole number from 1 to 65535, or 0 for any free port.")
+            raise unusable("port", self.port, "Give a whole number from 1 to 65535, or 0 for any free port.")
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
-                raise _unusable("cors_origins", origin, "Write origins as https://example.org, without a path, or * for all.")
-        _check_whole("max_body", self.max_body, least=1)
-        _check_seconds("keep_alive", self.keep_alive)
-        _check_seconds("ready_within", self.ready_within)
+                raise unusable("cors_origins", origin, "Write origins as https://example.org, without a path, or * for all.")
+        check_whole("max_body", self.max_body, least=1)
+        check_seconds("keep_alive", self.keep_alive)
+        check_seconds("ready_within", self.ready_within)
 
     @property
     def beyond_loopback(self) -> bool:
         """Whether others than this machine can reach the server. A name that is not surely local counts as reachable."""
         import ipaddress  # only who starts a server needs it
 
-        if not _is_address(self.host):
+        if not is_address(self.host):
             return self.host.lower() != "localhost"
         address = ipaddress.ip_address(self.host)
         inner = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
@@ -124,10 +149,10 @@ class LimitsConfig:
     drain_timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        _check_whole("max_jobs", self.max_jobs, least=1)
+        check_whole("max_jobs", self.max_jobs, least=1)
         if self.max_tokens is not None:
-            _check_whole("max_tokens", self.max_tokens, least=1)
-        _check_seconds("drain_timeout", self.drain_timeout, zero=True)
+            check_whole("max_tokens", self.max_tokens, least=1)
+        check_seconds("drain_timeout", self.drain_timeout, zero=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +162,9 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         if self.format not in LOG_FORMATS:
-            raise _unusable("format", self.format, f"Use one of: {', '.join(LOG_FORMATS)}.")
+            raise unusable("format", self.format, f"Use one of: {', '.join(LOG_FORMATS)}.")
         if self.level not in LOG_LEVELS:
-            raise _unusable("level", self.level, f"Use one of: {', '.join(LOG_LEVELS)}.")
+            raise unusable("level", self.level, f"Use one of: {', '.join(LOG_LEVELS)}.")
 
 
 def host_name() -> str:
@@ -156,6 +181,7 @@ class NodeConfig:
     node_id: str = field(default_factory=host_name)
     models: tuple[HostedModelConfig, ...] = field(default_factory=lambda: (HostedModelConfig(),))
     server: ServerConfig = field(default_factory=ServerConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -165,9 +191,12 @@ class NodeConfig:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.node_id):
-            raise _unusable("node_id", self.node_id, "Use up to 64 letters, digits, dots, dashes and underscores.")
+            raise unusable("node_id", self.node_id, "Use up to 64 letters, digits, dots, dashes and underscores.")
         _refuse_unbuilt("", self)
         self._check_models()
+        if not self.network.enabled:
+            for model in self.models:
+                model.check_alone()
 
     def _check_models(self) -> None:
         hosted = [model.id for model in self.models]
@@ -200,27 +229,3 @@ def _refuse_unbuilt(table: str, config: object) -> None:
         inside, _, name = key.rpartition(".")
         if inside == table and getattr(config, name, only) != only:
             raise unbuilt(f"{name} = {shown(getattr(config, name))}", asks_for)
-
-
-def _unusable(name: str, value: object, hint: str) -> ConfigError:
-    return ConfigError(f"{name} = {shown(value)} cannot be used.", hint=hint)
-
-
-def _check_whole(name: str, value: object, *, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise _unusable(name, value, f"Give a whole number from {least} up.")
-
-
-def _check_seconds(name: str, value: float, *, zero: bool = False) -> None:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise _unusable(name, value, f"Give a number of seconds {'from 0 up' if zero else 'above 0'}.")
-
-
-def _is_address(host: str) -> bool:
-    import ipaddress
-
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

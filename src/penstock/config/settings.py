@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from penstock.config import api_key
 from penstock.config.engine import EngineConfig
 from penstock.config.kinds import PATH
+from penstock.config.network import NetworkConfig
 from penstock.config.node import NOT_YET, HostedModelConfig, LimitsConfig, LogConfig, NodeConfig, ServerConfig, unbuilt
 from penstock.config.table import BY_KEY, MODELS, OTHER_VARIABLES, OWNERS, SETTINGS, Setting, in_table
 from penstock.errors import ConfigError
@@ -76,6 +77,7 @@ def _node(sources: Mapping[str, Sourced], models: int) -> NodeConfig:
     return NodeConfig(
         models=tuple(HostedModelConfig(**values(HostedModelConfig, place)) for place in range(models)),
         server=ServerConfig(**values(ServerConfig)),
+        network=NetworkConfig(**values(NetworkConfig)),
         limits=LimitsConfig(**values(LimitsConfig)),
         engine=EngineConfig(**values(EngineConfig)),
         log=LogConfig(**values(LogConfig)),

@@ -7,13 +7,15 @@ capitals (`PENSTOCK_PORT`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from penstock.config import kinds
 from penstock.config.engine import POLICY_NAMES, EngineConfig
 from penstock.config.kinds import PAIRS, PATH, SECONDS, SIZE, SWITCH, TEXT, WHOLE, WORDS, Kind
+from penstock.config.network import MODES, NetworkConfig
 from penstock.config.node import (
     DEFAULT_MODEL,
     DTYPES,
@@ -35,6 +37,7 @@ OWNERS: dict[str, type] = {
     "": NodeConfig,
     MODELS: HostedModelConfig,
     "server": ServerConfig,
+    "network": NetworkConfig,
     "limits": LimitsConfig,
     "scheduler": EngineConfig,
     "log": LogConfig,
@@ -54,7 +57,7 @@ OTHER_VARIABLES = {
 @dataclass(frozen=True, slots=True)
 class Setting:
     """`sample` is a value for the example file where the default is to have none. `alone` is False for a value that cannot be
-    judged without others.
+    judged without others; `beside` are others that only let it be judged.
     """
 
     key: str
@@ -64,6 +67,7 @@ class Setting:
     field: tuple[type, str] | None = None
     sample: Any = None
     alone: bool = True
+    beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def table(self) -> str:
@@ -128,7 +132,7 @@ class Setting:
             raise ConfigError(f"{where or self.name} = {kinds.shown(given)} cannot be used.", hint=hint) from None
         if self.alone:
             try:
-                self.owner(**{self.attribute: value})  # it checks itself when made, and here it can only mean this value
+                self.owner(**self.beside, **{self.attribute: value})  # checks itself, and here it can only mean this value
             except ConfigError as error:
                 raise ConfigError(self._located(error.message, where), hint=error.hint) from None
         return value
@@ -141,16 +145,28 @@ class Setting:
         return f"{where}: {message}" if where else message
 
 
+# How an endpoint is spelt can be told without knowing whom the network trusts.
+_TRUST = {"open": True} | dict.fromkeys(("ca_file", "certificate_file", "key_file"), Path())
+
 SETTINGS = (
     Setting(f"{MODELS}.id", TEXT, "A name from `penstock models list`, a folder, a .gguf file or a hub id.", "--model"),
     Setting(f"{MODELS}.device", TEXT, "Where to compute: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU when there is one."),
     Setting(f"{MODELS}.dtype", kinds.one_of(*DTYPES), "Number format of the computation; auto takes the fastest here."),
-    Setting(f"{MODELS}.layers", TEXT, 'Layer ranges to cut the model into, such as "0:10,10:30".', sample="0:10,10:30"),
+    Setting(
+        f"{MODELS}.layers",
+        TEXT,
+        'Layers that this node holds, such as "0:10" or "0:2,28:30"; otherwise all. Alone it needs all: "0:10,10:30".',
+        sample="0:10,10:30",
+    ),
     Setting(f"{MODELS}.max_memory", SIZE, "The most memory that the model may take, such as 4GB or 800MB.", sample=4 * 10**9),
     Setting(
         f"{MODELS}.kv_memory", SIZE, "Memory for texts being worked on (KV); otherwise a share of what is free.", sample=10**9
     ),
-    Setting(f"{MODELS}.load_ends", SWITCH, "Load the embedding and the head of the model too."),
+    Setting(
+        f"{MODELS}.load_ends",
+        SWITCH,
+        "Load the embedding and the head too; without them the node only works for others.",
+    ),
     Setting("server.host", TEXT, "The address to listen on; 0.0.0.0 is all of this machine's."),
     Setting("server.port", WHOLE, "The port to listen on; 0 takes a free one."),
     Setting("server.api_key_file", PATH, "A file that holds the key which clients must send.", sample="api-key.txt"),
@@ -159,6 +175,19 @@ SETTINGS = (
     Setting("server.max_body", SIZE, "The largest request to accept."),
     Setting("server.keep_alive", SECONDS, "A stream sends a comment when it was silent for so long."),
     Setting("server.ready_within", SECONDS, "So long a token proves that the node is ready; then /ready generates one."),
+    Setting("network.name", TEXT, "The network to join: nodes of one name share their layers.", "--network"),
+    Setting("network.listen", WORDS, "Endpoints where other nodes reach this one.", sample=("tls/0.0.0.0:7447",), beside=_TRUST),
+    Setting("network.connect", WORDS, "Endpoints of nodes to reach; one is enough.", sample=("tls/cellar:7447",), beside=_TRUST),
+    Setting(
+        "network.mode", kinds.one_of(*MODES), "A peer speaks with all, a router also relays, a client uses one.", "--network-mode"
+    ),
+    Setting("network.multicast", SWITCH, "Find nodes of this local network by multicast.", beside=_TRUST),
+    Setting("network.lease_ms", WHOLE, "Milliseconds of silence after which a node counts as lost."),
+    Setting("network.open", SWITCH, "Let in everybody who can reach this machine: no certificates needed.", "--open-network"),
+    Setting("network.ca_file", PATH, "The certificate of the network's authority.", sample="network/ca.pem"),
+    Setting("network.certificate_file", PATH, "The certificate of this node.", sample="network/node.pem"),
+    Setting("network.key_file", PATH, "The private key of this node.", sample="network/node-key.pem"),
+    Setting("network.recovery_timeout", SECONDS, "So long answers wait for other nodes when one was lost."),
     Setting("aliases", PAIRS, "Further names for hosted models.", sample={"gpt-4o": DEFAULT_MODEL}, alone=False),
     Setting("limits.max_jobs", WHOLE, "Answers (requests times n) open at once; one more is told to come back later (429)."),
     Setting("limits.max_tokens", WHOLE, "The most tokens that a request may ask for; otherwise any number.", sample=4096),

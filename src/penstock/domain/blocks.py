@@ -13,18 +13,19 @@ NULL_BLOCK = 0  # never handed out; padding points here
 
 
 class BlockPool:
-    """Blocks 1..capacity of `block_size` tokens each.
+    """Blocks of `block_size` tokens each: those given, or 1 to `blocks`. Nothing depends on what they are called.
 
     A block is free, held (reference count > 0), or idle: nobody holds it but its content is known by key, so it can be
     shared again until the least recently used of them is taken for something else.
     """
 
-    def __init__(self, capacity: int, block_size: int, *, prefix_cache: bool = True) -> None:
-        assert capacity > 0 and block_size > 0
-        self.capacity, self.block_size, self.prefix_cache = capacity, block_size, prefix_cache
-        self._free = list(range(capacity, 0, -1))  # a stack: warm blocks are used again first
-        self._refs = [0] * (capacity + 1)
-        self._key: list[bytes | None] = [None] * (capacity + 1)
+    def __init__(self, blocks: int | Sequence[int], block_size: int, *, prefix_cache: bool = True) -> None:
+        assert block_size > 0
+        ids = range(1, blocks + 1) if isinstance(blocks, int) else blocks
+        self.capacity, self.block_size, self.prefix_cache = len(ids), block_size, prefix_cache
+        self._free = list(reversed(ids))  # a stack: warm blocks are used again first
+        self._refs = dict.fromkeys(ids, 0)
+        self._key: dict[int, bytes | None] = dict.fromkeys(ids)
         self._by_key: dict[bytes, int] = {}
         self._idle: dict[int, None] = {}  # in order of release: the first is the least recently used
 
@@ -32,6 +33,10 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that can be allocated now (the published headroom)."""
         return len(self._free) + len(self._idle)
+
+    @property
+    def blocks(self) -> Iterable[int]:
+        return self._refs.keys()
 
     @property
     def held(self) -> int:
@@ -42,14 +47,25 @@ class BlockPool:
 
     def allocate(self) -> int:
         """One block for new content. The caller has looked at `available`."""
-        if self._free:
-            block = self._free.pop()
-        else:
-            block = next(iter(self._idle))
-            del self._idle[block]
-            self._forget(block)
+        block = self._take()
         self._refs[block] = 1
         return block
+
+    def give_up(self, count: int) -> list[int]:
+        """Make the pool smaller by so many blocks (`available` at most), and say which."""
+        given = [self._take() for _ in range(count)]
+        for block in given:
+            del self._refs[block], self._key[block]
+        self.capacity -= count
+        return given
+
+    def take_in(self, blocks: Iterable[int]) -> None:
+        """Make the pool larger."""
+        for block in blocks:
+            assert block not in self._refs
+            self._refs[block], self._key[block] = 0, None
+            self._free.append(block)
+            self.capacity += 1
 
     def lookup(self, keys: Sequence[bytes]) -> list[int]:
         """The blocks that hold the longest known prefix of the key chain. Takes nothing."""
@@ -91,6 +107,14 @@ class BlockPool:
 
     def refs(self, block: int) -> int:
         return self._refs[block]
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        block = next(iter(self._idle))
+        del self._idle[block]
+        self._forget(block)
+        return block
 
     def _forget(self, block: int) -> None:
         key = self._key[block]

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from penstock.domain.fsm import ComputeStep
+from penstock.domain.route import RouteId
 
 
 class Span(NamedTuple):
@@ -35,6 +36,7 @@ class NoticeKind(Enum):
     STEP_COMPLETED = auto()  # the blocks with these keys passed all stages: they may be shared from now on
     PREEMPTED = auto()  # drop the KV; the sequence comes back as a new incarnation
     FREED = auto()  # drop the KV; the sequence is over
+    RESIZED = auto()  # the origin counts on `blocks` blocks at each segment from now on
 
 
 class Notice(NamedTuple):
@@ -46,19 +48,7 @@ class Notice(NamedTuple):
     incarnation: int
     first_block: int = 0
     keys: tuple[bytes, ...] = ()
-
-
-@dataclass(slots=True)
-class NetworkJob:
-    """What hops from segment to segment: a header, Spans, and one packed hidden-state tensor [sum of n, hidden]."""
-
-    number: int  # in the order in which the origin sent them
-    origin: str
-    spans: list[Span]
-    notices: list[Notice] = field(default_factory=list)
-    step: ComputeStep = ComputeStep.EMBED
-    current_layer: int = 0
-    hidden: Any = None  # a tensor; the domain does not know which kind
+    blocks: int = 0
 
 
 class Verdict(Enum):
@@ -70,6 +60,46 @@ class Verdict(Enum):
     GAP = auto()  # tokens before it are missing: the origin must rewind
     MALFORMED = auto()  # overlaps what is written without being a repetition
     NO_ROOM = auto()  # the stage is out of blocks: the origin must preempt
+    FAILED = auto()  # the computation failed there
+
+
+class Refusal(NamedTuple):
+    """A Span that a stage could not take, and why; it travels home with its NetworkJob, and the origin acts."""
+
+    seq_id: int
+    incarnation: int
+    attempt: int
+    verdict: Verdict
+    kv_len: int  # what the stage holds of the sequence
+    node: str
+
+
+@dataclass(slots=True)
+class NetworkJob:
+    """What hops from segment to segment: a header, Spans, and one packed hidden-state tensor.
+
+    On the way through the layers it has a row for every token, [sum of n, hidden]; on the way home (step HEAD) only those that
+    were asked for, [sum of rows, hidden].
+    """
+
+    route: RouteId
+    number: int  # in the order in which the origin sent them, from 0 on
+    spans: list[Span]
+    notices: list[Notice] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    services: list[float] = field(default_factory=list)  # seconds of compute at each segment passed so far
+    step: ComputeStep = ComputeStep.EMBED
+    current_layer: int = 0
+    hidden: Any = None  # a tensor, or PackedHidden off the wire
+
+
+class PackedHidden(NamedTuple):
+    """Hidden states as bytes: `rows` rows of `width` numbers."""
+
+    dtype: str  # "float32" or "bfloat16"
+    rows: int
+    width: int
+    data: bytes | bytearray | memoryview
 
 
 def place(kv_len: int, span: Span) -> Verdict:

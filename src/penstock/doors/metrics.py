@@ -11,11 +11,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from penstock.domain.sequence import SequenceState
-from penstock.engine.hosted_model import HostedModel
+from penstock.engine.hosted_model import HostedLayers, HostedModel
 from penstock.stats import Histogram
 
 
-def render_metrics(models: Sequence[HostedModel]) -> tuple[bytes, str]:
+def render_metrics(models: Sequence[HostedLayers]) -> tuple[bytes, str]:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(models))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -24,7 +24,7 @@ def render_metrics(models: Sequence[HostedModel]) -> tuple[bytes, str]:
 
 
 class EngineCollector(Collector):
-    def __init__(self, models: Sequence[HostedModel]) -> None:
+    def __init__(self, models: Sequence[HostedLayers]) -> None:
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
@@ -45,12 +45,20 @@ class EngineCollector(Collector):
         compute = counter("compute_seconds", "Time inside the model and the sampler")
         stages = counter("stage_seconds", "Compute time of each segment of layers", "layers")
         jobs = counter("jobs", "Jobs that ended, by how", "outcome")
+        lost = counter("lost_network_jobs", "NetworkJobs that never came home")
+        recoveries = counter("recoveries", "Pauses of running answers because a route broke")
+        refused = counter("refused_network_jobs", "NetworkJobs of other nodes that could not be taken, by why", "reason")
         for hosted in self._models:
             name, stats = hosted.name, hosted.engine.stats
             prompt.add_metric([name], stats.prompt_tokens)
             cached.add_metric([name], stats.cached_tokens)
             generated.add_metric([name], stats.generated_tokens)
-            preemptions.add_metric([name], hosted.engine.sequences.preemptions)
+            if isinstance(hosted, HostedModel):
+                preemptions.add_metric([name], hosted.engine.sequences.preemptions)
+            lost.add_metric([name], stats.lost_jobs)
+            recoveries.add_metric([name], stats.recoveries)
+            for reason, count in list(stats.refused.items()):
+                refused.add_metric([name, reason], count)
             steps.add_metric([name], stats.steps)
             busy.add_metric([name], stats.busy)
             compute.add_metric([name], stats.compute)
@@ -58,7 +66,7 @@ class EngineCollector(Collector):
                 stages.add_metric([name, layers], seconds)
             for outcome, count in list(stats.jobs.items()):
                 jobs.add_metric([name, outcome], count)
-        yield from (prompt, cached, generated, preemptions, steps, busy, compute, stages, jobs)
+        yield from (prompt, cached, generated, preemptions, steps, busy, compute, stages, jobs, lost, recoveries, refused)
 
     def _gauges(self) -> Iterator[Metric]:
         def gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
@@ -69,7 +77,14 @@ class EngineCollector(Collector):
         queued = gauge("queued_sequences", "Sequences that wait for memory or a place")
         blocks = gauge("kv_blocks", "Blocks of KV memory")
         held = gauge("kv_blocks_held", "Blocks of KV memory that sequences hold")
+        leased = gauge("stage_kv_blocks_leased", "Blocks of a segment that routes have leased", "layers")
+        pause = gauge("last_pause_seconds", "How long answers stood still when a route broke last")
         for hosted in self._models:
+            pause.add_metric([hosted.name], hosted.engine.stats.last_pause)
+            for stage in hosted.engine.stages.values():
+                leased.add_metric([hosted.name, str(stage.segment.layers)], stage.segment.kv_blocks - stage.unleased)
+            if not isinstance(hosted, HostedModel):
+                continue
             name, sequences = hosted.name, hosted.engine.sequences
             found = [*list(sequences.queued.values()), *list(sequences.holders.values())]
             counts = Counter(seq.state for seq in found)
@@ -79,7 +94,7 @@ class EngineCollector(Collector):
             queued.add_metric([name], len(sequences.queued))
             blocks.add_metric([name], sequences.pool.capacity)
             held.add_metric([name], sequences.pool.held)
-        yield from (states, open_jobs, queued, blocks, held)
+        yield from (states, open_jobs, queued, blocks, held, leased, pause)
 
     def _histograms(self) -> Iterator[Metric]:
         for name, text, attribute in (

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate
 from penstock.domain.sampling import SamplingParams
+from penstock.doors.running import START_THEM
 from penstock.engine.hosted_model import HostedModel
 from penstock.errors import NotReady, PenstockError
 
@@ -31,7 +32,7 @@ class Readiness:
 
     async def _generate(self, hosted: HostedModel) -> None:
         if not hosted.engine.pipe.is_complete():
-            raise NotReady(f"Layers of {hosted.name} are missing.", hint="Start the nodes that hold them.")
+            raise NotReady(hosted.engine.pipe.explain(), hint=START_THEM)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[PenstockError | None] = loop.create_future()
 

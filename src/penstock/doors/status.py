@@ -8,10 +8,10 @@ from typing import Any
 
 from penstock import __version__
 from penstock.domain.sequence import Job
-from penstock.engine.hosted_model import HostedModel
+from penstock.engine.hosted_model import HostedLayers, HostedModel
 
 
-def describe(node_id: str, models: Sequence[HostedModel], aliases: Mapping[str, str], *, draining: bool) -> dict[str, Any]:
+def describe(node_id: str, models: Sequence[HostedLayers], aliases: Mapping[str, str], *, draining: bool) -> dict[str, Any]:
     return {
         "node_id": node_id,
         "version": __version__,
@@ -21,15 +21,20 @@ def describe(node_id: str, models: Sequence[HostedModel], aliases: Mapping[str, 
     }
 
 
-def _model(hosted: HostedModel) -> dict[str, Any]:
+def _model(hosted: HostedLayers) -> dict[str, Any]:
+    """A node without the model's ends has no jobs of its own; its memory is what it lends to others."""
     engine = hosted.engine
+    layers = [str(segment.layers) for segment in engine.pipe.segments]
+    known = {"id": hosted.name, "device": hosted.device, "dtype": hosted.dtype, "layers": layers}
+    if not isinstance(hosted, HostedModel):
+        size = engine.config.block_size
+        total = min(stage.segment.kv_blocks for stage in engine.stages.values()) * size
+        used = max(stage.held for stage in engine.stages.values()) * size
+        return {**known, "context": 0, "kv_tokens": total, "kv_used": used, "generated_tokens": 0, "jobs": []}
     pool = engine.sequences.pool
     return {
-        "id": hosted.name,
-        "device": hosted.device,
-        "dtype": hosted.dtype,
+        **known,
         "context": hosted.context,
-        "layers": [str(segment.layers) for segment in engine.pipe.segments],
         "kv_tokens": pool.capacity * pool.block_size,
         "kv_used": pool.held * pool.block_size,
         "generated_tokens": engine.stats.generated_tokens,

@@ -1,34 +1,43 @@
-"""The Engine: one compute thread that owns all sequences of this node, and the loop that keeps the pipe full."""
+"""The Engine: one compute thread for one model on this node. It runs the stages for everybody whose route passes here, and
+where the model's ends are, it is the origin of its own jobs."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.fsm import ComputeStep, Facts, JobState, next_state
 from penstock.domain.job import JobFailed
+from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer
+from penstock.domain.route import RouteId
 from penstock.domain.sequence import Job
-from penstock.domain.span import NetworkJob
+from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.engine.engine_sequences import EngineSequenceManager
 from penstock.engine.job_processor import Ends, JobContext, JobProcessor
+from penstock.engine.origin import Origin
 from penstock.engine.output import TextStreams
 from penstock.engine.policies import fair_deadline
 from penstock.engine.predictor import StepTimePredictor
-from penstock.engine.scheduler import Scheduler
+from penstock.engine.route_host import RouteHost
 from penstock.engine.stage import Stage
-from penstock.errors import EngineError, EngineStopped, PenstockError
+from penstock.errors import EngineError, EngineStopped, NotReady, PenstockError
+from penstock.pipes.hidden import unpack
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.engine")
 
 IDLE_LOOK = 0.05  # seconds between looks when there is work that cannot go on yet
+TICK = 0.01  # seconds between looks at the clock on behalf of the network
+RECALL_EVERY = 0.25  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +51,88 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class _Deliver:
+    sender: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsent:
+    node: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
 
+_Command = _Submit | _Cancel | _Deliver | _Unsent | _Changed | _Stop
+
+
 class Engine:
-    def __init__(self, config: EngineConfig, pipe: Pipe, ends: Ends, text: TextStreams, *, node_id: str = "local") -> None:
+    """`ends` and `text` are None on a node that holds only layers of the model: it runs them for others."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        pipe: Pipe,
+        ends: Ends | None = None,
+        text: TextStreams | None = None,
+        *,
+        width: int = 1,
+        epoch: int = 0,
+        lease: float = 10.0,
+        recovery_timeout: float = 60.0,
+        route_numbers: Iterator[int] | None = None,
+    ) -> None:
         self.config, self.pipe, self.stats = config, pipe, EngineStats()
         predictor = self._predictor = StepTimePredictor()
-        ledger = BlockPool(pipe.kv_blocks, config.block_size, prefix_cache=config.prefix_cache)
-        self.sequences = EngineSequenceManager(
-            ledger, eos_ids=ends.eos_ids, text_stream=text, secret=secrets.token_bytes(32), stats=self.stats
+        self.stages = {segment.layers.start: Stage(segment, config.block_size, pipe.node) for segment in pipe.segments}
+        self.host = RouteHost(
+            self.stages, model=pipe.model, shape=pipe.shape, block_size=config.block_size, num_layers=pipe.num_layers
         )
-        # every stage counts like the origin does, so all have the blocks of the smallest
-        self.stages = {segment.layers.start: Stage(segment, pipe.kv_blocks, config) for segment in pipe.segments}
-        self._window = config.window or len(pipe.segments)
-        self._scheduler = Scheduler(config, ledger, predictor, pipelined=self._window > 1)
-        context = JobContext(config, pipe, ends, self.stages, self.sequences, predictor, self.stats)
+        self.origin: Origin | None = None
+        if ends is not None and text is not None:
+            sequences = EngineSequenceManager(
+                BlockPool(0, config.block_size),
+                eos_ids=ends.eos_ids,
+                text_stream=text,
+                secret=secrets.token_bytes(32),
+                stats=self.stats,
+            )
+            self.origin = Origin(
+                config,
+                pipe,
+                self.host,
+                sequences,
+                predictor,
+                self.stats,
+                epoch=epoch,
+                width=width,
+                lease=lease,
+                recovery_timeout=recovery_timeout,
+                route_numbers=route_numbers or itertools.count(),
+            )
+            if not pipe.networked and pipe.is_complete():
+                self.origin.open_route()
+        context = JobContext(config, pipe, self.stages, self.host, self.stats, predictor, ends, self.origin)
         self._processor = JobProcessor(context)
-        self._node_id, self._next_number = node_id, 0
-        self._inbox: queue.SimpleQueue[_Submit | _Cancel | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._closing = threading.Lock()  # a job is either seen by the loop or refused, never in between
+        self._next_tick = self._next_recall = 0.0
+
+    @property
+    def sequences(self) -> EngineSequenceManager:
+        assert self.origin is not None, "a node without the model's ends has no sequences of its own"
+        return self.origin.sequences
 
     @property
     def max_tokens(self) -> int:
@@ -85,6 +153,22 @@ class Engine:
 
     def cancel(self, job: Job) -> None:
         self._inbox.put(_Cancel(job))
+
+    def deliver(self, sender: str, message: Message) -> None:
+        """A message from another node, decoded and checked."""
+        self._inbox.put(_Deliver(sender, message))
+
+    def on_unsent(self, node: str, message: Message) -> None:
+        """A message could not be handed to another node."""
+        self._inbox.put(_Unsent(node, message))
+
+    def on_network_change(self) -> None:
+        self._inbox.put(_Changed())
+
+    def concerns(self, route: RouteId) -> bool:
+        """Whether a route passes here, or is ours."""
+        ours = () if self.origin is None else (self.origin.route, self.origin.opening)
+        return route in self.host.routes or any(found is not None and found.id == route for found in ours)
 
     def stop(self) -> None:
         """End all jobs with an error, then the thread."""
@@ -110,36 +194,28 @@ class Engine:
             logger.critical("the compute thread failed", exc_info=error)
             self._end_all(EngineError(f"The engine failed: {type(error).__name__}: {error}.", hint="Start it again."))
             raise
+        finally:
+            if self.origin is not None and self.pipe.networked:
+                self.origin.leave()
         self._end_all(EngineStopped("The engine was stopped before the job was done.", hint="Submit it again."))
 
     def turn(self) -> bool:
         """Grant what can be granted, then run one batch. False if there was nothing to do."""
-        granted = self._processor.in_flight < self._window and self._grant()
+        if self.pipe.networked:
+            self._look_at_the_clock()
+        decided = False
+        if self.origin is not None:
+            job, decided = self.origin.grant()
+            if job is not None:
+                self._processor.accept(job)
         if not self._processor.in_flight:
-            return granted
+            return decided
         self._processor.step()
         return True
 
-    def _grant(self) -> bool:
-        sequences = self.sequences
-        if not sequences.queued and not sequences.holders and not sequences.notices:
-            return False
-        output = self._scheduler.schedule(sequences.queued.values(), sequences.holders.values(), time.monotonic())
-        self.stats.prompt_tokens += sum(grant.n for grant in output.grants if not grant.seq.decoding)
-        spans = sequences.on_schedule(output)
-        if not spans and (not sequences.notices or self._processor.in_flight):
-            return bool(output)
-        # with nothing to compute, an empty NetworkJob still carries the notices: stages get their blocks back
-        job = NetworkJob(self._next_number, self._node_id, spans, sequences.take_notices())
-        self._next_number += 1
-        self._processor.accept(job)
-        return True
-
     def take_commands(self, *, wait: bool) -> bool:
-        """Apply what other threads asked for; with nothing else to do, wait for it. False: stop."""
-        timeout = None
-        if self.sequences.queued or self.sequences.holders:
-            timeout = IDLE_LOOK
+        """Apply what others asked for; with nothing else to do, wait for it. False: stop."""
+        timeout = self._patience()
         while True:
             try:
                 command = self._inbox.get(block=wait, timeout=timeout)
@@ -151,14 +227,28 @@ class Engine:
                     self._enter(job)
                 case _Cancel(job):
                     self.sequences.cancel(job)
+                case _Deliver(sender, message):
+                    self._take(sender, message)
+                case _Unsent(node, message):
+                    self._on_unsent(node, message)
+                case _Changed():
+                    self._on_change()
                 case _Stop():
                     return False
+
+    def _patience(self) -> float | None:
+        """How long the thread may sleep when there is nothing to do."""
+        if self.pipe.networked:
+            busy = self.host.routes or (self.origin is not None and (self.origin.in_flight or self.origin.opening))
+            return TICK if busy else IDLE_LOOK
+        waiting = self.origin is not None and (self.sequences.queued or self.sequences.holders)
+        return IDLE_LOOK if waiting else None
 
     def _enter(self, job: Job) -> None:
         """A new job's first visit: from VALIDATING to the joint, where it waits for the scheduler."""
         facts = Facts(step=ComputeStep.TOKENIZE, pipe_complete=self.pipe.is_complete())
         if next_state(JobState.VALIDATING, facts) is JobState.DONE:
-            self.sequences.fail(job, EngineError("The pipe is not complete: some layers are missing."))
+            self.sequences.fail(job, NotReady(self.pipe.explain(), hint="Start the nodes that hold them."))
         else:
             try:
                 # decided once, here: what is predicted later must not change who was promised what
@@ -174,7 +264,9 @@ class Engine:
         """Whatever is still open ends with this error, also what was submitted in the meantime."""
         with self._closing:
             self._stopped = True
-        open_jobs = {seq.job for seq in [*self.sequences.queued.values(), *self.sequences.holders.values()]}
+        open_jobs: set[Job] = set()
+        if self.origin is not None:
+            open_jobs = {seq.job for seq in [*self.sequences.queued.values(), *self.sequences.holders.values()]}
         while True:
             try:
                 command = self._inbox.get_nowait()
@@ -186,3 +278,76 @@ class Engine:
             if job.open:
                 job.open = False
                 job.emit(JobFailed(error))
+
+    # ---- the network ----
+
+    def _take(self, sender: str, message: Message) -> None:
+        origin = self.origin
+        match message:
+            case NetworkJob():
+                self._take_job(sender, message)
+            case OpenRoute():
+                self.pipe.tell(sender, self.host.open(sender, message))
+            case CloseRoute(route):
+                if route.origin == sender:
+                    self.host.close(route)
+            case Ping():
+                self.pipe.tell(sender, self.host.ping(sender, message))
+            case RouteOffer() if origin is not None:
+                origin.on_offer(sender, message)
+            case Pong() if origin is not None:
+                origin.on_pong(sender, message)
+            case Bounce() if origin is not None:
+                origin.on_bounce(sender, message)
+
+    def _take_job(self, sender: str, job: NetworkJob) -> None:
+        if job.step is ComputeStep.HEAD:
+            if self.origin is not None and self.origin.expects(sender, job):
+                self._accept(job)
+            return
+        arrived = self.host.arrive(sender, job)
+        if isinstance(arrived, Bounce):
+            self.stats.refused[arrived.reason.name.lower()] = self.stats.refused.get(arrived.reason.name.lower(), 0) + 1
+            self.pipe.tell(job.route.origin, arrived)
+            return
+        for ready in arrived:
+            self._accept(ready)
+
+    def _accept(self, job: NetworkJob) -> None:
+        if isinstance(job.hidden, PackedHidden):
+            job.hidden = unpack(job.hidden)
+        self._processor.accept(job, JobState.VALIDATING)
+
+    def _on_unsent(self, node: str, message: Message) -> None:
+        if not isinstance(message, NetworkJob):
+            return  # it is asked for again, or a lease ends
+        if message.route.origin != self.pipe.node:
+            self.pipe.tell(message.route.origin, Bounce(message.route, message.number, BounceReason.UNREACHABLE))
+        elif self.origin is not None and self.origin.route is not None and message.route == self.origin.route.id:
+            self.origin.on_unsent(node, message.number)
+
+    def _on_change(self) -> None:
+        lives = dict(self.pipe.lives())
+        if self.origin is not None and self.pipe.node not in lives:
+            lives[self.pipe.node] = self.origin.epoch
+        self.host.close_others(lives)
+        if self.origin is not None:
+            self.origin.on_change()
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        if now < self._next_tick:
+            return
+        self._next_tick = now + TICK
+        for job in self.host.overdue():
+            self._accept(job)
+        if now >= self._next_recall:
+            self._next_recall = now + RECALL_EVERY
+            self.host.expire()
+            for pong in self.host.recalls():
+                if pong.route.origin == self.pipe.node and self.origin is not None:
+                    self.origin.on_pong(self.pipe.node, pong)
+                else:
+                    self.pipe.tell(pong.route.origin, pong)
+        if self.origin is not None:
+            self.origin.tick()

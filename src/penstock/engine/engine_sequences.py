@@ -53,13 +53,15 @@ class EngineSequenceManager:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool, self._stats = pool, stats or EngineStats()
+        self._next_block = pool.capacity + 1
         self.queued: dict[int, Sequence] = {}  # WAITING, WAITING_PREEMPT
         self.holders: dict[int, Sequence] = {}  # RUNNING, PAUSED
-        self.notices: list[Notice] = []  # not yet sent
+        self.notices: list[Notice] = []  # that stages may not have had yet
         self.preemptions = 0
         self._eos_ids, self._text_stream, self._secret, self._clock = eos_ids, text_stream, secret, clock
         self._texts: dict[int, OutputText] = {}
         self._next_seq = self._next_notice = 0
+        self._sent_notice = -1
 
     def add(self, job: Job) -> None:
         """Enter a job: each of its `n` outputs is a sequence that waits."""
@@ -77,7 +79,25 @@ class EngineSequenceManager:
         seq = self.holders.get(span.seq_id)
         return seq if seq is not None and (seq.incarnation, seq.attempt) == (span.incarnation, span.attempt) else None
 
-    # ---- the five events ----
+    def use(self, pool: BlockPool) -> None:
+        """Count with another pool from now on: that of a new route, whose stages know nothing yet."""
+        assert not self.holders
+        self.pool, self._next_block = pool, pool.capacity + 1
+        self.notices, self._next_notice, self._sent_notice = [], 0, -1
+        self._tell_all(NoticeKind.RESIZED, blocks=pool.capacity)
+
+    def resize(self, blocks: int) -> None:
+        """Count on so many blocks from now on, here and at the stages. There must be as many free as are given up."""
+        pool = self.pool
+        if blocks < pool.capacity:
+            pool.give_up(pool.capacity - blocks)
+        else:
+            more = blocks - pool.capacity
+            pool.take_in(range(self._next_block, self._next_block + more))
+            self._next_block += more
+        self._tell_all(NoticeKind.RESIZED, blocks=blocks)
+
+    # ---- the events ----
 
     def on_schedule(self, output: SchedulerOutput) -> list[Span]:
         """Apply a decision: preempt, ignore, then turn the grants into Spans."""
@@ -86,7 +106,7 @@ class EngineSequenceManager:
         for seq in output.ignored:
             if not seq.job.open:
                 continue  # another of its outputs was ignored just now
-            limit = self.pool.capacity * self.pool.block_size
+            limit = (output.reach or self.pool.capacity) * self.pool.block_size
             self._end(seq, SequenceState.IGNORED)
             self.fail(
                 seq.job,
@@ -119,6 +139,7 @@ class EngineSequenceManager:
             if seq is None:
                 continue  # cancelled or preempted meanwhile
             seq.in_flight -= 1
+            seq.refused = 0
             seq.step_processed = step.span.end
             self._commit(seq)
             if step.prompt_logprobs is not None:
@@ -146,6 +167,16 @@ class EngineSequenceManager:
         self.preemptions += 1
         del self.holders[seq.seq_id]
         self.queued[seq.seq_id] = seq
+
+    def rewind_seq(self, seq: Sequence) -> None:
+        """Spans were lost on the way: what passed all stages stays, and the rest is granted again. The table stays as long as
+        it is, since the tokens will need it at once."""
+        assert seq.state in HOLDS_KV
+        seq.attempt += 1
+        seq.base = seq.scheduled = seq.stage_processed = seq.step_processed
+        seq.in_flight = 0
+        if seq.state is SequenceState.RUNNING:
+            seq.move(SequenceState.PAUSED)
 
     def free_seq(self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
         """A sequence is over: give its memory back and tell the client."""
@@ -185,9 +216,23 @@ class EngineSequenceManager:
         for seq in list(job.sequences):
             self.free_seq(seq, FinishReason.CANCELLED)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there are notices that no NetworkJob has taken along yet."""
+        return self._sent_notice < self._next_notice - 1
+
     def take_notices(self) -> list[Notice]:
-        notices, self.notices = self.notices, []
-        return notices
+        """All that were not acknowledged: a repetition costs little, and none can be lost."""
+        self._sent_notice = self._next_notice - 1
+        return list(self.notices)
+
+    def acknowledge(self, number: int) -> None:
+        """Every stage has had the notices up to this one."""
+        self.notices = [notice for notice in self.notices if notice.number > number]
+
+    def resend_notices(self) -> None:
+        """A NetworkJob was lost, and what it took along."""
+        self._sent_notice = self.notices[0].number - 1 if self.notices else self._next_notice - 1
 
     def usage(self, job: Job) -> Usage:
         return Usage(len(job.prompt_ids), sum(s.generated for s in job.sequences), job.cached_tokens)
@@ -204,7 +249,7 @@ class EngineSequenceManager:
             self.pool.share(block)
             seq.table.append(block)
         length = len(seq.table) * self.pool.block_size
-        seq.scheduled = seq.stage_processed = seq.step_processed = seq.base = length
+        seq.scheduled = seq.stage_processed = seq.step_processed = seq.base = seq.prefix = length
         seq.committed = len(seq.table)
         job = seq.job
         if seq.incarnation == 0 and seq.index == 0:
@@ -218,8 +263,9 @@ class EngineSequenceManager:
 
     def _span(self, seq: Sequence, n: int) -> Span:
         start = seq.scheduled
-        admitted = seq.state not in HOLDS_KV
-        keys = tuple(seq.chain.up_to(seq.tokens, seq.committed)) if admitted else ()
+        # until a Span has come home, a stage may not have had the first one, and must find the prefix itself
+        first = seq.step_processed == start == seq.prefix
+        keys = tuple(seq.chain.up_to(seq.tokens, seq.prefix // self.pool.block_size)) if first else ()
         last = seq.remaining == n
         rows = max(0, min(n, start + n - seq.job.scored)) if seq.scoring else int(last)
         for _ in range(self.pool.blocks_for(start + n) - len(seq.table)):
@@ -303,4 +349,8 @@ class EngineSequenceManager:
 
     def _tell(self, kind: NoticeKind, seq: Sequence, first_block: int = 0, keys: tuple[bytes, ...] = ()) -> None:
         self.notices.append(Notice(self._next_notice, kind, seq.seq_id, seq.incarnation, first_block, keys))
+        self._next_notice += 1
+
+    def _tell_all(self, kind: NoticeKind, *, blocks: int) -> None:
+        self.notices.append(Notice(self._next_notice, kind, 0, 0, blocks=blocks))
         self._next_notice += 1

@@ -1,19 +1,39 @@
-"""HostedModel: a loaded model with the engine that runs it and the factory that takes its jobs."""
+"""What a node runs of a model: layers for others, and where it has the ends too, jobs of its own."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
+from penstock.model.ends import EndModel
 from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.pipe import Pipe
 
 
-class HostedModel:
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, max_jobs: int | None = None, node_id: str = "local") -> None:
+class HostedLayers:
+    """Layers of a model with the engine that runs them for all whose route passes here."""
+
+    def __init__(self, loaded: LoadedModel, engine: Engine) -> None:
         self.name, self.folder, self.spec = loaded.name, loaded.folder, loaded.spec
         self.dtype, self.device = str(loaded.dtype).removeprefix("torch."), str(loaded.device)
-        self.tokenizer, self.eos_ids = loaded.ends.tokenizer, loaded.ends.eos_ids
-        self.engine = Engine(config, loaded.pipe, loaded.ends, self.tokenizer.stream, node_id=node_id)
+        self.engine = engine
+
+    def start(self) -> None:
+        self.engine.start()
+
+    def stop(self) -> None:
+        """End what is running, with an error for those who wait."""
+        self.engine.stop()
+
+
+class HostedModel(HostedLayers):
+    """... and the factory that takes the jobs of this node."""
+
+    def __init__(self, loaded: LoadedModel, ends: EndModel, engine: Engine, *, max_jobs: int | None = None) -> None:
+        super().__init__(loaded, engine)
+        self.tokenizer, self.eos_ids = ends.tokenizer, ends.eos_ids
         self.jobs = JobFactory(
             self.engine, self.tokenizer, context=loaded.spec.context, vocab=loaded.spec.vocab, max_jobs=max_jobs
         )
@@ -23,9 +43,29 @@ class HostedModel:
         """The most tokens that a prompt and its answer can have together."""
         return min(self.spec.context, self.engine.max_tokens)
 
-    def start(self) -> None:
-        self.engine.start()
 
-    def stop(self) -> None:
-        """End what is running, with an error for those who wait."""
-        self.engine.stop()
+def host(
+    loaded: LoadedModel,
+    pipe: Pipe,
+    config: EngineConfig,
+    *,
+    max_jobs: int | None = None,
+    epoch: int = 0,
+    lease: float = 10.0,
+    recovery_timeout: float = 60.0,
+    route_numbers: Iterator[int] | None = None,
+) -> HostedModel | HostedLayers:
+    """Make the engine of a loaded model. Without its ends, a node has no jobs of its own."""
+    ends = loaded.ends
+    engine = Engine(
+        config,
+        pipe,
+        ends,
+        None if ends is None else ends.tokenizer.stream,
+        width=loaded.spec.hidden,
+        epoch=epoch,
+        lease=lease,
+        recovery_timeout=recovery_timeout,
+        route_numbers=route_numbers,
+    )
+    return HostedLayers(loaded, engine) if ends is None else HostedModel(loaded, ends, engine, max_jobs=max_jobs)

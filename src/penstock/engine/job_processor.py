@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -18,11 +19,14 @@ from torch import Tensor
 from penstock.config.engine import EngineConfig
 from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_state
 from penstock.domain.job import PromptLogprobs
+from penstock.domain.route import RouteId
 from penstock.domain.sequence import Job, Sequence
 from penstock.domain.span import NetworkJob, NoticeKind, Span, Verdict
 from penstock.engine.engine_sequences import EngineSequenceManager, Step
+from penstock.engine.origin import Origin
 from penstock.engine.predictor import StepTimePredictor
-from penstock.engine.stage import Refusal, Stage
+from penstock.engine.route_host import RouteHost
+from penstock.engine.stage import Stage
 from penstock.errors import ComputeFailed, PenstockError
 from penstock.model.sampler import Sample, SampleRow, sample, score
 from penstock.pipes.pipe import Pipe
@@ -30,6 +34,7 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.engine")
 
+FREEING = (NoticeKind.PREEMPTED, NoticeKind.FREED)
 SCORED_AT_ONCE = 256  # rows of logits over the vocabulary, where a prompt's own likelihood is asked for
 
 
@@ -47,20 +52,46 @@ class Ends(Protocol):
 
 @dataclass(slots=True)
 class JobContext:
-    """All that a visit needs on this node."""
+    """All that a visit needs on this node. `ends` and `origin` are None where only layers are held."""
 
     config: EngineConfig
     pipe: Pipe
-    ends: Ends
-    stages: dict[int, Stage]  # the local ones, by their first layer
-    sequences: EngineSequenceManager
-    predictor: StepTimePredictor
+    stages: Mapping[int, Stage]  # the local ones, by their first layer
+    host: RouteHost
     stats: EngineStats
+    predictor: StepTimePredictor
+    ends: Ends | None = None
+    origin: Origin | None = None
 
-    def next_layer(self, layer: int) -> NextLayer:
-        if layer == self.pipe.num_layers:
+    def next_layer(self, job: NetworkJob) -> NextLayer:
+        hosted = self.host.routes.get(job.route)
+        if hosted is None and not self.is_ours(job.route):
+            return NextLayer.MISSING  # the route was closed meanwhile
+        if job.current_layer == self.pipe.num_layers:
             return NextLayer.COMPLETE
-        return NextLayer.LOCAL if layer in self.stages else NextLayer.MISSING
+        if hosted is not None and hosted.runs(job.current_layer):
+            return NextLayer.LOCAL
+        return NextLayer.REMOTE
+
+    def successor(self, job: NetworkJob) -> str:
+        """The node that comes next on the job's route."""
+        if job.current_layer == 0:
+            assert self.origin is not None and self.origin.route is not None
+            return self.origin.route.hops[0].node
+        return self.host.routes[job.route].successor(job.current_layer)
+
+    def is_ours(self, route: RouteId) -> bool:
+        return self.origin is not None and self.origin.route is not None and self.origin.route.id == route
+
+    @property
+    def sequences(self) -> EngineSequenceManager:
+        assert self.origin is not None
+        return self.origin.sequences
+
+    @property
+    def own_ends(self) -> Ends:
+        assert self.ends is not None
+        return self.ends
 
 
 @dataclass(slots=True, eq=False)
@@ -83,43 +114,62 @@ class JobProcessor:
             JobState.EMBED: self._embed,
             JobState.PROCESS_LAYERS: self._process_layers,
             JobState.HEAD: self._head,
+            JobState.SEND: self._send,
         }
 
     @property
     def in_flight(self) -> int:
         return len(self._visits)
 
-    def accept(self, job: NetworkJob) -> None:
-        """A granted NetworkJob enters at EMBED, the joint between the scheduler's clock and the visit's."""
+    def accept(self, job: NetworkJob, state: JobState = JobState.EMBED) -> None:
+        """A granted NetworkJob enters at EMBED, the joint between the scheduler's clock and the visit's; one that another node
+        sent enters at VALIDATING."""
         tokens = sum(span.n for span in job.spans)
-        self._visits.append(Visit(job, JobState.EMBED, tokens, sum(span.end for span in job.spans)))
+        self._visits.append(Visit(job, state, tokens, sum(span.end for span in job.spans)))
 
     def step(self) -> None:
         """Run one action on all visits that wait for the same thing as the oldest."""
         batch = self._take_batch()
+        if not batch:
+            return
         try:
             self._actions[batch[0].state](batch)
         except Exception as error:
             self._fail(batch, error)
             self._visits.extendleft(visit for visit in reversed(batch) if visit.state is not JobState.DONE)
-            return
-        self._visits.extend(visit for visit in batch if visit.state is not JobState.DONE)
+        else:
+            self._visits.extend(visit for visit in batch if visit.state is not JobState.DONE)
+        origin = self._context.origin
+        for visit in batch:
+            if origin is not None and visit.state is JobState.DONE and self._context.is_ours(visit.job.route):
+                origin.done(visit.job)
 
     def _take_batch(self) -> list[Visit]:
-        """The oldest visit and those behind it in the same state and at the same layer. Nobody is overtaken: the batch
+        """The oldest visit and those behind it in the same state and at the same layer: one of each route, then more of them
+        while there is room, so that a busy origin holds up nobody. Within a route nobody is overtaken: its part of the batch
         ends before a second Span of one sequence, and before a notice that takes away the memory of one in it."""
-        first = self._visits[0]
-        batch: list[Visit] = []
-        seen: set[int] = set()
-        for visit in self._visits:
-            if visit.state is not first.state or visit.job.current_layer != first.job.current_layer:
-                continue
-            ids = {span.seq_id for span in visit.job.spans}
-            released = {notice.seq_id for notice in visit.job.notices if notice.kind is not NoticeKind.STEP_COMPLETED}
-            if (ids | released) & seen:
-                break
-            seen |= ids
-            batch.append(visit)
+        known = [visit for visit in self._visits if self._context.next_layer(visit.job) is not NextLayer.MISSING]
+        if len(known) < len(self._visits):
+            self._visits = deque(known)  # their routes were closed
+        if not known:
+            return []
+        first = known[0]
+        lines: dict[RouteId, list[Visit]] = {}
+        for visit in known:
+            if visit.state is first.state and visit.job.current_layer == first.job.current_layer:
+                lines.setdefault(visit.job.route, []).append(visit)
+        batch = [line[0] for line in lines.values()]
+        room = 2 * self._context.config.chunk - sum(visit.tokens for visit in batch)
+        for line in lines.values():
+            seen = {span.seq_id for span in line[0].job.spans}
+            for visit in line[1:]:
+                ids = {span.seq_id for span in visit.job.spans}
+                freed = {notice.seq_id for notice in visit.job.notices if notice.kind in FREEING}
+                if (ids | freed) & seen or visit.tokens > room:
+                    break
+                seen |= ids
+                room -= visit.tokens
+                batch.append(visit)
         for visit in batch:
             self._visits.remove(visit)
         return batch
@@ -136,44 +186,71 @@ class JobProcessor:
                 tokens += seq.tokens[span.start_pos : span.end] if seq is not None else [0] * span.n
             if tokens:
                 with _Timed(self._context.stats, [visit]):
-                    job.hidden = self._context.ends.compute_embed(tokens)
+                    job.hidden = self._context.own_ends.compute_embed(tokens)
             job.step = ComputeStep.LAYER
-            facts = Facts(step=ComputeStep.EMBED, next_layer=self._context.next_layer(job.current_layer))
+            facts = Facts(step=ComputeStep.EMBED, next_layer=self._context.next_layer(job))
             visit.state = next_state(JobState.EMBED, facts)
 
     def _process_layers(self, batch: list[Visit]) -> None:
         context = self._context
         jobs = [visit.job for visit in batch]
-        first = jobs[0].current_layer == 0
         stage = context.stages[jobs[0].current_layer]
         with _Timed(context.stats, batch) as timed:
-            refusals = stage.run(jobs)
+            stage.run(jobs)
         layers = str(stage.segment.layers)
         context.stats.stages[layers] = context.stats.stages.get(layers, 0.0) + timed.elapsed
-        if first:
-            for job in jobs:
-                context.sequences.on_stage_completed(job.spans)
-                self._drop_unreachable(job.spans)
-        self._on_refusals(refusals)
-        where = context.next_layer(jobs[0].current_layer)
         for visit in batch:
-            if where is NextLayer.COMPLETE:
-                visit.job.step = ComputeStep.HEAD
-            visit.state = next_state(JobState.PROCESS_LAYERS, Facts(step=visit.job.step, next_layer=where))
+            self._move_on(visit, first=stage.segment.layers.start == 0)
 
-    def _validate(self, batch: list[Visit]) -> None:
-        """Came home. Spans part here: the last of a prompt and decodes go to HEAD, other chunks back to the joint."""
+    def _move_on(self, visit: Visit, *, first: bool) -> None:
+        """A stage is passed. Where all are, the rows that nobody asked for stay behind."""
+        job, context = visit.job, self._context
+        ours = context.is_ours(job.route)
+        if first and ours:
+            context.sequences.on_stage_completed(job.spans)
+            self._drop_unreachable(job.spans)
+        where = context.next_layer(job)
+        if where is NextLayer.COMPLETE:
+            job.step = ComputeStep.HEAD
+            _keep_wanted_rows(job)
+        visit.state = next_state(JobState.PROCESS_LAYERS, Facts(step=job.step, next_layer=where, at_origin=ours))
+
+    def _send(self, batch: list[Visit]) -> None:
         for visit in batch:
             job = visit.job
-            after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
-            to_head = [state is JobState.HEAD for state in after]
-            # EMBED means here: may be granted again, and a completed step makes it so
-            chunks = [Step(span) for span, head in zip(job.spans, to_head, strict=True) if not head]
-            self._context.sequences.on_step_completed(chunks)
-            _keep_wanted_rows(job, to_head)
-            visit.state = JobState.HEAD if job.spans else JobState.DONE
-            if visit.state is JobState.DONE:
-                self._observe(visit)
+            self._context.pipe.send_job(self._context.successor(job), job)
+            self._context.host.left(job.route)
+            visit.state = next_state(JobState.SEND, Facts())
+
+    def _validate(self, batch: list[Visit]) -> None:
+        """Just arrived. What has layers to pass goes there; what came home parts: the last of a prompt and decodes go to HEAD,
+        other chunks back to the joint."""
+        for visit in batch:
+            job = visit.job
+            if job.step is ComputeStep.LAYER:
+                here = self._context.next_layer(job) is NextLayer.LOCAL
+                visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, pipe_complete=here))
+                continue
+            self._come_home(visit)
+
+    def _come_home(self, visit: Visit) -> None:
+        job, sequences = visit.job, self._context.sequences
+        assert self._context.origin is not None
+        sequences.on_stage_completed(span for span in job.spans if self._passed_elsewhere(span))
+        after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
+        # EMBED means here: may be granted again, and a completed step makes it so
+        chunks = [Step(span) for span, state in zip(job.spans, after, strict=True) if state is not JobState.HEAD]
+        self._context.origin.came_home(job)
+        sequences.on_step_completed(chunks)
+        _keep_spans(job, [state is JobState.HEAD for state in after])
+        visit.state = JobState.HEAD if job.spans else JobState.DONE
+        if visit.state is JobState.DONE:
+            self._observe(visit)
+
+    def _passed_elsewhere(self, span: Span) -> bool:
+        """The first stage is on another node: we hear of it only now."""
+        seq = self._context.sequences.get(span)
+        return seq is not None and seq.stage_processed < span.end
 
     def _head(self, batch: list[Visit]) -> None:
         context = self._context
@@ -188,12 +265,12 @@ class JobProcessor:
                     homecomers.append(_Homecomer(span, seq, at - span.rows, at))
         rows = [(one, row) for one in homecomers if one.wants_token and (row := self._sample_row(one.seq)) is not None]
         samples: dict[Span, Sample] = {}
-        with _Timed(context.stats, batch):
+        with _Timed(context.stats, batch) as timed:
             scores = {one.span: self._score(one, hidden) for one in homecomers if one.seq.scoring}
             if rows:
                 last = [one.end - 1 for one, _ in rows]
-                normed = context.ends.compute_norm(hidden if len(last) == at else hidden[last])
-                found = sample(context.ends.compute_head(normed), [row for _, row in rows])
+                normed = context.own_ends.compute_norm(hidden if len(last) == at else hidden[last])
+                found = sample(context.own_ends.compute_head(normed), [row for _, row in rows])
                 samples = {one.span: sampled for (one, _), sampled in zip(rows, found, strict=True)}
         steps = []
         for one in homecomers:
@@ -204,6 +281,9 @@ class JobProcessor:
                 steps.append(Step(one.span, prompt_logprobs=scores.get(one.span)))
         context.sequences.on_step_completed(steps)
         context.stats.generated_tokens += len(samples)
+        assert context.origin is not None
+        context.origin.ends_seconds = 0.8 * context.origin.ends_seconds + 0.2 * timed.elapsed
+        context.origin.on_tokens()
         for job in {one.seq.job for one in homecomers}:
             self._after_head(job)
         for visit in batch:
@@ -241,7 +321,7 @@ class JobProcessor:
         job, params = seq.job, seq.job.sampling
         banned: tuple[int, ...] = ()
         if seq.generated < params.min_tokens:
-            banned = (*self._context.ends.eos_ids, *params.stop_token_ids)
+            banned = (*self._context.own_ends.eos_ids, *params.stop_token_ids)
         try:
             allowed = None if seq.constraint is None else seq.constraint.mask()
         except Exception as error:
@@ -252,7 +332,7 @@ class JobProcessor:
 
     def _score(self, one: _Homecomer, hidden: Tensor) -> PromptLogprobs:
         """How likely the prompt's tokens were, a slice of rows at a time: logits over a vocabulary are large."""
-        seq, ends = one.seq, self._context.ends
+        seq, ends = one.seq, self._context.own_ends
         first = one.span.end - one.span.rows + 1  # the token that the first row foretells
         targets = seq.tokens[first : min(one.span.end + 1, seq.prompt_len)]
         logprobs = []
@@ -261,19 +341,6 @@ class JobProcessor:
             logits = ends.compute_head(ends.compute_norm(hidden[one.start + i : one.start + i + len(some)]))
             logprobs += score(logits, some, seq.job.sampling.prompt_logprobs or 0)
         return PromptLogprobs(first, tuple(logprobs))
-
-    def _on_refusals(self, refusals: list[Refusal]) -> None:
-        """A stage that lacks blocks, or a prefix that it should hold, makes a sequence wait and be computed again."""
-        for span, verdict in refusals:
-            seq = self._context.sequences.get(span)
-            if seq is None:
-                continue
-            logger.warning("a stage refused a span of sequence %d: %s", span.seq_id, verdict.name)
-            if verdict is Verdict.MALFORMED:
-                self._context.sequences.fail(seq.job, ComputeFailed("A stage lost track of the job."))
-                continue
-            seq.prefix_trusted = seq.prefix_trusted and verdict is not Verdict.GAP
-            self._context.sequences.preempt_seq(seq)
 
     def _observe(self, visit: Visit) -> None:
         stats = self._context.stats
@@ -287,13 +354,20 @@ class JobProcessor:
         if not isinstance(error, PenstockError):
             error = ComputeFailed(f"The computation failed: {type(error).__name__}: {error}.", hint="Try the request again.")
         for visit in batch:
-            for span in visit.job.spans:
-                seq = self._context.sequences.get(span)
-                if seq is not None:
-                    self._context.sequences.fail(seq.job, error)
+            job = visit.job
+            if self._context.is_ours(job.route):
+                for span in job.spans:
+                    seq = self._context.sequences.get(span)
+                    if seq is not None:
+                        self._context.sequences.fail(seq.job, error)
+            elif visit.state is JobState.PROCESS_LAYERS:
+                stage = self._context.stages[job.current_layer]
+                job.refusals += [stage.refusal(job, span, Verdict.FAILED) for span in job.spans]
             # without its Spans it goes on, in its old place: the stages behind still need its notices, in order
-            visit.job.spans, visit.job.hidden = [], None
-            if visit.state is JobState.HEAD:
+            job.spans, job.hidden = [], None
+            if visit.state is JobState.SEND:
+                self._context.host.left(job.route)
+            if visit.state in (JobState.HEAD, JobState.SEND):
                 visit.state = JobState.DONE
 
     def _print_times(self, job: Job) -> None:
@@ -350,14 +424,25 @@ class _Timed:
             visit.seconds += self.elapsed / len(self._visits)
 
 
-def _keep_wanted_rows(job: NetworkJob, wanted: list[bool]) -> None:
-    """Keep the wanted Spans, and of the hidden states only the rows that they asked for: [sum of rows, hidden]"""
+def _keep_wanted_rows(job: NetworkJob) -> None:
+    """Of the hidden states keep only the rows that were asked for: [sum of n, hidden] -> [sum of rows, hidden]"""
+    rows: list[int] = []
+    at = 0
+    for span in job.spans:
+        at += span.n
+        rows.extend(range(at - span.rows, at))
+    if len(rows) != at:
+        job.hidden = job.hidden[rows]
+
+
+def _keep_spans(job: NetworkJob, wanted: list[bool]) -> None:
+    """Keep the wanted Spans of a NetworkJob that came home, and their rows: [sum of rows, hidden]"""
     rows: list[int] = []
     at = 0
     for span, keep in zip(job.spans, wanted, strict=True):
-        at += span.n
         if keep:
-            rows.extend(range(at - span.rows, at))
+            rows.extend(range(at, at + span.rows))
+        at += span.rows
     if len(rows) != at:
         job.hidden = job.hidden[rows]
-        job.spans = [span for span, keep in zip(job.spans, wanted, strict=True) if keep]
+    job.spans = [span for span, keep in zip(job.spans, wanted, strict=True) if keep]

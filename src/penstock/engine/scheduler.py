@@ -33,28 +33,43 @@ class SchedulerOutput:
     grants: list[Grant] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     ignored: list[Sequence] = field(default_factory=list)
+    reach: int = 0  # blocks that a sequence can have at most
 
     def __bool__(self) -> bool:
         return bool(self.grants or self.preempted or self.ignored)
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, pool: BlockPool, predictor: StepTimePredictor, *, pipelined: bool) -> None:
-        self._pipelined = pipelined  # several NetworkJobs may be in flight
-        self._config, self._pool, self._predictor = config, pool, predictor
+    def __init__(self, config: EngineConfig, predictor: StepTimePredictor) -> None:
+        self._config, self._predictor = config, predictor
         self._policy = POLICIES[config.policy]
 
-    def schedule(self, queued: Collection[Sequence], holders: Collection[Sequence], now: float) -> SchedulerOutput:
-        """`queued` wait for memory (WAITING, WAITING_PREEMPT), `holders` have some (RUNNING, PAUSED)."""
-        round_ = _Round(self._pool, self._config, holders, lambda seq: self._urgency(seq, now))
+    def schedule(
+        self,
+        pool: BlockPool,
+        queued: Collection[Sequence],
+        holders: Collection[Sequence],
+        now: float,
+        *,
+        window: int = 1,
+        reach: int | None = None,
+    ) -> SchedulerOutput:
+        """`queued` wait for memory (WAITING, WAITING_PREEMPT), `holders` have some (RUNNING, PAUSED). `window` is how many
+        NetworkJobs may be in flight: each carries its part of the decodes. A prompt that fits the `pool` not now but would fit
+        `reach` blocks waits for them.
+        """
+        round_ = _Round(pool, self._config, holders, lambda seq: self._urgency(seq, now), reach or pool.capacity)
         round_.make_way(queued)
         ready = [seq for seq in holders if seq.state is SequenceState.PAUSED and seq.remaining > 0]
         decodes = [seq for seq in ready if seq.decoding]
-        if len(decodes) > self._pool.available:
+        if len(decodes) > pool.available:
             decodes.sort(key=round_.urgency)  # only where somebody may have to give way does the order matter
+        if window > 1:
+            part = -(-sum(seq.decoding for seq in holders) // window)
+            decodes = decodes[:part]
         for seq in decodes:
             round_.decode(seq)
-        round_.budget = self._chunk(decodes, holders)
+        round_.budget = self._chunk(decodes, holders, pipelined=window > 1)
         prompts = [seq for seq in ready if not seq.decoding]
         admitting = round_.may_admit()
         if admitting:
@@ -66,11 +81,11 @@ class Scheduler:
                 admitting = round_.admit(seq)
         return round_.out
 
-    def _chunk(self, decodes: list[Sequence], holders: Collection[Sequence]) -> int:
+    def _chunk(self, decodes: list[Sequence], holders: Collection[Sequence], *, pipelined: bool) -> int:
         config = self._config
         if config.step_target is None:
             # long passes are faster, but they stall those who decode, and leave a pipeline of several stages empty
-            if self._pipelined or any(seq.decoding for seq in holders):
+            if pipelined or any(seq.decoding for seq in holders):
                 return config.chunk
             return config.idle_chunk or IDLE_FACTOR * config.chunk
         context = sum(seq.step_processed for seq in decodes)
@@ -91,10 +106,16 @@ class _Round:
     """One decision in the making: what is granted so far and the memory that is left after it."""
 
     def __init__(
-        self, pool: BlockPool, config: EngineConfig, holders: Collection[Sequence], rank: Callable[[Sequence], Urgency]
+        self,
+        pool: BlockPool,
+        config: EngineConfig,
+        holders: Collection[Sequence],
+        rank: Callable[[Sequence], Urgency],
+        reach: int,
     ) -> None:
-        self.out = SchedulerOutput()
+        self.out = SchedulerOutput(reach=reach)
         self.budget = 0
+        self._reach = reach
         self._pool, self._config, self._holders = pool, config, holders
         self._rank, self._ranks = rank, dict[int, Urgency]()
         self._free = pool.available
@@ -139,7 +160,7 @@ class _Round:
     def decode(self, seq: Sequence) -> None:
         if seq.seq_id in self._gone:
             return
-        need = self._pool.blocks_for(seq.scheduled + 1) - len(seq.table)
+        need = max(0, self._pool.blocks_for(seq.scheduled + 1) - len(seq.table))
         if self._make_room(need, seq):
             self._grant(seq, 1, need)
 
@@ -148,7 +169,7 @@ class _Round:
         if seq.seq_id in self._gone or self.budget <= 0:
             return
         n = min(seq.remaining, self.budget)
-        need = self._pool.blocks_for(seq.scheduled + n) - len(seq.table)
+        need = max(0, self._pool.blocks_for(seq.scheduled + n) - len(seq.table))  # a sequence that was cut back kept its table
         if self._make_room(need, seq):
             self._grant(seq, n, need)
             self.budget -= n
@@ -162,9 +183,10 @@ class _Round:
             return True
         pool = self._pool
         whole = pool.blocks_for(len(seq.tokens))
-        if pool.blocks_for(len(seq.tokens) + 1) > pool.capacity:
-            self.out.ignored.append(seq)
-            return True
+        if (most := pool.blocks_for(len(seq.tokens) + 1)) > pool.capacity:
+            if most > self._reach:
+                self.out.ignored.append(seq)
+            return most > self._reach
         hits = self._hits(seq)
         # a hit costs nothing while somebody else holds the block
         need = whole - len(hits) + sum(1 for block in hits if pool.is_idle(block) or block in self._released)

@@ -1,42 +1,66 @@
-"""A Stage: one local segment with the replicas and KV blocks of the sequences that pass it."""
+"""A Stage: one local segment, and the KV blocks that routes have leased of it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
-from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
-from penstock.domain.span import NetworkJob, Span, Verdict
+from penstock.domain.route import RouteId
+from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
 from penstock.engine.worker_sequences import WorkerSequenceManager
 from penstock.model.attention import Piece
 from penstock.model.segment import Segment
 
 
-class Refusal(NamedTuple):
-    """A Span that this stage could not take, and why; its origin must act."""
-
-    span: Span
-    verdict: Verdict
-
-
 class Stage:
-    def __init__(self, segment: Segment, kv_blocks: int, config: EngineConfig) -> None:
-        self.segment = segment
-        self.sequences = WorkerSequenceManager(BlockPool(kv_blocks, config.block_size, prefix_cache=config.prefix_cache))
+    """A lease is a pool of its own, cut out of the segment's blocks: the origin counts with the same pool and the same steps,
+    so it knows what fits without asking, and no origin can reach another's blocks.
+    """
 
-    def run(self, jobs: Sequence[NetworkJob]) -> list[Refusal]:
+    def __init__(self, segment: Segment, block_size: int, node: str = "local") -> None:
+        self.segment, self._block_size, self._node = segment, block_size, node
+        self._unleased = list(range(segment.kv_blocks, 0, -1))
+        self.leases: dict[RouteId, WorkerSequenceManager] = {}
+        self.seconds = 0.0  # of compute in all
+        self.lately = 0.0  # seconds that a pass took, smoothed
+        self.passes = self.shared_passes = 0  # shared: with Spans of more than one origin
+
+    @property
+    def unleased(self) -> int:
+        return len(self._unleased)
+
+    @property
+    def held(self) -> int:
+        """Blocks that sequences hold."""
+        return sum(lease.pool.held for lease in self.leases.values())
+
+    def open(self, route: RouteId, blocks: int, *, prefix_cache: bool) -> None:
+        pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache)
+        self.leases[route] = WorkerSequenceManager(pool, self._unleased.extend)
+
+    def extend(self, route: RouteId, blocks: int) -> None:
+        """Let a route have so many blocks, as far as there are any: it counts on them when it says so."""
+        lease = self.leases[route]
+        lease.spare += self._take(blocks - lease.granted)
+
+    def close(self, route: RouteId) -> None:
+        lease = self.leases.pop(route, None)
+        if lease is not None:
+            self._unleased += lease.all_blocks()
+
+    def run(self, jobs: Sequence[NetworkJob]) -> None:
         """Run NetworkJobs through the segment in one pass. Afterwards they hold what was taken, one layer range further."""
-        refusals: list[Refusal] = []
-        for job, verdicts in zip(jobs, self.sequences.on_schedule(jobs), strict=True):
+        started = time.perf_counter()
+        for job in jobs:
+            verdicts = self.leases[job.route].on_schedule(job)
             if any(verdict is not Verdict.APPEND for verdict in verdicts):
-                refusals += _leave_out(job, verdicts)
-        spans = [span for job in jobs for span in job.spans]
-        if spans:
-            pieces = [Piece(span.start_pos, span.n, self.sequences.table(span)) for span in spans]
-            full = [job for job in jobs if job.spans]
+                self._leave_out(job, verdicts)
+        full = [job for job in jobs if job.spans]
+        if full:
+            pieces = [Piece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in full for s in job.spans]
             hidden = full[0].hidden if len(full) == 1 else torch.cat([job.hidden for job in full])
             out = self.segment.process(hidden, pieces)
             row = 0
@@ -46,23 +70,40 @@ class Stage:
                 row += count
         for job in jobs:
             job.current_layer = self.segment.layers.end
-            self.sequences.on_stage_completed(job.spans)
-        return refusals
+            self.leases[job.route].on_stage_completed(job.spans)
+        self._observe(jobs, full, time.perf_counter() - started)
 
+    def _observe(self, jobs: Sequence[NetworkJob], full: Sequence[NetworkJob], took: float) -> None:
+        for job in jobs:
+            job.services.append(took if job.spans else 0.0)  # fused ones all wait for the whole pass
+        self.seconds += took
+        if full:
+            self.lately = took if not self.lately else 0.9 * self.lately + 0.1 * took
+            self.passes += 1
+            self.shared_passes += len({job.route.origin for job in full}) > 1
 
-def _leave_out(job: NetworkJob, verdicts: Sequence[Verdict]) -> list[Refusal]:
-    """Cut the Spans that are not to be run out of a NetworkJob; stale ones and repetitions need no answer."""
-    kept: list[Span] = []
-    rows: list[int] = []
-    refusals: list[Refusal] = []
-    row = 0
-    for span, verdict in zip(job.spans, verdicts, strict=True):
-        if verdict is Verdict.APPEND:
-            kept.append(span)
-            rows.extend(range(row, row + span.n))
-        elif verdict not in (Verdict.DUPLICATE, Verdict.STALE):
-            refusals.append(Refusal(span, verdict))
-        row += span.n
-    job.spans = kept
-    job.hidden = job.hidden[rows]
-    return refusals
+    def _take(self, blocks: int) -> list[int]:
+        """So many of the blocks that nobody has leased, or what is left of them."""
+        cut = max(0, len(self._unleased) - max(0, blocks))
+        taken = self._unleased[cut:][::-1]
+        del self._unleased[cut:]
+        return taken
+
+    def _leave_out(self, job: NetworkJob, verdicts: Sequence[Verdict]) -> None:
+        """Cut the Spans that are not to be run out of a NetworkJob; stale ones and repetitions need no answer."""
+        kept: list[Span] = []
+        rows: list[int] = []
+        row = 0
+        for span, verdict in zip(job.spans, verdicts, strict=True):
+            if verdict is Verdict.APPEND:
+                kept.append(span)
+                rows.extend(range(row, row + span.n))
+            elif verdict not in (Verdict.DUPLICATE, Verdict.STALE):
+                job.refusals.append(self.refusal(job, span, verdict))
+            row += span.n
+        job.spans = kept
+        job.hidden = job.hidden[rows]
+
+    def refusal(self, job: NetworkJob, span: Span, verdict: Verdict) -> Refusal:
+        length = self.leases[job.route].kv_len(span)
+        return Refusal(span.seq_id, span.incarnation, span.attempt, verdict, length, self._node)

@@ -1,12 +1,14 @@
-"""WorkerSequenceManager: a stage's tokenless replicas of sequences, and the KV blocks that they hold there."""
+"""WorkerSequenceManager: one route's sequences at a stage. Tokenless replicas, and the KV blocks that they hold there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.domain.blocks import BlockPool
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, Span, Verdict, place
+
+MAX_REPLICAS = 1 << 16  # what an origin can make a stage remember, however many sequences it names
 
 
 @dataclass(slots=True, eq=False)
@@ -20,21 +22,32 @@ class Replica:
     table: list[int] = field(default_factory=list)
 
 
+def _keep(blocks: list[int]) -> None:
+    pass
+
+
 class WorkerSequenceManager:
-    def __init__(self, pool: BlockPool) -> None:
-        self.pool = pool
+    """`pool` is the route's own: what one origin does, or what is lost on its way, cannot touch another's memory.
+
+    `spare` are blocks that the origin may have and does not count on yet; `give_back` takes those that it gave up.
+    """
+
+    def __init__(self, pool: BlockPool, give_back: Callable[[list[int]], None] = _keep) -> None:
+        self.pool, self.spare, self._give_back = pool, list[int](), give_back
         self.replicas: dict[int, Replica] = {}
         self._last_notice = -1
 
-    def on_schedule(self, jobs: Sequence[NetworkJob]) -> list[list[Verdict]]:
-        """Take in what NetworkJobs bring, in order: first their notices, then their Spans. A verdict for each Span."""
-        verdicts = []
-        for job in jobs:
-            self.on_notices(job.notices)
-            # prefixes are taken hold of before anything is allocated, so that one Span cannot evict another's hits
-            found = [self._open(span) for span in job.spans]
-            verdicts.append([self._write(span) if v is Verdict.APPEND else v for span, v in zip(job.spans, found, strict=True)])
-        return verdicts
+    @property
+    def granted(self) -> int:
+        """Blocks that the origin may count on."""
+        return self.pool.capacity + len(self.spare)
+
+    def on_schedule(self, job: NetworkJob) -> list[Verdict]:
+        """Take in what a NetworkJob brings: first its notices, then its Spans. A verdict for each Span."""
+        self.on_notices(job.notices)
+        # prefixes are taken hold of before anything is allocated, so that one Span cannot evict another's hits
+        found = [self._open(span) for span in job.spans]
+        return [self._write(span) if v is Verdict.APPEND else v for span, v in zip(job.spans, found, strict=True)]
 
     def on_notices(self, notices: Iterable[Notice]) -> None:
         for notice in notices:
@@ -48,6 +61,8 @@ class WorkerSequenceManager:
                     self.preempt_seq(notice)
                 case NoticeKind.FREED:
                     self.free_seq(notice)
+                case NoticeKind.RESIZED:
+                    self.resize(notice.blocks)
 
     def on_stage_completed(self, spans: Iterable[Span]) -> None:
         for span in spans:
@@ -58,7 +73,8 @@ class WorkerSequenceManager:
     def on_step_completed(self, notice: Notice) -> None:
         replica = self._current(notice)
         if replica is not None:
-            for block, key in zip(replica.table[notice.first_block :], notice.keys, strict=False):
+            full = replica.kv_len // self.pool.block_size
+            for block, key in zip(replica.table[notice.first_block : full], notice.keys, strict=False):
                 self.pool.commit(block, key)
 
     def preempt_seq(self, notice: Notice) -> None:
@@ -67,12 +83,33 @@ class WorkerSequenceManager:
         if replica is not None:
             self._drop(replica)
             replica.incarnation = notice.incarnation + 1
+            replica.attempt = 0
 
     def free_seq(self, notice: Notice) -> None:
         replica = self._current(notice)
         if replica is not None:
             self._drop(replica)
             del self.replicas[notice.seq_id]
+
+    def resize(self, blocks: int) -> None:
+        """The origin counts on so many blocks from now on; what it does not count on goes back."""
+        pool = self.pool
+        if blocks < pool.capacity:
+            self.spare += pool.give_up(min(pool.capacity - blocks, pool.available))
+        else:
+            more = min(blocks - pool.capacity, len(self.spare))
+            pool.take_in(self.spare[:more])
+            del self.spare[:more]
+        self._give_back(self.spare)
+        self.spare = []
+
+    def all_blocks(self) -> list[int]:
+        """All that the route has, held or not: for the end of it."""
+        return [*self.pool.blocks, *self.spare]
+
+    def kv_len(self, span: Span) -> int:
+        replica = self.replicas.get(span.seq_id)
+        return 0 if replica is None or replica.incarnation != span.incarnation else replica.kv_len
 
     def table(self, span: Span) -> list[int]:
         return self.replicas[span.seq_id].table
@@ -85,6 +122,8 @@ class WorkerSequenceManager:
         """Find or make the replica that a Span writes to, at the incarnation, attempt and length that it expects."""
         replica = self.replicas.get(span.seq_id)
         if replica is None:
+            if len(self.replicas) >= MAX_REPLICAS:
+                return Verdict.MALFORMED
             replica = self.replicas[span.seq_id] = Replica(span.incarnation)
         if span.incarnation < replica.incarnation:
             return Verdict.STALE
@@ -108,6 +147,8 @@ class WorkerSequenceManager:
 
     def _write(self, span: Span) -> Verdict:
         replica, pool = self.replicas[span.seq_id], self.pool
+        if replica.kv_len != span.start_pos:
+            return place(replica.kv_len, span)  # another Span of the sequence in the same NetworkJob came first
         need = pool.blocks_for(span.end) - len(replica.table)
         if need > pool.available:
             return Verdict.NO_ROOM

@@ -29,6 +29,7 @@ class Segment(Protocol):
 
     layers: LayerRange
     kv_blocks: int  # capacity of its KV memory
+    weight_hash: str
 
     def process(self, hidden: Tensor, pieces: Sequence[Piece]) -> Tensor:
         """Run a ragged batch [T, hidden] through the layers; its keys and values are kept at the pieces' blocks.

@@ -17,7 +17,6 @@ from penstock.model.segment import LlmModel
 from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
-from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -27,13 +26,15 @@ AUTO_KV_SHARE = 0.2  # of the memory that is free after the weights
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
+    """`ends` is None where only layers were asked for."""
+
     name: str
     folder: Path
     spec: ModelSpec
     dtype: torch.dtype
     device: torch.device
-    pipe: Pipe
-    ends: EndModel
+    segments: tuple[LlmModel, ...]
+    ends: EndModel | None
 
 
 class ModelManager:
@@ -49,16 +50,21 @@ class ModelManager:
         segments: Sequence[tuple[int, int]] | None = None,
         kv_memory: int | None = None,
         max_memory: int | None = None,
+        load_ends: bool = True,
+        whole: bool = True,
     ) -> LoadedModel:
-        """Load the whole model, in one segment or cut as told. `kv_memory` is in bytes; None takes a share of what is free, or
-        all that `max_memory` leaves, which is for weights and KV together."""
+        """Load the model, in one segment or cut as told; `whole`: the segments must cover it. `kv_memory` is in bytes; None takes
+        a share of what is free, or all that `max_memory` leaves, which is for weights and KV together."""
         where = pick_device(device)
         kind = pick_dtype(dtype, where)
-        folder = resolve(model, progress=self._progress)
+        wanted = None if whole or segments is None else _around(segments)
+        folder = resolve(model, layers=wanted, ends=load_ends, progress=self._progress)
         spec = read_spec(folder)
-        ranges = covering(segments, spec.num_layers) if segments is not None else [LayerRange(0, spec.num_layers)]
+        ranges = _ranges(segments, spec, whole)
         keep_freed_memory()
-        blocks = self._kv_blocks(spec, kind, where, kv_memory, max_memory)
+        layers = sum(layers.size for layers in ranges)
+        held = layers * spec.layer_params + (spec.end_params if load_ends else 0)
+        blocks = self._kv_blocks(spec, layers, held * kind.itemsize, kind, where, kv_memory, max_memory)
         files = WeightFiles(folder)
         loaded = [
             LlmModel(
@@ -73,18 +79,25 @@ class ModelManager:
             )
             for layers in ranges
         ]
-        ends = EndModel(spec, folder, files, dtype=kind, device=where)
+        ends = EndModel(spec, folder, files, dtype=kind, device=where) if load_ends else None
         if where.type == "cpu":
             use_huge_pages()
-        return LoadedModel(model, folder, spec, kind, where, Pipe(model, spec.num_layers, loaded), ends)
+        return LoadedModel(model, folder, spec, kind, where, tuple(loaded), ends)
 
     def _kv_blocks(
-        self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, kv_memory: int | None, max_memory: int | None
+        self,
+        spec: ModelSpec,
+        layers: int,
+        weights: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_memory: int | None,
+        max_memory: int | None,
     ) -> int:
-        """How many blocks of KV fit beside the weights."""
+        """How many blocks of KV of so many layers fit beside so many bytes of weights."""
         size = dtype.itemsize
-        per_block = self._config.block_size * spec.kv_width * spec.num_layers * size
-        weights, free = spec.params * size, available_memory(device)
+        per_block = self._config.block_size * spec.kv_width * layers * size
+        free = available_memory(device)
         smallest = weights + 2 * per_block
         if max_memory is not None and smallest + (kv_memory or 0) > max_memory:
             raise NotEnoughMemory(
@@ -117,6 +130,25 @@ class ModelManager:
                 hint="Give less kv_memory.",
             )
         return kv_memory // per_block
+
+
+def _around(segments: Sequence[tuple[int, int]]) -> LayerRange:
+    """The smallest range that holds all of them: what must be fetched."""
+    return LayerRange(min(start for start, _ in segments), max(end for _, end in segments))
+
+
+def _ranges(segments: Sequence[tuple[int, int]] | None, spec: ModelSpec, whole: bool) -> list[LayerRange]:
+    if segments is None:
+        return [LayerRange(0, spec.num_layers)]
+    if whole:
+        return covering(segments, spec.num_layers)
+    ranges = sorted(LayerRange(*segment) for segment in segments)
+    if ranges[-1].end > spec.num_layers:
+        raise ConfigError(
+            f"layers {ranges[-1]} go beyond the model, which has {spec.num_layers}.",
+            hint=f"Layers are 0:{spec.num_layers} in all.",
+        )
+    return ranges
 
 
 def pick_device(device: str) -> torch.device:

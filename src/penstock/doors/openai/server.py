@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ from penstock.doors.openai.responses import send_error
 from penstock.doors.openai.served import Served
 from penstock.doors.readiness import Readiness
 from penstock.doors.status import describe
+from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import NotReady, PenstockError, RequestError, RequestTimeout, UnknownModel
 
 CODES_OF_ROUTER = {404: "not_found", 405: "method_not_allowed"}
@@ -47,12 +48,15 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class OAIHttpServer:
-    """`models` are the hosted ones by name, `aliases` further names for them. `app` is the ASGI application."""
+    """`models` are those that it offers, by name, `aliases` further names for them; `layers` are what the node holds only for
+    others, and `network` tells about those. `app` is the ASGI application."""
 
     def __init__(
         self,
         models: Mapping[str, Served],
         *,
+        layers: Sequence[HostedLayers] = (),
+        network: Callable[[], Mapping[str, Any]] = dict,
         node_id: str,
         server: ServerConfig,
         limits: LimitsConfig,
@@ -60,6 +64,7 @@ class OAIHttpServer:
         api_key: str | None,
     ) -> None:
         self._models, self._aliases, self._node_id = models, aliases, node_id
+        self._layers, self._network = layers, network
         self._server, self._limits = server, limits
         self._readiness = Readiness([served.hosted for served in models.values()], within=server.ready_within)
         self._mailbox: Mailbox | None = None
@@ -114,6 +119,8 @@ class OAIHttpServer:
     async def root(self, request: Request) -> Response:
         """For a person who opens the address in a browser."""
         base = f"{request.url.scheme}://{request.url.netloc}/v1"
+        if not self._models:
+            return PlainTextResponse(f"Penstock {__version__}: {self._holds()}\n")
         return PlainTextResponse(f"Penstock {__version__} serves {', '.join(self._models)}. OpenAI clients find it at {base}\n")
 
     async def health(self, request: Request) -> Response:
@@ -126,17 +133,28 @@ class OAIHttpServer:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        body, kind = render_metrics([served.hosted for served in self._models.values()])
+        body, kind = render_metrics(self._hosted())
         return Response(body, media_type=kind)
 
     async def status(self, request: Request) -> Response:
-        hosted = [served.hosted for served in self._models.values()]
-        return JSONResponse(describe(self._node_id, hosted, self._aliases, draining=self.draining))
+        return JSONResponse(describe(self._node_id, self._hosted(), self._aliases, draining=self.draining))
+
+    async def network(self, request: Request) -> Response:
+        return JSONResponse(self._network() or {"network": None, "nodes": [], "pipes": []})
 
     # ---- inside ----
 
+    def _hosted(self) -> list[HostedLayers]:
+        return [*(served.hosted for served in self._models.values()), *self._layers]
+
+    def _holds(self) -> str:
+        names = ", ".join(hosted.name for hosted in self._layers)
+        return f"this node only holds layers of {names} for others. `penstock network status` shows which nodes offer it."
+
     def _find(self, name: str | None, request: Request) -> Served:
         """The model that a request names; where it may leave it out and there is one, that one."""
+        if not self._models:
+            raise UnknownModel("No model is offered here.", hint=f"T{self._holds()[1:]}")
         if name is None and len(self._models) == 1:
             name = next(iter(self._models))
         elif name is None:
@@ -184,6 +202,7 @@ class OAIHttpServer:
             ("GET", "/ready", self.ready),
             ("GET", "/metrics", self.metrics),
             ("GET", "/status", self.status),
+            ("GET", "/network", self.network),
         ]
         for method, path, handler in routes:
             app.add_api_route(path, handler, methods=[method])

@@ -1,0 +1,32 @@
+"""Checks that the settings of every table share, and how they name what they refuse."""
+
+from __future__ import annotations
+
+import math
+
+from penstock.config.kinds import shown
+from penstock.errors import ConfigError
+
+
+def unusable(name: str, value: object, hint: str) -> ConfigError:
+    return ConfigError(f"{name} = {shown(value)} cannot be used.", hint=hint)
+
+
+def check_whole(name: str, value: object, *, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise unusable(name, value, f"Give a whole number from {least} up.")
+
+
+def check_seconds(name: str, value: float, *, zero: bool = False) -> None:
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise unusable(name, value, f"Give a number of seconds {'from 0 up' if zero else 'above 0'}.")
+
+
+def is_address(host: str) -> bool:
+    import ipaddress  # costs every `--help` some milliseconds otherwise
+
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

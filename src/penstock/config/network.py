@@ -1,0 +1,117 @@
+"""Settings of the network between nodes, checked when made: its name, who listens where, and whom it lets in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from penstock.config.checks import check_seconds, check_whole, is_address, unusable
+from penstock.errors import ConfigError
+
+MODES = ("peer", "router", "client")
+PROTOCOLS = ("tcp", "udp", "tls", "quic")
+SECURE = ("tls", "quic")  # both sides show a certificate
+FILES = ("ca_file", "certificate_file", "key_file")
+SHORTEST_LEASE = 200  # milliseconds; below it a busy machine is taken for a dead one
+OPEN_IT = "set network.open = true (--open-network) where everybody who can reach this machine is trusted."
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ENDPOINT = re.compile(
+    r"(?P<protocol>[a-z]+)/(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):(?P<port>\d{1,5})"
+)
+_NEARLY = re.compile(r"(?:[A-Za-z]+:?/*/)?(?P<rest>[^/\s]+:\d{1,5})/?")  # forgotten protocol, or tcp://
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    """Nodes of one `name` that reach each other share their layers. An endpoint is `protocol/host:port`.
+
+    A network is closed unless `open`: both sides of a connection then show a certificate that `ca_file` vouches for. `lease_ms`
+    is how long a silent node counts as alive, `recovery_timeout` for how many seconds answers wait for a pipe when a node was
+    lost.
+    """
+
+    name: str = "penstock"
+    listen: tuple[str, ...] = ()
+    connect: tuple[str, ...] = ()
+    mode: Literal["peer", "router", "client"] = "peer"
+    multicast: bool = False
+    lease_ms: int = 3000
+    open: bool = False
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    recovery_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):  # it is a part of keys
+            raise unusable("name", self.name, "Use up to 64 letters, digits, dots, dashes and underscores.")
+        if self.mode not in MODES:
+            raise unusable("mode", self.mode, f"Use one of: {', '.join(MODES)}.")
+        check_whole("lease_ms", self.lease_ms, least=SHORTEST_LEASE)
+        check_seconds("recovery_timeout", self.recovery_timeout, zero=True)
+        for endpoint in self.listen:
+            _check_endpoint("listen", endpoint, lowest_port=0)
+        for endpoint in self.connect:
+            _check_endpoint("connect", endpoint, lowest_port=1)
+        if self.enabled:
+            self._check_mode()
+            self._check_trust()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the node joins a network at all."""
+        return bool(self.listen or self.connect or self.multicast)
+
+    def _check_mode(self) -> None:
+        if self.mode == "client" and self.listen:
+            raise ConfigError("A node in client mode does not listen.", hint='Leave network.listen out, or use mode = "peer".')
+        if self.mode == "router" and not self.listen:
+            raise ConfigError(
+                "A node in router mode must listen for others.", hint='Say where: network.listen = ["tls/0.0.0.0:7447"].'
+            )
+
+    def _check_trust(self) -> None:
+        endpoints = [*self.listen, *self.connect]
+        unsecured = [endpoint for endpoint in endpoints if endpoint.partition("/")[0] not in SECURE]
+        missing = [f"network.{name}" for name in FILES if getattr(self, name) is None]
+        are_missing = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
+        if self.open:
+            if missing and (len(unsecured) < len(endpoints) or len(missing) < len(FILES)):
+                raise ConfigError(
+                    f"The network shall use certificates, but {are_missing}.",
+                    hint="All three files are needed. To do without certificates, use tcp/ endpoints and name none of them.",
+                )
+            return
+        if unsecured:
+            raise ConfigError(
+                f"The network is closed, but {unsecured[0]} lets everybody in.",
+                hint=f"Write tls/{unsecured[0].partition('/')[2]}, or {OPEN_IT}",
+            )
+        if missing:
+            raise ConfigError(
+                f"The network is closed, but {are_missing}.",
+                hint=f"Name the files of the network's authority and of this node's certificate, or {OPEN_IT}",
+            )
+        if not self.listen and self.mode != "client" and self.multicast:  # the router would choose tcp
+            raise ConfigError(
+                "A node that others find by multicast must say where it listens.",
+                hint='Set network.listen = ["tls/0.0.0.0:7447"].',
+            )
+
+
+def _check_endpoint(name: str, endpoint: str, *, lowest_port: int) -> None:
+    found = _ENDPOINT.fullmatch(endpoint)
+    if not found:
+        nearly = _NEARLY.fullmatch(endpoint)
+        meant = f"tcp/{nearly['rest']}" if nearly else ""
+        example = meant if _ENDPOINT.fullmatch(meant) else "tcp/192.168.1.7:7447"
+        raise unusable(name, endpoint, f"Write an endpoint as {example}.")
+    if found["protocol"] not in PROTOCOLS:
+        raise unusable(name, endpoint, f"An endpoint begins with one of: {', '.join(f'{protocol}/' for protocol in PROTOCOLS)}.")
+    if found["host"].startswith("[") and not is_address(found["host"][1:-1]):
+        raise unusable(name, endpoint, "Write an IPv6 address in brackets, such as tcp/[::1]:7447.")
+    if not lowest_port <= int(found["port"]) <= 65535:
+        raise unusable(name, endpoint, f"Give a port from {lowest_port} to 65535.")

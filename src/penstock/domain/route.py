@@ -1,0 +1,48 @@
+"""A route: the path that one origin's Spans take over the nodes that hold the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.domain.topology import LayerRange
+
+
+class RouteId(NamedTuple):
+    origin: str
+    epoch: int  # grows with each start of the origin
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.origin}/{self.epoch}/{self.number}"
+
+
+class Hop(NamedTuple):
+    """A segment on the path."""
+
+    layers: LayerRange
+    node: str
+
+
+class Leg(NamedTuple):
+    """A stay on one node: the layers that are run there, who hands Spans over, and to whom they go on."""
+
+    layers: LayerRange
+    predecessor: str
+    successor: str
+
+
+def legs_of(hops: Sequence[Hop], origin: str) -> dict[str, tuple[Leg, ...]]:
+    """What each node must know of a route, and no more. Segments that follow each other on one node are one stay."""
+    stays: list[Hop] = []
+    for hop in hops:
+        if stays and stays[-1].node == hop.node:
+            stays[-1] = Hop(LayerRange(stays[-1].layers.start, hop.layers.end), hop.node)
+        else:
+            stays.append(hop)
+    nodes = [origin, *(stay.node for stay in stays), origin]
+    legs: dict[str, tuple[Leg, ...]] = {}
+    for place, stay in enumerate(stays):
+        leg = Leg(stay.layers, predecessor=nodes[place], successor=nodes[place + 2])
+        legs[stay.node] = (*legs.get(stay.node, ()), leg)
+    return legs

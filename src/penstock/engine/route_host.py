@@ -1,0 +1,241 @@
+"""RouteHost: the routes that pass this node. Who may hand Spans over, in which order they go on, and what each has leased."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from penstock.domain.messages import Bounce, BounceReason, OpenRoute, Ping, Pong, RouteOffer
+from penstock.domain.route import Leg, RouteId
+from penstock.domain.span import NetworkJob
+from penstock.engine.stage import Stage
+
+CREDITS = 32  # NetworkJobs of one route on this node at once
+MAX_ROUTES = 64  # of all origins together
+REORDER_WAIT = 0.03  # seconds for a NetworkJob that others have overtaken
+LEAST_BLOCKS = 2  # a lease with less is of no use
+RECALL_TIME = 0.3  # seconds until blocks that were recalled should have come back
+
+
+class Arrivals:
+    """NetworkJobs of one leg, put back into the order in which the origin sent them.
+
+    One that is missing is waited for a little; then the others go on, and it may still follow.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._held: dict[int, tuple[NetworkJob, float]] = {}
+        self._skipped: set[int] = set()
+
+    def take(self, job: NetworkJob, now: float) -> list[NetworkJob]:
+        """Those that can go on now that this one is here. A repetition is dropped."""
+        number = job.number
+        if number < self._next:
+            if number not in self._skipped:
+                return []
+            self._skipped.remove(number)
+            return [job]
+        if number in self._held:
+            return []
+        if number > self._next + CREDITS:  # far ahead: what is before it will not come any more
+            self._next = number
+        self._held[number] = (job, now + REORDER_WAIT)
+        return [*self._ready()]
+
+    def overdue(self, now: float) -> list[NetworkJob]:
+        """Those that have waited long enough for the ones before them."""
+        ready: list[NetworkJob] = []
+        while self._held and min(until for _, until in self._held.values()) <= now:
+            first = min(self._held)
+            self._skipped.update(range(self._next, first))
+            while len(self._skipped) > 4 * CREDITS:
+                self._skipped.remove(min(self._skipped))
+            self._next = first
+            ready += self._ready()
+        return ready
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._held)
+
+    def _ready(self) -> Iterator[NetworkJob]:
+        while self._next in self._held:
+            yield self._held.pop(self._next)[0]
+            self._next += 1
+
+
+@dataclass(slots=True, eq=False)
+class HostedRoute:
+    id: RouteId
+    legs: Mapping[int, Leg]  # by their first layer
+    width: int
+    lease: float
+    heard: float  # when anything came from its origin
+    wants: int = 0  # blocks
+    arrivals: dict[int, Arrivals] = field(default_factory=dict)
+    here: int = 0  # NetworkJobs that are on this node now
+
+    def runs(self, layer: int) -> bool:
+        return any(leg.layers.start <= layer < leg.layers.end for leg in self.legs.values())
+
+    def successor(self, layer: int) -> str:
+        """Who comes after the leg that ends here."""
+        return next(leg.successor for leg in self.legs.values() if leg.layers.end == layer)
+
+
+class RouteHost:
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        *,
+        model: str,
+        shape: str,
+        block_size: int,
+        num_layers: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.routes: dict[RouteId, HostedRoute] = {}
+        self.draining = False
+        self._waiting: dict[str, float] = {}  # origins that found no memory, and until when they count
+        self._stages, self._model, self._shape, self._block_size = stages, model, shape, block_size
+        self._num_layers, self._clock = num_layers, clock
+
+    def open(self, sender: str, ask: OpenRoute) -> RouteOffer:
+        """Lease blocks to a route, or say why not."""
+        route = ask.route
+        problem = self._problem(sender, ask)
+        if problem:
+            return RouteOffer(route, reason=problem)
+        for known in [known for known in self.routes if known.origin == route.origin and known.epoch < route.epoch]:
+            self.close(known)  # a former life of that origin
+        if route not in self.routes:
+            if len(self.routes) >= MAX_ROUTES:
+                return RouteOffer(route, reason="too many routes pass this node", retry_after=1.0)
+            stages = self._stages_of(ask)
+            blocks = min(ask.blocks, *(stage.unleased for stage in stages))
+            if blocks < LEAST_BLOCKS:
+                self._waiting[sender] = self._clock() + 4 * RECALL_TIME
+                return RouteOffer(route, reason="all its KV memory is leased (some is called back)", retry_after=RECALL_TIME)
+            self._waiting.pop(sender, None)
+            for stage in stages:
+                stage.open(route, blocks, prefix_cache=ask.prefix_cache)
+            self._enter(ask)
+        return RouteOffer(route, blocks=self._granted(self.routes[route]), credits=CREDITS)
+
+    def close(self, route: RouteId) -> None:
+        if self.routes.pop(route, None) is not None:
+            for stage in self._stages.values():
+                stage.close(route)
+
+    def close_others(self, alive: Mapping[str, int]) -> None:
+        """Free what origins hold that are gone, or have started anew: `alive` has the epoch of every live node."""
+        for route in [route for route in self.routes if alive.get(route.origin) != route.epoch]:
+            self.close(route)
+
+    def ping(self, sender: str, ping: Ping) -> Pong | Bounce:
+        route = self.routes.get(ping.route)
+        if route is None or sender != ping.route.origin:
+            return Bounce(ping.route, -1, BounceReason.UNKNOWN_ROUTE)
+        route.heard, route.wants = self._clock(), ping.blocks
+        share = self._share(route)
+        for stage in self._leased(route):
+            if not self.draining:
+                stage.extend(route.id, min(ping.blocks, share))
+        return Pong(route.id, ping.stamp, self._granted(route), share)
+
+    def recalls(self) -> list[Pong]:
+        """What to tell origins that have more than their share while others have less than theirs, or nothing."""
+        now = self._clock()
+        self._waiting = {origin: until for origin, until in self._waiting.items() if until > now}
+        have = {route: (self._granted(route), self._share(route)) for route in self.routes.values()}
+        if not self._waiting and not any(granted < min(route.wants, share) for route, (granted, share) in have.items()):
+            return []
+        return [Pong(route.id, 0, granted, share) for route, (granted, share) in have.items() if granted > share]
+
+    def arrive(self, sender: str, job: NetworkJob) -> list[NetworkJob] | Bounce:
+        """Those NetworkJobs that can be run now that this one is here."""
+        route = self.routes.get(job.route)
+        if route is None:
+            return Bounce(job.route, job.number, BounceReason.UNKNOWN_ROUTE)
+        leg = route.legs.get(job.current_layer)
+        if leg is None or leg.predecessor != sender or (job.hidden is not None and job.hidden.width != route.width):
+            return Bounce(job.route, job.number, BounceReason.MALFORMED)
+        route.heard = self._clock()
+        if route.here >= CREDITS * len(route.legs):
+            return Bounce(job.route, job.number, BounceReason.FLOOD)
+        return self._counted(route, route.arrivals[job.current_layer].take(job, self._clock()))
+
+    def overdue(self) -> list[NetworkJob]:
+        now = self._clock()
+        return [
+            job
+            for route in self.routes.values()
+            for arrivals in route.arrivals.values()
+            if arrivals.waiting
+            for job in self._counted(route, arrivals.overdue(now))
+        ]
+
+    def left(self, route: RouteId) -> None:
+        """A NetworkJob has left this node."""
+        found = self.routes.get(route)
+        if found is not None:
+            found.here -= 1
+
+    def expire(self) -> list[RouteId]:
+        """Close the routes that nobody has spoken for."""
+        now = self._clock()
+        gone = [route.id for route in self.routes.values() if now - route.heard > route.lease]
+        for route in gone:
+            self.close(route)
+        return gone
+
+    # ---- inside ----
+
+    def _problem(self, sender: str, ask: OpenRoute) -> str:
+        route = ask.route
+        if sender != route.origin:
+            return "it was asked for in another node's name"
+        if self.draining:
+            return "the node is leaving"
+        if ask.model != self._model or ask.shape != self._shape:
+            return f"the model is not the same here ({self._model})"
+        if ask.block_size != self._block_size:
+            return f"KV blocks have {self._block_size} tokens here and {ask.block_size} there (scheduler.block_size)"
+        if any(known.origin == route.origin and known.epoch > route.epoch for known in self.routes):
+            return "a later start of that node has routes here"
+        if not ask.legs or any(not self._can_run(leg) for leg in ask.legs):
+            return "this node does not hold these layers"
+        return ""
+
+    def _can_run(self, leg: Leg) -> bool:
+        layer = leg.layers.start
+        while layer in self._stages and layer < leg.layers.end:
+            layer = self._stages[layer].segment.layers.end
+        return layer == leg.layers.end
+
+    def _stages_of(self, ask: OpenRoute) -> list[Stage]:
+        starts = [start for start in self._stages if any(leg.layers.start <= start < leg.layers.end for leg in ask.legs)]
+        return [self._stages[start] for start in starts]
+
+    def _enter(self, ask: OpenRoute) -> None:
+        legs = {leg.layers.start: leg for leg in ask.legs}
+        route = HostedRoute(ask.route, legs, ask.width, ask.lease, self._clock())
+        route.arrivals = {start: Arrivals() for start in legs}
+        self.routes[ask.route] = route
+
+    def _leased(self, route: HostedRoute) -> list[Stage]:
+        return [stage for stage in self._stages.values() if route.id in stage.leases]
+
+    def _granted(self, route: HostedRoute) -> int:
+        return min(stage.leases[route.id].granted for stage in self._leased(route))
+
+    def _share(self, route: HostedRoute) -> int:
+        """Every route that passes a segment, or waits to, may have an equal part of it."""
+        return min(stage.segment.kv_blocks // (len(stage.leases) + len(self._waiting)) for stage in self._leased(route))
+
+    def _counted(self, route: HostedRoute, jobs: Iterable[NetworkJob]) -> list[NetworkJob]:
+        ready = list(jobs)
+        route.here += len(ready)
+        return ready

@@ -1,0 +1,96 @@
+"""Window: how many NetworkJobs to keep in flight, found by measuring.
+
+With M of them in flight, every node has passed all sequences once per cycle of max(M * t_max(B / M), hops + sum of t(B / M)):
+either the slowest node is always busy, or the way round takes longer than that. M is the one with the shortest cycle, so
+decodes are split over micro-batches only where that makes them faster.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+MOST = 16  # NetworkJobs in flight, whatever was measured
+GAIN = 0.95  # one more must make the cycle at least this much shorter
+FORGET = 0.98
+SPLIT_PRIOR = 16.0  # until sizes vary: a step of so many tokens takes twice as long as one of none
+RECENT = 64
+
+
+class Line:
+    """seconds ~ a + b * tokens, by least squares that forget slowly. Neither part is below zero."""
+
+    __slots__ = ("_n", "_x", "_xx", "_xy", "_y")
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, tokens: float, seconds: float) -> None:
+        self._n = self._n * FORGET + 1
+        self._x = self._x * FORGET + tokens
+        self._y = self._y * FORGET + seconds
+        self._xx = self._xx * FORGET + tokens * tokens
+        self._xy = self._xy * FORGET + tokens * seconds
+
+    def at(self, tokens: float) -> float:
+        if not self._n:
+            return 0.0
+        x, y = self._x / self._n, self._y / self._n
+        variance = self._xx / self._n - x * x
+        if variance < 0.05 * max(x, 1.0):
+            slope = y / (x + SPLIT_PRIOR)
+        else:
+            slope = min(max(0.0, (self._xy / self._n - x * y) / variance), y / max(x, 1e-9))
+        return max(0.0, y + slope * (tokens - x))
+
+
+class Window:
+    def __init__(self) -> None:
+        self.size = 1  # how many may be in flight
+        self.round_trip = 0.0  # of the last NetworkJob
+        self._lines: dict[str, Line] = {}
+        self._hops: deque[float] = deque(maxlen=RECENT)
+
+    def observe(self, tokens: int, elapsed: float, services: Mapping[str, float]) -> None:
+        """A NetworkJob came home; `services` is what each node computed for it. The rest is hops and queues, and the least of
+        the recent ones had no queues (counting those in, the window would feed itself)."""
+        for node, seconds in services.items():
+            if node not in self._lines:
+                self._lines[node] = Line()
+            self._lines[node].observe(tokens, seconds)
+        self.round_trip = elapsed
+        self._hops.append(max(0.0, elapsed - sum(services.values())))
+
+    @property
+    def hops(self) -> float:
+        return min(self._hops, default=0.0)
+
+    def predicted(self, tokens: float) -> float:
+        """Seconds until a NetworkJob of so many tokens is home, without queues."""
+        return self.hops + sum(line.at(tokens) for line in self._lines.values())
+
+    def aim(self, decodes: int, chunk: int, limit: int) -> int:
+        """Move one step towards the best size for so many decodes, or for prompts in chunks. Returns the size."""
+        best = self._for_decodes(decodes) if decodes else 1
+        if chunk:
+            best = max(best, self._for_chunks(chunk))
+        best = max(1, min(best, limit, MOST))
+        self.size += (best > self.size) - (best < self.size)
+        return self.size
+
+    def cycle(self, decodes: int, size: int) -> float:
+        part = decodes / size
+        slowest = max((line.at(part) for line in self._lines.values()), default=0.0)
+        return max(size * slowest, self.predicted(part))
+
+    def _for_decodes(self, decodes: int) -> int:
+        best = 1
+        for size in range(2, min(decodes, MOST) + 1):
+            if self.cycle(decodes, size) < GAIN * self.cycle(decodes, best):
+                best = size
+        return best
+
+    def _for_chunks(self, chunk: int) -> int:
+        """Chunks of a prompt are all of one size, so as many as it takes to have the slowest node always busy."""
+        slowest = max((line.at(chunk) for line in self._lines.values()), default=0.0)
+        return -(-int(1e6 * self.predicted(chunk)) // max(1, int(1e6 * slowest)))

@@ -1,0 +1,280 @@
+"""Membership: a node's part in a network. Its record, what the others publish, and the messages in both directions."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from penstock import __version__
+from penstock.config.network import NetworkConfig
+from penstock.domain.messages import Message
+from penstock.domain.meta_model import MetaModel, NodeRecord
+from penstock.domain.span import NetworkJob
+from penstock.domain.topology import LayerRange
+from penstock.engine.engine import Engine
+from penstock.engine.hosted_model import HostedLayers, HostedModel
+from penstock.engine.job_receiver import JobReceiver
+from penstock.engine.origin import Origin
+from penstock.errors import BadMessage
+from penstock.network.codec import PROTOCOL, decode, decode_record, encode_record
+from penstock.network.router import Router
+from penstock.network.wire import Wire
+from penstock.pipes.meta_pipe import MetaPipe, weights_differ
+from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.pipe import Pipe
+from penstock.pipes.pipe_manager import PipeManager
+
+logger = logging.getLogger("penstock.network")
+
+PUBLISH_EVERY = 1.0  # seconds, if anything has changed
+HANDED_OVER_LOOK = 0.05  # seconds
+
+
+class Membership:
+    """Joins when started; `leave` says goodbye."""
+
+    def __init__(self, router: Router, config: NetworkConfig, *, node: str, epoch: int) -> None:
+        self.node, self.epoch, self.config = node, epoch, config
+        self.strangers: dict[str, str] = {}  # nodes whose records we cannot read, and why
+        self._router = router
+        self._engines: dict[str, Engine] = {}
+        self._hosted: list[HostedLayers] = []
+        self.wire = Wire(router, on_lost=self._on_lost)
+        self.receiver = JobReceiver(decode, self._engines, self.wire.send)
+        self.pipes = PipeManager(node, self.wire)
+        self._draining = False
+        self._published = b""
+        self._read: dict[str, tuple[bytes, NodeRecord | None]] = {}
+        self._changing = threading.Lock()
+        self._left = threading.Event()
+        self._busy: dict[str, tuple[float, float]] = {}
+        self._publisher = threading.Thread(target=self._publish_often, name="penstock-records", daemon=True)
+
+    def make_pipe(self, loaded: LoadedModel) -> Pipe:
+        return self.pipes.make(loaded)
+
+    def host(self, hosted: HostedLayers) -> None:
+        self._hosted.append(hosted)
+        self._engines[hosted.name] = hosted.engine
+
+    def start(self) -> None:
+        """Join the network. The engines must be running."""
+        self._router.start(self.receiver.on_message, self._on_change)
+        self._publish()
+        self._on_change()
+        self._publisher.start()
+
+    def announce_leaving(self) -> None:
+        """Tell the others that we are about to go, so that they find another way."""
+        if not self._draining:
+            self._draining = True
+            for engine in self._engines.values():
+                engine.host.draining = True
+            self._publish()
+
+    def wait_until_unused(self, patience: float) -> None:
+        """Until no other node's route passes here any more."""
+        until = time.monotonic() + patience
+        while time.monotonic() < until and self.foreign_routes:
+            time.sleep(HANDED_OVER_LOOK)
+
+    @property
+    def foreign_routes(self) -> int:
+        return sum(route.origin != self.node for engine in self._engines.values() for route in list(engine.host.routes))
+
+    def leave(self) -> None:
+        """The engines have stopped."""
+        self._left.set()
+        self.wire.close()
+        self._router.close()
+
+    # ---- inside ----
+
+    def _on_lost(self, node: str, message: Message) -> None:
+        if isinstance(message, NetworkJob):
+            for engine in self._engines.values():
+                if engine.concerns(message.route):
+                    engine.on_unsent(node, message)
+
+    def _on_change(self) -> None:
+        with self._changing:
+            found = []
+            for node, data in self._router.records().items():
+                record = self._record(node, data)
+                if record is not None:
+                    found.append(record)
+            self.pipes.update(found)
+        for engine in self._engines.values():
+            engine.on_network_change()
+
+    def _record(self, node: str, data: bytes) -> NodeRecord | None:
+        known = self._read.get(node)
+        if known is not None and known[0] == data:
+            return known[1]
+        record: NodeRecord | None = None
+        try:
+            said = decode_record(data)
+            if said.node == node:
+                record = said
+                self.strangers.pop(node, None)
+            else:
+                self.strangers[node] = f"it calls itself {said.node}"
+        except BadMessage as error:
+            if node not in self.strangers:
+                logger.warning("node %s cannot take part: %s", node, error)
+            self.strangers[node] = error.message
+        self._read[node] = (data, record)
+        return record
+
+    def _publish_often(self) -> None:
+        while not self._left.wait(PUBLISH_EVERY):
+            try:
+                self._publish()
+            except Exception as error:  # it is tried again in a second
+                logger.warning("the record of this node could not be published: %s", error)
+
+    def _publish(self) -> None:
+        data = encode_record(self._own_record())
+        if data != self._published:
+            self._router.publish(data)
+            self._published = data
+
+    def _own_record(self) -> NodeRecord:
+        return NodeRecord(
+            node=self.node,
+            epoch=self.epoch,
+            version=__version__,
+            protocol=PROTOCOL,
+            pid=os.getpid(),
+            draining=self._draining,
+            serves=tuple(hosted.name for hosted in self._hosted if isinstance(hosted, HostedModel)),
+            segments=tuple(segment for hosted in self._hosted for segment in self._segments(hosted)),
+        )
+
+    def _segments(self, hosted: HostedLayers) -> list[MetaModel]:
+        engine, load = hosted.engine, self._load(hosted)
+        return [
+            MetaModel(
+                node=self.node,
+                process=f"{self.epoch}.{start}",
+                model=hosted.name,
+                pipe=f"{hosted.name}/{engine.pipe.shape}",
+                shape=engine.pipe.shape,
+                num_layers=engine.pipe.num_layers,
+                layers=stage.segment.layers,
+                weight_hash=stage.segment.weight_hash,
+                dtype=hosted.dtype,
+                device=hosted.device,
+                kv_blocks=stage.segment.kv_blocks,
+                kv_free=stage.unleased,
+                kv_held=stage.held,
+                block_size=engine.config.block_size,
+                seconds=float(f"{stage.lately:.2g}"),  # rounded, or every look would be news
+                load=load,
+            )
+            for start, stage in engine.stages.items()
+        ]
+
+    def _load(self, hosted: HostedLayers) -> float:
+        """The share of the time since the last look in which the engine had work, to a tenth."""
+        now, busy = time.monotonic(), hosted.engine.stats.busy
+        then, before = self._busy.get(hosted.name, (now, busy))
+        self._busy[hosted.name] = (now, busy)
+        return round(min(1.0, (busy - before) / (now - then)), 1) if now > then else 0.0
+
+    # ---- what `penstock network status` shows ----
+
+    def describe(self) -> dict[str, Any]:
+        config, trips = self.config, self._round_trips()
+        return {
+            "network": {
+                "name": config.name,
+                "open": config.open,
+                "listen": list(config.listen),
+                "connect": list(config.connect),
+                "node_id": self.node,
+            },
+            "nodes": [
+                {
+                    "node": record.node,
+                    "self": record.node == self.node,
+                    "version": record.version,
+                    "pid": record.pid,
+                    "draining": record.draining,
+                    "serves": list(record.serves),
+                    "round_trip": trips.get(record.node),
+                }
+                for record in sorted(self.pipes.records, key=lambda record: record.node)
+            ],
+            "strangers": dict(self.strangers),
+            "refused": dict(self.receiver.refused),
+            "pipes": [self._pipe(pipe) for pipe in self.pipes.pipes()],
+        }
+
+    def _round_trips(self) -> dict[str, float]:
+        return {
+            node: trip
+            for engine in self._engines.values()
+            if engine.origin is not None
+            for node, trip in list(engine.origin.round_trips.items())
+        }
+
+    def _pipe(self, pipe: MetaPipe) -> dict[str, Any]:
+        engine = self._engines.get(pipe.model)
+        origin = None if engine is None or engine.pipe.shape != pipe.shape else engine.origin
+        hole = pipe.bridge()
+        return {
+            "model": pipe.model,
+            "num_layers": pipe.num_layers,
+            "complete": pipe.is_complete(),
+            "missing": [list(layers) for layers in pipe.missing()],
+            "explain": pipe.explain(),
+            "warnings": [str(difference) for difference in weights_differ(pipe.segments)],
+            "segments": [_segment(meta) for meta in pipe.segments],
+            "route": None if origin is None else _route(origin),
+            "run": "" if hole is None else self._how_to_fill(pipe.model, hole),
+        }
+
+    def _how_to_fill(self, model: str, hole: LayerRange) -> str:
+        endpoints = ",".join(self.config.listen or self.config.connect)
+        trust = " --open-network" if self.config.open else ""
+        name = "" if self.config.name == "penstock" else f" --network {self.config.name}"
+        return f"penstock serve --model {model} --layers {hole} --no-load-ends{trust}{name} --connect {endpoints}"
+
+
+def _segment(meta: MetaModel) -> dict[str, Any]:
+    size = meta.block_size
+    return {
+        "node": meta.node,
+        "layers": list(meta.layers),
+        "device": meta.device,
+        "dtype": meta.dtype,
+        "kv_tokens": meta.kv_blocks * size,
+        "kv_leased": (meta.kv_blocks - meta.kv_free) * size,
+        "kv_used": meta.kv_held * size,
+        "seconds": meta.seconds,
+        "load": meta.load,
+        "draining": meta.draining,
+    }
+
+
+def _route(origin: Origin) -> dict[str, Any]:
+    """Read while the compute thread works: each figure is right, if not all of the same instant."""
+    route, opening, stats = origin.route, origin.opening, origin.stats
+    shown = route or opening
+    return {
+        "state": "open" if route else "opening" if opening else "none",
+        "hops": [{"node": hop.node, "layers": list(hop.layers)} for hop in shown.hops] if shown else [],
+        "why": shown.why if shown else origin.trouble,
+        "in_flight": len(origin.in_flight),
+        "window": origin.window.size,
+        "round_trip": origin.window.round_trip,
+        "kv_tokens": origin.sequences.pool.capacity * origin.sequences.pool.block_size,
+        "lost": stats.lost_jobs,
+        "recoveries": stats.recoveries,
+        "last_pause": stats.last_pause,
+        "last_reason": stats.last_break,
+    }

@@ -1,0 +1,309 @@
+"""Messages and records as bytes. Whatever comes, `decode` gives a message within the limits below or raises a BadMessage.
+
+A header is a msgpack array with the fields of the message in their order; enums travel as their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from penstock.domain.fsm import ComputeStep
+from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer
+from penstock.domain.meta_model import MetaModel, NodeRecord
+from penstock.domain.route import Leg, RouteId
+from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Refusal, Span, Verdict
+from penstock.domain.topology import LayerRange
+from penstock.errors import BadMessage, MalformedMessage
+from penstock.network import frame
+from penstock.network.frame import PROTOCOL as PROTOCOL
+from penstock.network.frame import Bytes
+
+# ---- the limits; frame.py has those of the whole message ----
+
+MAX_COUNT = 1 << 48  # of tokens, blocks, jobs, …
+MAX_CLOCK = 1 << 62  # epochs and time stamps, which may be nanoseconds
+MAX_SECONDS = 1e9
+MAX_SPANS = 1 << 16
+MAX_NOTICES = 1 << 16
+MAX_REFUSALS = 1 << 16
+MAX_KEYS = 1 << 16  # of one Span or Notice: a million tokens in blocks of 16
+KEY_SIZE = 16
+MAX_LAYERS = 1 << 12
+MAX_LEGS = 1 << 8
+MAX_WIDTH = 1 << 20
+MAX_BLOCK_SIZE = 1 << 16
+MAX_MODEL = 512  # characters, as are the next two
+MAX_REASON = 1024
+MAX_NAME = 128
+MAX_SEGMENTS = 1 << 10  # of one node, and models that it serves
+
+ITEM_SIZES = {"float32": 4, "bfloat16": 2}
+
+Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
+Positive = Annotated[int, Meta(ge=1, lt=MAX_COUNT)]
+Clock = Annotated[int, Meta(ge=0, lt=MAX_CLOCK)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+NodeId = Annotated[str, Meta(max_length=64, pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
+Name = Annotated[str, Meta(max_length=MAX_NAME, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]  # such texts get logged
+Model = Annotated[str, Meta(min_length=1, max_length=MAX_MODEL, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+Reason = Annotated[str, Meta(max_length=MAX_REASON)]
+Layer = Annotated[int, Meta(ge=0, le=MAX_LAYERS)]
+Width = Annotated[int, Meta(ge=1, le=MAX_WIDTH)]
+BlockSize = Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
+Keys = Annotated[tuple[Annotated[bytes, Meta(min_length=KEY_SIZE, max_length=KEY_SIZE)], ...], Meta(max_length=MAX_KEYS)]
+
+# ---- what each header looks like; plain tuples, whose limits msgspec checks while it reads them ----
+
+WireRoute = tuple[NodeId, Clock, Count]
+WireRange = tuple[Layer, Layer]
+WireLeg = tuple[WireRange, NodeId, NodeId]
+WireSpan = tuple[Count, Count, Count, Count, Count, Positive, Count, Keys]
+WireNotice = tuple[Count, NoticeKind, Count, Count, Count, Keys, Count]
+WireRefusal = tuple[Count, Count, Count, Verdict, Count, NodeId]
+WireHidden = tuple[Literal["float32", "bfloat16"], Count, Width]
+WireJob = tuple[
+    WireRoute,
+    Count,
+    Annotated[list[WireSpan], Meta(max_length=MAX_SPANS)],
+    Annotated[list[WireNotice], Meta(max_length=MAX_NOTICES)],
+    Annotated[list[WireRefusal], Meta(max_length=MAX_REFUSALS)],
+    Annotated[list[Seconds], Meta(max_length=MAX_LAYERS)],
+    ComputeStep,
+    Layer,
+    WireHidden | None,
+]
+WireLegs = Annotated[tuple[WireLeg, ...], Meta(min_length=1, max_length=MAX_LEGS)]
+WireOpenRoute = tuple[WireRoute, Model, Name, WireLegs, Width, BlockSize, Count, bool, Seconds]
+WireOffer = tuple[WireRoute, Count, Count, Reason, Seconds]
+WireBounce = tuple[WireRoute, Annotated[int, Meta(ge=-1, lt=MAX_COUNT)], BounceReason]
+WireSegment = tuple[
+    NodeId, Name, Model, Model, Name, Layer, WireRange, Name, Name, Name, Count, Count, BlockSize, Seconds, Seconds, bool
+]
+WireRecord = tuple[
+    NodeId,
+    Clock,
+    Name,
+    Count,
+    Count,
+    bool,
+    Annotated[tuple[Model, ...], Meta(max_length=MAX_SEGMENTS)],
+    Annotated[tuple[WireSegment, ...], Meta(max_length=MAX_SEGMENTS)],
+]
+
+
+class Whose(msgspec.Struct, array_like=True):
+    """The beginning of a NetworkJob's header; what follows is skipped."""
+
+    route: WireRoute
+    number: Count
+
+
+def encode(message: Message) -> bytes:
+    codec = _BY_TYPE[type(message)]
+    if isinstance(message, NetworkJob):
+        return frame.pack(codec.kind, *_parts_of_job(message))
+    if isinstance(message, RouteOffer) and len(message.reason) > MAX_REASON:
+        message = RouteOffer(message.route, message.blocks, message.credits, message.reason[:MAX_REASON], message.retry_after)
+    return frame.pack(codec.kind, _encode(codec.fields(message)))
+
+
+def decode(data: Bytes) -> Message:
+    """The hidden states of a NetworkJob are a view of `data`."""
+    found = _sound_frame(data)
+    codec = _BY_KIND.get(found.kind)
+    if codec is None:
+        raise MalformedMessage(f"There is no message of kind {found.kind}.")
+    try:
+        header = codec.decoder.decode(found.header)
+        if codec.type is NetworkJob:
+            return _job(header, found.tensor)
+        _refuse_tensor(found)
+        message: Message = codec.build(header)
+        return message
+    except _UNREADABLE as error:
+        raise _malformed(codec.type, error, found) from None
+
+
+def encode_record(record: NodeRecord) -> bytes:
+    segments = tuple(map(_SEGMENT_FIELDS, record.segments))
+    return frame.pack(_RECORD, _encode((*_RECORD_FIELDS(record)[:-1], segments)))
+
+
+def decode_record(data: Bytes) -> NodeRecord:
+    found = _sound_frame(data)
+    if found.kind != _RECORD:
+        raise MalformedMessage(f"A message of kind {found.kind} is no record of a node.")
+    try:
+        _refuse_tensor(found)
+        return _record(_RECORD_DECODER.decode(found.header))
+    except _UNREADABLE as error:
+        raise _malformed(NodeRecord, error, found) from None
+
+
+# ---- reading and refusing ----
+
+
+def _sound_frame(data: Bytes) -> frame.Frame:
+    found = frame.unpack(data)
+    if not found.sound:
+        raise _with_whose(frame.damaged(found), found)
+    return found
+
+
+def _malformed(kind: type, error: Exception, found: frame.Frame) -> BadMessage:
+    return _with_whose(MalformedMessage(f"A {kind.__name__} came that cannot be: {error}"), found)
+
+
+def _with_whose(error: BadMessage, found: frame.Frame) -> BadMessage:
+    if found.kind == _JOB:
+        try:
+            whose = _WHOSE_DECODER.decode(found.header)
+        except _UNREADABLE:
+            return error
+        error.route, error.number = RouteId(*whose.route), whose.number
+    return error
+
+
+def _refuse(condition: bool, why: str) -> None:
+    if condition:
+        raise _Impossible(why)
+
+
+def _refuse_tensor(found: frame.Frame) -> None:
+    _refuse(found.tensor.nbytes != 0, "it has hidden states")
+
+
+class _Impossible(ValueError):
+    """Each value is within its limits, but they do not fit together."""
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _Impossible)
+
+
+# ---- NetworkJobs ----
+
+
+def _parts_of_job(job: NetworkJob) -> tuple[bytes, Bytes]:
+    hidden = job.hidden
+    assert job.step in (ComputeStep.LAYER, ComputeStep.HEAD), "only these two travel"
+    assert hidden is None or isinstance(hidden, PackedHidden), "a tensor is packed before it travels"
+    wire = hidden and hidden[:3]
+    header = (job.route, job.number, job.spans, job.notices, job.refusals, job.services, job.step, job.current_layer, wire)
+    return _encode(header), hidden.data if hidden else b""
+
+
+def _job(header: Any, tensor: memoryview) -> NetworkJob:
+    route, number, spans, notices, refusals, services, step, current_layer, wire = header
+    if step is ComputeStep.LAYER:
+        rows = sum([span[5] for span in spans])
+    elif step is ComputeStep.HEAD:
+        rows = sum([span[6] for span in spans])
+    else:
+        raise _Impossible(f"the step {step.name} does not travel")
+    for span in spans:
+        if span[6] > span[5]:
+            raise _Impossible("more rows are asked for than a Span has tokens")
+    hidden = None
+    if wire is None:
+        _refuse(rows > 0 or tensor.nbytes > 0, f"its Spans have {rows} rows, and none are described")
+    else:
+        dtype, there, width = wire
+        _refuse(there != rows, f"its Spans have {rows} rows, and {there} are described")
+        _refuse(tensor.nbytes != rows * width * ITEM_SIZES[dtype], f"{rows} rows do not have {tensor.nbytes} bytes")
+        hidden = PackedHidden(dtype, rows, width, tensor)
+    return NetworkJob(
+        RouteId(*route),
+        number,
+        [Span(*span) for span in spans],
+        [Notice(*notice) for notice in notices],
+        [Refusal(*refusal) for refusal in refusals],
+        services,
+        step,
+        current_layer,
+        hidden,
+    )
+
+
+# ---- the others ----
+
+
+def _range(wire: tuple[int, int], end: int = MAX_LAYERS) -> LayerRange:
+    layers = LayerRange(*wire)
+    _refuse(not layers.start < layers.end <= end, f"{layers} is not a range of layers")
+    return layers
+
+
+def _open_route(header: Any) -> OpenRoute:
+    route, model, shape, legs, *rest = header
+    found = tuple(Leg(_range(layers), before, after) for layers, before, after in legs)
+    return OpenRoute(RouteId(*route), model, shape, found, *rest)
+
+
+def _plain(kind: type) -> Callable[[Any], Any]:
+    return lambda header: kind(RouteId(*header[0]), *header[1:])
+
+
+def _record(header: Any) -> NodeRecord:
+    *plain, segments = header
+    record = NodeRecord(
+        **dict(zip(_RECORD_NAMES, plain, strict=False)), segments=tuple(_segment(segment, plain[0]) for segment in segments)
+    )
+    _refuse(record.protocol != PROTOCOL, f"it speaks protocol version {record.protocol}")
+    return record
+
+
+def _segment(wire: Any, node: str) -> MetaModel:
+    fields = dict(zip(_SEGMENT_NAMES, wire, strict=True))
+    fields["layers"] = _range(fields["layers"], fields["num_layers"])
+    segment = MetaModel(**fields)
+    _refuse(segment.node != node, f"{node} speaks for {segment.node}")
+    _refuse(segment.kv_free > segment.kv_blocks, f"{segment.kv_free} of {segment.kv_blocks} blocks cannot be free")
+    return segment
+
+
+# ---- the kinds; their numbers are part of the protocol ----
+
+
+class _Codec(NamedTuple):
+    kind: int
+    type: type
+    decoder: msgspec.msgpack.Decoder[Any]
+    fields: Callable[[Any], Sequence[Any]]
+    build: Callable[[Any], Any]
+
+
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(kind.__dataclass_fields__)
+
+
+def _fields(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    names = _names(kind)
+    return attrgetter(*names) if len(names) > 1 else lambda message: (getattr(message, names[0]),)
+
+
+def _codec(number: int, kind: type, wire: Any, build: Callable[[Any], Any] | None = None) -> _Codec:
+    return _Codec(number, kind, msgspec.msgpack.Decoder(wire), _fields(kind), build or _plain(kind))
+
+
+_JOB, _RECORD = 1, 8
+_CODECS = (
+    _codec(_JOB, NetworkJob, WireJob),
+    _codec(2, OpenRoute, WireOpenRoute, _open_route),
+    _codec(3, RouteOffer, WireOffer),
+    _codec(4, CloseRoute, tuple[WireRoute]),
+    _codec(5, Ping, tuple[WireRoute, Clock, Count]),
+    _codec(6, Pong, tuple[WireRoute, Clock, Count, Count]),
+    _codec(7, Bounce, WireBounce),
+)
+_BY_TYPE = {codec.type: codec for codec in _CODECS}
+_BY_KIND = {codec.kind: codec for codec in _CODECS}
+_WHOSE_DECODER = msgspec.msgpack.Decoder(Whose)
+_RECORD_DECODER = msgspec.msgpack.Decoder(WireRecord)
+_RECORD_NAMES, _RECORD_FIELDS = _names(NodeRecord), _fields(NodeRecord)
+_SEGMENT_NAMES, _SEGMENT_FIELDS = _names(MetaModel), _fields(MetaModel)
+_encode = msgspec.msgpack.Encoder().encode

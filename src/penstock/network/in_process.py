@@ -1,0 +1,135 @@
+"""InProcessRouter: a network inside one process, for tests and for a node that is alone."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from penstock.network.router import Bell, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
+
+logger = logging.getLogger("penstock.network")
+
+
+class Hub:
+    """What joins the routers of one process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._members: dict[str, InProcessRouter] = {}
+        self._records: dict[str, bytes] = {}
+        self._snapshot: Mapping[str, bytes] = MappingProxyType({})
+
+    def join(self, router: InProcessRouter) -> None:
+        with self._lock:
+            if router.node_id in self._members:
+                raise name_taken(router.node_id)
+            self._members[router.node_id] = router
+        self._changed()
+
+    def leave(self, router: InProcessRouter) -> None:
+        with self._lock:
+            if self._members.get(router.node_id) is not router:
+                return  # killed before, and perhaps another has the name now
+            del self._members[router.node_id]
+            self._records.pop(router.node_id, None)
+        self._changed()
+
+    def kill(self, node_id: str) -> None:
+        """The node vanishes without a goodbye: it hears nothing any more, and nobody hears it."""
+        with self._lock:
+            router = self._members.get(node_id)
+        if router is not None:
+            self.leave(router)
+
+    def has(self, router: InProcessRouter) -> bool:
+        return self._members.get(router.node_id) is router
+
+    def publish(self, router: InProcessRouter, record: bytes) -> None:
+        with self._lock:
+            if not self.has(router):
+                return
+            self._records[router.node_id] = record
+        self._changed()
+
+    def records(self) -> Mapping[str, bytes]:
+        return self._snapshot
+
+    def find(self, node_id: str) -> InProcessRouter | None:
+        return self._members.get(node_id)
+
+    def _changed(self) -> None:
+        with self._lock:
+            self._snapshot = MappingProxyType(dict(self._records))
+            members = list(self._members.values())
+        for member in members:
+            member.ring()
+
+
+class InProcessRouter:
+    def __init__(self, hub: Hub, node_id: str) -> None:
+        self._hub, self._node_id = hub, check_node_id(node_id)
+        self._inbox: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
+        self._record: bytes | None = None
+        self._bell: Bell | None = None
+        self._receiver: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def node_id(self) -> str:
+        return self._node_id
+
+    def start(self, on_message: OnMessage, on_change: OnChange) -> None:
+        assert self._receiver is None and not self._closed, "a router starts once"
+        self._hub.join(self)
+        self._bell = Bell(on_change, f"network-changes-{self._node_id}")
+        self._receiver = threading.Thread(
+            target=self._receive, args=(on_message,), name=f"network-inbox-{self._node_id}", daemon=True
+        )
+        self._receiver.start()
+        if self._record is not None:
+            self._hub.publish(self, self._record)
+
+    def publish(self, record: bytes) -> None:
+        self._record = record
+        self._hub.publish(self, record)
+
+    def records(self) -> Mapping[str, bytes]:
+        return self._hub.records() if self._hub.has(self) else MappingProxyType({})
+
+    def send(self, node: str, data: bytes) -> None:
+        other = self._hub.find(node)
+        if other is None or not self._hub.has(self):
+            raise unreachable(node)
+        other.deliver(self._node_id, data)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._hub.leave(self)
+        self._inbox.put(None)
+        if self._bell is not None:
+            self._bell.stop()
+        if self._receiver is not None:
+            join(self._receiver)
+
+    # ---- for the hub ----
+
+    def deliver(self, sender: str, data: bytes) -> None:
+        self._inbox.put((sender, data))
+
+    def ring(self) -> None:
+        if self._bell is not None:
+            self._bell.ring()
+
+    def _receive(self, on_message: OnMessage) -> None:
+        while (message := self._inbox.get()) is not None:
+            if not self._hub.has(self):
+                continue  # what still lies in a dead node's inbox
+            try:
+                on_message(*message)
+            except Exception:
+                logger.exception("a message could not be handled", extra={"sender": message[0]})

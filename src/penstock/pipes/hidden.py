@@ -1,0 +1,25 @@
+"""Hidden states between tensors and bytes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.domain.span import PackedHidden
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def pack(hidden: Tensor) -> PackedHidden:
+    """[T, hidden] as bytes, without a copy where it lies in this machine's memory already."""
+    rows, width = hidden.shape
+    flat = hidden.detach().contiguous().cpu().view(-1).view(torch.uint8)
+    return PackedHidden(NAMES[hidden.dtype], rows, width, flat.numpy().data)
+
+
+def unpack(packed: PackedHidden, device: torch.device | str = "cpu") -> Tensor:
+    if not packed.rows:
+        return torch.empty((0, packed.width), dtype=DTYPES[packed.dtype], device=device)
+    data = packed.data if isinstance(packed.data, bytearray) else bytearray(packed.data)  # torch wants memory of its own
+    return torch.frombuffer(data, dtype=DTYPES[packed.dtype]).view(packed.rows, packed.width).to(device)

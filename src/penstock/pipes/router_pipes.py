@@ -1,0 +1,47 @@
+"""The pipes of the network: the records of all nodes, folded by model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from penstock.domain.meta_model import MetaModel, NodeRecord
+from penstock.pipes.meta_pipe import MetaPipe
+
+
+class RouterPipes:
+    """Reads the records anew each time: what nodes say changes, and folding it takes microseconds."""
+
+    def __init__(self, records: Callable[[], Iterable[NodeRecord]]) -> None:
+        self._records = records
+
+    def pipes(self) -> list[MetaPipe]:
+        """One per model and shape, sorted."""
+        groups: dict[tuple[str, str], list[MetaModel]] = {}
+        for segment in self._segments():
+            groups.setdefault((segment.model, segment.shape), []).append(segment)
+        return [_pipe(model, shape, _depth(found), found) for (model, shape), found in sorted(groups.items())]
+
+    def find(self, model: str, shape: str, num_layers: int) -> MetaPipe:
+        """That pipe, maybe without segments."""
+        found = [segment for segment in self._segments() if (segment.model, segment.shape) == (model, shape)]
+        return _pipe(model, shape, num_layers, found)
+
+    def _segments(self) -> Iterator[MetaModel]:
+        """A node speaks for itself alone, and all of it drains when it does."""
+        for record in self._records():
+            for segment in record.segments:
+                if segment.node == record.node and segment.num_layers > 0:
+                    yield replace(segment, draining=True) if record.draining else segment
+
+
+def _pipe(model: str, shape: str, num_layers: int, segments: Iterable[MetaModel]) -> MetaPipe:
+    fitting = [segment for segment in segments if segment.num_layers == num_layers]
+    return MetaPipe(model, shape, num_layers, tuple(sorted(fitting, key=lambda s: (s.layers, s.node, s.process))))
+
+
+def _depth(segments: Iterable[MetaModel]) -> int:
+    """How many layers most nodes say that the model has. The shape should settle it, but a peer may say anything."""
+    said = Counter(num_layers for _, num_layers in sorted({(segment.node, segment.num_layers) for segment in segments}))
+    return min(said, key=lambda num_layers: (-said[num_layers], num_layers))

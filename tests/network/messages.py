@@ -1,0 +1,135 @@
+"""Random messages for tests: everything that nodes may say to each other."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from penstock.domain.fsm import ComputeStep
+from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer
+from penstock.domain.meta_model import MetaModel, NodeRecord
+from penstock.domain.route import Leg, RouteId
+from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Refusal, Span, Verdict
+from penstock.domain.topology import LayerRange
+from penstock.network.codec import ITEM_SIZES, PROTOCOL
+
+counts = st.integers(0, 2**48 - 1)
+clocks = st.integers(0, 2**62 - 1)
+seconds = st.floats(0, 1e9)
+node_ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=20)
+routes = st.builds(RouteId, node_ids, clocks, counts)
+keys = st.lists(st.binary(min_size=16, max_size=16), max_size=3).map(tuple)
+
+
+@st.composite
+def ranges(draw: st.DrawFn, end: int = 4096) -> LayerRange:
+    start = draw(st.integers(0, end - 1))
+    return LayerRange(start, draw(st.integers(start + 1, end)))
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> Span:
+    n = draw(st.integers(1, 4))
+    return Span(*(draw(counts) for _ in range(5)), n, draw(st.integers(0, n)), draw(keys))
+
+
+notices = st.builds(Notice, counts, st.sampled_from(NoticeKind), counts, counts, counts, keys, counts)
+refusals = st.builds(Refusal, counts, counts, counts, st.sampled_from(Verdict), counts, node_ids)
+
+
+@st.composite
+def network_jobs(draw: st.DrawFn) -> NetworkJob:
+    inside = draw(st.lists(spans(), max_size=4))
+    step = draw(st.sampled_from([ComputeStep.LAYER, ComputeStep.HEAD]))
+    rows = sum(span.n if step is ComputeStep.LAYER else span.rows for span in inside)
+    hidden = None
+    if rows or draw(st.booleans()):
+        dtype, width = draw(st.sampled_from(sorted(ITEM_SIZES))), draw(st.integers(1, 5))
+        size = rows * width * ITEM_SIZES[dtype]
+        hidden = PackedHidden(dtype, rows, width, draw(st.binary(min_size=size, max_size=size)))
+    return NetworkJob(
+        draw(routes),
+        draw(counts),
+        inside,
+        draw(st.lists(notices, max_size=3)),
+        draw(st.lists(refusals, max_size=3)),
+        draw(st.lists(seconds, max_size=3)),
+        step,
+        draw(st.integers(0, 4096)),
+        hidden,
+    )
+
+
+legs = st.builds(Leg, ranges(), node_ids, node_ids)
+open_routes = st.builds(
+    OpenRoute,
+    routes,
+    names,
+    names,
+    st.lists(legs, min_size=1, max_size=3).map(tuple),
+    st.integers(1, 2**20),
+    st.integers(1, 2**16),
+    counts,
+    st.booleans(),
+    seconds,
+)
+controls = st.one_of(
+    open_routes,
+    st.builds(RouteOffer, routes, counts, counts, st.text(st.characters(codec="utf-8")), seconds),
+    st.builds(CloseRoute, routes),
+    st.builds(Ping, routes, clocks, counts),
+    st.builds(Pong, routes, clocks, counts, counts),
+    st.builds(Bounce, routes, counts | st.just(-1), st.sampled_from(BounceReason)),
+)
+messages: st.SearchStrategy[Message] = controls | network_jobs()
+
+
+@st.composite
+def segments(draw: st.DrawFn, node: str) -> MetaModel:
+    num_layers, kv_blocks = draw(st.integers(1, 4096)), draw(counts)
+    return MetaModel(
+        node=node,
+        process=draw(names),
+        model=draw(names),
+        pipe=draw(names),
+        shape=draw(names),
+        num_layers=num_layers,
+        layers=draw(ranges(num_layers)),
+        weight_hash=draw(names),
+        dtype=draw(names),
+        device=draw(names),
+        kv_blocks=kv_blocks,
+        kv_free=draw(st.integers(0, kv_blocks)),
+        block_size=draw(st.integers(1, 2**16)),
+        seconds=draw(seconds),
+        load=draw(seconds),
+        draining=draw(st.booleans()),
+    )
+
+
+@st.composite
+def records(draw: st.DrawFn) -> NodeRecord:
+    node = draw(node_ids)
+    return NodeRecord(
+        node=node,
+        epoch=draw(clocks),
+        version=draw(names),
+        protocol=PROTOCOL,
+        pid=draw(counts),
+        draining=draw(st.booleans()),
+        serves=tuple(draw(st.lists(names, max_size=2))),
+        segments=tuple(draw(st.lists(segments(node), max_size=2))),
+    )
+
+
+def decode_job(sequences: int = 32, width: int = 576) -> NetworkJob:
+    """What one step of so many answers sends from node to node."""
+    return NetworkJob(
+        RouteId("kitchen", 1_700_000_000, 1),
+        12_345,
+        [Span(seq, 1, 2, 100, 500 + seq, 1, 1) for seq in range(sequences)],
+        services=[0.003, 0.004],
+        step=ComputeStep.LAYER,
+        current_layer=10,
+        hidden=PackedHidden("float32", sequences, width, bytes(range(256)) * (sequences * width * 4 // 256)),
+    )
