@@ -100,6 +100,7 @@ def segments(draw: st.DrawFn, node: str) -> MetaModel:
         device=draw(names),
         kv_blocks=kv_blocks,
         kv_free=draw(st.integers(0, kv_blocks)),
+        kv_held=draw(st.integers(0, kv_blocks)),
         block_size=draw(st.integers(1, 2**16)),
         seconds=draw(seconds),
         load=draw(seconds),

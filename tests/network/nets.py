@@ -14,7 +14,7 @@ from penstock.network.in_process import Hub, InProcessRouter
 from penstock.network.router import Router
 from penstock.network.zenoh_router import ZenohRouter
 
-PATIENCE = 20.0  # seconds; a busy machine is no failure
+PATIENCE = 40.0  # seconds; a busy machine is no failure
 
 
 def wait_for(true: Callable[[], Any], what: str) -> None:

@@ -118,6 +118,7 @@ def test_a_send_to_a_frozen_process_ends_and_the_others_are_served_meanwhile(net
         pouring.join()
 
 
+@pytest.mark.slow
 def test_closing_with_a_full_wire_to_a_frozen_process_ends_all_threads() -> None:
     before = set(threading.enumerate())
     with closing(ZenohNet(lease_ms=3000)) as net:

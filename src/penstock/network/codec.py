@@ -82,7 +82,7 @@ WireOpenRoute = tuple[WireRoute, Model, Name, WireLegs, Width, BlockSize, Count,
 WireOffer = tuple[WireRoute, Count, Count, Reason, Seconds]
 WireBounce = tuple[WireRoute, Annotated[int, Meta(ge=-1, lt=MAX_COUNT)], BounceReason]
 WireSegment = tuple[
-    NodeId, Name, Model, Model, Name, Layer, WireRange, Name, Name, Name, Count, Count, BlockSize, Seconds, Seconds, bool
+    NodeId, Name, Model, Model, Name, Layer, WireRange, Name, Name, Name, Count, Count, Count, BlockSize, Seconds, Seconds, bool
 ]
 WireRecord = tuple[
     NodeId,
