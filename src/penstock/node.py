@@ -21,7 +21,7 @@ from penstock.progress import Progress, silent
 if TYPE_CHECKING:
     from penstock.membership import Membership
 
-LEAST_LEASE = 10.0  # seconds that a route outlives the last word of its origin
+LEAST_LEASE = 120.0  # seconds that a route outlives the last word of its origin: longer than any pass takes
 
 
 class Node:

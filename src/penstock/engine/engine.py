@@ -86,12 +86,13 @@ class Engine:
         text: TextStreams | None = None,
         *,
         width: int = 1,
+        device: str = "cpu",
         epoch: int = 0,
         lease: float = 10.0,
         recovery_timeout: float = 60.0,
         route_numbers: Iterator[int] | None = None,
     ) -> None:
-        self.config, self.pipe, self.stats = config, pipe, EngineStats()
+        self.config, self.pipe, self.stats, self._device = config, pipe, EngineStats(), device
         predictor = self._predictor = StepTimePredictor()
         self.stages = {segment.layers.start: Stage(segment, config.block_size, pipe.node) for segment in pipe.segments}
         self.host = RouteHost(
@@ -315,7 +316,7 @@ class Engine:
 
     def _accept(self, job: NetworkJob) -> None:
         if isinstance(job.hidden, PackedHidden):
-            job.hidden = unpack(job.hidden)
+            job.hidden = unpack(job.hidden, self._device)
         self._processor.accept(job, JobState.VALIDATING)
 
     def _on_unsent(self, node: str, message: Message) -> None:

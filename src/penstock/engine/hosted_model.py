@@ -63,6 +63,7 @@ def host(
         ends,
         None if ends is None else ends.tokenizer.stream,
         width=loaded.spec.hidden,
+        device=str(loaded.device),
         epoch=epoch,
         lease=lease,
         recovery_timeout=recovery_timeout,

@@ -27,6 +27,8 @@ logger = logging.getLogger("penstock.route")
 
 LEAST_WAIT = 2.0  # seconds: nothing in flight is given up before
 PATIENCE = 5.0  # ... nor before so many times what it should take
+UNKNOWN_WAIT = 20.0  # seconds, while nobody knows how long it should take; doubled each time that it was too short
+OPEN_WAIT = 10.0  # seconds for an offer: the node may be in the middle of a long pass
 OVERTAKEN = 0.25  # seconds for a NetworkJob that a later one has overtaken
 PING_EVERY = 0.5  # seconds
 SILENT = 4.0  # seconds without a word from a node's compute thread
@@ -34,6 +36,7 @@ AVOID = 30.0  # seconds for which a node that failed is taken only if there is n
 LOSSES = 3  # in a row, and the route counts as broken
 REFUSALS, FINAL_REFUSALS = 3, 8  # of one sequence in a row: then another route is tried, then its job ends
 RETRY_LEAST, RETRY_MOST = 0.05, 2.0  # seconds between attempts to open a route
+MOST_BLOCKS = 1 << 24  # of a lease, whatever other nodes say that they have
 LEASE_WAIT = 20.0  # seconds that a prompt waits for memory that other nodes have leased
 
 
@@ -49,12 +52,18 @@ class Route:
     waiting: list[str] = field(default_factory=list)  # nodes still to be asked, in the order of their names
     asked: float = 0.0
     granted: dict[str, int] = field(default_factory=dict)  # blocks, by node
+    shares: dict[str, int] = field(default_factory=dict)  # ... and what each finds fair
     credits: int = 1 << 16
     heard: dict[str, float] = field(default_factory=dict)  # by remote node
 
     @property
     def nodes(self) -> set[str]:
         return {hop.node for hop in self.hops}
+
+    @property
+    def blocks(self) -> int:
+        """What can be counted on: what every node has granted, and finds fair."""
+        return min(self.reach, *self.granted.values(), *self.shares.values())
 
 
 @dataclass(slots=True)
@@ -115,7 +124,13 @@ class Origin:
         if len(self.in_flight) + len(self.at_home) >= window:
             return None, False
         output = self._scheduler.schedule(
-            sequences.pool, sequences.queued.values(), sequences.holders.values(), now, window=window, reach=route.reach
+            sequences.pool,
+            sequences.queued.values(),
+            sequences.holders.values(),
+            now,
+            window=window,
+            pipelined=len(route.nodes) > 1,
+            reach=route.reach,
         )
         self.stats.prompt_tokens += sum(grant.n for grant in output.grants if not grant.seq.decoding)
         spans = sequences.on_schedule(output)
@@ -125,9 +140,8 @@ class Origin:
         job = NetworkJob(route.id, self._next_number, spans, sequences.take_notices())
         self._next_number += 1
         tokens = sum(span.n for span in spans)
-        limit = max(LEAST_WAIT, PATIENCE * (self.window.predicted(tokens) + self.window.round_trip))
         newest = job.notices[-1].number if job.notices else -1
-        self.in_flight[job.number] = InFlight(tuple(spans), tokens, now, now + limit, newest)
+        self.in_flight[job.number] = InFlight(tuple(spans), tokens, now, now + self._patience(tokens), newest)
         return job, True
 
     def _window(self, route: Route) -> int:
@@ -135,10 +149,13 @@ class Origin:
             return min(self._config.window, route.credits)
         if route.nodes == {self._pipe.node}:
             return len(route.hops)
-        holders = self.sequences.holders.values()
-        decodes = sum(seq.decoding for seq in holders)
-        reading = bool(self.sequences.queued) or any(seq.remaining > 1 for seq in holders)
-        return self.window.aim(decodes, self._config.chunk if reading else 0, route.credits)
+        return self.window.size
+
+    def _patience(self, tokens: int) -> float:
+        """Seconds after which a NetworkJob of so many tokens counts as lost."""
+        if not self.window.measured:
+            return UNKNOWN_WAIT * 2.0 ** min(self._losses, 8)
+        return max(LEAST_WAIT, PATIENCE * (self.window.predicted(tokens) + self.window.round_trip))
 
     # ---- coming home ----
 
@@ -163,7 +180,7 @@ class Origin:
         self._losses = 0
         self.sequences.acknowledge(sent.notice)
         if sent.tokens and self.route.nodes != {self._pipe.node}:
-            self.window.observe(sent.tokens, now - sent.sent, self._services(self.route, job))
+            self._measure(self.route, sent, job, now)
         for number, other in self.in_flight.items():
             if number < job.number:  # overtaken: it will hardly come any more
                 other.deadline = min(other.deadline, now + OVERTAKEN)
@@ -182,11 +199,15 @@ class Origin:
         if self._pause_ends:
             self._pause_ends, self._broken_since = False, None
 
-    def _services(self, route: Route, job: NetworkJob) -> dict[str, float]:
+    def _measure(self, route: Route, sent: InFlight, job: NetworkJob, now: float) -> None:
+        elapsed = now - sent.sent
         services = {self._pipe.node: self.ends_seconds}
         for hop, seconds in zip(route.hops, job.services, strict=False):
-            services[hop.node] = services.get(hop.node, 0.0) + seconds
-        return services
+            services[hop.node] = services.get(hop.node, 0.0) + min(seconds, elapsed)  # others may say anything
+        self.window.observe(sent.tokens, elapsed, services)
+        holders = self.sequences.holders.values()
+        reading = bool(self.sequences.queued) or any(seq.remaining > 1 for seq in holders)
+        self.window.aim(sum(seq.decoding for seq in holders), self._config.chunk if reading else 0, route.credits)
 
     def _on_refusals(self, refusals: Iterable[Refusal]) -> None:
         for refusal in refusals:
@@ -271,7 +292,7 @@ class Origin:
             id=RouteId(self._pipe.node, self.epoch, next(self._route_numbers)),
             hops=path.hops,
             why=path.why,
-            reach=self._pipe.kv_blocks,
+            reach=min(MOST_BLOCKS, self._pipe.kv_blocks_on(path)),
             lives={hop.node: self._pipe.lives().get(hop.node, -1) for hop in path.hops},
         )
         route.waiting = sorted(route.nodes)
@@ -339,7 +360,7 @@ class Origin:
         self.opening, self.route, self.trouble = None, route, ""
         self._next_number, self._retry_wait = 0, 0.0
         route.heard.pop(self._pipe.node, None)
-        pool = BlockPool(min(route.granted.values()), self._config.block_size, prefix_cache=self._config.prefix_cache)
+        pool = BlockPool(route.blocks, self._config.block_size, prefix_cache=self._config.prefix_cache)
         self.sequences.use(pool)
         self._pause_ends = self._broken_since is not None
         self._unserved_since = None
@@ -353,16 +374,15 @@ class Origin:
         if route is None or pong.route != route.id or sender not in route.nodes:
             return
         now = self._clock()
-        route.heard[sender] = now
-        route.granted[sender] = pong.blocks
-        if pong.stamp:
+        if sender != self._pipe.node:
+            route.heard[sender] = now
+        route.granted[sender], route.shares[sender] = max(1, pong.blocks), max(1, pong.target)
+        if pong.stamp and sender != self._pipe.node:
             self.round_trips[sender] = max(0.0, now - pong.stamp / 1e9)
-        elif pong.target < self.sequences.pool.capacity:
-            self._shrink(max(1, pong.target))
-            return
-        most = min(route.granted.values())
-        if most > self.sequences.pool.capacity:
-            self.sequences.resize(most)
+        elif not pong.stamp and pong.target < self.sequences.pool.capacity:  # nobody asked: blocks are called back
+            self._shrink(route.blocks)
+        if route.blocks > self.sequences.pool.capacity:
+            self.sequences.resize(route.blocks)
 
     def _shrink(self, blocks: int) -> None:
         """Others need memory too: come down to this, at the cost of those who came last."""
@@ -420,7 +440,7 @@ class Origin:
         now = self._clock()
         if self.route is None and self.opening is None and now >= self._retry_at:
             self.open_route()
-        if self.opening is not None and self.opening.waiting and now - self.opening.asked > LEAST_WAIT:
+        if self.opening is not None and self.opening.waiting and now - self.opening.asked > OPEN_WAIT:
             self.lose_route(f"node {self.opening.waiting[0]} does not answer", avoid=[self.opening.waiting[0]])
             self._back_off()
         overdue = [number for number, sent in self.in_flight.items() if sent.deadline <= now]
@@ -441,10 +461,10 @@ class Origin:
                 if node == self._pipe.node:
                     answer = self._host.ping(node, ping)
                     if isinstance(answer, Pong):
-                        route.granted[node] = answer.blocks
+                        self.on_pong(node, answer)
                 else:
                     self._pipe.tell(node, ping)
-        patience = max(SILENT, PATIENCE * self.window.predicted(self._config.chunk))
+        patience = max(SILENT, self._patience(self._config.chunk))
         silent = [node for node, heard in route.heard.items() if now - heard > patience]
         if silent:
             self.lose_route(f"node {' and '.join(silent)} is silent", avoid=silent)

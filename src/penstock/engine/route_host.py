@@ -98,6 +98,7 @@ class RouteHost:
     ) -> None:
         self.routes: dict[RouteId, HostedRoute] = {}
         self.draining = False
+        self._alive: set[str] = set()
         self._waiting: dict[str, float] = {}  # origins that found no memory, and until when they count
         self._stages, self._model, self._shape, self._block_size = stages, model, shape, block_size
         self._num_layers, self._clock = num_layers, clock
@@ -130,8 +131,11 @@ class RouteHost:
                 stage.close(route)
 
     def close_others(self, alive: Mapping[str, int]) -> None:
-        """Free what origins hold that are gone, or have started anew: `alive` has the epoch of every live node."""
-        for route in [route for route in self.routes if alive.get(route.origin) != route.epoch]:
+        """Free what origins hold that are gone, or have started anew: `alive` has the epoch of every live node. One that was
+        never seen alive may be quicker than the news of it."""
+        gone = self._alive - alive.keys()
+        self._alive = set(alive)
+        for route in [route for route in self.routes if route.origin in gone or alive.get(route.origin, 0) > route.epoch]:
             self.close(route)
 
     def ping(self, sender: str, ping: Ping) -> Pong | Bounce:

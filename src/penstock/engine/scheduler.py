@@ -52,10 +52,12 @@ class Scheduler:
         now: float,
         *,
         window: int = 1,
+        pipelined: bool = False,
         reach: int | None = None,
     ) -> SchedulerOutput:
         """`queued` wait for memory (WAITING, WAITING_PREEMPT), `holders` have some (RUNNING, PAUSED). `window` is how many
-        NetworkJobs may be in flight: each carries its part of the decodes. A prompt that fits the `pool` not now but would fit
+        NetworkJobs may be in flight: each carries its part of the decodes; `pipelined`: there are several nodes to keep busy. A
+        prompt that fits the `pool` not now but would fit
         `reach` blocks waits for them.
         """
         round_ = _Round(pool, self._config, holders, lambda seq: self._urgency(seq, now), reach or pool.capacity)
@@ -69,7 +71,7 @@ class Scheduler:
             decodes = decodes[:part]
         for seq in decodes:
             round_.decode(seq)
-        round_.budget = self._chunk(decodes, holders, pipelined=window > 1)
+        round_.budget = self._chunk(decodes, holders, pipelined=pipelined or window > 1)
         prompts = [seq for seq in ready if not seq.decoding]
         admitting = round_.may_admit()
         if admitting:

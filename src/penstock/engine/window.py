@@ -62,6 +62,10 @@ class Window:
         self._hops.append(max(0.0, elapsed - sum(services.values())))
 
     @property
+    def measured(self) -> bool:
+        return bool(self._hops)
+
+    @property
     def hops(self) -> float:
         return min(self._hops, default=0.0)
 

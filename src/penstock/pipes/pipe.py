@@ -95,10 +95,13 @@ class Pipe:
     def kv_blocks(self) -> int:
         """What a sequence can hold is what the smallest segment of its path can."""
         path = self.path()
-        if self._view is None or path is None:
-            return min((segment.kv_blocks for segment in self.segments), default=0)
-        on_path = {(hop.node, hop.layers) for hop in path.hops}
-        return min((meta.kv_blocks for meta in self._view.pipe().segments if (meta.node, meta.layers) in on_path), default=0)
+        return 0 if path is None else self.kv_blocks_on(path)
+
+    def kv_blocks_on(self, path: Path) -> int:
+        if self._view is None:
+            return min(segment.kv_blocks for segment in self.segments)
+        hops = set(path.hops)
+        return min(meta.kv_blocks for meta in self._view.pipe().segments if Hop(meta.layers, meta.node) in hops)
 
     def _send(self, node: str, message: Message) -> None:
         assert self._wire is not None, "a pipe without a network has nobody to send to"
