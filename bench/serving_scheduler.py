@@ -171,11 +171,11 @@ def timed_engine(model: str, settings: dict[str, Any], drain: float) -> Answer:
     from penstock.config.engine import EngineConfig
     from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate, TokensOut
     from penstock.domain.sampling import SamplingParams
-    from penstock.engine.hosted_model import HostedModel
+    from penstock.engine.hosted_model import host_alone
     from penstock.pipes.model_manager import ModelManager
 
     config = EngineConfig(**settings)
-    hosted = HostedModel(ModelManager(config).load(model), config)
+    hosted = host_alone(ModelManager(config).load(model), config)
     hosted.start()
     engine, clock = hosted.engine, time.monotonic
 

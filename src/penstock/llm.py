@@ -24,12 +24,11 @@ from penstock.domain.job import (
     Usage,
 )
 from penstock.domain.sampling import SamplingParams
-from penstock.engine.hosted_model import HostedModel, host
+from penstock.engine.hosted_model import host_alone
 from penstock.engine.job_factory import JobHandle
 from penstock.errors import ConfigError, PenstockError
 from penstock.model.sources import DEFAULT_MODEL
 from penstock.pipes.model_manager import ModelManager
-from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
 from penstock.stats import EngineStats
 
@@ -101,8 +100,7 @@ class LLM:
         loaded = ModelManager(self.config, progress or silent).load(
             model, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
         )
-        hosted = host(loaded, Pipe(model, loaded.spec.num_layers, loaded.segments), self.config)
-        assert isinstance(hosted, HostedModel)
+        hosted = host_alone(loaded, self.config)
         self.model_name, self.folder, self.spec, self.num_layers = model, hosted.folder, hosted.spec, hosted.spec.num_layers
         self.dtype, self.device, self.tokenizer, self.engine = hosted.dtype, hosted.device, hosted.tokenizer, hosted.engine
         self._jobs = hosted.jobs

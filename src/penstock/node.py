@@ -13,9 +13,8 @@ from penstock.config.node import HostedModelConfig, NodeConfig
 from penstock.doors.listener import Listener, begin_to_listen, take_port
 from penstock.doors.openai.served import Served
 from penstock.doors.openai.server import OAIHttpServer
-from penstock.engine.hosted_model import HostedLayers, HostedModel, host
+from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_alone
 from penstock.pipes.model_manager import ModelManager
-from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -104,12 +103,10 @@ class Node:
             whole=membership is None,
         )
         if membership is None:
-            pipe = Pipe(loaded.name, loaded.spec.num_layers, loaded.segments, node=config.node_id)
-        else:
-            pipe = membership.make_pipe(loaded)
+            return host_alone(loaded, config.engine, node=config.node_id, max_jobs=config.limits.max_jobs)
         hosted = host(
             loaded,
-            pipe,
+            membership.make_pipe(loaded),
             config.engine,
             max_jobs=config.limits.max_jobs,
             epoch=self._epoch,
@@ -117,8 +114,7 @@ class Node:
             recovery_timeout=config.network.recovery_timeout,
             route_numbers=self._route_numbers,
         )
-        if membership is not None:
-            membership.host(hosted)
+        membership.host(hosted)
         return hosted
 
     def _join(self) -> Membership:

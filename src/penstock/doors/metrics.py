@@ -47,6 +47,7 @@ class EngineCollector(Collector):
         jobs = counter("jobs", "Jobs that ended, by how", "outcome")
         lost = counter("lost_network_jobs", "NetworkJobs that never came home")
         recoveries = counter("recoveries", "Pauses of running answers because a route broke")
+        shared = counter("shared_passes", "Passes of a segment that held work of more than one origin", "layers")
         refused = counter("refused_network_jobs", "NetworkJobs of other nodes that could not be taken, by why", "reason")
         for hosted in self._models:
             name, stats = hosted.name, hosted.engine.stats
@@ -55,6 +56,8 @@ class EngineCollector(Collector):
             generated.add_metric([name], stats.generated_tokens)
             if isinstance(hosted, HostedModel):
                 preemptions.add_metric([name], hosted.engine.sequences.preemptions)
+            for stage in hosted.engine.stages.values():
+                shared.add_metric([name, str(stage.segment.layers)], stage.shared_passes)
             lost.add_metric([name], stats.lost_jobs)
             recoveries.add_metric([name], stats.recoveries)
             for reason, count in list(stats.refused.items()):
@@ -66,7 +69,8 @@ class EngineCollector(Collector):
                 stages.add_metric([name, layers], seconds)
             for outcome, count in list(stats.jobs.items()):
                 jobs.add_metric([name, outcome], count)
-        yield from (prompt, cached, generated, preemptions, steps, busy, compute, stages, jobs, lost, recoveries, refused)
+        found = (prompt, cached, generated, preemptions, steps, busy, compute, stages, jobs, lost, recoveries, shared, refused)
+        yield from found
 
     def _gauges(self) -> Iterator[Metric]:
         def gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:

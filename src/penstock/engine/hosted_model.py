@@ -70,3 +70,11 @@ def host(
         route_numbers=route_numbers,
     )
     return HostedLayers(loaded, engine) if ends is None else HostedModel(loaded, ends, engine, max_jobs=max_jobs)
+
+
+def host_alone(loaded: LoadedModel, config: EngineConfig, *, node: str = "local", max_jobs: int | None = None) -> HostedModel:
+    """A whole model on this machine, without a network."""
+    pipe = Pipe(loaded.name, loaded.spec.num_layers, loaded.segments, node=node)
+    hosted = host(loaded, pipe, config, max_jobs=max_jobs)
+    assert isinstance(hosted, HostedModel)
+    return hosted
