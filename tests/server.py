@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,8 +73,9 @@ class Server:
 
 
 @contextmanager
-def running_server(*args: str, config: str = "", **env: str) -> Iterator[Server]:
-    """A server with further flags, a node file or variables; it must leave in good order unless the test killed it."""
+def running_server(*args: str, config: str = "", ready: bool = True, **env: str) -> Iterator[Server]:
+    """A server with further flags, a node file or variables; it must leave in good order unless the test killed it. With
+    `ready` False it need not be able to answer yet."""
     with TemporaryDirectory() as folder:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
         if config:
@@ -85,7 +88,8 @@ def running_server(*args: str, config: str = "", **env: str) -> Iterator[Server]
             )
         try:
             server = Server(_base_url(process, out, err), process, out, err, env.get("PENSTOCK_API_KEY", ""))
-            assert server.get("/ready") == {"status": "ready"}
+            if ready:
+                assert server.get("/ready") == {"status": "ready"}
             yield server
             if process.returncode is None:
                 assert server.leave() == 0, server.log()
@@ -95,10 +99,29 @@ def running_server(*args: str, config: str = "", **env: str) -> Iterator[Server]
             process.wait()
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until_ready(server: Server, patience: float = 60.0) -> None:
+    """Until a token comes out of every model that it offers."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            server.get("/ready")
+            return
+        except urllib.error.HTTPError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
 def _base_url(process: subprocess.Popen[bytes], out: Path, err: Path) -> str:
     until = time.monotonic() + 120
     while time.monotonic() < until and process.poll() is None:
-        found = re.search(r"Base URL +(http://\S+)/v1\n", out.read_text(encoding="utf-8"))
+        found = re.search(r"(?:Base URL +|--url )(http://[^/\s]+)", out.read_text(encoding="utf-8"))
         if found:
             return found.group(1)
         time.sleep(0.05)

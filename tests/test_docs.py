@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server import Server, running_server
+from tests.server import Server, free_port, running_server, until_ready
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,8 +29,9 @@ COMMANDS = [
 ]
 SERVED = "http://127.0.0.1:8080"  # where the README's server is
 TO_A_SERVER = [command for command in COMMANDS if SERVED in command or command.endswith("penstock chat")]
-SERVERS = [command for command in COMMANDS if "penstock serve" in command]
-ALONE = [command for command in COMMANDS if command not in TO_A_SERVER and command not in SERVERS]
+NETWORK = [command for command in COMMANDS if "--open-network" in command or "penstock network" in command]
+SERVERS = [command for command in COMMANDS if "penstock serve" in command and command not in NETWORK]
+ALONE = [command for command in COMMANDS if command not in TO_A_SERVER + SERVERS + NETWORK]
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,28 @@ def test_a_server_of_the_readme_starts(
     flags = command.removeprefix("penstock serve").replace("--port 8080", "").split()
     with running_server(*flags) as server:
         assert server.get("/health")["status"] == "ok"
+
+
+def test_the_machines_of_the_readme_answer_together(where: Path, default_model_folder: Path) -> None:
+    """The addresses and the ports are ours, and two nodes of one machine need names."""
+    first, second, status = NETWORK
+    port = free_port()
+    flags = [
+        command.removeprefix("penstock serve")
+        .replace("0.0.0.0:7447", f"127.0.0.1:{port}")
+        .replace("192.168.1.7:7447", f"127.0.0.1:{port}")
+        .split()
+        for command in (first, second)
+    ]
+    with running_server(*flags[0], "--node-id", "a", ready=False) as a, running_server(*flags[1], "--node-id", "b") as b:
+        until_ready(a)
+        done = run(["bash", "-c", f"{status} --url {a.url}"], where)
+        assert done.returncode == 0, done.stderr
+        assert "a 0:10 → b 10:30 → a" in done.stdout
+        question = ["penstock", "chat", "--url", a.url]
+        answer = run(question, where, typed="What is the capital of France?\n")
+        assert "Paris" in answer.stdout, answer.stderr
+        assert b.get("/v1/models")["data"] == []
 
 
 @pytest.mark.parametrize("command", ALONE)
