@@ -9,7 +9,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from penstock.config.engine import EngineConfig
@@ -91,12 +91,18 @@ class Engine:
         lease: float = 10.0,
         recovery_timeout: float = 60.0,
         route_numbers: Iterator[int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.pipe, self.stats, self._device = config, pipe, EngineStats(), device
+        self.config, self.pipe, self.stats, self._device, self._clock = config, pipe, EngineStats(), device, clock
         predictor = self._predictor = StepTimePredictor()
-        self.stages = {segment.layers.start: Stage(segment, config.block_size, pipe.node) for segment in pipe.segments}
+        self.stages = {segment.layers.start: Stage(segment, config.block_size, pipe.node, clock) for segment in pipe.segments}
         self.host = RouteHost(
-            self.stages, model=pipe.model, shape=pipe.shape, block_size=config.block_size, num_layers=pipe.num_layers
+            self.stages,
+            model=pipe.model,
+            shape=pipe.shape,
+            block_size=config.block_size,
+            num_layers=pipe.num_layers,
+            clock=clock,
         )
         self.origin: Origin | None = None
         if ends is not None and text is not None:
@@ -106,6 +112,7 @@ class Engine:
                 text_stream=text,
                 secret=secrets.token_bytes(32),
                 stats=self.stats,
+                clock=clock,
             )
             self.origin = Origin(
                 config,
@@ -119,10 +126,11 @@ class Engine:
                 lease=lease,
                 recovery_timeout=recovery_timeout,
                 route_numbers=route_numbers or itertools.count(),
+                clock=clock,
             )
             if not pipe.networked and pipe.is_complete():
                 self.origin.open_route()
-        context = JobContext(config, pipe, self.stages, self.host, self.stats, predictor, ends, self.origin)
+        context = JobContext(config, pipe, self.stages, self.host, self.stats, predictor, ends, self.origin, clock)
         self._processor = JobProcessor(context)
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -336,7 +344,7 @@ class Engine:
             self.origin.on_change()
 
     def _look_at_the_clock(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now < self._next_tick:
             return
         self._next_tick = now + TICK

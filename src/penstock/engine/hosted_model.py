@@ -41,7 +41,7 @@ class HostedModel(HostedLayers):
     @property
     def context(self) -> int:
         """The most tokens that a prompt and its answer can have together."""
-        return min(self.spec.context, self.engine.max_tokens)
+        return min(self.spec.context, self.engine.max_tokens or self.spec.context)
 
 
 def host(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -62,6 +62,7 @@ class JobContext:
     predictor: StepTimePredictor
     ends: Ends | None = None
     origin: Origin | None = None
+    clock: Callable[[], float] = time.monotonic
 
     def next_layer(self, job: NetworkJob) -> NextLayer:
         hosted = self.host.routes.get(job.route)
@@ -185,7 +186,7 @@ class JobProcessor:
                 # a sequence that was cancelled between grant and embedding keeps its rows; they are dropped at home
                 tokens += seq.tokens[span.start_pos : span.end] if seq is not None else [0] * span.n
             if tokens:
-                with _Timed(self._context.stats, [visit]):
+                with _Timed(self._context, [visit]):
                     job.hidden = self._context.own_ends.compute_embed(tokens)
             job.step = ComputeStep.LAYER
             facts = Facts(step=ComputeStep.EMBED, next_layer=self._context.next_layer(job))
@@ -195,7 +196,7 @@ class JobProcessor:
         context = self._context
         jobs = [visit.job for visit in batch]
         stage = context.stages[jobs[0].current_layer]
-        with _Timed(context.stats, batch) as timed:
+        with _Timed(context, batch) as timed:
             stage.run(jobs)
         layers = str(stage.segment.layers)
         context.stats.stages[layers] = context.stats.stages.get(layers, 0.0) + timed.elapsed
@@ -265,7 +266,7 @@ class JobProcessor:
                     homecomers.append(_Homecomer(span, seq, at - span.rows, at))
         rows = [(one, row) for one in homecomers if one.wants_token and (row := self._sample_row(one.seq)) is not None]
         samples: dict[Span, Sample] = {}
-        with _Timed(context.stats, batch) as timed:
+        with _Timed(context, batch) as timed:
             scores = {one.span: self._score(one, hidden) for one in homecomers if one.seq.scoring}
             if rows:
                 last = [one.end - 1 for one, _ in rows]
@@ -410,15 +411,15 @@ class _Timed:
 
     elapsed = 0.0
 
-    def __init__(self, stats: EngineStats, visits: list[Visit]) -> None:
-        self._stats, self._visits = stats, visits
+    def __init__(self, context: JobContext, visits: list[Visit]) -> None:
+        self._stats, self._clock, self._visits = context.stats, context.clock, visits
 
     def __enter__(self) -> _Timed:
-        self._start = time.perf_counter()
+        self._start = self._clock()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.elapsed = time.perf_counter() - self._start
+        self.elapsed = self._clock() - self._start
         self._stats.compute += self.elapsed
         for visit in self._visits:
             visit.seconds += self.elapsed / len(self._visits)

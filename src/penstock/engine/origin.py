@@ -12,7 +12,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.messages import Bounce, BounceReason, CloseRoute, OpenRoute, Ping, Pong, RouteOffer
 from penstock.domain.route import Hop, RouteId, legs_of
-from penstock.domain.sequence import Sequence
+from penstock.domain.sequence import Sequence, SequenceState
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
 from penstock.engine.engine_sequences import EngineSequenceManager
 from penstock.engine.predictor import StepTimePredictor
@@ -362,6 +362,8 @@ class Origin:
         route.heard.pop(self._pipe.node, None)
         pool = BlockPool(route.blocks, self._config.block_size, prefix_cache=self._config.prefix_cache)
         self.sequences.use(pool)
+        if not any(seq.state is SequenceState.WAITING_PREEMPT for seq in self.sequences.queued.values()):
+            self._broken_since = None  # nobody who stood still is left
         self._pause_ends = self._broken_since is not None
         self._unserved_since = None
         if self._pipe.networked:

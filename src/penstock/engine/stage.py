@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,8 +20,10 @@ class Stage:
     so it knows what fits without asking, and no origin can reach another's blocks.
     """
 
-    def __init__(self, segment: Segment, block_size: int, node: str = "local") -> None:
-        self.segment, self._block_size, self._node = segment, block_size, node
+    def __init__(
+        self, segment: Segment, block_size: int, node: str = "local", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.segment, self._block_size, self._node, self._clock = segment, block_size, node, clock
         self._unleased = list(range(segment.kv_blocks, 0, -1))
         self.leases: dict[RouteId, WorkerSequenceManager] = {}
         self.seconds = 0.0  # of compute in all
@@ -53,7 +55,7 @@ class Stage:
 
     def run(self, jobs: Sequence[NetworkJob]) -> None:
         """Run NetworkJobs through the segment in one pass. Afterwards they hold what was taken, one layer range further."""
-        started = time.perf_counter()
+        started = self._clock()
         for job in jobs:
             verdicts = self.leases[job.route].on_schedule(job)
             if any(verdict is not Verdict.APPEND for verdict in verdicts):
@@ -71,7 +73,7 @@ class Stage:
         for job in jobs:
             job.current_layer = self.segment.layers.end
             self.leases[job.route].on_stage_completed(job.spans)
-        self._observe(jobs, full, time.perf_counter() - started)
+        self._observe(jobs, full, self._clock() - started)
 
     def _observe(self, jobs: Sequence[NetworkJob], full: Sequence[NetworkJob], took: float) -> None:
         for job in jobs:

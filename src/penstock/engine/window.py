@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 
 MOST = 16  # NetworkJobs in flight, whatever was measured
-GAIN = 0.95  # one more must make the cycle at least this much shorter
+GAIN = 0.95  # another size must make the cycle at least this much shorter
+VOTES = 4  # NetworkJobs in a row that must say so: steps are noisy, and changing over costs
 FORGET = 0.98
 SPLIT_PRIOR = 16.0  # until sizes vary: a step of so many tokens takes twice as long as one of none
 RECENT = 64
@@ -50,6 +51,7 @@ class Window:
         self.round_trip = 0.0  # of the last NetworkJob
         self._lines: dict[str, Line] = {}
         self._hops: deque[float] = deque(maxlen=RECENT)
+        self._votes = 0  # for more, or below zero for less
 
     def observe(self, tokens: int, elapsed: float, services: Mapping[str, float]) -> None:
         """A NetworkJob came home; `services` is what each node computed for it. The rest is hops and queues, and the least of
@@ -73,26 +75,30 @@ class Window:
         """Seconds until a NetworkJob of so many tokens is home, without queues."""
         return self.hops + sum(line.at(tokens) for line in self._lines.values())
 
-    def aim(self, decodes: int, chunk: int, limit: int) -> int:
-        """Move one step towards the best size for so many decodes, or for prompts in chunks. Returns the size."""
-        best = self._for_decodes(decodes) if decodes else 1
-        if chunk:
-            best = max(best, self._for_chunks(chunk))
-        best = max(1, min(best, limit, MOST))
-        self.size += (best > self.size) - (best < self.size)
-        return self.size
+    def aim(self, decodes: int, chunk: int, limit: int) -> None:
+        """Move by one towards the best size for so many decodes, and for prompts in chunks if there are any."""
+        most = max(1, min(limit, MOST))
+        wanted = self._for_chunks(chunk) if chunk else 1
+        if self.size < min(wanted, most):
+            self.size, self._votes = self.size + 1, 0
+            return
+        best = max(min(wanted, most), self._for_decodes(decodes, most))
+        vote = (best > self.size) - (best < self.size)
+        self._votes = self._votes + vote if vote * self._votes > 0 else vote
+        if abs(self._votes) >= VOTES or self.size > most:
+            self.size, self._votes = self.size + vote, 0
 
     def cycle(self, decodes: int, size: int) -> float:
         part = decodes / size
         slowest = max((line.at(part) for line in self._lines.values()), default=0.0)
         return max(size * slowest, self.predicted(part))
 
-    def _for_decodes(self, decodes: int) -> int:
-        best = 1
-        for size in range(2, min(decodes, MOST) + 1):
-            if self.cycle(decodes, size) < GAIN * self.cycle(decodes, best):
-                best = size
-        return best
+    def _for_decodes(self, decodes: int, most: int) -> int:
+        """The size with the shortest cycle; the present one, where that is hardly worse."""
+        sizes = range(1, max(1, min(decodes, most)) + 1)
+        best = min(sizes, key=lambda size: self.cycle(decodes, size))
+        present = min(self.size, sizes[-1])
+        return best if self.cycle(decodes, best) < GAIN * self.cycle(decodes, present) else present
 
     def _for_chunks(self, chunk: int) -> int:
         """Chunks of a prompt are all of one size, so as many as it takes to have the slowest node always busy."""

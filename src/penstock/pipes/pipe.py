@@ -93,9 +93,11 @@ class Pipe:
 
     @property
     def kv_blocks(self) -> int:
-        """What a sequence can hold is what the smallest segment of its path can."""
+        """What a sequence can hold is what the smallest segment of its path can. While there is none, what is here counts."""
         path = self.path()
-        return 0 if path is None else self.kv_blocks_on(path)
+        if path is None:
+            return min((segment.kv_blocks for segment in self.segments), default=0)
+        return self.kv_blocks_on(path)
 
     def kv_blocks_on(self, path: Path) -> int:
         if self._view is None:
