@@ -35,6 +35,7 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.engine")
 
+MAX_PENDING = 1 << 29  # bytes of hidden states that may wait for the compute thread, whoever sends them
 IDLE_LOOK = 0.05  # seconds between looks when there is work that cannot go on yet
 TICK = 0.01  # seconds between looks at the clock on behalf of the network
 RECALL_EVERY = 0.25  # seconds
@@ -137,6 +138,7 @@ class Engine:
         self._stopped = False
         self._closing = threading.Lock()  # a job is either seen by the loop or refused, never in between
         self._next_tick = self._next_recall = 0.0
+        self._counting, self._pending = threading.Lock(), 0
 
     @property
     def sequences(self) -> EngineSequenceManager:
@@ -146,7 +148,8 @@ class Engine:
     @property
     def max_tokens(self) -> int:
         """The longest sequence, prompt and output together, that the KV memory can hold."""
-        return self.pipe.kv_blocks * self.config.block_size
+        route = None if self.origin is None else self.origin.route
+        return (self.pipe.kv_blocks if route is None else route.reach) * self.config.block_size
 
     # ---- from any thread ----
 
@@ -164,7 +167,13 @@ class Engine:
         self._inbox.put(_Cancel(job))
 
     def deliver(self, sender: str, message: Message) -> None:
-        """A message from another node, decoded and checked."""
+        """A message from another node, decoded and checked. What is too much is dropped: its origin will notice."""
+        size = _size(message)
+        with self._counting:
+            if size and self._pending + size > MAX_PENDING:
+                self._count_refused("backlog")
+                return
+            self._pending += size
         self._inbox.put(_Deliver(sender, message))
 
     def on_unsent(self, node: str, message: Message) -> None:
@@ -237,6 +246,8 @@ class Engine:
                 case _Cancel(job):
                     self.sequences.cancel(job)
                 case _Deliver(sender, message):
+                    with self._counting:
+                        self._pending -= _size(message)
                     self._take(sender, message)
                 case _Unsent(node, message):
                     self._on_unsent(node, message)
@@ -316,11 +327,14 @@ class Engine:
             return
         arrived = self.host.arrive(sender, job)
         if isinstance(arrived, Bounce):
-            self.stats.refused[arrived.reason.name.lower()] = self.stats.refused.get(arrived.reason.name.lower(), 0) + 1
+            self._count_refused(arrived.reason.name.lower())
             self.pipe.tell(job.route.origin, arrived)
             return
         for ready in arrived:
             self._accept(ready)
+
+    def _count_refused(self, why: str) -> None:
+        self.stats.refused[why] = self.stats.refused.get(why, 0) + 1
 
     def _accept(self, job: NetworkJob) -> None:
         if isinstance(job.hidden, PackedHidden):
@@ -337,7 +351,7 @@ class Engine:
 
     def _on_change(self) -> None:
         lives = dict(self.pipe.lives())
-        if self.origin is not None and self.pipe.node not in lives:
+        if self.origin is not None:
             lives[self.pipe.node] = self.origin.epoch
         self.host.close_others(lives)
         if self.origin is not None:
@@ -360,3 +374,8 @@ class Engine:
                     self.pipe.tell(pong.route.origin, pong)
         if self.origin is not None:
             self.origin.tick()
+
+
+def _size(message: Message) -> int:
+    """Bytes of hidden states."""
+    return len(message.hidden.data) if isinstance(message, NetworkJob) and isinstance(message.hidden, PackedHidden) else 0

@@ -27,7 +27,7 @@ from penstock.domain.sequence import HOLDS_KV, TERMINAL, Job, Sequence, Sequence
 from penstock.domain.span import Notice, NoticeKind, Span
 from penstock.engine.output import OutputText, TextStreams
 from penstock.engine.scheduler import SchedulerOutput
-from penstock.errors import ComputeFailed, PenstockError, PromptTooLong
+from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong
 from penstock.stats import EngineStats
 
 
@@ -107,6 +107,15 @@ class EngineSequenceManager:
             if not seq.job.open:
                 continue  # another of its outputs was ignored just now
             limit = (output.reach or self.pool.capacity) * self.pool.block_size
+            if seq.state is SequenceState.WAITING_PREEMPT:  # it was let in where there was more memory
+                self.fail(
+                    seq.job,
+                    NotReady(
+                        f"The answer has {len(seq.tokens)} tokens so far, but what is left of the network holds {limit}.",
+                        hint="Start the nodes again that left, or give the others more KV memory (kv_memory).",
+                    ),
+                )
+                continue
             self._end(seq, SequenceState.IGNORED)
             self.fail(
                 seq.job,
@@ -140,6 +149,11 @@ class EngineSequenceManager:
                 continue  # cancelled or preempted meanwhile
             seq.in_flight -= 1
             seq.refused = 0
+            if step.span.end <= seq.step_processed:
+                continue  # a later chunk of its prompt was quicker on the way home
+            if seq.scoring and step.span.end - step.span.rows > seq.job.scored:
+                self.rewind_seq(seq)  # ... and here the one before it is needed first
+                continue
             seq.step_processed = step.span.end
             self._commit(seq)
             if step.prompt_logprobs is not None:
@@ -215,6 +229,10 @@ class EngineSequenceManager:
     def cancel(self, job: Job) -> None:
         for seq in list(job.sequences):
             self.free_seq(seq, FinishReason.CANCELLED)
+
+    @property
+    def newest_notice(self) -> int:
+        return self._next_notice - 1
 
     @property
     def has_news(self) -> bool:

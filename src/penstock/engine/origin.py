@@ -29,6 +29,7 @@ LEAST_WAIT = 2.0  # seconds: nothing in flight is given up before
 PATIENCE = 5.0  # ... nor before so many times what it should take
 UNKNOWN_WAIT = 20.0  # seconds, while nobody knows how long it should take; doubled each time that it was too short
 OPEN_WAIT = 10.0  # seconds for an offer: the node may be in the middle of a long pass
+ASK_AGAIN = 1.0  # seconds: the question may have been lost, or the answer
 OVERTAKEN = 0.25  # seconds for a NetworkJob that a later one has overtaken
 PING_EVERY = 0.5  # seconds
 SILENT = 4.0  # seconds without a word from a node's compute thread
@@ -50,11 +51,17 @@ class Route:
     reach: int  # blocks of the smallest segment: what a sequence could have if nobody else had any
     lives: Mapping[str, int]
     waiting: list[str] = field(default_factory=list)  # nodes still to be asked, in the order of their names
-    asked: float = 0.0
+    asked: float = 0.0  # the first of them
+    told: float = 0.0  # ... and when it was last told so
     granted: dict[str, int] = field(default_factory=dict)  # blocks, by node
     shares: dict[str, int] = field(default_factory=dict)  # ... and what each finds fair
     credits: int = 1 << 16
     heard: dict[str, float] = field(default_factory=dict)  # by remote node
+    answered: dict[str, float] = field(default_factory=dict)  # by remote node: when the newest Ping left that it answered
+    stalled: float = 0.0  # when a node was last seen not to answer: it is in the middle of a pass
+    served: bool = False  # a NetworkJob came home
+    resized: int = 0  # the notice that tells the stages how many blocks we count on
+    settled: float | None = None  # when all stages had heard it: what they grant was said with it in mind from then on
 
     @property
     def nodes(self) -> set[str]:
@@ -73,6 +80,7 @@ class InFlight:
     sent: float
     deadline: float
     notice: int  # the newest that it took along
+    home: bool = False  # it is back, and waits for its turn
 
 
 class Origin:
@@ -107,6 +115,8 @@ class Origin:
         self._retry_at = self._retry_wait = 0.0
         self._ping_at = 0.0
         self._losses = 0
+        self._fruitless = 0  # routes in a row on which nothing came home
+        self._cramped: dict[int, float] = {}  # since when a sequence waits for more memory than the route has
         self._avoid: dict[str, float] = {}  # node -> until when
         self._broken_since: float | None = None  # when the route broke that running answers had
         self._pause_ends = False  # the next token ends the pause of a recovery
@@ -164,7 +174,12 @@ class Origin:
         sent = self.in_flight.get(job.number)
         if self.route is None or job.route != self.route.id or sent is None or sender != self.route.hops[-1].node:
             return False
-        if set(job.spans) <= set(sent.spans) and (job.hidden is None or job.hidden.width == self._width):
+        if sent.home:
+            return False
+        spans = set(job.spans)
+        right = len(spans) == len(job.spans) and spans <= set(sent.spans)
+        if right and (job.hidden is None or job.hidden.width == self._width):
+            sent.home = True
             return True
         logger.warning("node %s sent back something else than it was sent", sender)
         self.lose_job(job.number)
@@ -177,14 +192,17 @@ class Origin:
             return
         now = self._clock()
         self.at_home.add(job.number)
-        self._losses = 0
+        self._losses, self._retry_wait, self._fruitless, self.route.served = 0, 0.0, 0, True
         self.sequences.acknowledge(sent.notice)
+        if self.route.settled is None and sent.notice >= self.route.resized:
+            self.route.settled = now
         if sent.tokens and self.route.nodes != {self._pipe.node}:
             self._measure(self.route, sent, job, now)
         for number, other in self.in_flight.items():
             if number < job.number:  # overtaken: it will hardly come any more
                 other.deadline = min(other.deadline, now + OVERTAKEN)
         self._on_refusals(job.refusals)
+        self._go_back({*sent.spans} - {*job.spans})  # those that no stage would run, and none complained of
 
     def done(self, job: NetworkJob) -> None:
         """Nothing is left to do for a NetworkJob that came home: whoever was in it can be granted again."""
@@ -237,10 +255,15 @@ class Origin:
             return
         self.stats.lost_jobs += 1
         self.sequences.resend_notices()
-        for span in sent.spans:
+        self._go_back(sent.spans)
+
+    def _go_back(self, spans: Iterable[Span]) -> None:
+        for span in spans:
             seq = self.sequences.get(span)
             if seq is not None and seq.step_processed < span.end:
                 self.sequences.rewind_seq(seq)
+            elif seq is not None:
+                seq.in_flight -= 1  # a later one of its Spans came home
 
     def lose_route(self, reason: str, avoid: Iterable[str] = ()) -> None:
         """Drop the route: whoever was on it waits (WAITING_PREEMPT) for another one."""
@@ -258,6 +281,9 @@ class Origin:
         self._close(lost)
         self.route = self.opening = None
         self.trouble, self._retry_at, self._losses = reason, now, 0
+        if not lost.served:
+            self._fruitless += 1
+            self._back_off()
         self.in_flight.clear()
         self.at_home.clear()
         self.window = Window()
@@ -315,7 +341,8 @@ class Origin:
                 lease=self._lease,
             )
             if node != self._pipe.node:
-                route.asked = self._clock()
+                route.told = self._clock()
+                route.asked = route.asked or route.told
                 self._pipe.tell(node, ask)
                 return
             if not self._take_offer(route, node, self._host.open(node, ask)):
@@ -324,10 +351,17 @@ class Origin:
 
     def on_offer(self, sender: str, offer: RouteOffer) -> None:
         route = self.opening
+        if offer.blocks and self._is_forgotten(offer.route):
+            self._pipe.tell(sender, CloseRoute(offer.route))  # the question was overtaken by our taking it back
         if route is None or offer.route != route.id or not route.waiting or sender != route.waiting[0]:
             return
         if self._take_offer(route, sender, offer):
             self._ask_next(route)
+
+    def _is_forgotten(self, route: RouteId) -> bool:
+        return route.origin == self._pipe.node and all(
+            known is None or known.id != route for known in (self.route, self.opening)
+        )
 
     def _take_offer(self, route: Route, node: str, offer: RouteOffer) -> bool:
         if offer.blocks <= 0:
@@ -339,8 +373,9 @@ class Origin:
             self._back_off(offer.retry_after)
             return False
         route.waiting.remove(node)
+        route.asked = 0.0
         route.granted[node] = offer.blocks
-        route.credits = min(route.credits, offer.credits)
+        route.credits = max(1, min(route.credits, offer.credits))
         route.heard[node] = self._clock()
         return True
 
@@ -358,14 +393,14 @@ class Origin:
 
     def _use(self, route: Route) -> None:
         self.opening, self.route, self.trouble = None, route, ""
-        self._next_number, self._retry_wait = 0, 0.0
+        self._next_number = 0
         route.heard.pop(self._pipe.node, None)
+        route.answered = dict.fromkeys(route.heard, self._clock())
         pool = BlockPool(route.blocks, self._config.block_size, prefix_cache=self._config.prefix_cache)
         self.sequences.use(pool)
         if not any(seq.state is SequenceState.WAITING_PREEMPT for seq in self.sequences.queued.values()):
             self._broken_since = None  # nobody who stood still is left
         self._pause_ends = self._broken_since is not None
-        self._unserved_since = None
         if self._pipe.networked:
             logger.info("the route is %s, with KV for %d tokens", _shown(route.hops), pool.capacity * pool.block_size)
 
@@ -378,13 +413,22 @@ class Origin:
         now = self._clock()
         if sender != self._pipe.node:
             route.heard[sender] = now
-        route.granted[sender], route.shares[sender] = max(1, pong.blocks), max(1, pong.target)
+        route.shares[sender] = max(1, pong.target)
+        asked = pong.stamp / 1e9
+        if route.settled is not None and asked >= route.settled:
+            route.granted[sender] = max(1, pong.blocks)
         if pong.stamp and sender != self._pipe.node:
-            self.round_trips[sender] = max(0.0, now - pong.stamp / 1e9)
+            self.round_trips[sender] = max(0.0, now - asked)
+            route.answered[sender] = max(route.answered[sender], min(asked, now))
         elif not pong.stamp and pong.target < self.sequences.pool.capacity:  # nobody asked: blocks are called back
             self._shrink(route.blocks)
         if route.blocks > self.sequences.pool.capacity:
-            self.sequences.resize(route.blocks)
+            self._resize(route.blocks)
+
+    def _resize(self, blocks: int) -> None:
+        assert self.route is not None
+        self.sequences.resize(blocks)
+        self.route.resized, self.route.settled = self.sequences.newest_notice, None
 
     def _shrink(self, blocks: int) -> None:
         """Others need memory too: come down to this, at the cost of those who came last."""
@@ -393,7 +437,7 @@ class Origin:
             if pool.available >= pool.capacity - blocks:
                 break
             self.sequences.preempt_seq(seq)
-        self.sequences.resize(blocks)
+        self._resize(blocks)
 
     def on_bounce(self, sender: str, bounce: Bounce) -> None:
         route = self.route
@@ -401,7 +445,7 @@ class Origin:
             return
         match bounce.reason:
             case BounceReason.UNKNOWN_ROUTE:
-                self.lose_route(f"node {sender} does not know it any more")
+                self.lose_route(f"node {sender} does not know it any more", avoid=() if route.served else [sender])
             case BounceReason.UNREACHABLE:
                 after = [leg.successor for leg in legs_of(route.hops, self._pipe.node).get(sender, ())]
                 self.lose_route(f"node {sender} cannot reach {' or '.join(after)}", avoid=set(after) - {self._pipe.node})
@@ -428,7 +472,7 @@ class Origin:
 
     def _leaving(self, route: Route) -> str:
         """The nodes of the route that announced to leave, if there is a way without them; otherwise they finish what runs."""
-        draining = self._pipe.draining() & route.nodes
+        draining = (self._pipe.draining() & route.nodes) - {self._pipe.node}
         needed = bool(self.sequences.holders or self.sequences.queued) and not self._other_path(set(draining))
         return " and ".join(sorted(draining)) if draining and not needed else ""
 
@@ -444,8 +488,9 @@ class Origin:
             self.open_route()
         if self.opening is not None and self.opening.waiting and now - self.opening.asked > OPEN_WAIT:
             self.lose_route(f"node {self.opening.waiting[0]} does not answer", avoid=[self.opening.waiting[0]])
-            self._back_off()
-        overdue = [number for number, sent in self.in_flight.items() if sent.deadline <= now]
+        if self.opening is not None and self.opening.waiting and now - self.opening.told > ASK_AGAIN:
+            self._ask_next(self.opening)
+        overdue = [number for number, sent in self.in_flight.items() if self._is_overdue(sent, now)]
         for number in overdue:
             self._losses += 1
             self.lose_job(number)
@@ -455,6 +500,14 @@ class Origin:
             self.lose_route(f"node {leaving} is leaving")
         self._end_hopeless(now)
 
+    def _is_overdue(self, sent: InFlight, now: float) -> bool:
+        if sent.home:
+            return False
+        if sent.deadline <= now or self.window.measured or self.route is None:
+            return sent.deadline <= now
+        # nobody knows how long it should take, but all nodes have answered all the time, so it is in no long pass
+        return now - max(sent.sent, self.route.stalled) > LEAST_WAIT * 2.0 ** min(self._losses, 8)
+
     def _keep(self, route: Route, now: float) -> None:
         if now >= self._ping_at:
             self._ping_at = now + PING_EVERY
@@ -462,10 +515,14 @@ class Origin:
                 ping = Ping(route.id, int(now * 1e9), route.reach)
                 if node == self._pipe.node:
                     answer = self._host.ping(node, ping)
-                    if isinstance(answer, Pong):
-                        self.on_pong(node, answer)
+                    if isinstance(answer, Bounce):
+                        self.on_bounce(node, answer)
+                        return
+                    self.on_pong(node, answer)
                 else:
                     self._pipe.tell(node, ping)
+        if any(now - answered > 2 * PING_EVERY for answered in route.answered.values()):
+            route.stalled = now
         patience = max(SILENT, self._patience(self._config.chunk))
         silent = [node for node, heard in route.heard.items() if now - heard > patience]
         if silent:
@@ -477,11 +534,16 @@ class Origin:
     def _end_hopeless(self, now: float) -> None:
         """Nothing waits for ever: neither for a route, nor for memory that other nodes hold."""
         waiting = list(self.sequences.queued.values())
-        if self.route is not None or not waiting:
+        served = self.route is not None and (self.route.served or not self._fruitless)
+        if not served:
+            waiting += self.sequences.holders.values()
+        if served or not waiting:
             self._unserved_since = None
-            pool = self.sequences.pool
-            for seq in waiting:
-                if now - seq.job.arrival > LEASE_WAIT and pool.blocks_for(len(seq.tokens) + 1) > pool.capacity and seq.job.open:
+            pool, before = self.sequences.pool, self._cramped
+            cramped = [seq for seq in waiting if pool.blocks_for(len(seq.tokens) + 1) > pool.capacity]
+            self._cramped = {seq.seq_id: before.get(seq.seq_id, now) for seq in cramped}
+            for seq in cramped:
+                if now - self._cramped[seq.seq_id] > LEASE_WAIT and seq.job.open:
                     self._fail(
                         seq,
                         NotReady(

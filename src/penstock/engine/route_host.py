@@ -39,10 +39,12 @@ class Arrivals:
             return [job]
         if number in self._held:
             return []
-        if number > self._next + CREDITS:  # far ahead: what is before it will not come any more
+        before: list[NetworkJob] = []
+        if number > self._next + CREDITS:  # far ahead: what is missing before it will not come any more
+            before = [self._held.pop(held)[0] for held in sorted(self._held)]
             self._next = number
         self._held[number] = (job, now + REORDER_WAIT)
-        return [*self._ready()]
+        return [*before, *self._ready()]
 
     def overdue(self, now: float) -> list[NetworkJob]:
         """Those that have waited long enough for the ones before them."""
@@ -109,8 +111,8 @@ class RouteHost:
         problem = self._problem(sender, ask)
         if problem:
             return RouteOffer(route, reason=problem)
-        for known in [known for known in self.routes if known.origin == route.origin and known.epoch < route.epoch]:
-            self.close(known)  # a former life of that origin
+        for known in [known for known in self.routes if known.origin == route.origin and known < route]:
+            self.close(known)  # of a former life of that origin, or one that it has given up: it has one at a time
         if route not in self.routes:
             if len(self.routes) >= MAX_ROUTES:
                 return RouteOffer(route, reason="too many routes pass this node", retry_after=1.0)

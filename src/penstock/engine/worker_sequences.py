@@ -35,7 +35,7 @@ class WorkerSequenceManager:
     def __init__(self, pool: BlockPool, give_back: Callable[[list[int]], None] = _keep) -> None:
         self.pool, self.spare, self._give_back = pool, list[int](), give_back
         self.replicas: dict[int, Replica] = {}
-        self._last_notice = -1
+        self._last_notice = self._newest_job = -1
 
     @property
     def granted(self) -> int:
@@ -45,8 +45,10 @@ class WorkerSequenceManager:
     def on_schedule(self, job: NetworkJob) -> list[Verdict]:
         """Take in what a NetworkJob brings: first its notices, then its Spans. A verdict for each Span."""
         self.on_notices(job.notices)
+        late = job.number < self._newest_job
+        self._newest_job = max(job.number, self._newest_job)
         # prefixes are taken hold of before anything is allocated, so that one Span cannot evict another's hits
-        found = [self._open(span) for span in job.spans]
+        found = [self._open(span, late=late) for span in job.spans]
         return [self._write(span) if v is Verdict.APPEND else v for span, v in zip(job.spans, found, strict=True)]
 
     def on_notices(self, notices: Iterable[Notice]) -> None:
@@ -118,10 +120,12 @@ class WorkerSequenceManager:
         replica = self.replicas.get(notice.seq_id)
         return replica if replica is not None and replica.incarnation <= notice.incarnation else None
 
-    def _open(self, span: Span) -> Verdict:
+    def _open(self, span: Span, *, late: bool) -> Verdict:
         """Find or make the replica that a Span writes to, at the incarnation, attempt and length that it expects."""
         replica = self.replicas.get(span.seq_id)
         if replica is None:
+            if late:
+                return Verdict.GAP  # later NetworkJobs were here: its sequence may be over, and nobody would free it again
             if len(self.replicas) >= MAX_REPLICAS:
                 return Verdict.MALFORMED
             replica = self.replicas[span.seq_id] = Replica(span.incarnation)

@@ -19,6 +19,7 @@ OnLost = Callable[[str, Message], None]
 
 CAPACITY = 1024  # messages that may wait for one node
 CAPACITY_BYTES = 1 << 28
+MOST_NODES = 256  # with an outbox at once: names that a hostile peer makes up must not cost a thread each
 IDLE = 60.0  # seconds after which an outbox that nobody uses ends
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,8 @@ class Wire:
     def send(self, node: str, message: Message) -> None:
         """Never waits. The message must not be changed afterwards: it is encoded later, on another thread."""
         with self._lock:
-            taken = not self._closed and self._outbox(node).put(message, self._capacity, self._capacity_bytes)
+            known = node in self._outboxes or len(self._outboxes) < MOST_NODES
+            taken = known and not self._closed and self._outbox(node).put(message, self._capacity, self._capacity_bytes)
         if not taken:
             self._lose(node, message, "this node leaves" if self._closed else "too much waits for it already")
 
