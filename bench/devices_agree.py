@@ -1,6 +1,9 @@
-"""Whether the engine says the same on two devices: random weights in fp32, greedy, on the CPU and on the given device.
+"""Whether the engine says the same on two devices, and over two nodes: random weights in fp32, greedy.
 
-python bench/devices_agree.py cuda
+    python bench/devices_agree.py cuda
+
+compares the CPU, the given device, and two nodes on that device that hold half of the layers each and are joined by a wire
+inside this process. Runs where only the engine's own needs are installed.
 """
 
 from __future__ import annotations
@@ -9,25 +12,99 @@ import argparse
 import queue
 import sys
 import time
+from collections.abc import Mapping
 
 import torch
 
-from engine import make_engine
+from engine import NoText, make_parts
+from penstock.config.engine import EngineConfig
 from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate, TokensOut
+from penstock.domain.messages import Message
+from penstock.domain.meta_model import MetaModel
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import Job
+from penstock.engine.engine import Engine
+from penstock.pipes.meta_pipe import MetaPipe
+from penstock.pipes.pipe import Pipe
+
+NODES = ("first", "second")
 
 
-def tokens_on(device: str) -> list[list[int]]:
+class DirectWire:
+    """Hands messages over as they are."""
+
+    def __init__(self, sender: str, engines: dict[str, Engine]) -> None:
+        self._sender, self._engines = sender, engines
+
+    def send(self, node: str, message: Message) -> None:
+        self._engines[node].deliver(self._sender, message)
+
+
+class FixedView:
+    """A network in which nothing ever changes."""
+
+    def __init__(self, pipe: MetaPipe) -> None:
+        self._pipe = pipe
+
+    def pipe(self) -> MetaPipe:
+        return self._pipe
+
+    def lives(self) -> Mapping[str, int]:
+        return dict.fromkeys(NODES, 0)
+
+    def draining(self) -> frozenset[str]:
+        return frozenset()
+
+
+def engines_on(device: str, *, nodes: int) -> tuple[list[Engine], int]:
+    """The first one is the origin."""
     torch.manual_seed(0)
-    args = argparse.Namespace(shape="smollm2-135m", device=device, dtype="float32", chunk=48, kv_tokens=8192, seeded=True)
-    engine, spec = make_engine(args)
-    engine.start()
+    shape = argparse.Namespace(shape="smollm2-135m", device=device, dtype="float32", kv_tokens=8192, seeded=True)
+    cuts = [(0, 30)] if nodes == 1 else [(0, 15), (15, 30)]
+    spec, segments, ends = make_parts(shape, cuts)
+    config = EngineConfig(chunk=48)
+    if nodes == 1:
+        return [Engine(config, Pipe("random", spec.num_layers, segments), ends, _no_text)], spec.vocab
+    metas = [
+        MetaModel(
+            node=node,
+            process=node,
+            model="random",
+            pipe="random",
+            shape="",
+            num_layers=spec.num_layers,
+            layers=segment.layers,
+            weight_hash="",
+            dtype="float32",
+            device=device,
+            kv_blocks=segment.kv_blocks,
+            kv_free=segment.kv_blocks,
+            block_size=config.block_size,
+        )
+        for node, segment in zip(NODES, segments, strict=True)
+    ]
+    view = FixedView(MetaPipe("random", "", spec.num_layers, tuple(metas)))
+    engines: dict[str, Engine] = {}
+    for node, segment in zip(NODES, segments, strict=True):
+        pipe = Pipe("random", spec.num_layers, [segment], node=node, wire=DirectWire(node, engines), view=view)
+        own = node == NODES[0]
+        engines[node] = Engine(config, pipe, ends if own else None, _no_text if own else None, width=spec.hidden, device=device)
+    return list(engines.values()), spec.vocab
+
+
+def _no_text(skip_special: bool) -> NoText:
+    return NoText()
+
+
+def tokens_on(device: str, *, nodes: int = 1) -> list[list[int]]:
+    engines, vocab = engines_on(device, nodes=nodes)
+    for engine in reversed(engines):
+        engine.start()
     done: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
     said: list[list[int]] = [[] for _ in range(12)]
     sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     for i, tokens in enumerate(said):
-        prompt = [(i * 7919 + j * 104729) % spec.vocab for j in range(5 + 20 * i)]
+        prompt = [(i * 7919 + j * 104729) % vocab for j in range(5 + 20 * i)]
 
         def sink(update: JobUpdate, tokens: list[int] = tokens) -> None:
             if isinstance(update, TokensOut):
@@ -35,18 +112,22 @@ def tokens_on(device: str) -> list[list[int]]:
             elif isinstance(update, JobDone | JobFailed):
                 done.put(update)
 
-        engine.submit(Job(str(i), JobRequest(prompt=prompt, sampling=sampling), prompt, 24, i, time.monotonic(), sink))
+        engines[0].submit(Job(str(i), JobRequest(prompt=prompt, sampling=sampling), prompt, 24, i, time.monotonic(), sink))
     for _ in said:
-        update = done.get()
+        update = done.get(timeout=300)
         if isinstance(update, JobFailed):
             raise update.error
-    engine.stop()
+    for engine in engines:
+        engine.stop()
     return said
 
 
 if __name__ == "__main__":
     torch.backends.cuda.matmul.allow_tf32 = False
-    here, there = tokens_on("cpu"), tokens_on(sys.argv[1])
-    same = sum(a == b for x, y in zip(here, there, strict=True) for a, b in zip(x, y, strict=True))
-    print(f"{same} of {sum(map(len, here))} tokens agree between cpu and {sys.argv[1]}")
-    sys.exit(0 if here == there else 1)
+    device = sys.argv[1]
+    right = tokens_on("cpu")
+    found = {f"cpu and {device}": tokens_on(device), f"cpu and two nodes on {device}": tokens_on(device, nodes=2)}
+    for name, said in found.items():
+        same = sum(a == b for x, y in zip(right, said, strict=True) for a, b in zip(x, y, strict=True))
+        print(f"{same} of {sum(map(len, right))} tokens agree between {name}")
+    sys.exit(0 if all(said == right for said in found.values()) else 1)

@@ -100,6 +100,13 @@ def main() -> None:
 
 
 def make_engine(args: argparse.Namespace) -> tuple[Engine, ModelSpec]:
+    settings = EngineConfig(chunk=args.chunk)
+    spec, segments, ends = make_parts(args, [(0, SHAPES[args.shape][1])])
+    return Engine(settings, Pipe(args.shape, spec.num_layers, segments), ends, lambda skip_special: NoText()), spec
+
+
+def make_parts(args: argparse.Namespace, cuts: list[tuple[int, int]]) -> tuple[ModelSpec, list[LlmModel], RandomEnds]:
+    """The layers in segments, and the ends."""
     hidden, layers, heads, kv_heads, inner, vocab, tied = SHAPES[args.shape]
     config = {
         "model_type": "llama",
@@ -114,15 +121,16 @@ def make_engine(args: argparse.Namespace) -> tuple[Engine, ModelSpec]:
         "rope_theta": 500000.0,
     }
     spec = spec_from_config(config)
-    settings = EngineConfig(chunk=args.chunk)
+    block_size = EngineConfig().block_size
     dtype, device = getattr(torch, args.dtype), torch.device(args.device)
     keep_freed_memory()
     files = RandomWeights(torch.device("cpu") if getattr(args, "seeded", False) else device)
-    blocks = args.kv_tokens // settings.block_size
-    segment = LlmModel(
-        spec, LayerRange(0, layers), files, dtype=dtype, device=device, kv_blocks=blocks, block_size=settings.block_size
-    )
-    return Engine(settings, Pipe(args.shape, layers, [segment]), RandomEnds(spec, files, dtype, device), NoText), spec
+    blocks = args.kv_tokens // block_size
+    segments = [
+        LlmModel(spec, LayerRange(*cut), files, dtype=dtype, device=device, kv_blocks=blocks, block_size=block_size)
+        for cut in cuts
+    ]
+    return spec, segments, RandomEnds(spec, files, dtype, device)
 
 
 def run(engine: Engine, spec: ModelSpec, rng: random.Random, count: int, length: int, new: int) -> float:

@@ -82,6 +82,8 @@ def _print(status: dict[str, Any]) -> None:
 
 def _memory(model: dict[str, Any]) -> str:
     used, total = model["kv_used"], model["kv_tokens"]
+    if not total:
+        return "layers of other nodes are missing (penstock network status)"
     return f"KV {100 * used / max(total, 1):.1f} % of {total:,} tokens"
 
 
