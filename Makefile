@@ -7,6 +7,7 @@
 PYTHON      ?= python3
 PROMPT      ?= What is the capital of France?
 PYTEST_ARGS ?= -n 2 --dist loadfile
+SOAK_ARGS   ?=
 BENCH_ARGS  ?=
 SERVE_ARGS  ?=
 TORCH_INDEX ?=
@@ -23,7 +24,7 @@ unexport PROMPT
 export PENSTOCK_PROMPT := $(value PROMPT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve run test lint format bench bench-compare bench-serving clean
+.PHONY: help setup serve run test soak lint format bench bench-compare bench-serving bench-network clean
 
 help: ## Show this list
 	@echo "Penstock: one language model running across the machines you already have"
@@ -46,6 +47,9 @@ run: $(STAMP) ## Answer PROMPT with the default model (downloaded on first use)
 test: lint ## Check style and types, then run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+soak: $(STAMP) ## Kill and freeze nodes of real networks while answers run (some ten minutes)
+	$(BIN)/python -m pytest tests/soak -s $(SOAK_ARGS)
+
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,6 +67,9 @@ bench-compare: $(STAMP) ## Compare with transformers, on a quiet machine (some t
 
 bench-serving: $(STAMP) ## Measure the server under load, on a quiet machine (some fifteen minutes)
 	@$(BIN)/python bench/serving.py $(BENCH_ARGS)
+
+bench-network: $(STAMP) ## Measure pipes over several nodes, on a quiet machine (some ten minutes)
+	@$(BIN)/python bench/network.py $(BENCH_ARGS)
 
 clean: ## Remove .venv and all caches (not the downloaded models)
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

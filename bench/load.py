@@ -187,7 +187,7 @@ class Load:
         self._requests = [(at, _request(plan["host"], body.encode())) for at, body in plan["requests"]]
         self.outcomes = [Outcome() for _ in self._requests]
         self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
+        self.now = time.monotonic  # the loop's own clock, but finer: uvloop's tells milliseconds
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()

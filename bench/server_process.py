@@ -1,7 +1,9 @@
-"""A `penstock serve` process on a free port of this machine, and what the system tells about it from outside."""
+"""Programs that a bench starts. First of all `penstock serve` on a free port of this machine, and what the system tells about it
+from outside."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,11 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 START_LIMIT = 120.0  # seconds
 HOST = "127.0.0.1"
@@ -30,34 +34,100 @@ class Cpu:
         return Cpu(self.total - other.total, self.loop - other.loop)
 
 
-class Server:
+class Program:
+    """A program in the background: its words go to a file, and it ends with whoever started it. `cores` are those that it may
+    use; None for all."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, environment: Mapping[str, str], cores: Collection[int] | None = None
+    ) -> None:
+        self._name, self._command, self._environment, self._cores = name, list(command), environment, cores
+
+    def start(self) -> None:
+        self._log = tempfile.NamedTemporaryFile("w+", prefix=f"{self._name}-", suffix=".log")  # noqa: SIM115 - `end` closes it
+        cores = self._cores
+        # in a session of its own: Ctrl-C reaches the bench, and the bench ends the program
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=dict(self._environment),
+            start_new_session=True,
+            preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
+        )
+
+    def wait_for(self, words: str) -> re.Match[str]:
+        """Until it has said something that fits."""
+        limit = time.monotonic() + START_LIMIT
+        while time.monotonic() < limit:
+            if found := re.search(words, self.said()):
+                return found
+            self.check_alive()
+            time.sleep(0.1)
+        sys.exit(f"{self._name} was not ready after {START_LIMIT:.0f} s.")
+
+    def said(self) -> str:
+        return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
+
+    def check_alive(self) -> None:
+        if self._process.poll() is not None:
+            sys.exit(f"{self._name} ended with exit code {self._process.returncode}:\n{self.said()[-2000:]}")
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+
+
+class Server(Program):
     """Ready when entered, ended when left. `threads` are those that compute; None for as many as there are cores."""
 
-    def __init__(self, penstock: Sequence[str], model: str, flags: Sequence[str] = (), *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        penstock: Sequence[str],
+        model: str,
+        flags: Sequence[str] = (),
+        *,
+        threads: int | None = None,
+        cores: Collection[int] | None = None,
+    ) -> None:
+        more = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        command = [*penstock, "serve", "--model", model, "--host", HOST, "--port", "0", *flags]
+        super().__init__("penstock-serve", command, environment={**os.environ, **more}, cores=cores)
         self.model = model
-        self._command = [*penstock, "serve", "--model", model, "--host", HOST, "--port", "0", *flags]
-        self._threads = threads
         self.port = 0
 
     def __enter__(self) -> Server:
-        environment = dict(os.environ)
-        if self._threads is not None:
-            environment["OMP_NUM_THREADS"] = str(self._threads)
-        self._log = tempfile.NamedTemporaryFile("w+", prefix="penstock-serve-", suffix=".log")
-        # in a session of its own: Ctrl-C reaches the bench, and the bench ends the server
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, env=environment, start_new_session=True
-        )
+        self.start()
         try:
-            self.port = self._wait_for_port()
-            self._get("/ready")
+            self.wait()
         except BaseException:
-            self._end()
+            self.end()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end()
+        self.end()
+
+    def wait(self) -> None:
+        """Until it answers; one that lacks layers does when other nodes bring them."""
+        self.port = int(self.wait_for(rf"(?:Base URL\s+|--url )http://{re.escape(HOST)}:(\d+)")[1])
+        limit = time.monotonic() + START_LIMIT
+        while True:
+            try:
+                self._get("/ready")
+                return
+            except urllib.error.HTTPError as error:
+                self.check_alive()
+                if time.monotonic() > limit:
+                    sys.exit(f"The server was not ready after {START_LIMIT:.0f} s: {error.read().decode()}")
+                time.sleep(0.1)
 
     def cpu(self) -> Cpu:
         process = f"/proc/{self._process.pid}"
@@ -68,30 +138,14 @@ class Server:
         text = self._get("/metrics").decode()
         return {name: float(value) for name, value in re.findall(r"^penstock_(\w+)_total\{model=\"[^\"]*\"\} (\S+)$", text, re.M)}
 
+    def network(self) -> dict[str, Any]:
+        """What the node knows of its network."""
+        found: dict[str, Any] = json.loads(self._get("/network"))
+        return found
+
     def _get(self, path: str) -> bytes:
         with urllib.request.urlopen(f"http://{HOST}:{self.port}{path}", timeout=30) as answer:
             return bytes(answer.read())
-
-    def _wait_for_port(self) -> int:
-        limit = time.monotonic() + START_LIMIT
-        while time.monotonic() < limit:
-            said = Path(self._log.name).read_text(encoding="utf-8", errors="replace")
-            if found := re.search(rf"Base URL\s+http://{re.escape(HOST)}:(\d+)/v1", said):
-                return int(found[1])
-            if self._process.poll() is not None:
-                sys.exit(f"The server ended with exit code {self._process.returncode}:\n{said[-2000:]}")
-            time.sleep(0.1)
-        sys.exit(f"The server was not ready after {START_LIMIT:.0f} s.")
-
-    def _end(self) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._log.close()
 
 
 def _seconds(stat: str) -> float:

@@ -35,7 +35,8 @@ PING_EVERY = 0.5  # seconds
 SILENT = 4.0  # seconds without a word from a node's compute thread
 AVOID = 30.0  # seconds for which a node that failed is taken only if there is no other
 LOSSES = 3  # in a row, and the route counts as broken
-REFUSALS, FINAL_REFUSALS = 3, 8  # of one sequence in a row: then another route is tried, then its job ends
+REFUSALS, FINAL_REFUSALS = 24, 64  # of one sequence in a row: then another route is tried, then its job ends
+WEIGHT = 8  # a refusal counts for so many, unless the loss of a message explains it
 RETRY_LEAST, RETRY_MOST = 0.05, 2.0  # seconds between attempts to open a route
 MOST_BLOCKS = 1 << 24  # of a lease, whatever other nodes say that they have
 LEASE_WAIT = 20.0  # seconds that a prompt waits for memory that other nodes have leased
@@ -115,6 +116,7 @@ class Origin:
         self._retry_at = self._retry_wait = 0.0
         self._ping_at = 0.0
         self._losses = 0
+        self._last_home = 0.0  # when a NetworkJob came home
         self._fruitless = 0  # routes in a row on which nothing came home
         self._cramped: dict[int, float] = {}  # since when a sequence waits for more memory than the route has
         self._avoid: dict[str, float] = {}  # node -> until when
@@ -192,7 +194,7 @@ class Origin:
             return
         now = self._clock()
         self.at_home.add(job.number)
-        self._losses, self._retry_wait, self._fruitless, self.route.served = 0, 0.0, 0, True
+        self._losses, self._retry_wait, self._fruitless, self.route.served, self._last_home = 0, 0.0, 0, True, now
         self.sequences.acknowledge(sent.notice)
         if self.route.settled is None and sent.notice >= self.route.resized:
             self.route.settled = now
@@ -222,7 +224,8 @@ class Origin:
         services = {self._pipe.node: self.ends_seconds}
         for hop, seconds in zip(route.hops, job.services, strict=False):
             services[hop.node] = services.get(hop.node, 0.0) + min(seconds, elapsed)  # others may say anything
-        self.window.observe(sent.tokens, elapsed, services)
+        decodes = sent.tokens == len(sent.spans)  # a prompt of one token is like one
+        self.window.observe(sent.tokens, elapsed, services, decodes=decodes)
         holders = self.sequences.holders.values()
         reading = bool(self.sequences.queued) or any(seq.remaining > 1 for seq in holders)
         self.window.aim(sum(seq.decoding for seq in holders), self._config.chunk if reading else 0, route.credits)
@@ -232,7 +235,8 @@ class Origin:
             seq = self.sequences.holders.get(refusal.seq_id)
             if seq is None or (seq.incarnation, seq.attempt) != (refusal.incarnation, refusal.attempt):
                 continue
-            seq.refused += 1
+            lost = refusal.verdict is Verdict.GAP and refusal.kv_len >= seq.step_processed
+            seq.refused += 1 if lost else WEIGHT
             logger.info("node %s refused a span of sequence %d: %s", refusal.node, seq.seq_id, refusal.verdict.name)
             if seq.refused >= FINAL_REFUSALS:
                 what = "could not compute it" if refusal.verdict is Verdict.FAILED else "lost track of it"
@@ -240,7 +244,7 @@ class Origin:
             elif seq.refused >= REFUSALS and self._other_path({refusal.node}):
                 self.lose_route(f"node {refusal.node} refuses work", avoid=[refusal.node])
                 return
-            elif refusal.verdict is Verdict.GAP and refusal.kv_len >= seq.step_processed:
+            elif lost:
                 self.sequences.rewind_seq(seq)
             else:
                 seq.prefix_trusted = seq.prefix_trusted and refusal.verdict is not Verdict.GAP
@@ -277,7 +281,8 @@ class Origin:
             logger.warning("the route %s broke: %s", _shown(lost.hops), reason)
             self.stats.last_break = reason
             if self.sequences.holders and self._broken_since is None:
-                self._broken_since = now
+                # answers stand still from when that was sent which never came back, not only since it was noticed
+                self._broken_since = min((sent.sent for sent in self.in_flight.values()), default=now)
         self._close(lost)
         self.route = self.opening = None
         self.trouble, self._retry_at, self._losses = reason, now, 0
@@ -359,9 +364,7 @@ class Origin:
             self._ask_next(route)
 
     def _is_forgotten(self, route: RouteId) -> bool:
-        return route.origin == self._pipe.node and all(
-            known is None or known.id != route for known in (self.route, self.opening)
-        )
+        return route.origin == self._pipe.node and all(known is None or known.id != route for known in (self.route, self.opening))
 
     def _take_offer(self, route: Route, node: str, offer: RouteOffer) -> bool:
         if offer.blocks <= 0:
@@ -492,7 +495,7 @@ class Origin:
             self._ask_next(self.opening)
         overdue = [number for number, sent in self.in_flight.items() if self._is_overdue(sent, now)]
         for number in overdue:
-            self._losses += 1
+            self._losses += self.in_flight[number].sent >= self._last_home  # or else only this one was lost
             self.lose_job(number)
         if self.route is not None and self._pipe.networked:
             self._keep(self.route, now)
@@ -521,7 +524,7 @@ class Origin:
                     self.on_pong(node, answer)
                 else:
                     self._pipe.tell(node, ping)
-        if any(now - answered > 2 * PING_EVERY for answered in route.answered.values()):
+        if any(now - answered > 4 * PING_EVERY for answered in route.answered.values()):
             route.stalled = now
         patience = max(SILENT, self._patience(self._config.chunk))
         silent = [node for node, heard in route.heard.items() if now - heard > patience]

@@ -49,17 +49,19 @@ class Window:
     def __init__(self) -> None:
         self.size = 1  # how many may be in flight
         self.round_trip = 0.0  # of the last NetworkJob
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, Line] = {}  # of each node, over all steps
+        self._decoding: dict[str, Line] = {}  # ... and over those without prompts, whose tokens cost more each
         self._hops: deque[float] = deque(maxlen=RECENT)
         self._votes = 0  # for more, or below zero for less
 
-    def observe(self, tokens: int, elapsed: float, services: Mapping[str, float]) -> None:
+    def observe(self, tokens: int, elapsed: float, services: Mapping[str, float], *, decodes: bool) -> None:
         """A NetworkJob came home; `services` is what each node computed for it. The rest is hops and queues, and the least of
-        the recent ones had no queues (counting those in, the window would feed itself)."""
-        for node, seconds in services.items():
-            if node not in self._lines:
-                self._lines[node] = Line()
-            self._lines[node].observe(tokens, seconds)
+        the recent ones had no queues (counting those in, the window would feed itself). `decodes`: it had no prompts."""
+        for lines in (self._lines, self._decoding) if decodes else (self._lines,):
+            for node, seconds in services.items():
+                if node not in lines:
+                    lines[node] = Line()
+                lines[node].observe(tokens, seconds)
         self.round_trip = elapsed
         self._hops.append(max(0.0, elapsed - sum(services.values())))
 
@@ -90,8 +92,8 @@ class Window:
 
     def cycle(self, decodes: int, size: int) -> float:
         part = decodes / size
-        slowest = max((line.at(part) for line in self._lines.values()), default=0.0)
-        return max(size * slowest, self.predicted(part))
+        seconds = [line.at(part) for line in (self._decoding or self._lines).values()]
+        return max(size * max(seconds, default=0.0), self.hops + sum(seconds))
 
     def _for_decodes(self, decodes: int, most: int) -> int:
         """The size with the shortest cycle; the present one, where that is hardly worse."""

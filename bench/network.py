@@ -1,0 +1,212 @@
+"""Measures pipes over several nodes on this machine, with the default model: what it costs and gains to split a model's layers.
+
+  hop             what a hop from node to node costs a single stream (1.5 min)
+  two             two nodes with one compute thread each, against one node with two (4.5 min)
+  delay           32 streams with 20 ms added to every hop, against none (2 min)
+  language-pipes  against language-pipes over two nodes, where --language-pipes says where it is (2 min)
+  all             one after the other
+  cuts            not among all: where to cut the layers, so that both nodes have the same work (3 min)
+  show            no measuring: print the kept results as Markdown
+
+Results are kept in bench/results/network.json, those of a --quick run are not. Run it on a quiet machine. What exactly is
+measured, and why so, is said at the head of network_hop.py, network_two.py, network_delay.py and network_language_pipes.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import network_delay
+import network_hop
+import network_language_pipes
+import network_two
+from compare import ROOT, say, surroundings
+
+RESULTS = ROOT / "bench/results/network.json"
+MIDDLE = 15  # half of the layers each
+BALANCED = 12  # with the head at the first node, both have about the same work; see `cuts`
+
+
+class Part(NamedTuple):
+    title: str
+    measure: Callable[[argparse.Namespace], dict[str, Any]]
+    show: Callable[[dict[str, Any]], str]
+
+
+def hop(args: argparse.Namespace) -> dict[str, Any]:
+    make = network_hop.HopPlan.quick if args.quick else network_hop.HopPlan
+    return network_hop.measure(make(**_basics(args), **_given(rounds=args.rounds, new_tokens=args.new), cut=args.cut or MIDDLE))
+
+
+def two(args: argparse.Namespace) -> dict[str, Any]:
+    make = network_two.TwoPlan.quick if args.quick else network_two.TwoPlan
+    asked = _given(rounds=args.rounds, new_tokens=args.new, streams=args.streams)
+    return network_two.measure(make(**_basics(args), **asked, cut=args.cut or BALANCED))
+
+
+def cuts(args: argparse.Namespace) -> dict[str, Any]:
+    make = network_two.CutsPlan.quick if args.quick else network_two.CutsPlan
+    return network_two.look_for_cut(make(**_basics(args), **_given(rounds=args.rounds, new_tokens=args.new, cuts=args.cuts)))
+
+
+def delay(args: argparse.Namespace) -> dict[str, Any]:
+    make = network_delay.DelayPlan.quick if args.quick else network_delay.DelayPlan
+    asked = _given(rounds=args.rounds, new_tokens=args.new, delay=args.delay and args.delay / 1000)
+    return network_delay.measure(make(**_basics(args), **asked, width=args.shape["hidden_size"], cut=args.cut or BALANCED))
+
+
+def rival(args: argparse.Namespace) -> dict[str, Any]:
+    make = network_language_pipes.RivalPlan.quick if args.quick else network_language_pipes.RivalPlan
+    asked = _given(rounds=args.rounds, new_tokens=args.new)
+    plan = make(**_basics(args), **asked, folder=args.folder, rival=args.language_pipes, cut=args.cut or MIDDLE)
+    return network_language_pipes.measure(plan)
+
+
+RIVAL = "language-pipes"
+PARTS = {
+    "hop": Part("A hop", hop, network_hop.show),
+    "two": Part("Two nodes against one", two, network_two.show),
+    "delay": Part("Far away", delay, network_delay.show),
+    RIVAL: Part("Against language-pipes", rival, network_language_pipes.show),
+    "cuts": Part("Where to cut", cuts, network_two.show_cuts),
+}
+ALL = [name for name in PARTS if name != "cuts"]
+
+
+def show(name: str, results: dict[str, Any]) -> str:
+    machine = results["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory'] / (1 << 30):.0f} GiB"
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "transformers")
+    source = (
+        f"`{results['command']}` on {results['date']} at {results['commit']}, {where}; load average before the run "
+        f"{machine['load_before']:.1f}; {results['model']}, {versions}; took {results['took']:.0f} s."
+    )
+    return "\n\n".join([f"### {PARTS[name].title}", PARTS[name].show(results), source])
+
+
+def kept() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+
+
+def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    results = {
+        "part": name,
+        "command": shlex.join(["python", "bench/network.py", *_without_paths(sys.argv[1:])]),
+        "commit": commit(),
+        "model": args.model,
+        "quick": args.quick,
+        **surroundings(1),
+    }
+    if results["machine"]["load_before"] > 0.5:
+        say(f"The machine is busy (load average {results['machine']['load_before']:.1f}): expect figures that mean little.")
+    started = time.monotonic()
+    results |= PARTS[name].measure(args)
+    results["took"] = time.monotonic() - started
+    if not args.quick:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps({**kept(), name: results}, indent=1) + "\n", encoding="utf-8")
+    return results
+
+
+def commit() -> str:
+    """Of what was measured; with a mark where files were changed since."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "an unknown commit"
+
+
+def arguments() -> argparse.Namespace:
+    from penstock.model.sources import DEFAULT_MODEL
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [*PARTS, "all", "show"]
+    parser.add_argument("part", nargs="?", default="all", choices=known, metavar="PART", help=f"{', '.join(known)}; default all")
+    parser.add_argument("--quick", action="store_true", help="half a minute each: does everything work? The figures mean nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of this run to this file too")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help=f"default {DEFAULT_MODEL}")
+    parser.add_argument("--penstock", type=shlex.split, default=[sys.executable, "-m", "penstock.cli"], metavar="COMMAND",
+                        help="what starts penstock; default: the one of this Python")  # fmt: skip
+    parser.add_argument("--language-pipes", type=Path, metavar="PYTHON", help="the Python of an environment with language-pipes")
+    parser.add_argument("--seed", default="network", help="of the prompts")
+    parser.add_argument("--rounds", type=int, help="how often everything is measured (default 3, hop 10, cuts 2)")
+    parser.add_argument("--new", type=int, metavar="N", help="new tokens of each stream")
+    parser.add_argument(
+        "--cut",
+        type=int,
+        metavar="LAYER",
+        help=f"where the second node begins (default {MIDDLE} for hop and {RIVAL}, else {BALANCED})",
+    )
+    parser.add_argument("--streams", type=_numbers, metavar="N,N,…", help="two: how many at once (default 1,4,8,16,32)")
+    parser.add_argument("--delay", type=float, metavar="MS", help="delay: milliseconds added to every hop (default 20)")
+    parser.add_argument("--cuts", type=_numbers, metavar="N,N,…", help="cuts: those to look at (default 10,11,12,13,15)")
+    args = parser.parse_args()
+    args.penstock = tuple(args.penstock)
+    for name in ("rounds", "new", "cut", "delay"):
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
+            parser.error(f"--{name} must be above 0")
+    if args.part == RIVAL and args.language_pipes is None:
+        parser.error("--language-pipes must say where language-pipes is: the Python of an environment that has it")
+    return args
+
+
+def _basics(args: argparse.Namespace) -> dict[str, Any]:
+    return {"penstock": args.penstock, "model": args.model, "layers": args.shape["num_hidden_layers"], "seed": args.seed}
+
+
+def _given(**asked: Any) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    found = tuple(int(part) for part in text.split(","))
+    if not all(number > 0 for number in found):
+        raise argparse.ArgumentTypeError("they must be above 0")
+    return found
+
+
+def _without_paths(words: list[str]) -> list[str]:
+    """A command that means something elsewhere too: of a path only its end."""
+    return [os.path.join(*Path(word).parts[-3:]) if word.startswith(("/", "~")) else word for word in words]
+
+
+def main() -> None:
+    args = arguments()
+    if args.part == "show":
+        found = kept() or sys.exit(f"No results are kept yet in {RESULTS}.")
+    else:
+        from penstock.model.sources import resolve
+
+        args.folder = resolve(args.model)
+        args.shape = json.loads((args.folder / "config.json").read_text(encoding="utf-8"))
+        names = ALL if args.part == "all" else [args.part]
+        if RIVAL in names and args.language_pipes is None:
+            say("The comparison with language-pipes is left out: --language-pipes does not say where it is.")
+            names = [name for name in names if name != RIVAL]
+        for asked_to_end in (signal.SIGINT, signal.SIGTERM):  # what was started ends too
+            signal.signal(asked_to_end, signal.default_int_handler)
+        try:
+            found = {name: run(name, args) for name in names}
+        except KeyboardInterrupt:
+            sys.exit(130)
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print("\n\n".join(show(name, results) for name, results in found.items()))
+    if args.quick:
+        say("A quick run only shows that everything works: it is too short to judge by, and is not kept.")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    main()

@@ -1,0 +1,144 @@
+"""Pipes over nodes on this machine: each node is a `penstock serve` process with some of the layers, all joined over loopback."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from load import offer
+from server_process import HOST, Server
+from traffic import Chat
+
+OPEN_LIMIT = 60.0  # seconds for a route to be opened
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Chats that were answered together. `wall` runs from the first request to the last token, prompts included."""
+
+    wall: float
+    tokens: int
+    gap: float  # seconds between two tokens of a stream, the median of all
+    decoding: float  # tokens a second of all streams together, from each one's first token on
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.wall
+
+
+def answer(server: Server, chats: Sequence[Chat]) -> Run:
+    """Stream the chats, all at once; every one must come whole."""
+    found = offer(HOST, server.port, server.model, chats, drain=300.0, connections=len(chats)).outcomes
+    failed = [outcome.error for outcome in found if not outcome.completed]
+    if failed:
+        sys.exit(f"{len(failed)} of {len(found)} streams failed: {failed[0]}")
+    return Run(
+        wall=max(outcome.last or 0.0 for outcome in found),
+        tokens=sum(outcome.tokens for outcome in found),
+        gap=statistics.median(gap for outcome in found for gap in outcome.gaps),
+        decoding=sum(1 / outcome.mean_gap for outcome in found),
+    )
+
+
+class PipeOfNodes:
+    """Two nodes: `a` has the layers before the `cut` and the model's ends, and answers; `b` has the others and listens.
+
+    Each computes with one thread. With `cores`, the first of them is all that `a` may use, and the second all that `b` may. With
+    `through`, `a` reaches `b` by that port instead of `b_port`.
+    """
+
+    def __init__(
+        self,
+        penstock: Sequence[str],
+        model: str,
+        *,
+        cut: int,
+        layers: int,
+        cores: Sequence[int] | None = None,
+        b_port: int | None = None,
+        through: int | None = None,
+    ) -> None:
+        self.cut = cut
+        network = f"bench-{secrets.token_hex(4)}"  # whatever else runs on this machine
+        b_port = b_port or free_port()
+
+        def node(name: str, part: str, where: str, at: int, flags: Sequence[str], own: Collection[int] | None) -> Server:
+            joined = ("--open-network", "--network", network, where, f"tcp/{HOST}:{at}", "--node-id", name)
+            return Server(penstock, model, ("--layers", part, *joined, *flags), threads=1, cores=own)
+
+        first, second = ({cores[0]}, {cores[1]}) if cores else (None, None)
+        self.b = node("b", f"{cut}:{layers}", "--listen", b_port, ("--no-load-ends",), second)
+        self.a = node("a", f"0:{cut}", "--connect", through or b_port, (), first)
+
+    def __enter__(self) -> PipeOfNodes:
+        started: list[Server] = []
+        try:
+            for server in (self.b, self.a):
+                server.start()
+                started.append(server)
+            for server in (self.b, self.a):
+                server.wait()
+            self._wait_for_route()
+        except BaseException:
+            for server in started:
+                server.end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.a.end()  # the origin first: it needs no other way
+        self.b.end()
+
+    def route(self) -> dict[str, Any]:
+        """The origin's, as `penstock network status` shows it."""
+        pipes = [pipe for pipe in self.a.network()["pipes"] if pipe["model"] == self.a.model]
+        found: dict[str, Any] = pipes[0]["route"] if pipes else {}
+        return found or {}
+
+    @contextmanager
+    def watched(self, every: float = 0.5) -> Iterator[list[int]]:
+        """Meanwhile, gather how many NetworkJobs the origin wants in flight."""
+        found: list[int] = []
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(every):
+                found.append(self.route()["window"])
+
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+        try:
+            yield found
+        finally:
+            over.set()
+            watcher.join()
+
+    def round_trips(self, count: int, every: float = 0.6) -> list[float]:
+        """Of the pings that keep the route, while nothing else happens: through both compute threads and all that is between."""
+        found = []
+        for _ in range(count):
+            time.sleep(every)
+            found += [node["round_trip"] for node in self.a.network()["nodes"] if node["node"] == "b" and node["round_trip"]]
+        return found
+
+    def _wait_for_route(self) -> None:
+        limit = time.monotonic() + OPEN_LIMIT
+        while self.route().get("state") != "open":
+            if time.monotonic() > limit:
+                sys.exit(f"No route was opened within {OPEN_LIMIT:.0f} s:\n{self.a.said()[-2000:]}")
+            time.sleep(0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
