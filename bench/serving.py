@@ -128,7 +128,8 @@ def arguments() -> argparse.Namespace:
     from penstock.model.sources import DEFAULT_MODEL
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=[*PARTS, "all", "show"], metavar="PART", help=f"{', '.join(PARTS)}, all or show")
+    known = [*PARTS, "all", "show"]
+    parser.add_argument("part", nargs="?", default="all", choices=known, metavar="PART", help=f"{', '.join(known)}; default all")
     parser.add_argument(
         "--quick", action="store_true", help="less than a minute each: does everything work? The figures mean nothing"
     )
