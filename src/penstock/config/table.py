@@ -201,7 +201,7 @@ SETTINGS = (
     Setting("scheduler.max_sequences", WHOLE, "Answers that are computed at once; others wait."),
     Setting("scheduler.block_size", WHOLE, "Tokens in a block of KV memory."),
     Setting("scheduler.prefix_cache", SWITCH, "Keep the work on a prompt's beginning for later prompts that share it."),
-    Setting("scheduler.window", WHOLE, "Steps in flight at once; otherwise measured over several nodes, or as many as segments.", sample=2),
+    Setting("scheduler.window", WHOLE, "Steps in flight at once; otherwise what is found to be best.", sample=2),
     Setting("node_id", TEXT, "The name of this node; otherwise the host's.", sample="kitchen"),
     Setting("max_pipes", WHOLE, "How many pipes of a model to take part in."),
     Setting("model_validation", SWITCH, "Take part only in pipes with the same weights."),
