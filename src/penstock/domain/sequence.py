@@ -98,7 +98,8 @@ class Sequence:
     stage_processed: int = 0
     step_processed: int = 0
     prefix: int = 0  # tokens of this incarnation that were found in the prefix cache
-    refused: int = 0  # how often stages refused its Spans since one came through
+    furthest: int = 0  # tokens that ever passed all stages, in any incarnation
+    refused: int = 0  # how often stages refused its Spans since it got that far
     committed: int = 0  # blocks below step_processed whose keys the stages know
     in_flight: int = 0
     table: list[int] = field(default_factory=list)

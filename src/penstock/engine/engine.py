@@ -101,6 +101,7 @@ class Engine:
             self.stages,
             model=pipe.model,
             shape=pipe.shape,
+            width=width,
             block_size=config.block_size,
             num_layers=pipe.num_layers,
             clock=clock,
@@ -328,7 +329,8 @@ class Engine:
         arrived = self.host.arrive(sender, job)
         if isinstance(arrived, Bounce):
             self._count_refused(arrived.reason.name.lower())
-            self.pipe.tell(job.route.origin, arrived)
+            if arrived.reason is BounceReason.UNKNOWN_ROUTE or self.host.hands_over(sender, job.route):
+                self.pipe.tell(job.route.origin, arrived)
             return
         for ready in arrived:
             self._accept(ready)

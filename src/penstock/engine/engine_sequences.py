@@ -148,13 +148,14 @@ class EngineSequenceManager:
             if seq is None:
                 continue  # cancelled or preempted meanwhile
             seq.in_flight -= 1
-            seq.refused = 0
             if step.span.end <= seq.step_processed:
                 continue  # a later chunk of its prompt was quicker on the way home
             if seq.scoring and step.span.end - step.span.rows > seq.job.scored:
                 self.rewind_seq(seq)  # ... and here the one before it is needed first
                 continue
             seq.step_processed = step.span.end
+            if seq.step_processed > seq.furthest:
+                seq.furthest, seq.refused = seq.step_processed, 0
             self._commit(seq)
             if step.prompt_logprobs is not None:
                 seq.job.scored = step.span.end

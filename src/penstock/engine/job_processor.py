@@ -104,6 +104,7 @@ class Visit:
     tokens: int = 0
     context: int = 0
     seconds: float = 0.0
+    arrived: bool = False  # from another node
 
 
 class JobProcessor:
@@ -126,7 +127,8 @@ class JobProcessor:
         """A granted NetworkJob enters at EMBED, the joint between the scheduler's clock and the visit's; one that another node
         sent enters at VALIDATING."""
         tokens = sum(span.n for span in job.spans)
-        self._visits.append(Visit(job, state, tokens, sum(span.end for span in job.spans)))
+        arrived = state is JobState.VALIDATING and job.step is ComputeStep.LAYER
+        self._visits.append(Visit(job, state, tokens, sum(span.end for span in job.spans), arrived=arrived))
 
     def step(self) -> None:
         """Run one action on all visits that wait for the same thing as the oldest."""
@@ -142,7 +144,11 @@ class JobProcessor:
             self._visits.extend(visit for visit in batch if visit.state is not JobState.DONE)
         origin = self._context.origin
         for visit in batch:
-            if origin is not None and visit.state is JobState.DONE and self._context.is_ours(visit.job.route):
+            if visit.state is not JobState.DONE:
+                continue
+            if visit.arrived:
+                self._context.host.left(visit.job.route)
+            if origin is not None and self._context.is_ours(visit.job.route):
                 origin.done(visit.job)
 
     def _take_batch(self) -> list[Visit]:
@@ -220,7 +226,6 @@ class JobProcessor:
         for visit in batch:
             job = visit.job
             self._context.pipe.send_job(self._context.successor(job), job)
-            self._context.host.left(job.route)
             visit.state = next_state(JobState.SEND, Facts())
 
     def _validate(self, batch: list[Visit]) -> None:
@@ -366,8 +371,6 @@ class JobProcessor:
                 job.refusals += [stage.refusal(job, span, Verdict.FAILED) for span in job.spans]
             # without its Spans it goes on, in its old place: the stages behind still need its notices, in order
             job.spans, job.hidden = [], None
-            if visit.state is JobState.SEND:
-                self._context.host.left(job.route)
             if visit.state in (JobState.HEAD, JobState.SEND):
                 visit.state = JobState.DONE
 

@@ -35,7 +35,7 @@ class JobReceiver:
         except DamagedMessage as error:
             self._refuse(sender, error)
             if error.route is not None and error.number is not None:
-                self._send(error.route.origin, Bounce(error.route, error.number, BounceReason.DAMAGED))
+                self._bounce(sender, Bounce(error.route, error.number, BounceReason.DAMAGED))
             return
         except BadMessage as error:
             self._refuse(sender, error)
@@ -52,6 +52,14 @@ class JobReceiver:
         if isinstance(message, OpenRoute):
             return [self._engines[message.model]]
         return [engine for engine in self._engines.values() if engine.concerns(message.route)] or list(self._engines.values())[:1]
+
+    def _bounce(self, sender: str, bounce: Bounce) -> None:
+        """Its origin must act, if it was on its way here at all: anybody can name a route."""
+        for engine in self._engines.values():
+            if bounce.route.origin == engine.pipe.node:
+                engine.deliver(sender, bounce)
+            elif engine.host.hands_over(sender, bounce.route):
+                self._send(bounce.route.origin, bounce)
 
     def _refuse(self, sender: str, error: BadMessage) -> None:
         self.refused[error.code] = self.refused.get(error.code, 0) + 1

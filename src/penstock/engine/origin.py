@@ -12,7 +12,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.messages import Bounce, BounceReason, CloseRoute, OpenRoute, Ping, Pong, RouteOffer
 from penstock.domain.route import Hop, RouteId, legs_of
-from penstock.domain.sequence import Sequence, SequenceState
+from penstock.domain.sequence import HOLDS_KV, Sequence, SequenceState
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
 from penstock.engine.engine_sequences import EngineSequenceManager
 from penstock.engine.predictor import StepTimePredictor
@@ -38,7 +38,7 @@ LOSSES = 3  # in a row, and the route counts as broken
 REFUSALS, FINAL_REFUSALS = 24, 64  # of one sequence in a row: then another route is tried, then its job ends
 WEIGHT = 8  # a refusal counts for so many, unless the loss of a message explains it
 RETRY_LEAST, RETRY_MOST = 0.05, 2.0  # seconds between attempts to open a route
-MOST_BLOCKS = 1 << 24  # of a lease, whatever other nodes say that they have
+MOST_BLOCKS = 1 << 20  # of a lease, whatever other nodes say that they have
 LEASE_WAIT = 20.0  # seconds that a prompt waits for memory that other nodes have leased
 
 
@@ -117,6 +117,7 @@ class Origin:
         self._ping_at = 0.0
         self._losses = 0
         self._last_home = 0.0  # when a NetworkJob came home
+        self._suspect = ""  # who sent back something else since then
         self._fruitless = 0  # routes in a row on which nothing came home
         self._cramped: dict[int, float] = {}  # since when a sequence waits for more memory than the route has
         self._avoid: dict[str, float] = {}  # node -> until when
@@ -184,7 +185,7 @@ class Origin:
             sent.home = True
             return True
         logger.warning("node %s sent back something else than it was sent", sender)
-        self.lose_job(job.number)
+        self._lose_to(sender, job.number)
         return False
 
     def came_home(self, job: NetworkJob) -> None:
@@ -194,7 +195,8 @@ class Origin:
             return
         now = self._clock()
         self.at_home.add(job.number)
-        self._losses, self._retry_wait, self._fruitless, self.route.served, self._last_home = 0, 0.0, 0, True, now
+        self._losses, self._retry_wait, self._fruitless, self._suspect = 0, 0.0, 0, ""
+        self.route.served, self._last_home = True, now
         self.sequences.acknowledge(sent.notice)
         if self.route.settled is None and sent.notice >= self.route.resized:
             self.route.settled = now
@@ -203,8 +205,12 @@ class Origin:
         for number, other in self.in_flight.items():
             if number < job.number:  # overtaken: it will hardly come any more
                 other.deadline = min(other.deadline, now + OVERTAKEN)
-        self._on_refusals(job.refusals)
-        self._go_back({*sent.spans} - {*job.spans})  # those that no stage would run, and none complained of
+        last = self.route.hops[-1].node
+        self._on_refusals(self.route, job.refusals)
+        for span in {*sent.spans} - {*job.spans}:  # no stage ran it, and none complained
+            seq = self.sequences.get(span)
+            if seq is not None and not self._is_enough(seq, last, "lost track of it", WEIGHT):
+                self._go_back([span])
 
     def done(self, job: NetworkJob) -> None:
         """Nothing is left to do for a NetworkJob that came home: whoever was in it can be granted again."""
@@ -230,25 +236,33 @@ class Origin:
         reading = bool(self.sequences.queued) or any(seq.remaining > 1 for seq in holders)
         self.window.aim(sum(seq.decoding for seq in holders), self._config.chunk if reading else 0, route.credits)
 
-    def _on_refusals(self, refusals: Iterable[Refusal]) -> None:
+    def _on_refusals(self, route: Route, refusals: Iterable[Refusal]) -> None:
         for refusal in refusals:
             seq = self.sequences.holders.get(refusal.seq_id)
             if seq is None or (seq.incarnation, seq.attempt) != (refusal.incarnation, refusal.attempt):
                 continue
             lost = refusal.verdict is Verdict.GAP and refusal.kv_len >= seq.step_processed
-            seq.refused += 1 if lost else WEIGHT
             logger.info("node %s refused a span of sequence %d: %s", refusal.node, seq.seq_id, refusal.verdict.name)
-            if seq.refused >= FINAL_REFUSALS:
-                what = "could not compute it" if refusal.verdict is Verdict.FAILED else "lost track of it"
-                self.sequences.fail(seq.job, ComputeFailed(f"Node {refusal.node} {what}.", hint="Try the request again."))
-            elif seq.refused >= REFUSALS and self._other_path({refusal.node}):
-                self.lose_route(f"node {refusal.node} refuses work", avoid=[refusal.node])
-                return
-            elif lost:
+            what = "could not compute it" if refusal.verdict is Verdict.FAILED else "lost track of it"
+            node = refusal.node if refusal.node in route.nodes else route.hops[-1].node  # others may say anything
+            if self._is_enough(seq, node, what, 1 if lost else WEIGHT):
+                continue
+            if lost:
                 self.sequences.rewind_seq(seq)
             else:
                 seq.prefix_trusted = seq.prefix_trusted and refusal.verdict is not Verdict.GAP
                 self.sequences.preempt_seq(seq)
+
+    def _is_enough(self, seq: Sequence, node: str, what: str, weight: int) -> bool:
+        """A node did not do its part for a sequence. Where that goes on, another route is taken, or the job ends."""
+        seq.refused += weight
+        if seq.refused >= FINAL_REFUSALS:
+            self.sequences.fail(seq.job, ComputeFailed(f"Node {node} {what}." if node else what, hint="Try the request again."))
+            return True
+        if seq.refused < REFUSALS or self.route is None or node not in self.route.nodes or not self._other_path({node}):
+            return False
+        self.lose_route(f"node {node} refuses work", avoid=[node])
+        return True
 
     # ---- losses ----
 
@@ -260,6 +274,18 @@ class Origin:
         self.stats.lost_jobs += 1
         self.sequences.resend_notices()
         self._go_back(sent.spans)
+
+    def _lose_to(self, node: str, number: int) -> None:
+        """... because of this node; which happens, but not all the time."""
+        sent = self.in_flight.get(number)
+        if sent is None:
+            return
+        self._losses, self._suspect = self._losses + 1, node
+        for span in sent.spans:
+            seq = self.sequences.get(span)
+            if seq is not None:
+                self._is_enough(seq, node, "sent back something else", 1)
+        self.lose_job(number)
 
     def _go_back(self, spans: Iterable[Span]) -> None:
         for span in spans:
@@ -293,7 +319,9 @@ class Origin:
         self.at_home.clear()
         self.window = Window()
         for seq in list(self.sequences.holders.values()):
-            self.sequences.preempt_seq(seq)
+            if seq.state in HOLDS_KV:  # the job may have ended just now, with another of its outputs
+                self.sequences.preempt_seq(seq)
+                self._is_enough(seq, "", f"Routes break again and again: {reason}.", 1)
 
     def leave(self) -> None:
         """Free what is held elsewhere; this node goes."""
@@ -425,6 +453,8 @@ class Origin:
             route.answered[sender] = max(route.answered[sender], min(asked, now))
         elif not pong.stamp and pong.target < self.sequences.pool.capacity:  # nobody asked: blocks are called back
             self._shrink(route.blocks)
+        elif not pong.stamp and pong.blocks > self.sequences.pool.capacity and route.settled is not None:
+            self._resize(self.sequences.pool.capacity)  # ... that we do not count on, since other nodes have fewer
         if route.blocks > self.sequences.pool.capacity:
             self._resize(route.blocks)
 
@@ -453,7 +483,7 @@ class Origin:
                 after = [leg.successor for leg in legs_of(route.hops, self._pipe.node).get(sender, ())]
                 self.lose_route(f"node {sender} cannot reach {' or '.join(after)}", avoid=set(after) - {self._pipe.node})
             case _:
-                self.lose_job(bounce.number)
+                self._lose_to(sender, bounce.number)
 
     def on_unsent(self, node: str, number: int) -> None:
         """A NetworkJob of ours could not be handed to the first node of its route."""
@@ -514,8 +544,9 @@ class Origin:
     def _keep(self, route: Route, now: float) -> None:
         if now >= self._ping_at:
             self._ping_at = now + PING_EVERY
+            wanted = min([route.reach, *route.shares.values()])  # no more than we could use
             for node in route.nodes:
-                ping = Ping(route.id, int(now * 1e9), route.reach)
+                ping = Ping(route.id, int(now * 1e9), wanted)
                 if node == self._pipe.node:
                     answer = self._host.ping(node, ping)
                     if isinstance(answer, Bounce):
@@ -524,7 +555,7 @@ class Origin:
                     self.on_pong(node, answer)
                 else:
                     self._pipe.tell(node, ping)
-        if any(now - answered > 4 * PING_EVERY for answered in route.answered.values()):
+        if any(now - answered > LEAST_WAIT - PING_EVERY for answered in route.answered.values()):
             route.stalled = now
         patience = max(SILENT, self._patience(self._config.chunk))
         silent = [node for node, heard in route.heard.items() if now - heard > patience]
@@ -532,7 +563,7 @@ class Origin:
             self.lose_route(f"node {' and '.join(silent)} is silent", avoid=silent)
         elif self._losses >= LOSSES:
             slowest = min(route.heard, key=lambda node: route.heard[node], default="")
-            self.lose_route("nothing comes back", avoid=[slowest] if slowest else [])
+            self.lose_route("nothing comes back", avoid={self._suspect or slowest} - {""})
 
     def _end_hopeless(self, now: float) -> None:
         """Nothing waits for ever: neither for a route, nor for memory that other nodes hold."""
@@ -562,7 +593,7 @@ class Origin:
             return
         for seq in waiting:
             if now - max(seq.job.arrival, self._unserved_since) >= self._recovery_timeout and seq.job.open:
-                why = self._pipe.explain() or f"No route could be opened: {self.trouble}."
+                why = self._pipe.explain() or f"No route could be opened: {self.trouble or self.stats.last_break}."
                 self._fail(seq, NotReady(why, hint="Start the nodes that hold them (`penstock network status` shows how)."))
 
     def _fail(self, seq: Sequence, error: PenstockError) -> None:

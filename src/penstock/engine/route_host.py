@@ -16,6 +16,8 @@ MAX_ROUTES = 64  # of all origins together
 REORDER_WAIT = 0.03  # seconds for a NetworkJob that others have overtaken
 LEAST_BLOCKS = 2  # a lease with less is of no use
 RECALL_TIME = 0.3  # seconds until blocks that were recalled should have come back
+RECALL_PATIENCE = 30.0  # seconds after which an origin that keeps what was called back loses its route
+STILL_WANTED = 4.0  # seconds for which an origin that found no memory counts: longer than it waits before it asks again
 
 
 class Arrivals:
@@ -76,6 +78,7 @@ class HostedRoute:
     lease: float
     heard: float  # when anything came from its origin
     wants: int = 0  # blocks
+    owes: float | None = None  # since when it keeps blocks that were called back
     arrivals: dict[int, Arrivals] = field(default_factory=dict)
     here: int = 0  # NetworkJobs that are on this node now
 
@@ -94,6 +97,7 @@ class RouteHost:
         *,
         model: str,
         shape: str,
+        width: int,
         block_size: int,
         num_layers: int,
         clock: Callable[[], float] = time.monotonic,
@@ -103,7 +107,7 @@ class RouteHost:
         self._alive: set[str] = set()
         self._waiting: dict[str, float] = {}  # origins that found no memory, and until when they count
         self._stages, self._model, self._shape, self._block_size = stages, model, shape, block_size
-        self._num_layers, self._clock = num_layers, clock
+        self._num_layers, self._width, self._clock = num_layers, width, clock
 
     def open(self, sender: str, ask: OpenRoute) -> RouteOffer:
         """Lease blocks to a route, or say why not."""
@@ -118,10 +122,10 @@ class RouteHost:
                 return RouteOffer(route, reason="too many routes pass this node", retry_after=1.0)
             stages = self._stages_of(ask)
             blocks = min(ask.blocks, *(stage.unleased for stage in stages))
+            if blocks < LEAST_BLOCKS or sender in self._waiting:
+                self._waiting[sender] = self._clock() + STILL_WANTED
             if blocks < LEAST_BLOCKS:
-                self._waiting[sender] = self._clock() + 4 * RECALL_TIME
                 return RouteOffer(route, reason="all its KV memory is leased (some is called back)", retry_after=RECALL_TIME)
-            self._waiting.pop(sender, None)
             for stage in stages:
                 stage.open(route, blocks, prefix_cache=ask.prefix_cache)
             self._enter(ask)
@@ -156,9 +160,14 @@ class RouteHost:
         now = self._clock()
         self._waiting = {origin: until for origin, until in self._waiting.items() if until > now}
         have = {route: (self._granted(route), self._share(route)) for route in self.routes.values()}
-        if not self._waiting and not any(granted < min(route.wants, share) for route, (granted, share) in have.items()):
-            return []
-        return [Pong(route.id, 0, granted, share) for route, (granted, share) in have.items() if granted > share]
+        if not self._still_waiting and not any(granted < min(route.wants, share) for route, (granted, share) in have.items()):
+            have = {}
+        over = {route: pong for route, pong in have.items() if pong[0] > pong[1]}
+        for route in list(self.routes.values()):
+            route.owes = None if route not in over else now if route.owes is None else route.owes
+            if route.owes is not None and now - route.owes > RECALL_PATIENCE:
+                self.close(route.id)
+        return [Pong(route.id, 0, granted, share) for route, (granted, share) in over.items() if route.id in self.routes]
 
     def arrive(self, sender: str, job: NetworkJob) -> list[NetworkJob] | Bounce:
         """Those NetworkJobs that can be run now that this one is here."""
@@ -172,6 +181,12 @@ class RouteHost:
         if route.here >= CREDITS * len(route.legs):
             return Bounce(job.route, job.number, BounceReason.FLOOD)
         return self._counted(route, route.arrivals[job.current_layer].take(job, self._clock()))
+
+    def hands_over(self, sender: str, route: RouteId) -> bool:
+        """Whether this route's NetworkJobs come from that node. Anybody can name a route: what others send is not its origin's
+        concern. Called from other threads too."""
+        found = self.routes.get(route)
+        return found is not None and any(leg.predecessor == sender for leg in found.legs.values())
 
     def overdue(self) -> list[NetworkJob]:
         now = self._clock()
@@ -207,6 +222,8 @@ class RouteHost:
             return "the node is leaving"
         if ask.model != self._model or ask.shape != self._shape:
             return f"the model is not the same here ({self._model})"
+        if ask.width != self._width:
+            return f"hidden states have {self._width} numbers here and {ask.width} there"
         if ask.block_size != self._block_size:
             return f"KV blocks have {self._block_size} tokens here and {ask.block_size} there (scheduler.block_size)"
         if any(known.origin == route.origin and known.epoch > route.epoch for known in self.routes):
@@ -239,7 +256,13 @@ class RouteHost:
 
     def _share(self, route: HostedRoute) -> int:
         """Every route that passes a segment, or waits to, may have an equal part of it."""
-        return min(stage.segment.kv_blocks // (len(stage.leases) + len(self._waiting)) for stage in self._leased(route))
+        return min(stage.segment.kv_blocks // (len(stage.leases) + self._still_waiting) for stage in self._leased(route))
+
+    @property
+    def _still_waiting(self) -> int:
+        """Origins that found no memory and have none now. Who got some keeps its place for a while: it may have to give it back
+        and start again, because another node on its way has none."""
+        return len(self._waiting.keys() - {route.origin for route in self.routes})
 
     def _counted(self, route: HostedRoute, jobs: Iterable[NetworkJob]) -> list[NetworkJob]:
         ready = list(jobs)

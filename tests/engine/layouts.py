@@ -1,0 +1,61 @@
+"""Random networks for Hypothesis: who holds which layers, how jobs are read and batched, and what is asked."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import strategies as st
+
+from penstock.config.engine import POLICY_NAMES, EngineConfig
+from penstock.domain.sampling import SamplingParams
+from tests.engine.world import Faults, Place
+
+NAMES = "abcd"
+
+configs = st.builds(
+    EngineConfig,
+    policy=st.sampled_from(POLICY_NAMES),
+    chunk=st.integers(1, 12),
+    max_sequences=st.integers(1, 8),
+    block_size=st.integers(1, 5),
+    prefix_cache=st.booleans(),
+    window=st.sampled_from([None, None, 1, 2, 5]),
+)
+params = st.builds(
+    SamplingParams,
+    n=st.sampled_from([1, 1, 1, 3]),
+    max_tokens=st.integers(1, 8),
+    temperature=st.sampled_from([0.0, 0.9]),
+    ignore_eos=st.booleans(),
+    prompt_logprobs=st.sampled_from([None, None, 0]),
+)
+# few letters and a common beginning: prefixes are shared often
+prompts = st.builds(
+    lambda common, own: [1, 2, 3, 4, 5, 6, 7, 8][:common] + own,
+    st.integers(0, 8),
+    st.lists(st.integers(1, 3), min_size=1, max_size=10),
+)
+rates = st.sampled_from([0.0, 0.0, 0.02, 0.05, 0.1])
+faults = st.builds(Faults, drop=rates, duplicate=rates, delay=rates, reorder=rates, corrupt=rates)
+
+
+@st.composite
+def networks(
+    draw: st.DrawFn, *, most_nodes: int = 4, most_layers: int = 6, origins: int = 1, least_blocks: int = 12
+) -> tuple[int, list[Place]]:
+    """The number of layers, and nodes that hold all of them; the first `origins` of them take jobs. Layers are cut anywhere and
+    dealt out anyhow: an origin may have none, a node several ranges."""
+    layers = draw(st.integers(1, most_layers))
+    names = NAMES[: draw(st.integers(origins, most_nodes))]
+    held: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+    for _ in range(draw(st.integers(1, 2))):
+        cuts = [0, *sorted(draw(st.sets(st.integers(1, layers), max_size=layers)) - {layers}), layers]
+        for start, end in itertools.pairwise(cuts):
+            owner = draw(st.sampled_from(names))
+            if all(end <= a or b <= start for a, b in held[owner]):
+                held[owner].append((start, end))
+    blocks = st.integers(least_blocks, 30)
+    places = [
+        Place(name, tuple(sorted(held[name])), ends=index < origins, blocks=draw(blocks)) for index, name in enumerate(names)
+    ]
+    return layers, places
