@@ -219,7 +219,7 @@ class Membership:
             node: trip
             for engine in self._engines.values()
             if engine.origin is not None
-            for node, trip in list(engine.origin.round_trips.items())
+            for node, trip in list(engine.origin.opener.round_trips.items())
         }
 
     def _pipe(self, pipe: MetaPipe) -> dict[str, Any]:
@@ -263,12 +263,12 @@ def _segment(meta: MetaModel) -> dict[str, Any]:
 
 def _route(origin: Origin) -> dict[str, Any]:
     """Read while the compute thread works: each figure is right, if not all of the same instant."""
-    route, opening, stats = origin.route, origin.opening, origin.stats
+    route, opening, stats = origin.route, origin.opener.opening, origin.stats
     shown = route or opening
     return {
         "state": "open" if route else "opening" if opening else "none",
         "hops": [{"node": hop.node, "layers": list(hop.layers)} for hop in shown.hops] if shown else [],
-        "why": shown.why if shown else origin.trouble,
+        "why": shown.why if shown else origin.opener.trouble,
         "in_flight": len(origin.in_flight),
         "window": origin.window.size,
         "round_trip": origin.window.round_trip,
@@ -276,5 +276,6 @@ def _route(origin: Origin) -> dict[str, Any]:
         "lost": stats.lost_jobs,
         "recoveries": stats.recoveries,
         "last_pause": stats.last_pause,
+        "longest_wait": stats.longest_wait,
         "last_reason": stats.last_break,
     }

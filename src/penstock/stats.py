@@ -42,7 +42,8 @@ class EngineStats:
     refused: dict[str, int] = field(default_factory=dict)  # messages of other nodes that could not be taken, by why
     lost_jobs: int = 0  # NetworkJobs that never came home
     recoveries: int = 0  # pauses of running answers because a route broke
-    last_pause: float = 0.0  # seconds
+    last_pause: float = 0.0  # seconds until the first answer went on
+    longest_wait: float = 0.0  # ... and until the last one did
     last_break: str = ""  # why
     queue_time: Histogram = field(default_factory=Histogram)
     first_token: Histogram = field(default_factory=Histogram)

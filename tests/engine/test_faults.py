@@ -140,6 +140,16 @@ def test_chunks_of_a_prompt_may_come_home_in_any_order(scores: int | None) -> No
             assert len(asked.prompt_logprobs) == (0 if scores is None else len(asked.job.prompt_ids) - 1)
 
 
+def test_a_route_on_which_later_ones_come_home_is_not_broken() -> None:
+    def some(sender: str, destination: str, message: Message) -> bool:
+        return comes_home(sender, destination, message) and isinstance(message, NetworkJob) and message.number in (2, 3, 4, 5)
+
+    world = three(Faults(drop=1.0, hits=some), window=6, chunk=1)
+    answer_some(world)
+    assert world["a"].engine.stats.lost_jobs == 4
+    assert world["a"].engine.stats.last_break == ""
+
+
 def test_chunks_of_a_prompt_may_be_lost_on_the_way_home() -> None:
     world = three(Faults(drop=0.4, hits=comes_home), window=5, chunk=1)
     answer_some(world, replace(GREEDY, prompt_logprobs=1), count=2)

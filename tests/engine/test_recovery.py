@@ -208,7 +208,8 @@ def test_what_a_silent_origin_held_is_free_when_its_lease_ends() -> None:
 
 
 def test_a_route_whose_opening_was_overtaken_by_its_closing_does_not_stay() -> None:
-    world = without_replicas(lease=1000.0)
+    world = World(Place("a", (), ends=True), Place("b", ((0, 2),), blocks=48), Place("c", ((2, 4),)), lease=1000.0)
+    world.open_routes("a")
     world.watching = True
     world.restart("c")  # the origin gives its route up, and opens another
     world.run(1.0)
@@ -217,6 +218,8 @@ def test_a_route_whose_opening_was_overtaken_by_its_closing_does_not_stay() -> N
     closed = [message for _, destination, message in world.seen if destination == "b" and isinstance(message, CloseRoute)]
     late = replace(opened[0], route=closed[0].route)
     world["b"].engine.deliver("a", late)
+    world["b"].work()
+    assert len(world["b"].engine.host.routes) == 2, "there is memory for both"
     world.run(0.1)
     assert len(world["b"].engine.host.routes) == 1
     world.finish()

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.job import JobDone
+from penstock.domain.messages import Ping, Pong
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob
 from penstock.engine.route_host import CREDITS
 from tests.engine import layouts
-from tests.engine.world import GREEDY, Place, World
+from tests.engine.world import GREEDY, Faults, Place, World
 
 LONG = replace(GREEDY, max_tokens=40)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
@@ -189,6 +190,39 @@ def test_what_one_node_grants_and_another_does_not_is_given_back() -> None:
     for name in "ab":
         world.ask(name, PROMPT)
     world.finish()
+
+
+def test_blocks_that_an_origin_has_and_does_not_count_on_are_given_back_when_they_are_called() -> None:
+    world = shared()
+    del world.nodes["b"]
+    world.open_routes("a")
+    world.run(1.0)
+    origin = world["a"].origin
+    assert origin.route is not None
+    assert not origin.sequences.has_news
+    origin.on_pong("x", Pong(origin.route.id, 0, 30, 24))
+    assert origin.sequences.has_news, "the stages hear again what it counts on"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_late_news_about_memory_makes_nobody_count_on_what_is_gone(seed: int) -> None:
+    world = shared(origins="abc")
+    world.faults = Faults(
+        reorder=0.7, hold=(0.1, 2.0), hits=lambda sender, destination, message: isinstance(message, Ping | Pong)
+    )
+    world.dice.seed(seed)
+    world.open_routes("a", "b", "c")
+    for i in range(5):
+        for name in "ac":
+            world.ask(name, [*PROMPT[:6], i], replace(GREEDY, max_tokens=20))
+        world.run(1.0)
+        if i == 1:
+            world.kill("b", noticed=0.1)
+        if i == 3:
+            world.start(Place("b", (), ends=True))
+            world.run(0.2)
+    world.finish()
+    assert "NO_ROOM" not in world.refusals
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -520,8 +520,8 @@ class World:
             if origin is not None:
                 seqs = [*origin.sequences.queued.values(), *origin.sequences.holders.values()]
                 lines.append(
-                    f"{node.name}: route {origin.route and origin.route.id}, opening {origin.opening and origin.opening.id},"
-                    f" trouble {origin.trouble!r}, in flight {dict(origin.in_flight)}, at home {origin.at_home},"
+                    f"{node.name}: route {origin.route and origin.route.id}, opening {origin.opener.opening and origin.opener.opening.id},"
+                    f" trouble {origin.opener.trouble!r}, in flight {dict(origin.in_flight)}, at home {origin.at_home},"
                     f" pool {origin.sequences.pool.held}/{origin.sequences.pool.capacity}, last {origin.stats.last_break!r}, "
                     + "; ".join(
                         f"{s.seq_id} {s.state.name} {s.incarnation}.{s.attempt} {s.scheduled}/{s.step_processed}/{len(s.tokens)}"

@@ -186,7 +186,7 @@ class Engine:
 
     def concerns(self, route: RouteId) -> bool:
         """Whether a route passes here, or is ours."""
-        ours = () if self.origin is None else (self.origin.route, self.origin.opening)
+        ours = () if self.origin is None else (self.origin.route, self.origin.opener.opening)
         return route in self.host.routes or any(found is not None and found.id == route for found in ours)
 
     def stop(self) -> None:
@@ -260,7 +260,7 @@ class Engine:
     def _patience(self) -> float | None:
         """How long the thread may sleep when there is nothing to do."""
         if self.pipe.networked:
-            busy = self.host.routes or (self.origin is not None and (self.origin.in_flight or self.origin.opening))
+            busy = self.host.reordering or (self.origin is not None and (self.origin.in_flight or self.origin.opener.opening))
             return TICK if busy else IDLE_LOOK
         waiting = self.origin is not None and (self.sequences.queued or self.sequences.holders)
         return IDLE_LOOK if waiting else None

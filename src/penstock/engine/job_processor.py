@@ -289,7 +289,7 @@ class JobProcessor:
         context.stats.generated_tokens += len(samples)
         assert context.origin is not None
         context.origin.ends_seconds = 0.8 * context.origin.ends_seconds + 0.2 * timed.elapsed
-        context.origin.on_tokens()
+        context.origin.on_tokens(one.seq for one in homecomers if one.span in samples)
         for job in {one.seq.job for one in homecomers}:
             self._after_head(job)
         for visit in batch:

@@ -198,6 +198,11 @@ class RouteHost:
             for job in self._counted(route, arrivals.overdue(now))
         ]
 
+    @property
+    def reordering(self) -> bool:
+        """Whether NetworkJobs wait for others that were sent before them."""
+        return any(arrivals.waiting for route in self.routes.values() for arrivals in route.arrivals.values())
+
     def left(self, route: RouteId) -> None:
         """A NetworkJob has left this node."""
         found = self.routes.get(route)
