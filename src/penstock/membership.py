@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+import socket
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 from penstock import __version__
@@ -48,13 +51,13 @@ class Membership:
         self._draining = False
         self._published = b""
         self._read: dict[str, tuple[bytes, NodeRecord | None]] = {}
-        self._changing = threading.Lock()
+        self._changing, self._publishing = threading.Lock(), threading.Lock()
         self._left = threading.Event()
         self._busy: dict[str, tuple[float, float]] = {}
         self._publisher = threading.Thread(target=self._publish_often, name="penstock-records", daemon=True)
 
-    def make_pipe(self, loaded: LoadedModel) -> Pipe:
-        return self.pipes.make(loaded)
+    def make_pipe(self, loaded: LoadedModel, block_size: int) -> Pipe:
+        return self.pipes.make(loaded, block_size)
 
     def host(self, hosted: HostedLayers) -> None:
         self._hosted.append(hosted)
@@ -101,8 +104,10 @@ class Membership:
 
     def _on_change(self) -> None:
         with self._changing:
-            found = []
-            for node, data in self._router.records().items():
+            found, records = [], self._router.records()
+            self._read = {node: read for node, read in self._read.items() if node in records}
+            self.strangers = {node: why for node, why in self.strangers.items() if node in records}
+            for node, data in records.items():
                 record = self._record(node, data)
                 if record is not None:
                     found.append(record)
@@ -137,10 +142,11 @@ class Membership:
                 logger.warning("the record of this node could not be published: %s", error)
 
     def _publish(self) -> None:
-        data = encode_record(self._own_record())
-        if data != self._published:
-            self._router.publish(data)
-            self._published = data
+        with self._publishing:
+            data = encode_record(self._own_record())
+            if data != self._published:
+                self._router.publish(data)
+                self._published = data
 
     def _own_record(self) -> NodeRecord:
         return NodeRecord(
@@ -151,7 +157,7 @@ class Membership:
             pid=os.getpid(),
             draining=self._draining,
             serves=tuple(hosted.name for hosted in self._hosted if isinstance(hosted, HostedModel)),
-            segments=tuple(segment for hosted in self._hosted for segment in self._segments(hosted)),
+            segments=tuple(segment for hosted in self._hosted if hosted.engine.running for segment in self._segments(hosted)),
         )
 
     def _segments(self, hosted: HostedLayers) -> list[MetaModel]:
@@ -210,7 +216,7 @@ class Membership:
                 for record in sorted(self.pipes.records, key=lambda record: record.node)
             ],
             "strangers": dict(self.strangers),
-            "refused": dict(self.receiver.refused),
+            "refused": self._refused(),
             "pipes": [self._pipe(pipe) for pipe in self.pipes.pipes()],
         }
 
@@ -232,17 +238,50 @@ class Membership:
             "complete": pipe.is_complete(),
             "missing": [list(layers) for layers in pipe.missing()],
             "explain": pipe.explain(),
-            "warnings": [str(difference) for difference in weights_differ(pipe.segments)],
+            "warnings": [*map(str, weights_differ(pipe.segments)), *self._unfit(pipe)],
             "segments": [_segment(meta) for meta in pipe.segments],
             "route": None if origin is None else _route(origin),
             "run": "" if hole is None else self._how_to_fill(pipe.model, hole),
         }
 
+    def _refused(self) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for engine in self._engines.values():
+            counts.update(dict(engine.stats.refused))
+        return dict(counts)
+
+    def _unfit(self, pipe: MetaPipe) -> list[str]:
+        """Nodes that hold layers which this one cannot use."""
+        engine = self._engines.get(pipe.model)
+        sizes = {} if engine is None else {meta.node: meta.block_size for meta in pipe.segments}
+        return [
+            f"Node {node} is left out: its KV blocks have {size} tokens, those here {engine.config.block_size}"
+            f" (scheduler.block_size)."
+            for node, size in sorted(sizes.items())
+            if engine is not None and size != engine.config.block_size
+        ]
+
     def _how_to_fill(self, model: str, hole: LayerRange) -> str:
-        endpoints = ",".join(self.config.listen or self.config.connect)
-        trust = " --open-network" if self.config.open else ""
-        name = "" if self.config.name == "penstock" else f" --network {self.config.name}"
-        return f"penstock serve --model {model} --layers {hole} --no-load-ends{trust}{name} --connect {endpoints}"
+        """What to run on another machine. It may be pasted into a shell, and a model's name may come from a peer."""
+        words = ["penstock", "serve", "--model", model, "--layers", str(hole), "--no-load-ends"]
+        words += ["--open-network"] if self.config.open else []
+        words += [] if self.config.name == "penstock" else ["--network", self.config.name]
+        endpoints = [reachable(endpoint) for endpoint in self.config.listen] or list(self.config.connect)
+        words += ["--connect", ",".join(endpoints)] if endpoints else ["--multicast"]
+        return shlex.join(words)
+
+
+def reachable(endpoint: str) -> str:
+    """An endpoint that listens on every address, as others can reach it."""
+    if "/0.0.0.0:" not in endpoint and "/[::]:" not in endpoint:
+        return endpoint
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it only chooses the way out
+            address = str(probe.getsockname()[0])
+    except OSError:
+        address = socket.gethostname()
+    return endpoint.replace("/0.0.0.0:", f"/{address}:").replace("/[::]:", f"/{address}:")
 
 
 def _segment(meta: MetaModel) -> dict[str, Any]:

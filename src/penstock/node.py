@@ -106,7 +106,7 @@ class Node:
             return host_alone(loaded, config.engine, node=config.node_id, max_jobs=config.limits.max_jobs)
         hosted = host(
             loaded,
-            membership.make_pipe(loaded),
+            membership.make_pipe(loaded, config.engine.block_size),
             config.engine,
             max_jobs=config.limits.max_jobs,
             epoch=self._epoch,

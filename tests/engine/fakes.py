@@ -52,6 +52,10 @@ class FakeSegment:
                 out.append(mix(self._kv[self._slot(table, p)] for p in range(position + 1)))
         return torch.tensor(out, dtype=torch.float32).unsqueeze(1)  # below 2**24: exact
 
+    def wipe(self, piece: Piece) -> None:
+        for position in range(piece.start_pos, piece.start_pos + piece.n):
+            self._kv[self._slot(piece.table, position)] = 0
+
     def _slot(self, table: Sequence[int], position: int) -> int:
         return table[position // self._size] * self._size + position % self._size
 

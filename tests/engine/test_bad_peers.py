@@ -122,7 +122,7 @@ def test_a_damaged_message_in_another_name_costs_its_owner_nothing() -> None:
         world.run(0.001)
     all_is_well(world, asked)
     assert world["a"].engine.stats.lost_jobs == 0
-    assert world["b"].receiver.refused["damaged_message"] == 30
+    assert world["b"].engine.stats.refused["damaged_message"] == 30
 
 
 def test_routes_of_made_up_nodes_reach_nobody() -> None:
@@ -275,15 +275,15 @@ def test_what_an_origin_can_make_a_stage_remember_is_bounded(monkeypatch: pytest
 def test_ten_thousand_messages_are_refused_counted_and_hardly_logged(caplog: pytest.LogCaptureFixture) -> None:
     world = with_a_stranger()
     asked = ask_both(world)
-    with caplog.at_level(logging.WARNING, logger="penstock.receiver"):
+    with caplog.at_level(logging.WARNING, logger="penstock.engine"):
         for number in range(10_000):
             world.deliver("x", "b", b"nonsense" * (number % 7))
-    assert world["b"].receiver.refused["malformed_message"] == 10_000
+    assert world["b"].engine.stats.refused["malformed_message"] == 10_000
     assert len(caplog.records) == 1
     all_is_well(world, asked)
     caplog.clear()
     world.run(11.0)
-    with caplog.at_level(logging.WARNING, logger="penstock.receiver"):
+    with caplog.at_level(logging.WARNING, logger="penstock.engine"):
         world.deliver("x", "b", b"nonsense")
     assert "10001 so far" in caplog.text
 

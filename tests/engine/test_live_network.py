@@ -55,7 +55,7 @@ class LiveNode:
         layers = tuple(FakeLayers(a, b, BLOCKS, CONFIG.block_size, lambda tokens: None) for a, b in ranges)
         loaded = LoadedModel("fake", Path(), SPEC, torch.float32, torch.device("cpu"), layers, None)  # type: ignore[arg-type]
         text = (FakeEnds(), lambda skip_special: FakeStream()) if ends else (None, None)
-        self.engine = Engine(CONFIG, self.membership.make_pipe(loaded), *text, width=1, epoch=epoch)
+        self.engine = Engine(CONFIG, self.membership.make_pipe(loaded, CONFIG.block_size), *text, width=1, epoch=epoch)
         self.membership.host(HostedLayers(loaded, self.engine))
         self.engine.start()
         self.membership.start()

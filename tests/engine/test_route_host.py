@@ -96,7 +96,7 @@ def clock() -> Clock:
 @pytest.fixture
 def host(clock: Clock) -> RouteHost:
     stages = {start: Stage(FakeSegment(start, start + 2, 16, 4), 4, "b") for start in (2, 4)}
-    return RouteHost(stages, model="fake", shape="s1", width=1, block_size=4, num_layers=8, clock=clock)
+    return RouteHost(stages, model="fake", shape="s1", width=1, block_size=4, clock=clock)
 
 
 def ask(route: RouteId = ROUTE, *, layers: tuple[int, int] = (2, 6), **more: Any) -> OpenRoute:

@@ -116,13 +116,10 @@ def test_the_likelihood_of_a_prompt_is_the_same_over_the_network(window: int) ->
 # ---- several origins ----
 
 
-def shared(blocks: int = 24, origins: str = "ab") -> World:
+def shared(origins: str = "ab", *, seconds: float = 0.0) -> World:
     """Two stages that all origins need."""
-    return World(
-        *(Place(name, (), ends=True) for name in origins),
-        Place("x", ((0, 2),), blocks=blocks),
-        Place("y", ((2, 4),), blocks=blocks),
-    )
+    stages = [Place("x", ((0, 2),), seconds=seconds), Place("y", ((2, 4),), seconds=seconds)]
+    return World(*(Place(name, (), ends=True) for name in origins), *stages)
 
 
 def test_the_second_of_two_origins_gets_its_share_and_both_finish() -> None:
@@ -158,12 +155,12 @@ def test_memory_grows_back_when_an_origin_leaves() -> None:
 
 
 def test_an_answer_that_must_give_way_to_another_origin_waits_for_its_memory_to_come_back() -> None:
-    world = shared()
+    world = shared(seconds=0.03)
     del world.nodes["b"]
     world.open_routes("a")
     long = world.ask("a", PROMPT, replace(GREEDY, max_tokens=80), may_fail=True)
     long.job.arrival -= 100.0  # it has been running for a long time
-    world.run_until(lambda: len(long.said()) > 60)
+    world.run_until(lambda: len(long.said()) > 50)
     world.start(Place("b", (), ends=True))
     world.open_routes("b")
     world.run(2.0)
@@ -174,7 +171,7 @@ def test_an_answer_that_must_give_way_to_another_origin_waits_for_its_memory_to_
 
 
 def test_three_origins_that_all_want_all_of_the_memory_get_a_third_each() -> None:
-    world = shared(origins="abc")
+    world = shared("abc")
     world.open_routes("a", "b", "c")
     world.run(4.0)
     assert [world[name].origin.sequences.pool.capacity for name in "abc"] == [8, 8, 8]
@@ -206,7 +203,7 @@ def test_blocks_that_an_origin_has_and_does_not_count_on_are_given_back_when_the
 
 @pytest.mark.parametrize("seed", range(4))
 def test_late_news_about_memory_makes_nobody_count_on_what_is_gone(seed: int) -> None:
-    world = shared(origins="abc")
+    world = shared("abc")
     world.faults = Faults(
         reorder=0.7, hold=(0.1, 2.0), hits=lambda sender, destination, message: isinstance(message, Ping | Pong)
     )

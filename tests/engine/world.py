@@ -160,7 +160,7 @@ class Node:
             recovery_timeout=world.recovery_timeout,
             clock=self.clock,
         )
-        self.receiver = JobReceiver(decode, {MODEL: self.engine}, self.send, clock=self.clock)
+        self.receiver = JobReceiver(decode, {MODEL: self.engine}, self.send)
 
     def clock(self) -> float:
         return max(self.world.now, self.local)
@@ -518,9 +518,10 @@ class World:
         for node in self:
             origin = node.engine.origin
             if origin is not None:
+                opening = origin.opener.opening
                 seqs = [*origin.sequences.queued.values(), *origin.sequences.holders.values()]
                 lines.append(
-                    f"{node.name}: route {origin.route and origin.route.id}, opening {origin.opener.opening and origin.opener.opening.id},"
+                    f"{node.name}: route {origin.route and origin.route.id}, opening {opening and opening.id},"
                     f" trouble {origin.opener.trouble!r}, in flight {dict(origin.in_flight)}, at home {origin.at_home},"
                     f" pool {origin.sequences.pool.held}/{origin.sequences.pool.capacity}, last {origin.stats.last_break!r}, "
                     + "; ".join(

@@ -29,7 +29,6 @@ from penstock.engine.predictor import StepTimePredictor
 from penstock.engine.route_host import RouteHost
 from penstock.engine.stage import Stage
 from penstock.errors import EngineError, EngineStopped, NotReady, PenstockError
-from penstock.pipes.hidden import unpack
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats
 
@@ -37,6 +36,7 @@ logger = logging.getLogger("penstock.engine")
 
 MAX_PENDING = 1 << 29  # bytes of hidden states that may wait for the compute thread, whoever sends them
 IDLE_LOOK = 0.05  # seconds between looks when there is work that cannot go on yet
+LOG_EVERY = 10.0  # seconds between two lines about the same kind of refusal
 TICK = 0.01  # seconds between looks at the clock on behalf of the network
 RECALL_EVERY = 0.25  # seconds
 
@@ -94,16 +94,18 @@ class Engine:
         route_numbers: Iterator[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.pipe, self.stats, self._device, self._clock = config, pipe, EngineStats(), device, clock
+        self.config, self.pipe, self.stats, self._clock = config, pipe, EngineStats(), clock
         predictor = self._predictor = StepTimePredictor()
-        self.stages = {segment.layers.start: Stage(segment, config.block_size, pipe.node, clock) for segment in pipe.segments}
+        self.stages = {
+            segment.layers.start: Stage(segment, config.block_size, pipe.node, clock, shared=pipe.networked)
+            for segment in pipe.segments
+        }
         self.host = RouteHost(
             self.stages,
             model=pipe.model,
             shape=pipe.shape,
             width=width,
             block_size=config.block_size,
-            num_layers=pipe.num_layers,
             clock=clock,
         )
         self.origin: Origin | None = None
@@ -132,7 +134,7 @@ class Engine:
             )
             if not pipe.networked and pipe.is_complete():
                 self.origin.open_route()
-        context = JobContext(config, pipe, self.stages, self.host, self.stats, predictor, ends, self.origin, clock)
+        context = JobContext(config, pipe, self.stages, self.host, self.stats, predictor, ends, self.origin, clock, device)
         self._processor = JobProcessor(context)
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -140,6 +142,7 @@ class Engine:
         self._closing = threading.Lock()  # a job is either seen by the loop or refused, never in between
         self._next_tick = self._next_recall = 0.0
         self._counting, self._pending = threading.Lock(), 0
+        self._logged: dict[str, float] = {}
 
     @property
     def sequences(self) -> EngineSequenceManager:
@@ -171,11 +174,20 @@ class Engine:
         """A message from another node, decoded and checked. What is too much is dropped: its origin will notice."""
         size = _size(message)
         with self._counting:
-            if size and self._pending + size > MAX_PENDING:
-                self._count_refused("backlog")
+            if self._stopped or (size and self._pending + size > MAX_PENDING):
+                self.count_refused("backlog", sender)
                 return
             self._pending += size
         self._inbox.put(_Deliver(sender, message))
+
+    def count_refused(self, why: str, sender: str, detail: str = "") -> None:
+        """Something that another node sent was not taken. Each kind is logged once in a while."""
+        count = self.stats.refused[why] = self.stats.refused.get(why, 0) + 1
+        now = self._clock()
+        if why == BounceReason.UNKNOWN_ROUTE.name.lower() or now - self._logged.get(why, -LOG_EVERY) < LOG_EVERY:
+            return  # that somebody has not heard yet that a route is closed is normal
+        self._logged[why] = now
+        logger.warning("refused a message of node %s: %s (%d so far) %s", sender, why.replace("_", " "), count, detail)
 
     def on_unsent(self, node: str, message: Message) -> None:
         """A message could not be handed to another node."""
@@ -183,6 +195,10 @@ class Engine:
 
     def on_network_change(self) -> None:
         self._inbox.put(_Changed())
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive() and not self._stopped
 
     def concerns(self, route: RouteId) -> bool:
         """Whether a route passes here, or is ours."""
@@ -213,10 +229,20 @@ class Engine:
             logger.critical("the compute thread failed", exc_info=error)
             self._end_all(EngineError(f"The engine failed: {type(error).__name__}: {error}.", hint="Start it again."))
             raise
+        else:
+            self._end_all(EngineStopped("The engine was stopped before the job was done.", hint="Submit it again."))
         finally:
-            if self.origin is not None and self.pipe.networked:
-                self.origin.leave()
-        self._end_all(EngineStopped("The engine was stopped before the job was done.", hint="Submit it again."))
+            if self.pipe.networked:
+                self._leave()
+
+    def _leave(self) -> None:
+        """Tell the others that nothing goes on here: whoever has a route over this node finds another one."""
+        if self.origin is not None:
+            self.origin.leave()
+        for route in list(self.host.routes):
+            self.host.close(route)
+            if route.origin != self.pipe.node:
+                self.pipe.tell(route.origin, Bounce(route, -1, BounceReason.UNKNOWN_ROUTE))
 
     def turn(self) -> bool:
         """Grant what can be granted, then run one batch. False if there was nothing to do."""
@@ -328,19 +354,15 @@ class Engine:
             return
         arrived = self.host.arrive(sender, job)
         if isinstance(arrived, Bounce):
-            self._count_refused(arrived.reason.name.lower())
-            if arrived.reason is BounceReason.UNKNOWN_ROUTE or self.host.hands_over(sender, job.route):
+            self.count_refused(arrived.reason.name.lower(), sender)
+            known = arrived.reason is BounceReason.UNKNOWN_ROUTE and job.route.origin in self.pipe.lives()
+            if known or self.host.hands_over(sender, job.route):
                 self.pipe.tell(job.route.origin, arrived)
             return
         for ready in arrived:
             self._accept(ready)
 
-    def _count_refused(self, why: str) -> None:
-        self.stats.refused[why] = self.stats.refused.get(why, 0) + 1
-
     def _accept(self, job: NetworkJob) -> None:
-        if isinstance(job.hidden, PackedHidden):
-            job.hidden = unpack(job.hidden, self._device)
         self._processor.accept(job, JobState.VALIDATING)
 
     def _on_unsent(self, node: str, message: Message) -> None:

@@ -21,7 +21,7 @@ from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_st
 from penstock.domain.job import PromptLogprobs
 from penstock.domain.route import RouteId
 from penstock.domain.sequence import Job, Sequence
-from penstock.domain.span import NetworkJob, NoticeKind, Span, Verdict
+from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Span, Verdict
 from penstock.engine.engine_sequences import EngineSequenceManager, Step
 from penstock.engine.origin import Origin
 from penstock.engine.predictor import StepTimePredictor
@@ -29,6 +29,7 @@ from penstock.engine.route_host import RouteHost
 from penstock.engine.stage import Stage
 from penstock.errors import ComputeFailed, PenstockError
 from penstock.model.sampler import Sample, SampleRow, sample, score
+from penstock.pipes.hidden import unpack
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats
 
@@ -63,6 +64,7 @@ class JobContext:
     ends: Ends | None = None
     origin: Origin | None = None
     clock: Callable[[], float] = time.monotonic
+    device: str = "cpu"
 
     def next_layer(self, job: NetworkJob) -> NextLayer:
         hosted = self.host.routes.get(job.route)
@@ -233,6 +235,8 @@ class JobProcessor:
         other chunks back to the joint."""
         for visit in batch:
             job = visit.job
+            if isinstance(job.hidden, PackedHidden):
+                job.hidden = unpack(job.hidden, self._context.device)
             if job.step is ComputeStep.LAYER:
                 here = self._context.next_layer(job) is NextLayer.LOCAL
                 visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, pipe_complete=here))
@@ -242,6 +246,10 @@ class JobProcessor:
     def _come_home(self, visit: Visit) -> None:
         job, sequences = visit.job, self._context.sequences
         assert self._context.origin is not None
+        if self._context.pipe.networked and job.hidden is not None and not torch.isfinite(job.hidden).all():
+            self._context.origin.refuse_home(job)
+            visit.state = JobState.DONE
+            return
         sequences.on_stage_completed(span for span in job.spans if self._passed_elsewhere(span))
         after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
         # EMBED means here: may be granted again, and a completed step makes it so
@@ -366,8 +374,8 @@ class JobProcessor:
                     seq = self._context.sequences.get(span)
                     if seq is not None:
                         self._context.sequences.fail(seq.job, error)
-            elif visit.state is JobState.PROCESS_LAYERS:
-                stage = self._context.stages[job.current_layer]
+            elif visit.state is JobState.PROCESS_LAYERS and (stage := self._context.stages.get(job.current_layer)) is not None:
+                stage.undo(job)
                 job.refusals += [stage.refusal(job, span, Verdict.FAILED) for span in job.spans]
             # without its Spans it goes on, in its old place: the stages behind still need its notices, in order
             job.spans, job.hidden = [], None

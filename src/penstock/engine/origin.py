@@ -28,10 +28,12 @@ logger = logging.getLogger("penstock.route")
 
 LEAST_WAIT = 2.0  # seconds: nothing in flight is given up before
 PATIENCE = 5.0  # ... nor before so many times what it should take
-UNKNOWN_WAIT = 20.0  # seconds, while nobody knows how long it should take; doubled each time that it was too short
+UNKNOWN_WAIT = 60.0  # seconds, while nobody knows how long it should take; doubled each time that it was too short
+AWAY = 0.1  # seconds between two looks at the clock: more, and our own thread was in a pass
 OVERTAKEN = 0.25  # seconds for a NetworkJob that a later one has overtaken
 PING_EVERY = 0.5  # seconds
 SILENT = 4.0  # seconds without a word from a node's compute thread
+IDLE_BLOCKS = 64  # that an origin without work would like to have
 LOSSES = 3  # in a row, and the route counts as broken
 REFUSALS, FINAL_REFUSALS = 24, 64  # of one sequence in a row: then another route is tried, then its job ends
 WEIGHT = 8  # a refusal counts for so many, unless the loss of a message explains it
@@ -74,7 +76,7 @@ class Origin:
         self.opener = RouteOpener(config, pipe, host, epoch=epoch, width=width, lease=lease, numbers=route_numbers, clock=clock)
         self._pause, self._hopeless = Pause(stats), Hopeless(pipe, sequences, recovery_timeout)
         self._next_number = 0
-        self._ping_at = 0.0
+        self._ping_at = self._last_tick = 0.0
         self._losses = 0
         self._last_home = 0.0  # when a NetworkJob came home
         self._suspect = ""  # who sent back something else since then
@@ -122,7 +124,7 @@ class Origin:
     def _patience(self, tokens: int) -> float:
         """Seconds after which a NetworkJob of so many tokens counts as lost."""
         if not self.window.measured:
-            return UNKNOWN_WAIT * 2.0 ** min(self._losses, 8)
+            return UNKNOWN_WAIT * 2.0 ** min(self._losses + self._fruitless, 8)
         return max(LEAST_WAIT, PATIENCE * (self.window.predicted(tokens) + self.window.round_trip))
 
     # ---- coming home ----
@@ -142,6 +144,12 @@ class Origin:
         logger.warning("node %s sent back something else than it was sent", sender)
         self._lose_to(sender, job.number)
         return False
+
+    def refuse_home(self, job: NetworkJob) -> None:
+        """What came back are no numbers."""
+        if self.route is not None:
+            logger.warning("node %s sent back numbers that are none", self.route.hops[-1].node)
+            self._lose_to(self.route.hops[-1].node, job.number)
 
     def came_home(self, job: NetworkJob) -> None:
         """A NetworkJob has passed all stages."""
@@ -380,6 +388,9 @@ class Origin:
 
     def tick(self) -> None:
         now = self._clock()
+        away, self._last_tick = now - self._last_tick, now
+        if away > AWAY and self.route is not None:
+            self._excuse(self.route, away, now)
         if self.route is None:
             self._use(self.opener.tick())
         overdue = [number for number, sent in self.in_flight.items() if self._is_overdue(sent, now)]
@@ -393,18 +404,33 @@ class Origin:
         works = self.route is not None and (self.route.served or not self._fruitless)
         self._hopeless.end(self.route if works else None, self.opener.trouble or self.stats.last_break, now)
 
+    def _excuse(self, route: Route, away: float, now: float) -> None:
+        """Our own thread was in a pass for so long. Nobody was asked meanwhile, and nobody is late because of it."""
+        for sent in self.in_flight.values():
+            sent.deadline += away
+        for clocks in (route.heard, route.answered):
+            for node in clocks:
+                clocks[node] += away
+        route.stalled = now
+
     def _is_overdue(self, sent: InFlight, now: float) -> bool:
-        if sent.home:
+        if sent.home or self.route is None or self.route.nodes == {self._pipe.node}:
             return False
-        if sent.deadline <= now or self.window.measured or self.route is None:
+        if sent.deadline <= now or self.window.measured:
             return sent.deadline <= now
         # nobody knows how long it should take, but all nodes have answered all the time, so it is in no long pass
         return now - max(sent.sent, self.route.stalled) > LEAST_WAIT * 2.0 ** min(self._losses, 8)
 
+    def _wanted(self, route: Route) -> int:
+        """Blocks that we could use: whoever has nothing to do leaves them to others."""
+        if self.sequences.queued or self.sequences.holders:
+            return min([route.reach, *route.shares.values()])
+        return min(route.reach, IDLE_BLOCKS)
+
     def _keep(self, route: Route, now: float) -> None:
         if now >= self._ping_at:
             self._ping_at = now + PING_EVERY
-            wanted = min([route.reach, *route.shares.values()])  # no more than we could use
+            wanted = self._wanted(route)
             for node in route.nodes:
                 ping = Ping(route.id, int(now * 1e9), wanted)
                 if node == self._pipe.node:

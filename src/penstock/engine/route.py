@@ -19,6 +19,7 @@ OPEN_WAIT = 10.0  # seconds for an offer: the node may be in the middle of a lon
 ASK_AGAIN = 1.0  # seconds: the question may have been lost, or the answer
 AVOID = 30.0  # seconds for which a node that failed is taken only if there is no other
 RETRY_LEAST, RETRY_MOST = 0.05, 2.0  # seconds between attempts to open a route
+PATIENT = 5  # refusals in a row of a node that says it will have memory soon
 MOST_BLOCKS = 1 << 20  # of a lease, whatever other nodes say that they have
 
 
@@ -80,6 +81,7 @@ class RouteOpener:
         self._epoch, self._width, self._lease, self._numbers = epoch, width, lease, numbers
         self._retry_at = self._retry_wait = 0.0
         self._avoid: dict[str, float] = {}  # node -> until when
+        self._refusals: dict[str, int] = {}  # in a row
 
     def open(self) -> Route | None:
         """Begin to open a route. It is returned where nobody has to be asked; others come from `on_offer`."""
@@ -184,10 +186,12 @@ class RouteOpener:
             # all or nothing; the one that refused keeps our place in its queue
             self._close(route.id, route.nodes - {*route.waiting, node})
             self.opening, self.trouble = None, f"node {node} says that {offer.reason}"
-            if not offer.retry_after:
+            self._refusals[node] = self._refusals.get(node, 0) + 1
+            if not offer.retry_after or self._refusals[node] >= PATIENT:
                 self._avoid[node] = self._clock() + AVOID
-            self.back_off(offer.retry_after)
+            self.back_off(min(offer.retry_after, RETRY_MOST))
             return False
+        self._refusals.pop(node, None)
         route.waiting.remove(node)
         route.asked = 0.0
         route.granted[node] = offer.blocks

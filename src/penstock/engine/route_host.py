@@ -13,6 +13,7 @@ from penstock.engine.stage import Stage
 
 CREDITS = 32  # NetworkJobs of one route on this node at once
 MAX_ROUTES = 64  # of all origins together
+LONGEST_LEASE = 600.0  # seconds, whatever is asked for
 REORDER_WAIT = 0.03  # seconds for a NetworkJob that others have overtaken
 LEAST_BLOCKS = 2  # a lease with less is of no use
 RECALL_TIME = 0.3  # seconds until blocks that were recalled should have come back
@@ -76,7 +77,7 @@ class HostedRoute:
     legs: Mapping[int, Leg]  # by their first layer
     width: int
     lease: float
-    heard: float  # when anything came from its origin
+    heard: float  # when anything came of it
     wants: int = 0  # blocks
     owes: float | None = None  # since when it keeps blocks that were called back
     arrivals: dict[int, Arrivals] = field(default_factory=dict)
@@ -99,7 +100,6 @@ class RouteHost:
         shape: str,
         width: int,
         block_size: int,
-        num_layers: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.routes: dict[RouteId, HostedRoute] = {}
@@ -107,7 +107,7 @@ class RouteHost:
         self._alive: set[str] = set()
         self._waiting: dict[str, float] = {}  # origins that found no memory, and until when they count
         self._stages, self._model, self._shape, self._block_size = stages, model, shape, block_size
-        self._num_layers, self._width, self._clock = num_layers, width, clock
+        self._width, self._clock = width, clock
 
     def open(self, sender: str, ask: OpenRoute) -> RouteOffer:
         """Lease blocks to a route, or say why not."""
@@ -122,7 +122,7 @@ class RouteHost:
                 return RouteOffer(route, reason="too many routes pass this node", retry_after=1.0)
             stages = self._stages_of(ask)
             blocks = min(ask.blocks, *(stage.unleased for stage in stages))
-            if blocks < LEAST_BLOCKS or sender in self._waiting:
+            if (blocks < LEAST_BLOCKS or sender in self._waiting) and len(self._waiting) < MAX_ROUTES:
                 self._waiting[sender] = self._clock() + STILL_WANTED
             if blocks < LEAST_BLOCKS:
                 return RouteOffer(route, reason="all its KV memory is leased (some is called back)", retry_after=RECALL_TIME)
@@ -249,7 +249,7 @@ class RouteHost:
 
     def _enter(self, ask: OpenRoute) -> None:
         legs = {leg.layers.start: leg for leg in ask.legs}
-        route = HostedRoute(ask.route, legs, ask.width, ask.lease, self._clock())
+        route = HostedRoute(ask.route, legs, ask.width, min(ask.lease, LONGEST_LEASE), self._clock(), ask.blocks)
         route.arrivals = {start: Arrivals() for start in legs}
         self.routes[ask.route] = route
 
@@ -260,8 +260,18 @@ class RouteHost:
         return min(stage.leases[route.id].granted for stage in self._leased(route))
 
     def _share(self, route: HostedRoute) -> int:
-        """Every route that passes a segment, or waits to, may have an equal part of it."""
-        return min(stage.segment.kv_blocks // (len(stage.leases) + self._still_waiting) for stage in self._leased(route))
+        """Every route that passes a segment, or waits to, may have an equal part of it; what one does not want is for others."""
+        return min(self._share_of(stage, route) for stage in self._leased(route))
+
+    def _share_of(self, stage: Stage, route: HostedRoute) -> int:
+        left = stage.segment.kv_blocks
+        others = sorted(self.routes[other].wants for other in stage.leases if other != route.id)
+        parts = len(others) + 1 + self._still_waiting
+        for wants in others:
+            if wants >= left // parts:
+                break
+            left, parts = left - wants, parts - 1
+        return left // parts
 
     @property
     def _still_waiting(self) -> int:

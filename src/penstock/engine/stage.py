@@ -21,9 +21,16 @@ class Stage:
     """
 
     def __init__(
-        self, segment: Segment, block_size: int, node: str = "local", clock: Callable[[], float] = time.monotonic
+        self,
+        segment: Segment,
+        block_size: int,
+        node: str = "local",
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        shared: bool = False,
     ) -> None:
         self.segment, self._block_size, self._node, self._clock = segment, block_size, node, clock
+        self._shared = shared  # what other nodes send passes here, and that may be anything
         self._unleased = list(range(segment.kv_blocks, 0, -1))
         self.leases: dict[RouteId, WorkerSequenceManager] = {}
         self.seconds = 0.0  # of compute in all
@@ -37,7 +44,7 @@ class Stage:
     @property
     def held(self) -> int:
         """Blocks that sequences hold."""
-        return sum(lease.pool.held for lease in self.leases.values())
+        return sum(lease.pool.held for lease in list(self.leases.values()))  # other threads look too
 
     def open(self, route: RouteId, blocks: int, *, prefix_cache: bool) -> None:
         pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache)
@@ -65,6 +72,8 @@ class Stage:
             pieces = [Piece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in full for s in job.spans]
             hidden = full[0].hidden if len(full) == 1 else torch.cat([job.hidden for job in full])
             out = self.segment.process(hidden, pieces)
+            if self._shared and not torch.isfinite(out).all():
+                out = out[self._leave_out_infinite(full, pieces, torch.isfinite(out).all(1).tolist())]
             row = 0
             for job in full:
                 count = sum(span.n for span in job.spans)
@@ -105,6 +114,34 @@ class Stage:
             row += span.n
         job.spans = kept
         job.hidden = job.hidden[rows]
+
+    def undo(self, job: NetworkJob) -> None:
+        """A pass failed: what it should have written is not there."""
+        lease = self.leases.get(job.route)
+        if lease is not None:
+            for span in job.spans:
+                lease.undo(span)
+
+    def _leave_out_infinite(self, jobs: Sequence[NetworkJob], pieces: Sequence[Piece], finite: Sequence[bool]) -> list[int]:
+        """Refuse Spans that came out as no numbers, and leave none of those behind: in a block that another sequence gets later,
+        even one that is masked would spoil what is read beside it. Returns the rows of the others."""
+        rows: list[int] = []
+        row, place = 0, iter(pieces)
+        for job in jobs:
+            verdicts = []
+            for span in job.spans:
+                piece, end = next(place), row + span.n
+                if all(finite[row:end]):
+                    verdicts.append(Verdict.APPEND)
+                    rows.extend(range(row, end))
+                else:
+                    verdicts.append(Verdict.FAILED)
+                    self.segment.wipe(piece)
+                    self.leases[job.route].undo(span)
+                row = end
+            if Verdict.FAILED in verdicts:
+                self._leave_out(job, verdicts)
+        return rows
 
     def refusal(self, job: NetworkJob, span: Span, verdict: Verdict) -> Refusal:
         length = self.leases[job.route].kv_len(span)

@@ -105,6 +105,12 @@ class WorkerSequenceManager:
         self._give_back(self.spare)
         self.spare = []
 
+    def undo(self, span: Span) -> None:
+        """What a Span should have written is not there: whatever follows it is a gap."""
+        replica = self.replicas.get(span.seq_id)
+        if replica is not None and (replica.incarnation, replica.attempt) == (span.incarnation, span.attempt):
+            self._truncate(replica, min(replica.kv_len, span.start_pos))
+
     def all_blocks(self) -> list[int]:
         """All that the route has, held or not: for the end of it."""
         return [*self.pool.blocks, *self.spare]

@@ -37,6 +37,9 @@ class Segment(Protocol):
         What comes out is in fp32, whatever the type of the weights.
         """
 
+    def wipe(self, piece: Piece) -> None:
+        """Make the keys and values of these tokens zero."""
+
 
 @dataclass(slots=True)
 class _Layer:
@@ -104,6 +107,12 @@ class LlmModel:
             gated = F.silu(gate_up[:, : spec.intermediate]).mul_(gate_up[:, spec.intermediate :])
             x = x + layer.down(gated)
         return x
+
+    @torch.inference_mode()
+    def wipe(self, piece: Piece) -> None:
+        slots = AttentionPlan([piece], self.block_size, self.dtype, self.device).slots
+        for layer in self._layers:
+            layer.kv.index_fill_(0, slots, 0)
 
     def _build(self, index: int, weights: Mapping[str, Tensor], kv: Tensor) -> _Layer:
         spec = self.spec

@@ -19,7 +19,7 @@ class PipeManager:
         self._node, self._wire = node, wire
         self.records: tuple[NodeRecord, ...] = ()
         self._router_pipes = RouterPipes(lambda: self.records)
-        self._found: dict[tuple[str, str], MetaPipe] = {}
+        self._found: dict[tuple[str, str, int], MetaPipe] = {}
 
     def update(self, records: Iterable[NodeRecord]) -> None:
         self.records = tuple(records)
@@ -28,23 +28,25 @@ class PipeManager:
     def pipes(self) -> list[MetaPipe]:
         return self._router_pipes.pipes()
 
-    def make(self, loaded: LoadedModel) -> Pipe:
+    def make(self, loaded: LoadedModel, block_size: int) -> Pipe:
+        """The pipe of a loaded model, over all segments whose KV blocks have that size."""
         shape, layers = fingerprint(loaded.spec), loaded.spec.num_layers
-        view = _View(self, loaded.name, shape, layers)
+        view = _View(self, loaded.name, shape, layers, block_size)
         return Pipe(loaded.name, layers, loaded.segments, node=self._node, shape=shape, wire=self._wire, view=view)
 
-    def find(self, model: str, shape: str, num_layers: int) -> MetaPipe:
+    def find(self, model: str, shape: str, num_layers: int, block_size: int) -> MetaPipe:
         found = self._found  # looked at from several threads: an update puts a new one in its place
-        if (model, shape) not in found:
-            found[model, shape] = self._router_pipes.find(model, shape, num_layers)
-        return found[model, shape]
+        key = (model, shape, block_size)
+        if key not in found:
+            found[key] = self._router_pipes.find(model, shape, num_layers).sharing(block_size)
+        return found[key]
 
 
 class _View:
     """One model, as the network has it now."""
 
-    def __init__(self, manager: PipeManager, model: str, shape: str, num_layers: int) -> None:
-        self._manager, self._key = manager, (model, shape, num_layers)
+    def __init__(self, manager: PipeManager, model: str, shape: str, num_layers: int, block_size: int) -> None:
+        self._manager, self._key = manager, (model, shape, num_layers, block_size)
 
     def pipe(self) -> MetaPipe:
         return self._manager.find(*self._key)

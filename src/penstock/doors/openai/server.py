@@ -129,6 +129,9 @@ class OAIHttpServer:
     async def ready(self, request: Request) -> Response:
         if self.draining:
             raise _leaving()
+        for hosted in self._layers:
+            if not hosted.engine.running:
+                raise NotReady(f"The engine of {hosted.name} has stopped.", hint="Start the node again; its log says why.")
         await self._readiness.check()
         return JSONResponse({"status": "ready"})
 
