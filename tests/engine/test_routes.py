@@ -201,6 +201,20 @@ def test_blocks_that_an_origin_has_and_does_not_count_on_are_given_back_when_the
     assert origin.sequences.has_news, "the stages hear again what it counts on"
 
 
+def test_an_origin_grows_only_by_what_was_granted_after_it_gave_something_back() -> None:
+    world = shared("a")
+    world.open_routes("a")
+    world.run(1.0)
+    origin = world["a"].origin
+    assert origin.route is not None
+    origin.on_pong("x", Pong(origin.route.id, 0, 24, 12))
+    origin.on_pong("x", Pong(origin.route.id, int(world.now * 1e9), 24, 24))  # said before it was given back
+    assert origin.sequences.pool.capacity == 12
+    world.run(2.0)
+    assert origin.sequences.pool.capacity == 24
+    world.finish()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_late_news_about_memory_makes_nobody_count_on_what_is_gone(seed: int) -> None:
     world = shared("abc")

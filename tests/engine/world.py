@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from random import Random
 from typing import Any
 
 from torch import Tensor
@@ -259,7 +259,8 @@ class World:
         self.layers, self.lease, self.recovery_timeout = layers, lease, recovery_timeout
         self.config = config or EngineConfig(block_size=4, chunk=8, policy="fcfs")
         self.faults, self.latency = faults or Faults(), latency
-        self.dice = Random(seed)
+        self.dice = random.Random(seed)
+        random.seed(seed)  # how long origins wait before they try again
         self.now = 1000.0
         self.nodes: dict[str, Node] = {}
         self.asked: list[Asked] = []

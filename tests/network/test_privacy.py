@@ -173,7 +173,9 @@ class Node:
             DEFAULT_MODEL, device="cpu", segments=segments, kv_memory=64 << 20, load_ends=ends, whole=False
         )
         self.ends = loaded.ends
-        self.hosted: HostedLayers | HostedModel = host(loaded, self.membership.make_pipe(loaded), CONFIG, epoch=1)
+        self.hosted: HostedLayers | HostedModel = host(
+            loaded, self.membership.make_pipe(loaded, CONFIG.block_size), CONFIG, epoch=1
+        )
         self.membership.host(self.hosted)
         self.hosted.start()
         self.membership.start()

@@ -335,6 +335,8 @@ class Origin:
         assert self.route is not None
         self.sequences.resize(blocks)
         self.route.resized, self.route.settled = self.sequences.newest_notice, None
+        for node, granted in self.route.granted.items():
+            self.route.granted[node] = min(granted, blocks)  # it takes the rest back when it hears this
 
     def _shrink(self, blocks: int) -> None:
         """Others need memory too: come down to this, at the cost of those who came last."""
