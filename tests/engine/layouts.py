@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.config.engine import POLICY_NAMES, EngineConfig
 from penstock.domain.sampling import SamplingParams
-from tests.engine.world import Faults, Place
+from tests.engine.node import Place
+from tests.engine.world import Faults
 
 NAMES = "abcd"
 

@@ -22,7 +22,8 @@ from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, R
 from penstock.domain.topology import LayerRange
 from penstock.engine import route, worker_sequences
 from penstock.network.codec import encode
-from tests.engine.world import GREEDY, MODEL, SHAPE, Asked, Place, World
+from tests.engine.node import MODEL, SHAPE, Place
+from tests.engine.world import GREEDY, Asked, World
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 LONG = replace(GREEDY, max_tokens=18)

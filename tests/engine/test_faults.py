@@ -14,7 +14,8 @@ from penstock.domain.messages import Bounce, CloseRoute, Message, OpenRoute, Pin
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob
 from tests.engine import layouts
-from tests.engine.world import GREEDY, Faults, Place, World
+from tests.engine.node import Place
+from tests.engine.world import GREEDY, Faults, World
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,7 +39,7 @@ def test_every_job_gets_its_own_tokens_and_one_end_over_any_bad_network(
 ) -> None:
     layers, places = network
     places = [replace(place, blocks=24) for place in places]
-    world = World(*places, layers=layers, config=config, faults=faults, seed=seed)
+    world = World(*places, layers=layers, config=config, faults=faults, seed=seed, recovery_timeout=300.0)
     world.open_routes("a")
     for prompt, sampling, later, cancel in jobs:
         asked = world.ask("a", prompt[: world["a"].engine.max_tokens - 1], sampling)
@@ -55,7 +56,8 @@ def test_every_job_gets_its_own_tokens_and_one_end_over_any_bad_network(
 def three(faults: Faults, *, seed: int = 0, **config: object) -> World:
     """An origin with the ends only, and two nodes behind it."""
     engine = EngineConfig(**({"block_size": 4, "chunk": 4, "policy": "fcfs"} | config))  # type: ignore[arg-type]
-    return World(Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),)), config=engine, faults=faults, seed=seed)
+    places = [Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),))]
+    return World(*places, config=engine, faults=faults, seed=seed, recovery_timeout=300.0)
 
 
 def answer_some(world: World, sampling: SamplingParams = GREEDY, count: int = 4) -> None:
@@ -70,7 +72,7 @@ def answer_some(world: World, sampling: SamplingParams = GREEDY, count: int = 4)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fifth_of_everything_may_go_wrong(seed: int) -> None:
     faults = Faults(drop=0.2, duplicate=0.2, delay=0.2, reorder=0.2, corrupt=0.05)
-    world = World(Place("a", ((0, 2),), ends=True), Place("b", ((2, 4),)), faults=faults, seed=seed)
+    world = World(Place("a", ((0, 2),), ends=True), Place("b", ((2, 4),)), faults=faults, seed=seed, recovery_timeout=300.0)
     answer_some(world)
 
 

@@ -24,7 +24,7 @@ from penstock.model.spec import spec_from_config
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.pipes.model_manager import LoadedModel
 from tests.engine.fakes import FakeEnds, FakeStream, make_job, oracle
-from tests.engine.world import FakeLayers
+from tests.engine.node import FakeLayers
 from tests.network.faults import FaultyRouter
 from tests.network.nets import wait_for
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from penstock.domain.job import JobDone
 from penstock.domain.messages import CloseRoute, OpenRoute
 from penstock.errors import ComputeFailed, NotReady
-from tests.engine.world import GREEDY, Asked, Faults, Place, World
+from tests.engine.node import Place
+from tests.engine.world import GREEDY, Asked, Faults, World
 
 LONG = replace(GREEDY, max_tokens=30)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]

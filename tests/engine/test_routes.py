@@ -15,7 +15,8 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob
 from penstock.engine.route_host import CREDITS
 from tests.engine import layouts
-from tests.engine.world import GREEDY, Faults, Place, World
+from tests.engine.node import Place
+from tests.engine.world import GREEDY, Faults, World
 
 LONG = replace(GREEDY, max_tokens=40)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.window import MOST, Line, Window
-from tests.engine.world import GREEDY, Place, World
+from tests.engine.node import Place
+from tests.engine.world import GREEDY, World
 
 
 def measured(hops: float, nodes: dict[str, tuple[float, float]], sizes: tuple[int, ...] = (1, 2, 4, 8, 16) * 4) -> Window:

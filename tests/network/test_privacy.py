@@ -27,7 +27,8 @@ from penstock.network.codec import encode
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.network.router import OnChange, OnMessage
 from penstock.pipes.model_manager import ModelManager
-from tests.engine.world import GREEDY, Place, World
+from tests.engine.node import Place
+from tests.engine.world import GREEDY, World
 from tests.network.nets import wait_for
 
 PROMPT = (

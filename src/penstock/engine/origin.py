@@ -433,7 +433,7 @@ class Origin:
         if now >= self._ping_at:
             self._ping_at = now + PING_EVERY
             wanted = self._wanted(route)
-            for node in route.nodes:
+            for node in sorted(route.nodes):
                 ping = Ping(route.id, int(now * 1e9), wanted)
                 if node == self._pipe.node:
                     answer = self._host.ping(node, ping)

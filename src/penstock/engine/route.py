@@ -201,7 +201,7 @@ class RouteOpener:
         return True
 
     def _close(self, route: RouteId, nodes: Iterable[str]) -> None:
-        for node in nodes:
+        for node in sorted(nodes):
             if node == self._pipe.node:
                 self._host.close(route)
             else:
