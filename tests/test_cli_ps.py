@@ -119,7 +119,7 @@ def test_a_draining_server_and_old_jobs_are_shown_as_such(capsys: pytest.Capture
         "mill · Penstock 1.0.0 · draining: it finishes what runs and takes nothing new",
         "m on cpu, float32 · layers 0:10, 10:30 · KV 25.0 % of 2,000 tokens",
         "",
-        "job     model   state                   age   prompt read   generated   priority",
-        "1_2_3   m       waiting preempt   2 min 5 s       512/900        7/64          0",
-        "1_2_3   m       waiting preempt   2 h 1 min       512/900        7/64          0",
+        "job     model   state                  age   prompt read   generated   priority",
+        "1_2_3   m       waits to go on   2 min 5 s       512/900        7/64          0",
+        "1_2_3   m       waits to go on   2 h 1 min       512/900        7/64          0",
     ]

@@ -16,7 +16,6 @@ from penstock.config.network import NetworkConfig
 from penstock.domain.messages import Message
 from penstock.domain.meta_model import MetaModel, NodeRecord
 from penstock.domain.span import NetworkJob
-from penstock.domain.topology import LayerRange
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedLayers, HostedModel
 from penstock.engine.job_receiver import JobReceiver
@@ -32,7 +31,9 @@ from penstock.pipes.pipe_manager import PipeManager
 
 logger = logging.getLogger("penstock.network")
 
+LONELY = 30.0  # seconds between two complaints that nobody is there
 PUBLISH_EVERY = 1.0  # seconds, if anything has changed
+CERTIFICATES = ["--ca-file", "CA.pem", "--certificate-file", "NODE.pem", "--key-file", "NODE.key"]
 HANDED_OVER_LOOK = 0.05  # seconds
 
 
@@ -54,6 +55,8 @@ class Membership:
         self._changing, self._publishing = threading.Lock(), threading.Lock()
         self._left = threading.Event()
         self._busy: dict[str, tuple[float, float]] = {}
+        self._met = False  # another node
+        self._unfit: dict[tuple[str, int], str] = {}  # nodes whose layers we cannot use, and why
         self._publisher = threading.Thread(target=self._publish_often, name="penstock-records", daemon=True)
 
     def make_pipe(self, loaded: LoadedModel, block_size: int) -> Pipe:
@@ -111,9 +114,34 @@ class Membership:
                 record = self._record(node, data)
                 if record is not None:
                     found.append(record)
+            self._tell_changes(found)
             self.pipes.update(found)
         for engine in self._engines.values():
             engine.on_network_change()
+
+    def _tell_changes(self, found: list[NodeRecord]) -> None:
+        before = {(record.node, record.epoch) for record in self.pipes.records}
+        now = {(record.node, record.epoch): record for record in found}
+        for node, _ in sorted(before - now.keys()):
+            logger.info("node %s is gone", node)
+        for node, epoch in sorted(now.keys() - before):
+            if node != self.node:
+                self._met = True
+                layers = ", ".join(f"{meta.layers} of {meta.model}" for meta in now[node, epoch].segments)
+                logger.info("node %s is here%s", node, f", with layers {layers}" if layers else "")
+        for record in found:
+            for meta in record.segments:
+                self._tell_unfit(meta)
+
+    def _tell_unfit(self, meta: MetaModel) -> None:
+        """Once for each node that has layers which we cannot use."""
+        engine = self._engines.get(meta.model)
+        if engine is not None and meta.block_size != engine.config.block_size and (meta.node, meta.block_size) not in self._unfit:
+            self._unfit[meta.node, meta.block_size] = (
+                f"Node {meta.node} and this one cannot work together: KV blocks have {meta.block_size} tokens there and "
+                f"{engine.config.block_size} here (--block-size)."
+            )
+            logger.warning("%s", self._unfit[meta.node, meta.block_size])
 
     def _record(self, node: str, data: bytes) -> NodeRecord | None:
         known = self._read.get(node)
@@ -135,7 +163,13 @@ class Membership:
         return record
 
     def _publish_often(self) -> None:
+        lonely = 0.0
         while not self._left.wait(PUBLISH_EVERY):
+            lonely += PUBLISH_EVERY
+            if lonely >= LONELY and not self._met and (self.config.connect or self.config.multicast):
+                lonely = 0.0
+                where = ", ".join(self.config.connect) or "multicast"
+                logger.warning("no other node of the network '%s' was met yet (%s); trying on", self.config.name, where)
             try:
                 self._publish()
             except Exception as error:  # it is tried again in a second
@@ -231,17 +265,16 @@ class Membership:
     def _pipe(self, pipe: MetaPipe) -> dict[str, Any]:
         engine = self._engines.get(pipe.model)
         origin = None if engine is None or engine.pipe.shape != pipe.shape else engine.origin
-        hole = pipe.bridge()
         return {
             "model": pipe.model,
             "num_layers": pipe.num_layers,
             "complete": pipe.is_complete(),
             "missing": [list(layers) for layers in pipe.missing()],
             "explain": pipe.explain(),
-            "warnings": [*map(str, weights_differ(pipe.segments)), *self._unfit(pipe)],
+            "warnings": [*map(str, weights_differ(pipe.segments)), *self._unfit.values()],
             "segments": [_segment(meta) for meta in pipe.segments],
             "route": None if origin is None else _route(origin),
-            "run": "" if hole is None else self._how_to_fill(pipe.model, hole),
+            "run": self._how_to_fill(pipe),
         }
 
     def _refused(self) -> dict[str, int]:
@@ -250,21 +283,16 @@ class Membership:
             counts.update(dict(engine.stats.refused))
         return dict(counts)
 
-    def _unfit(self, pipe: MetaPipe) -> list[str]:
-        """Nodes that hold layers which this one cannot use."""
-        engine = self._engines.get(pipe.model)
-        sizes = {} if engine is None else {meta.node: meta.block_size for meta in pipe.segments}
-        return [
-            f"Node {node} is left out: its KV blocks have {size} tokens, those here {engine.config.block_size}"
-            f" (scheduler.block_size)."
-            for node, size in sorted(sizes.items())
-            if engine is not None and size != engine.config.block_size
-        ]
-
-    def _how_to_fill(self, model: str, hole: LayerRange) -> str:
+    def _how_to_fill(self, pipe: MetaPipe) -> str:
         """What to run on another machine. It may be pasted into a shell, and a model's name may come from a peer."""
-        words = ["penstock", "serve", "--model", model, "--layers", str(hole), "--no-load-ends"]
-        words += ["--open-network"] if self.config.open else []
+        hole = pipe.bridge()
+        if hole is None:
+            return ""
+        layers = ",".join(map(str, pipe.missing())) or str(hole)
+        words = ["penstock", "serve", "--model", pipe.model, "--layers", layers]
+        if any(pipe.model in record.serves for record in self.pipes.records):
+            words.append("--no-load-ends")
+        words += ["--open-network"] if self.config.open else CERTIFICATES
         words += [] if self.config.name == "penstock" else ["--network", self.config.name]
         endpoints = [reachable(endpoint) for endpoint in self.config.listen] or list(self.config.connect)
         words += ["--connect", ",".join(endpoints)] if endpoints else ["--multicast"]

@@ -274,6 +274,13 @@ class World:
                 node.engine.origin.tick = lambda: None  # type: ignore[method-assign]
         self.run_until(self._is_unleased, 4 * self.lease + 10.0, "a lease")
 
+    def all_answered(self, asked: Sequence[Asked]) -> None:
+        """Until these are done, rightly."""
+        self.run_until(lambda: all(one.final for one in asked), 120.0, "an honest job")
+        for one in asked:
+            assert isinstance(one.final, JobDone), one.final
+            self.check_outcome(one)
+
     def _is_quiet(self) -> bool:
         for node in self:
             origin = node.engine.origin

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.domain.meta_model import MetaModel
 from penstock.domain.route import Hop
 from penstock.domain.topology import LayerRange
-from penstock.pipes.meta_pipe import FAILED, FULL, MOST_LOAD, Break, MetaPipe, Path, weights_differ
+from penstock.pipes.meta_pipe import AWAY, FAILED, FULL, MOST_LOAD, Break, MetaPipe, Path, weights_differ
 from tests.pipes.network_of import pipe, segment
 
 # ---- what is there ----
@@ -170,7 +170,7 @@ def test_of_two_equal_paths_the_one_with_more_at_home_is_taken() -> None:
     near = {"b": 0.0, "c": 0.0}
     found = pipe(segment("c", "0:30"), segment("a", "0:30")).path("c", round_trips={"a": 0.0})
     assert taken(found) == "c0:30"
-    assert why(found) == "It is as quick as a 0:30 → c, and keeps more layers on c."
+    assert why(found) == "It is taken rather than a 0:30 → c, because a is not to have the layers at the ends."
     found = pipe(segment("b", "0:10"), segment("b", "10:30"), segment("c", "0:30")).path("a", round_trips=near)
     assert taken(found) == "c0:30"
     assert why(found) == "It is as quick as b 0:10 → b 10:30 → a, and has fewer hops."
@@ -193,6 +193,17 @@ def test_a_hundred_nodes_are_no_work() -> None:
     many = [segment(f"n{node}", f"{start}:{start + 5}") for node in range(100) for start in range(0, 30, 5)]
     found = pipe(*many).path("n7")
     assert taken(found) == " ".join(f"n7{start}:{start + 5}" for start in range(0, 30, 5))
+
+
+def test_an_origin_keeps_the_first_and_last_layers_that_it_has_however_slow_it_is() -> None:
+    found = pipe(
+        segment("a", "0:2", seconds=0.5),
+        segment("a", "28:30", seconds=0.5),
+        segment("b", "2:28", seconds=0.01),
+        segment("b", "0:2", seconds=0.001),
+        segment("b", "28:30", seconds=0.001),
+    ).path("a")
+    assert taken(found) == "a0:2 b2:28 a28:30"
 
 
 # ---- against brute force ----
@@ -247,6 +258,8 @@ def cost(path: list[MetaModel], whole: MetaPipe, origin: str, avoid: set[str], t
     for found in path:
         seconds += (found.seconds or per_layer * found.layers.size) / (1 - min(found.load, MOST_LOAD))
         trouble += FAILED * (found.node in avoid) + FULL * (found.kv_free == 0 and found.node != origin)
+        own = {end for other in whole.segments if other.node == origin and not other.draining for end in other.layers}
+        trouble += AWAY * (found.node != origin and bool({0, LAYERS} & {*found.layers} & own))
     return seconds + trouble, seconds
 
 

@@ -94,7 +94,8 @@ def _partner(url: str | None, model: str | None, bars: ProgressBars) -> Iterator
 
 def _chosen(wanted: str | None, names: list[str], place: str) -> str:
     if not names:
-        raise UnknownModel(f"There is no model {place}.", hint="Is it an OpenAI-compatible server?")
+        hint = "Is it an OpenAI-compatible server? (A Penstock node that only holds layers for others offers none.)"
+        raise UnknownModel(f"There is no model {place}.", hint=hint)
     if wanted is None or wanted in names:
         return wanted or names[0]
     raise UnknownModel(f"There is no model '{wanted}' {place}.", hint=f"There is: {', '.join(names)}.")

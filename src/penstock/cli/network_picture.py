@@ -157,6 +157,8 @@ def _route(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, 
     if route["recoveries"]:
         times = {1: "once", 2: "twice"}.get(route["recoveries"], f"{route['recoveries']} times")
         pause = f"; the last pause took {_time(route['last_pause'])}" if route["last_pause"] else ""
+        longest = route.get("longest_wait", 0.0)
+        pause += f", {_time(longest)} for the last answer" if longest > 1.2 * route["last_pause"] else ""
         reason = f": {route['last_reason']}" if route["last_reason"] else ""
         yield "recovered", f"{times}{pause}{reason}"
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EVERY = 1.0  # seconds
 CLEAR = "\x1b[H\x1b[2J"
+STATES = {"waiting_preempt": "waits to go on"}  # it lost its memory, or its nodes
 HEADINGS = ["job", "model", "state", "age", "prompt read", "generated", "priority"]
 
 
@@ -77,7 +78,8 @@ def _print(status: dict[str, Any]) -> None:
         print()
         print_table(HEADINGS, jobs, numbers=[3, 4, 5, 6])
     else:
-        print("Nothing is running.")
+        busy = any(model["kv_used"] for model in status["models"])
+        print("Nothing of its own is running; it works for other nodes." if busy else "Nothing is running.")
 
 
 def _memory(model: dict[str, Any]) -> str:
@@ -91,7 +93,7 @@ def _row(job: dict[str, Any], model: str) -> list[str]:
     return [
         job["id"],
         model,
-        job["state"].replace("_", " "),
+        STATES.get(job["state"], job["state"]),
         _age(job["age"]),
         f"{job['prefilled']}/{job['prompt_tokens']}",
         f"{job['generated']}/{job['max_tokens'] * job['outputs']}",

@@ -53,6 +53,6 @@ def covering(segments: Iterable[tuple[int, int]], num_layers: int) -> list[Layer
     if expected != num_layers:
         raise ConfigError(
             f"The segments end at layer {expected}, but the model has {num_layers} layers.",
-            hint=f"Let the last segment end at {num_layers}, or join a network whose other nodes hold the rest.",
+            hint=f"Let the last segment end at {num_layers}, or join nodes that hold the rest (--listen, --connect).",
         )
     return ranges

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate
 from penstock.domain.sampling import SamplingParams
-from penstock.doors.running import START_THEM
+from penstock.doors.running import SEE_STATUS
 from penstock.engine.hosted_model import HostedModel
 from penstock.errors import NotReady, PenstockError
 
@@ -32,7 +32,7 @@ class Readiness:
 
     async def _generate(self, hosted: HostedModel) -> None:
         if not hosted.engine.pipe.is_complete():
-            raise NotReady(hosted.engine.pipe.explain(), hint=START_THEM)
+            raise NotReady(hosted.engine.pipe.explain(), hint=SEE_STATUS)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[PenstockError | None] = loop.create_future()
 

@@ -11,7 +11,7 @@ from penstock.engine.hosted_model import HostedModel
 from penstock.engine.job_factory import JobHandle
 from penstock.errors import NotReady, PenstockError
 
-START_THEM = "Start the nodes that hold them; `penstock network status` shows what to run."
+SEE_STATUS = "`penstock network status` shows who holds what, and what to run."
 LONG_TEXT = 20_000  # characters; tokenizing more than that would hold up the other streams
 
 
@@ -28,7 +28,7 @@ class RunningRequest:
     async def start(self, requests: Sequence[JobRequest]) -> None:
         """Refused whole if one of them is: those before it are cancelled."""
         if not self._hosted.engine.pipe.is_complete():
-            raise NotReady(self._hosted.engine.pipe.explain(), hint=START_THEM)
+            raise NotReady(self._hosted.engine.pipe.explain(), hint=SEE_STATUS)
         try:
             long = sum(map(_length, requests)) > LONG_TEXT
             for number, request in enumerate(requests):

@@ -295,7 +295,9 @@ class Engine:
         """A new job's first visit: from VALIDATING to the joint, where it waits for the scheduler."""
         facts = Facts(step=ComputeStep.TOKENIZE, pipe_complete=self.pipe.is_complete())
         if next_state(JobState.VALIDATING, facts) is JobState.DONE:
-            self.sequences.fail(job, NotReady(self.pipe.explain(), hint="Start the nodes that hold them."))
+            self.sequences.fail(
+                job, NotReady(self.pipe.explain(), hint="`penstock network status` shows who holds what, and what to run.")
+            )
         else:
             try:
                 # decided once, here: what is predicted later must not change who was promised what

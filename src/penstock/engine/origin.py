@@ -260,7 +260,8 @@ class Origin:
         if lost is None:
             return
         if self.route is not None:
-            logger.warning("the route %s broke: %s", lost, reason)
+            level = logging.INFO if reason.endswith("is leaving") else logging.WARNING
+            logger.log(level, "the route %s is given up: %s", lost, reason)
             self.stats.last_break = reason
             # answers stand still from when that was sent which never came back, not only since it was noticed
             since = min((sent.sent for sent in self.in_flight.values()), default=self._clock())

@@ -47,7 +47,8 @@ class Pause:
             self._stats.longest_wait = now - self._since
         if went_on and not self._still:
             pause, last = self._stats.last_pause, self._stats.longest_wait
-            logger.warning("%d answers go on: the first after %.2f s, the last after %.2f s", self._count, pause, last)
+            which = "an answer goes" if self._count == 1 else f"{self._count} answers go"
+            logger.warning("%s on after a pause: the first after %.2f s, the last after %.2f s", which, pause, last)
 
 
 class Hopeless:
@@ -75,7 +76,7 @@ class Hopeless:
         for seq in waiting:
             if now - max(seq.job.arrival, self._unserved_since) >= self._recovery_timeout and seq.job.open:
                 why = self._pipe.explain() or f"No route could be opened: {trouble}."
-                hint = "Start the nodes that hold them (`penstock network status` shows how)."
+                hint = "`penstock network status` shows who holds what, and what to run."
                 self._sequences.fail(seq.job, NotReady(why, hint=hint))
 
     def _end_cramped(self, waiting: list[Sequence], now: float) -> None:

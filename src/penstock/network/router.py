@@ -60,7 +60,8 @@ def check_node_id(text: str) -> str:
 
 def name_taken(node_id: str) -> ConfigError:
     return ConfigError(
-        f"The network already has a live node named {node_id!r}.", hint="Set node_id to a name that no other node has."
+        f"The network already has a live node named {node_id!r}.",
+        hint="Give this one another: --node-id NAME, or node_id in its file.",
     )
 
 

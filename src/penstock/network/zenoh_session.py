@@ -131,5 +131,5 @@ def refusal(config: NetworkConfig, reason: str) -> ConfigError:
         )
     return ConfigError(
         f"The network cannot listen at {endpoints}: {reason.rstrip('.!')}.",
-        hint="Check network.listen; an endpoint looks like tls/0.0.0.0:7447.",
+        hint="Check network.listen (an endpoint looks like tls/0.0.0.0:7447), and that certificates are X.509 version 3.",
     )

@@ -16,6 +16,7 @@ ROUND_TRIP = 0.001  # seconds, to a node that was not asked yet
 MOST_LOAD = 0.9  # above it the share says little, and a division by almost nothing would rule the choice
 LONGEST = 1e6  # seconds; what a peer says beyond is not believed
 FAILED = 60.0  # seconds that are added for a node that failed lately: worse than any detour, better than no answer
+AWAY = 1000.0  # for the first or the last layers elsewhere, where the origin has them too: text is easily read off those
 FULL = 10.0  # for a node whose KV memory is leased: it may give some back, and asking costs time
 _SECOND = 1_000_000_000  # costs are whole nanoseconds: sums are exact, so equal paths compare as equal
 
@@ -114,7 +115,7 @@ class MetaPipe:
     ) -> Path | None:
         """The path of least predicted time from `origin` and home again. `round_trips` are those from the origin, in seconds."""
         sizes = self._block_sizes() if block_size is None else [block_size]
-        prices = _Prices(self._usable(), origin, avoid, round_trips)
+        prices = _Prices(self._usable(), self.num_layers, origin, avoid, round_trips)
         found = sorted(trip for size in sizes for trip in self.sharing(size)._best_trips(prices))
         if not found:
             return None
@@ -219,9 +220,16 @@ class _Prices:
     """What segments and hops cost an origin, and how it says so."""
 
     def __init__(
-        self, segments: Sequence[MetaModel], origin: str, avoid: Collection[str], round_trips: Mapping[str, float]
+        self,
+        segments: Sequence[MetaModel],
+        num_layers: int,
+        origin: str,
+        avoid: Collection[str],
+        round_trips: Mapping[str, float],
     ) -> None:
+        self._num_layers = num_layers
         self.origin, self._avoid, self._round_trips = origin, avoid, round_trips
+        self._own = {end for segment in segments if segment.node == origin for end in segment.layers}  # where its ranges end
         self._ways = {origin: 0}
         measured = [segment for segment in segments if segment.seconds > 0]
         layers = sum(segment.layers.size for segment in measured)
@@ -284,12 +292,17 @@ class _Prices:
         return self._ways[node]
 
     def _penalty(self, stop: _Stop) -> int:
-        return _nanoseconds(FAILED * (stop.node in self._avoid) + FULL * stop.full)
+        return _nanoseconds(FAILED * (stop.node in self._avoid) + FULL * stop.full + AWAY * self._is_away(stop))
+
+    def _is_away(self, stop: _Stop) -> bool:
+        outer = {0, self._num_layers} & {*stop.layers} & self._own
+        return stop.node != self.origin and bool(outer)
 
     def _troubles(self, trip: _Trip) -> list[str]:
         failed = [f"{stop.node} failed lately" for stop in trip.stops if stop.node in self._avoid]
         full = [f"{stop.node} has no free KV memory" for stop in trip.stops if stop.full]
-        return list(dict.fromkeys([*failed, *full]))
+        away = [f"{stop.node} is not to have the layers at the ends" for stop in trip.stops if self._is_away(stop)]
+        return list(dict.fromkeys([*away, *failed, *full]))
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -1,0 +1,170 @@
+"""A simulated node: an engine over fake layers that is turned by hand, with its own clock and its own idea of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from penstock.config.engine import EngineConfig
+from penstock.domain.messages import Message
+from penstock.domain.meta_model import MetaModel, NodeRecord
+from penstock.engine.engine import Engine
+from penstock.engine.job_receiver import JobReceiver
+from penstock.engine.origin import Origin
+from penstock.model.attention import Piece
+from penstock.network.codec import PROTOCOL, decode
+from penstock.pipes.meta_pipe import MetaPipe
+from penstock.pipes.pipe import Pipe
+from penstock.pipes.router_pipes import RouterPipes
+from tests.engine.fakes import FakeEnds, FakeSegment, FakeStream
+
+if TYPE_CHECKING:
+    from tests.engine.world import World
+
+MODEL, SHAPE = "fake", "s1"
+
+
+class FakeLayers(FakeSegment):
+    """Every layer has a KV of its own, so that what comes out does not depend on how the layers are cut."""
+
+    def __init__(self, start: int, end: int, blocks: int, block_size: int, spend: Callable[[int], None]) -> None:
+        super().__init__(start, end, blocks, block_size)
+        self._each = [FakeSegment(layer, layer + 1, blocks, block_size) for layer in range(start, end)]
+        self._spend = spend
+
+    def process(self, hidden: Tensor, pieces: Sequence[Piece]) -> Tensor:
+        self._spend(hidden.shape[0])
+        if self.break_next is not None:
+            error, self.break_next = self.break_next, None
+            raise error
+        for layer in self._each:
+            hidden = layer.process(hidden, pieces)
+        return hidden
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node before it starts: `ranges` are the layers that it holds, `ends` whether it takes jobs; a pass takes `seconds`, and
+    `per_token` more for each token in it."""
+
+    name: str
+    ranges: tuple[tuple[int, int], ...] = ()
+    ends: bool = False
+    blocks: int = 24
+    seconds: float = 0.0
+    per_token: float = 0.0
+    config: EngineConfig | None = None
+
+
+class Node:
+    """A running node. It is the wire and the view of its own pipe."""
+
+    def __init__(self, world: World, place: Place, epoch: int) -> None:
+        self.world, self.place, self.name, self.epoch = world, place, place.name, epoch
+        self.alive = True
+        self.draining = False
+        self.local = world.now  # until when it computes
+        self.records: tuple[NodeRecord, ...] = ()
+        self._issue = -1
+        self._pipe: MetaPipe | None = None
+        config = place.config or world.config
+        segments = [FakeLayers(a, b, place.blocks, config.block_size, self._spend) for a, b in place.ranges]
+        view = _View(self)
+        pipe = Pipe(MODEL, world.layers, segments, node=self.name, shape=SHAPE, wire=self, view=view)
+        ends, text = (FakeEnds(), lambda skip_special: FakeStream()) if place.ends else (None, None)
+        self.engine = Engine(
+            config,
+            pipe,
+            ends,
+            text,
+            width=1,
+            epoch=epoch,
+            lease=world.lease,
+            recovery_timeout=world.recovery_timeout,
+            clock=self.clock,
+        )
+        self.receiver = JobReceiver(decode, {MODEL: self.engine}, self.send)
+
+    def clock(self) -> float:
+        return max(self.world.now, self.local)
+
+    def send(self, node: str, message: Message) -> None:
+        self.world.post(self, node, message)
+
+    @property
+    def origin(self) -> Origin:
+        assert self.engine.origin is not None
+        return self.engine.origin
+
+    @property
+    def meta_pipe(self) -> MetaPipe:
+        if self._pipe is None:
+            self._pipe = RouterPipes(lambda: self.records).find(MODEL, SHAPE, self.world.layers)
+        return self._pipe
+
+    def hear(self, issue: int, records: tuple[NodeRecord, ...]) -> None:
+        if issue < self._issue:
+            return  # newer ones were quicker
+        self._issue, self.records, self._pipe = issue, records, None
+        self.engine.on_network_change()
+
+    def work(self) -> None:
+        for _ in range(20_000):
+            self.engine.take_commands(wait=False)
+            if not self.engine.turn() or self.local > self.world.now:
+                return
+        raise AssertionError(f"node {self.name} never comes to rest")
+
+    def record(self) -> NodeRecord:
+        engine = self.engine
+        segments = tuple(
+            MetaModel(
+                node=self.name,
+                process=f"{self.epoch}.{start}",
+                model=MODEL,
+                pipe=f"{MODEL}/{SHAPE}",
+                shape=SHAPE,
+                num_layers=self.world.layers,
+                layers=stage.segment.layers,
+                weight_hash=stage.segment.weight_hash,
+                dtype="float32",
+                device="cpu",
+                kv_blocks=stage.segment.kv_blocks,
+                kv_free=stage.unleased,
+                block_size=engine.config.block_size,
+                seconds=0.001,
+            )
+            for start, stage in engine.stages.items()
+        )
+        return NodeRecord(
+            node=self.name,
+            epoch=self.epoch,
+            version="0",
+            protocol=PROTOCOL,
+            pid=1,
+            draining=self.draining,
+            serves=(MODEL,) if self.place.ends else (),
+            segments=segments,
+        )
+
+    def _spend(self, tokens: int) -> None:
+        place = self.place
+        if place.seconds or place.per_token:
+            self.local = self.clock() + place.seconds + place.per_token * tokens
+
+
+class _View:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def pipe(self) -> MetaPipe:
+        return self._node.meta_pipe
+
+    def lives(self) -> Mapping[str, int]:
+        return {record.node: record.epoch for record in self._node.records}
+
+    def draining(self) -> frozenset[str]:
+        return frozenset(record.node for record in self._node.records if record.draining)
