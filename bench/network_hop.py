@@ -49,6 +49,7 @@ def measure(plan: HopPlan) -> dict[str, Any]:
     segments = ("--layers", f"0:{plan.cut},{plan.cut}:{plan.layers}")
     alone: list[float] = []
     apart: list[float] = []
+    between: list[float] = []  # by the origin's clock: a step's way round, less what the segments computed
     with (
         Server(plan.penstock, plan.model, segments, threads=1) as one,
         PipeOfNodes(plan.penstock, plan.model, cut=plan.cut, layers=plan.layers) as two,
@@ -65,24 +66,40 @@ def measure(plan: HopPlan) -> dict[str, Any]:
             chats = equal_chats(f"{plan.seed}/hop/{number}", 1, question_words=plan.question_words, new_tokens=plan.new_tokens)
             for found, server in sides if number % 2 else reversed(sides):  # nobody is always the first
                 found.append(answer(server, chats).gap)
+            between.append(two.route()["between_nodes"])
             limit.lap(began)
             say(f"hop, round {number + 1}   in one process {1e3 * alone[-1]:.2f} ms   over two nodes {1e3 * apart[-1]:.2f} ms")
         pings = two.round_trips(plan.pings)
         lost = two.route()["lost"]
-    return {"cut": plan.cut, "new_tokens": plan.new_tokens, "alone": alone, "apart": apart, "pings": pings, "lost": lost}
+    return {
+        "cut": plan.cut,
+        "new_tokens": plan.new_tokens,
+        "alone": alone,
+        "apart": apart,
+        "between": between,
+        "pings": pings,
+        "lost": lost,
+    }
 
 
 def show(results: dict[str, Any]) -> str:
     hops = [1e3 * (b - a) / HOPS for a, b in zip(results["alone"], results["apart"], strict=True)]
+    timed = [1e3 * s / HOPS for s in results["between"]]
     table = [
         ["what", "measured", "aim"],
         ["step of one stream, both segments in one process", spread([1e3 * s for s in results["alone"]], ".2f", " ms"), "–"],
         ["the same over two nodes", spread([1e3 * s for s in results["apart"]], ".2f", " ms"), "–"],
-        ["one hop", spread(hops, ".2f", " ms"), f"≤ {TARGET} ms {mark(statistics.median(hops) <= TARGET)}"],
+        ["one hop, by the difference of these", spread(hops, ".2f", " ms"), "–"],
+        [
+            "one hop, by the origin's clock",
+            spread(timed, ".2f", " ms"),
+            f"≤ {TARGET} ms {mark(statistics.median(timed) <= TARGET)}",
+        ],
         ["round trip of a ping, idle", spread([1e3 * s for s in results["pings"]], ".2f", " ms"), "–"],
     ]
     about = (
         f"One stream of {results['new_tokens']} new tokens, layers cut at {results['cut']}, one compute thread each; median of "
-        f"{len(hops)} rounds (lowest–highest), differences taken round by round. NetworkJobs lost: {results['lost']}."
+        f"{len(hops)} rounds (lowest–highest), differences taken round by round. By the clock: from sending a step to its return, "
+        f"less what the segments computed, halved; the median of a round's steps. NetworkJobs lost: {results['lost']}."
     )
     return f"{markdown(table)}\n\n{about}"

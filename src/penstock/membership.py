@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock import __version__
 from penstock.config.network import NetworkConfig
-from penstock.domain.messages import Message
+from penstock.domain.messages import Message, OpenRoute
 from penstock.domain.meta_model import MetaModel, NodeRecord
 from penstock.domain.span import NetworkJob
 from penstock.engine.engine import Engine
@@ -100,7 +100,7 @@ class Membership:
     # ---- inside ----
 
     def _on_lost(self, node: str, message: Message) -> None:
-        if isinstance(message, NetworkJob):
+        if isinstance(message, NetworkJob | OpenRoute):
             for engine in self._engines.values():
                 if engine.concerns(message.route):
                     engine.on_unsent(node, message)
@@ -339,6 +339,7 @@ def _route(origin: Origin) -> dict[str, Any]:
         "in_flight": len(origin.in_flight),
         "window": origin.window.size,
         "round_trip": origin.window.round_trip,
+        "between_nodes": origin.window.usual_hops,
         "kv_tokens": origin.sequences.pool.capacity * origin.sequences.pool.block_size,
         "lost": stats.lost_jobs,
         "recoveries": stats.recoveries,

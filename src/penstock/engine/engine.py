@@ -368,6 +368,8 @@ class Engine:
         self._processor.accept(job, JobState.VALIDATING)
 
     def _on_unsent(self, node: str, message: Message) -> None:
+        if isinstance(message, OpenRoute) and self.origin is not None:
+            self.origin.on_unasked(node, message.route)
         if not isinstance(message, NetworkJob):
             return  # it is asked for again, or a lease ends
         if message.route.origin != self.pipe.node:

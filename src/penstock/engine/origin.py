@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Ping, Pong, RouteOffer
-from penstock.domain.route import legs_of
+from penstock.domain.route import RouteId, legs_of
 from penstock.domain.sequence import HOLDS_KV, Sequence
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
 from penstock.engine.engine_sequences import EngineSequenceManager
@@ -186,11 +186,11 @@ class Origin:
 
     def _measure(self, route: Route, sent: InFlight, job: NetworkJob, now: float) -> None:
         elapsed = now - sent.sent
-        services = {self._pipe.node: self.ends_seconds}
+        services: dict[str, float] = {}
         for hop, seconds in zip(route.hops, job.services, strict=False):
             services[hop.node] = services.get(hop.node, 0.0) + min(seconds, elapsed)  # others may say anything
         decodes = sent.tokens == len(sent.spans)  # a prompt of one token is like one
-        self.window.observe(sent.tokens, elapsed, services, decodes=decodes)
+        self.window.observe(sent.tokens, elapsed, services, decodes=decodes, ends=(self._pipe.node, self.ends_seconds))
         holders = self.sequences.holders.values()
         reading = bool(self.sequences.queued) or any(seq.remaining > 1 for seq in holders)
         self.window.aim(sum(seq.decoding for seq in holders), self._config.chunk if reading else 0, route.credits)
@@ -298,6 +298,12 @@ class Origin:
         if offer.blocks and offer.route.origin == self._pipe.node and offer.route not in known:
             self._pipe.tell(sender, CloseRoute(offer.route))  # the question was overtaken by our taking it back
         self._use(self.opener.on_offer(sender, offer))
+
+    def on_unasked(self, node: str, route: RouteId) -> None:
+        """The question for a route could not be handed to a node."""
+        if self.opener.opening is not None and self.opener.opening.id == route:
+            self.opener.give_up(f"node {node} cannot be reached", avoid=[node])
+            self.opener.back_off()
 
     def _use(self, route: Route | None) -> None:
         if route is None:

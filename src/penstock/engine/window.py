@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from statistics import median
 
 MOST = 16  # NetworkJobs in flight, whatever was measured
 GAIN = 0.95  # another size must make the cycle at least this much shorter
@@ -54,16 +55,21 @@ class Window:
         self._hops: deque[float] = deque(maxlen=RECENT)
         self._votes = 0  # for more, or below zero for less
 
-    def observe(self, tokens: int, elapsed: float, services: Mapping[str, float], *, decodes: bool) -> None:
-        """A NetworkJob came home; `services` is what each node computed for it. The rest is hops and queues, and the least of
-        the recent ones had no queues (counting those in, the window would feed itself). `decodes`: it had no prompts."""
+    def observe(
+        self, tokens: int, elapsed: float, services: Mapping[str, float], *, decodes: bool, ends: tuple[str, float] = ("", 0.0)
+    ) -> None:
+        """A NetworkJob came home; `services` is what the segments of each node took for it. The rest is hops and queues, and the
+        least of the recent ones had no queues (counting those in, the window would feed itself). `decodes`: it had no prompts;
+        `ends`: which node has the model's ends, and how long they take after that."""
+        self.round_trip = elapsed
+        self._hops.append(max(0.0, elapsed - sum(services.values())))
+        node, seconds = ends
+        services = {**services, node: services.get(node, 0.0) + seconds} if node else services
         for lines in (self._lines, self._decoding) if decodes else (self._lines,):
             for node, seconds in services.items():
                 if node not in lines:
                     lines[node] = Line()
                 lines[node].observe(tokens, seconds)
-        self.round_trip = elapsed
-        self._hops.append(max(0.0, elapsed - sum(services.values())))
 
     @property
     def measured(self) -> bool:
@@ -71,7 +77,13 @@ class Window:
 
     @property
     def hops(self) -> float:
+        """Seconds that a NetworkJob spends between nodes, on its whole way round."""
         return min(self._hops, default=0.0)
+
+    @property
+    def usual_hops(self) -> float:
+        """... with what it waited for, in the middle of the recent ones."""
+        return median(self._hops) if self._hops else 0.0
 
     def predicted(self, tokens: float) -> float:
         """Seconds until a NetworkJob of so many tokens is home, without queues."""
