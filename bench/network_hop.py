@@ -99,7 +99,7 @@ def show(results: dict[str, Any]) -> str:
     ]
     about = (
         f"One stream of {results['new_tokens']} new tokens, layers cut at {results['cut']}, one compute thread each; median of "
-        f"{len(hops)} rounds (lowest–highest), differences taken round by round. By the clock: from sending a step to its return, "
-        f"less what the segments computed, halved; the median of a round's steps. NetworkJobs lost: {results['lost']}."
+        f"{len(hops)} rounds (lowest–highest), differences taken round by round. By the clock: from sending a step to its "
+        f"return, less what the segments computed, halved; the median of a round's steps. NetworkJobs lost: {results['lost']}."
     )
     return f"{markdown(table)}\n\n{about}"
