@@ -8,9 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.config.engine import EngineConfig
 from penstock.domain.job import JobDone
-from penstock.domain.messages import CloseRoute, OpenRoute
+from penstock.domain.messages import CloseRoute, Message, OpenRoute
+from penstock.domain.span import NetworkJob
 from penstock.errors import ComputeFailed, NotReady
+from tests.engine.fakes import FakeSegment
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, Asked, Faults, World
 
@@ -98,6 +101,48 @@ def test_a_slow_node_is_waited_for() -> None:
     world.ask("a", PROMPT, replace(GREEDY, max_tokens=4))
     world.finish(400.0)
     assert world["a"].engine.stats.lost_jobs == 0
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        (Place("a", ((0, 4),), ends=True, seconds=9.0),),
+        (Place("a", ((0, 2),), ends=True, seconds=9.0), Place("b", ((2, 4),))),
+        (Place("a", ((2, 4),), ends=True, seconds=9.0), Place("b", ((0, 2),))),
+    ],
+    ids=["all at home", "the first at home", "the last at home"],
+)
+def test_a_slow_origin_does_not_take_its_own_passes_for_the_silence_of_others(places: tuple[Place, ...]) -> None:
+    world = World(*places)
+    world.open_routes("a")
+    world.ask("a", PROMPT, replace(GREEDY, max_tokens=4))
+    world.finish(400.0)
+    assert world["a"].engine.stats.lost_jobs == 0
+
+
+def test_what_a_failed_pass_did_not_write_is_never_built_upon() -> None:
+    """The first chunk fails at the last stage, and the news of it is lost; the next chunks must not pass, nor be cached."""
+    config = EngineConfig(block_size=4, chunk=4, policy="fcfs", window=4)
+    world = World(Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),)), config=config)
+    world.open_routes("a")
+    world.run(0.2)
+    lost: list[int] = []
+
+    def first_refusal(sender: str, destination: str, message: Message) -> bool:
+        if isinstance(message, NetworkJob) and message.refusals and destination == "a" and not lost:
+            lost.append(message.number)
+            return True
+        return False
+
+    world.faults = Faults(drop=1.0, hits=first_refusal)
+    (stage,) = world["c"].engine.stages.values()
+    assert isinstance(stage.segment, FakeSegment)
+    stage.segment.break_next = RuntimeError("out of memory")
+    first = world.ask("a", list(range(1, 25)), GREEDY)
+    world.run_until(lambda: first.final is not None)
+    world.ask("a", list(range(1, 25)), GREEDY)
+    world.finish(100.0)
+    assert lost
 
 
 def test_jobs_wait_for_a_node_without_a_replica_to_come_back() -> None:
