@@ -109,13 +109,12 @@ def test_what_is_not_penstock_is_told(body: bytes, status: int) -> None:
     assert "is not a Penstock server." in done.stderr
 
 
-def test_a_draining_server_and_old_jobs_are_shown_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_draining_server_and_old_jobs_are_shown_as_such() -> None:
     job = {"id": "1_2_3", "state": "waiting_preempt", "outputs": 1, "age": 125.2, "priority": 0}
     job |= {"prompt_tokens": 900, "prefilled": 512, "generated": 7, "max_tokens": 64, "preemptions": 1}
     model = {"id": "m", "device": "cpu", "dtype": "float32", "layers": ["0:10", "10:30"], "kv_tokens": 2000, "kv_used": 500}
     status = {"node_id": "mill", "version": "1.0.0", "draining": True, "models": [model | {"jobs": [job, job | {"age": 7300.0}]}]}
-    ps_command._show(status, False, again=False)
-    assert capsys.readouterr().out.splitlines() == [
+    assert ps_command._page(status).splitlines() == [
         "mill · Penstock 1.0.0 · draining: it finishes what runs and takes nothing new",
         "m on cpu, float32 · layers 0:10, 10:30 · KV 25.0 % of 2,000 tokens",
         "",

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from penstock import __version__
@@ -251,6 +252,7 @@ class Membership:
             ],
             "strangers": dict(self.strangers),
             "refused": self._refused(),
+            "traffic": {node: asdict(traffic) for node, traffic in self.wire.traffic().items()},
             "pipes": [self._pipe(pipe) for pipe in self.pipes.pipes()],
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,10 @@ def print_json(value: Any) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] = ()) -> None:
+    print("\n".join(table_lines(headings, rows, numbers=numbers)))
+
+
+def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] = ()) -> Iterator[str]:
     """Aligned columns, nothing cut off; `numbers` are the columns to align at the right."""
     lines = [headings, *rows]
     right = set(numbers)
@@ -26,7 +30,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbe
             cell.rjust(width) if i in right else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
-        print("   ".join(cells).rstrip())
+        yield "   ".join(cells).rstrip()
 
 
 def _plain(value: Any) -> Any:
