@@ -174,7 +174,9 @@ def test_commands_explain_themselves_and_an_unknown_one_is_not_sent(chat: Callab
 
 def test_ctrl_c_at_the_prompt_says_how_to_leave_and_leaves_the_second_time(chat: Callable[..., Person]) -> None:
     person = chat()
-    person.presses("half a quest" + CTRL_C)
+    person.presses("half a quest")
+    person.waits_for("half a quest")
+    person.presses(CTRL_C)
     person.waits_for(r"To leave: Ctrl-C once more, Ctrl-D or /exit\..*" + PROMPT)
     person.types("")  # an empty line is no question, but it is not Ctrl-C either
     person.waits_for(r"> $")
