@@ -16,6 +16,7 @@ from penstock.pipes.pipe import Pipe
 logger = logging.getLogger("penstock.route")
 
 OPEN_WAIT = 10.0  # seconds for an offer: the node may be in the middle of a long pass
+QUICK_WAIT = 1.0  # ... where there is another way, on which nobody failed lately
 ASK_AGAIN = 1.0  # seconds: the question may have been lost, or the answer
 AVOID = 30.0  # seconds for which a node that failed is taken only if there is no other
 RETRY_LEAST, RETRY_MOST = 0.05, 2.0  # seconds between attempts to open a route
@@ -115,8 +116,8 @@ class RouteOpener:
         now, route = self._clock(), self.opening
         if route is None:
             return self.open() if now >= self._retry_at else None
-        if now - route.asked > OPEN_WAIT:
-            node = route.waiting[0]
+        node = route.waiting[0]
+        if now - route.asked > OPEN_WAIT or (now - route.asked > QUICK_WAIT and self._can_do_without(node, now)):
             self.give_up(f"node {node} does not answer", avoid=[node])
             self.back_off()
         elif now - route.told > ASK_AGAIN:
@@ -154,6 +155,9 @@ class RouteOpener:
         return path is not None and not without & {hop.node for hop in path.hops}
 
     # ---- inside ----
+
+    def _can_do_without(self, node: str, now: float) -> bool:
+        return self.other_path({node, *(other for other, until in self._avoid.items() if until > now)})
 
     def _ask_next(self, route: Route) -> Route | None:
         legs = legs_of(route.hops, self._pipe.node)
