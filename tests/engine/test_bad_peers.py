@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from penstock.domain.fsm import ComputeStep
+from penstock.domain.job import JobFailed
 from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Span
 from penstock.domain.topology import LayerRange
 from penstock.engine import worker_sequences
+from penstock.model.attention import Piece
 from penstock.network.codec import encode
 from tests.engine.node import MODEL, SHAPE, Place
 from tests.engine.world import GREEDY, Asked, World
@@ -25,6 +28,7 @@ from tests.engine.world import GREEDY, Asked, World
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 LONG = replace(GREEDY, max_tokens=18)
 HUGE = 2**47
+POISON = 2_000_003  # no model would say it: a token that only a prompt can hold
 slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -291,3 +295,32 @@ def test_a_flood_on_an_open_route_is_bounced_and_holds_up_nobody() -> None:
         send(world, "b", job(route, number))
     world.all_answered(asked)
     assert world["b"].engine.stats.refused["flood"] > 9000
+
+
+def test_a_pass_that_fails_because_of_one_origin_fails_for_nobody_else() -> None:
+    """What one sends breaks every pass that it is in; a job of the node itself, which is run together with it, goes on."""
+    world = World(Place("a", ((0, 4),), ends=True), Place("b", (), ends=True))
+    world.open_routes("a", "b")
+    world.run(1.0)
+    engine = world["a"].engine
+    (stage,) = engine.stages.values()
+    process, deliver, fused, own = stage.segment.process, engine.deliver, list[int](), list[Asked]()
+
+    def picky(hidden: Tensor, pieces: Sequence[Piece]) -> Tensor:
+        if POISON + 7.0 in hidden[:, 0].tolist():  # as the fake embedding has it
+            fused.append(len(pieces))
+            raise RuntimeError("out of memory")
+        return process(hidden, pieces)
+
+    def at_the_same_moment(sender: str, message: Message) -> None:
+        deliver(sender, message)
+        if isinstance(message, NetworkJob) and message.spans and not own:
+            own.append(world.ask("a", PROMPT[:7], GREEDY))
+
+    stage.segment.process = picky  # type: ignore[method-assign]
+    engine.deliver = at_the_same_moment  # type: ignore[method-assign]
+    bad = world.ask("b", [5, 6, POISON], GREEDY, may_fail=True)
+    world.finish(200.0)
+    assert isinstance(bad.final, JobFailed)
+    assert max(fused) > 1, "they were in one pass"
+    assert not isinstance(own[0].final, JobFailed)

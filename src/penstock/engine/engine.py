@@ -21,7 +21,8 @@ from penstock.domain.route import RouteId
 from penstock.domain.sequence import Job
 from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.engine.engine_sequences import EngineSequenceManager
-from penstock.engine.job_processor import Ends, JobContext, JobProcessor
+from penstock.engine.job_context import Ends, JobContext
+from penstock.engine.job_processor import JobProcessor
 from penstock.engine.origin import Origin
 from penstock.engine.output import TextStreams
 from penstock.engine.policies import fair_deadline

@@ -7,94 +7,28 @@ next is decided by `next_state` alone; the actions here only do the work and gat
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.config.engine import EngineConfig
 from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_state
 from penstock.domain.job import PromptLogprobs
 from penstock.domain.route import RouteId
 from penstock.domain.sequence import Job, Sequence
 from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Span, Verdict
-from penstock.engine.engine_sequences import EngineSequenceManager, Step
-from penstock.engine.origin import Origin
-from penstock.engine.predictor import StepTimePredictor
-from penstock.engine.route_host import RouteHost
-from penstock.engine.stage import Stage
+from penstock.engine.engine_sequences import Step
+from penstock.engine.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError
 from penstock.model.sampler import Sample, SampleRow, sample, score
 from penstock.pipes.hidden import unpack
-from penstock.pipes.pipe import Pipe
-from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.engine")
 
 FREEING = (NoticeKind.PREEMPTED, NoticeKind.FREED)
 SCORED_AT_ONCE = 256  # rows of logits over the vocabulary, where a prompt's own likelihood is asked for
-
-
-class Ends(Protocol):
-    """What the processor needs of an EndModel."""
-
-    eos_ids: frozenset[int]
-
-    def compute_embed(self, token_ids: list[int]) -> Tensor: ...
-
-    def compute_norm(self, hidden: Tensor) -> Tensor: ...
-
-    def compute_head(self, normed: Tensor) -> Tensor: ...
-
-
-@dataclass(slots=True)
-class JobContext:
-    """All that a visit needs on this node. `ends` and `origin` are None where only layers are held."""
-
-    config: EngineConfig
-    pipe: Pipe
-    stages: Mapping[int, Stage]  # the local ones, by their first layer
-    host: RouteHost
-    stats: EngineStats
-    predictor: StepTimePredictor
-    ends: Ends | None = None
-    origin: Origin | None = None
-    clock: Callable[[], float] = time.monotonic
-    device: str = "cpu"
-
-    def next_layer(self, job: NetworkJob) -> NextLayer:
-        hosted = self.host.routes.get(job.route)
-        if hosted is None and not self.is_ours(job.route):
-            return NextLayer.MISSING  # the route was closed meanwhile
-        if job.current_layer == self.pipe.num_layers:
-            return NextLayer.COMPLETE
-        if hosted is not None and hosted.runs(job.current_layer):
-            return NextLayer.LOCAL
-        return NextLayer.REMOTE
-
-    def successor(self, job: NetworkJob) -> str:
-        """The node that comes next on the job's route."""
-        if job.current_layer == 0:
-            assert self.origin is not None and self.origin.route is not None
-            return self.origin.route.hops[0].node
-        return self.host.routes[job.route].successor(job.current_layer)
-
-    def is_ours(self, route: RouteId) -> bool:
-        return self.origin is not None and self.origin.route is not None and self.origin.route.id == route
-
-    @property
-    def sequences(self) -> EngineSequenceManager:
-        assert self.origin is not None
-        return self.origin.sequences
-
-    @property
-    def own_ends(self) -> Ends:
-        assert self.ends is not None
-        return self.ends
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +41,7 @@ class Visit:
     context: int = 0
     seconds: float = 0.0
     arrived: bool = False  # from another node
+    alone: bool = False  # it was in a pass with others that failed: the next one shows whose fault that was
 
 
 class JobProcessor:
@@ -140,7 +75,8 @@ class JobProcessor:
         try:
             self._actions[batch[0].state](batch)
         except Exception as error:
-            self._fail(batch, error)
+            if not self._part(batch):
+                self._fail(batch, error)
             self._visits.extendleft(visit for visit in reversed(batch) if visit.state is not JobState.DONE)
         else:
             self._visits.extend(visit for visit in batch if visit.state is not JobState.DONE)
@@ -163,8 +99,14 @@ class JobProcessor:
         if not known:
             return []
         first = known[0]
+        if first.alone:
+            self._visits.remove(first)
+            return [first]
         lines: dict[RouteId, list[Visit]] = {}
+        blocked = {visit.job.route for visit in known if visit.alone}
         for visit in known:
+            if visit.job.route in blocked:
+                continue
             if visit.state is first.state and visit.job.current_layer == first.job.current_layer:
                 lines.setdefault(visit.job.route, []).append(visit)
         batch = [line[0] for line in lines.values()]
@@ -223,6 +165,7 @@ class JobProcessor:
             job.step = ComputeStep.HEAD
             _keep_wanted_rows(job)
         visit.state = next_state(JobState.PROCESS_LAYERS, Facts(step=job.step, next_layer=where, at_origin=ours))
+        visit.alone = False
 
     def _send(self, batch: list[Visit]) -> None:
         for visit in batch:
@@ -361,6 +304,16 @@ class JobProcessor:
         stats.steps += 1
         if visit.tokens:
             self._context.predictor.observe(visit.tokens, visit.context, visit.seconds)
+
+    def _part(self, batch: list[Visit]) -> bool:
+        """A pass failed that routes shared: each NetworkJob tries again by itself, so that nobody pays for another's."""
+        if batch[0].state is not JobState.PROCESS_LAYERS or len({visit.job.route for visit in batch}) < 2:
+            return False
+        stage = self._context.stages[batch[0].job.current_layer]
+        for visit in batch:
+            stage.undo(visit.job)
+            visit.alone = True
+        return True
 
     def _fail(self, batch: list[Visit], error: Exception) -> None:
         """The jobs of a failed batch end with an error; everybody else goes on."""

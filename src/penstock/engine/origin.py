@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
-from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Ping, Pong, RouteOffer
+from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Pong, RouteOffer
 from penstock.domain.route import RouteId, legs_of
 from penstock.domain.sequence import HOLDS_KV, Sequence
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
 from penstock.engine.engine_sequences import EngineSequenceManager
+from penstock.engine.lease import PING_EVERY, LeaseKeeper
 from penstock.engine.pause import Hopeless, Pause
 from penstock.engine.predictor import StepTimePredictor
 from penstock.engine.route import Route, RouteOpener
@@ -31,9 +32,7 @@ PATIENCE = 5.0  # ... nor before so many times what it should take
 UNKNOWN_WAIT = 60.0  # seconds, while nobody knows how long it should take; doubled each time that it was too short
 AWAY = 0.1  # seconds between two looks at the clock: more, and our own thread was in a pass
 OVERTAKEN = 0.25  # seconds for a NetworkJob that a later one has overtaken
-PING_EVERY = 0.5  # seconds
 SILENT = 4.0  # seconds without a word from a node's compute thread
-IDLE_BLOCKS = 64  # that an origin without work would like to have
 LOSSES = 3  # in a row, and the route counts as broken
 REFUSALS, FINAL_REFUSALS = 24, 64  # of one sequence in a row: then another route is tried, then its job ends
 WEIGHT = 8  # a refusal counts for so many, unless the loss of a message explains it
@@ -71,12 +70,13 @@ class Origin:
         self.in_flight: dict[int, InFlight] = {}
         self.at_home: set[int] = set()  # NetworkJobs that came back and are not sampled from yet
         self.ends_seconds = 0.0  # what embedding and head take, smoothed
-        self._config, self._pipe, self._host, self._scheduler = config, pipe, host, Scheduler(config, predictor)
+        self._config, self._pipe, self._scheduler = config, pipe, Scheduler(config, predictor)
         self.epoch, self._width, self._clock = epoch, width, clock
         self.opener = RouteOpener(config, pipe, host, epoch=epoch, width=width, lease=lease, numbers=route_numbers, clock=clock)
         self._pause, self._hopeless = Pause(stats), Hopeless(pipe, sequences, recovery_timeout)
         self._next_number = 0
-        self._ping_at = self._last_tick = 0.0
+        self._lease = LeaseKeeper(pipe, host, sequences, self.opener.round_trips, clock)
+        self._last_tick = 0.0
         self._losses = 0
         self._last_home = 0.0  # when a NetworkJob came home
         self._suspect = ""  # who sent back something else since then
@@ -318,41 +318,8 @@ class Origin:
     # ---- keeping it ----
 
     def on_pong(self, sender: str, pong: Pong) -> None:
-        route = self.route
-        if route is None or pong.route != route.id or sender not in route.nodes:
-            return
-        now = self._clock()
-        if sender != self._pipe.node:
-            route.heard[sender] = now
-        route.shares[sender] = max(1, pong.target)
-        asked = pong.stamp / 1e9
-        if route.settled is not None and asked >= route.settled:
-            route.granted[sender] = max(1, pong.blocks)
-        if pong.stamp and sender != self._pipe.node:
-            self.opener.round_trips[sender] = max(0.0, now - asked)
-            route.answered[sender] = max(route.answered[sender], min(asked, now))
-        elif not pong.stamp and pong.target < self.sequences.pool.capacity:  # nobody asked: blocks are called back
-            self._shrink(route.blocks)
-        elif not pong.stamp and pong.blocks > self.sequences.pool.capacity and route.settled is not None:
-            self._resize(self.sequences.pool.capacity)  # ... that we do not count on, since other nodes have fewer
-        if route.blocks > self.sequences.pool.capacity:
-            self._resize(route.blocks)
-
-    def _resize(self, blocks: int) -> None:
-        assert self.route is not None
-        self.sequences.resize(blocks)
-        self.route.resized, self.route.settled = self.sequences.newest_notice, None
-        for node, granted in self.route.granted.items():
-            self.route.granted[node] = min(granted, blocks)  # it takes the rest back when it hears this
-
-    def _shrink(self, blocks: int) -> None:
-        """Others need memory too: come down to this, at the cost of those who came last."""
-        pool, holders = self.sequences.pool, self.sequences.holders
-        for seq in sorted(holders.values(), key=lambda seq: (seq.job.priority, -seq.job.arrival, -seq.seq_id)):
-            if pool.available >= pool.capacity - blocks:
-                break
-            self.sequences.preempt_seq(seq)
-        self._resize(blocks)
+        if self.route is not None and pong.route == self.route.id and sender in self.route.nodes:
+            self._lease.on_pong(self.route, sender, pong)
 
     def on_bounce(self, sender: str, bounce: Bounce) -> None:
         route = self.route
@@ -430,26 +397,11 @@ class Origin:
         # nobody knows how long it should take, but all nodes have answered all the time, so it is in no long pass
         return now - max(sent.sent, self.route.stalled) > LEAST_WAIT * 2.0 ** min(self._losses, 8)
 
-    def _wanted(self, route: Route) -> int:
-        """Blocks that we could use: whoever has nothing to do leaves them to others."""
-        if self.sequences.queued or self.sequences.holders:
-            return min([route.reach, *route.shares.values()])
-        return min(route.reach, IDLE_BLOCKS)
-
     def _keep(self, route: Route, now: float) -> None:
-        if now >= self._ping_at:
-            self._ping_at = now + PING_EVERY
-            wanted = self._wanted(route)
-            for node in sorted(route.nodes):
-                ping = Ping(route.id, int(now * 1e9), wanted)
-                if node == self._pipe.node:
-                    answer = self._host.ping(node, ping)
-                    if isinstance(answer, Bounce):
-                        self.on_bounce(node, answer)
-                        return
-                    self.on_pong(node, answer)
-                else:
-                    self._pipe.tell(node, ping)
+        unknown_here = self._lease.ping(route, now)
+        if unknown_here is not None:
+            self.on_bounce(self._pipe.node, unknown_here)
+            return
         if any(now - answered > LEAST_WAIT - PING_EVERY for answered in route.answered.values()):
             route.stalled = now
         patience = max(SILENT, self._patience(self._config.chunk))
