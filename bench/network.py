@@ -19,28 +19,19 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import network_delay
 import network_hop
 import network_language_pipes
 import network_two
-from compare import ROOT, say, surroundings
+from compare import say
+from parts import Bench, Part
 
-RESULTS = ROOT / "bench/results/network.json"
 MIDDLE = 15  # half of the layers each
 BALANCED = 12  # with the head at the first node, both have about the same work; see `cuts`
-
-
-class Part(NamedTuple):
-    title: str
-    measure: Callable[[argparse.Namespace], dict[str, Any]]
-    show: Callable[[dict[str, Any]], str]
 
 
 def hop(args: argparse.Namespace) -> dict[str, Any]:
@@ -83,48 +74,7 @@ PARTS = {
 ALL = [name for name in PARTS if name != "cuts"]
 
 
-def show(name: str, results: dict[str, Any]) -> str:
-    machine = results["machine"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory'] / (1 << 30):.0f} GiB"
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "transformers")
-    source = (
-        f"`{results['command']}` on {results['date']} at {results['commit']}, {where}; load average before the run "
-        f"{machine['load_before']:.1f}; {results['model']}, {versions}; took {results['took']:.0f} s."
-    )
-    return "\n\n".join([f"### {PARTS[name].title}", PARTS[name].show(results), source])
-
-
-def kept() -> dict[str, Any]:
-    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-
-
-def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    results = {
-        "part": name,
-        "command": shlex.join(["python", "bench/network.py", *_without_paths(sys.argv[1:])]),
-        "commit": commit(),
-        "model": args.model,
-        "quick": args.quick,
-        **surroundings(1),
-    }
-    if results["machine"]["load_before"] > 0.5:
-        say(f"The machine is busy (load average {results['machine']['load_before']:.1f}): expect figures that mean little.")
-    started = time.monotonic()
-    results |= PARTS[name].measure(args)
-    results["took"] = time.monotonic() - started
-    if not args.quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps({**kept(), name: results}, indent=1) + "\n", encoding="utf-8")
-    return results
-
-
-def commit() -> str:
-    """Of what was measured; with a mark where files were changed since."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "an unknown commit"
+BENCH = Bench("network", PARTS)
 
 
 def arguments() -> argparse.Namespace:
@@ -176,15 +126,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return found
 
 
-def _without_paths(words: list[str]) -> list[str]:
-    """A command that means something elsewhere too: of a path only its end."""
-    return [os.path.join(*Path(word).parts[-3:]) if word.startswith(("/", "~")) else word for word in words]
-
-
 def main() -> None:
     args = arguments()
     if args.part == "show":
-        found = kept() or sys.exit(f"No results are kept yet in {RESULTS}.")
+        found = BENCH.kept() or sys.exit(f"No results are kept yet in {BENCH.file}.")
     else:
         from penstock.model.sources import resolve
 
@@ -197,12 +142,12 @@ def main() -> None:
         for asked_to_end in (signal.SIGINT, signal.SIGTERM):  # what was started ends too
             signal.signal(asked_to_end, signal.default_int_handler)
         try:
-            found = {name: run(name, args) for name in names}
+            found = {name: BENCH.run(name, args, threads=1) for name in names}
         except KeyboardInterrupt:
             sys.exit(130)
         if args.json:
             args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print("\n\n".join(show(name, results) for name, results in found.items()))
+    print("\n\n".join(BENCH.show(name, results) for name, results in found.items()))
     if args.quick:
         say("A quick run only shows that everything works: it is too short to judge by, and is not kept.")
 

@@ -18,25 +18,17 @@ import os
 import shlex
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import serving_http
 import serving_overhead
 import serving_plot
 import serving_scheduler
-from compare import ROOT, say, surroundings
+from compare import ROOT, say
+from parts import Bench, Part
 
-RESULTS = ROOT / "bench/results/serving.json"
 PICTURE = ROOT / "docs/img/serving.svg"
-
-
-class Part(NamedTuple):
-    title: str
-    measure: Callable[[argparse.Namespace], dict[str, Any]]
-    show: Callable[[dict[str, Any]], str]
 
 
 def http(args: argparse.Namespace) -> dict[str, Any]:
@@ -87,37 +79,11 @@ PARTS = {
 }
 
 
-def show(name: str, results: dict[str, Any]) -> str:
-    machine = results["machine"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory'] / (1 << 30):.0f} GiB"
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "transformers")
-    source = (
-        f"`{results['command']}` on {results['date']}, {where}; load average before the run {machine['load_before']:.1f}; "
-        f"{results['model']}, {versions}; took {results['took']:.0f} s."
-    )
-    return "\n\n".join([f"### {PARTS[name].title}", PARTS[name].show(results), source])
-
-
-def kept() -> dict[str, Any]:
-    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+BENCH = Bench("serving", PARTS)
 
 
 def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    results = {
-        "part": name,
-        "command": shlex.join(["python", "bench/serving.py", *sys.argv[1:]]),
-        "model": args.model,
-        "quick": args.quick,
-        **surroundings(args.threads),
-    }
-    if results["machine"]["load_before"] > 0.5:
-        say(f"The machine is busy (load average {results['machine']['load_before']:.1f}): expect figures that mean little.")
-    started = time.monotonic()
-    results |= PARTS[name].measure(args)
-    results["took"] = time.monotonic() - started
-    if not args.quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps({**kept(), name: results}, indent=1) + "\n", encoding="utf-8")
+    results = BENCH.run(name, args, threads=args.threads)
     if name == "http" and (args.plot or not args.quick):
         serving_plot.draw(results, args.plot or PICTURE)
     return results
@@ -184,7 +150,7 @@ def _numbers(text: str) -> list[float]:
 def main() -> None:
     args = arguments()
     if args.part == "show":
-        found = kept() or sys.exit(f"No results are kept yet in {RESULTS}.")
+        found = BENCH.kept() or sys.exit(f"No results are kept yet in {BENCH.file}.")
         if "http" in found:
             serving_plot.draw(found["http"], args.plot or PICTURE)
     else:
@@ -196,7 +162,7 @@ def main() -> None:
             sys.exit(130)
         if args.json:
             args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print("\n\n".join(show(name, results) for name, results in found.items()))
+    print("\n\n".join(BENCH.show(name, results) for name, results in found.items()))
     if args.quick:
         say("A quick run only shows that everything works: it is too short to judge by, and is not kept.")
 

@@ -173,9 +173,11 @@ class Engine:
 
     def deliver(self, sender: str, message: Message) -> None:
         """A message from another node, decoded and checked. What is too much is dropped: its origin will notice."""
+        if self._stopped:
+            return  # nobody will read it
         size = _size(message)
         with self._counting:
-            if self._stopped or (size and self._pending + size > MAX_PENDING):
+            if size and self._pending + size > MAX_PENDING:
                 self.count_refused("backlog", sender)
                 return
             self._pending += size
