@@ -150,6 +150,47 @@ class EngineStopped(EngineError):
     code = "engine_stopped"
 
 
+# ---- the workspace ----
+
+
+class WorkspaceError(PenstockError):
+    """A folder of jobs that cannot be used, or a disk that does not do what it was asked for."""
+
+    code = "workspace"
+
+
+class UnknownJob(WorkspaceError):
+    code = "unknown_job"
+
+
+class NotFinished(WorkspaceError):
+    """A job whose result was asked for before there was one."""
+
+    code = "not_finished"
+
+
+class KeyTaken(WorkspaceError):
+    """An idempotency key that belongs to another request."""
+
+    code = "key_taken"
+
+
+class BadJob(WorkspaceError):
+    """A job's folder that does not hold what a job needs."""
+
+    code = "bad_job"
+
+
+class Cancelled(WorkspaceError):
+    code = "cancelled"
+
+
+class DiedTooOften(WorkspaceError):
+    """A job during which its server died again and again, with nothing else running."""
+
+    code = "died_too_often"
+
+
 # ---- the network ----
 
 

@@ -1,0 +1,53 @@
+"""Disk: the system calls that change a workspace, one method each, so that tests can end or fail every one of them.
+
+Folders are open file descriptors: what happens inside a job's folder is addressed through it, wherever the folder is moved
+meanwhile, and links are never followed. Nothing here knows what the files mean.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_GROWING = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Disk:
+    def make_folder(self, name: str, folder: int) -> None:
+        os.mkdir(name, dir_fd=folder)
+
+    def create(self, name: str, folder: int) -> int:
+        """A new file, open for writing. There must be none of that name."""
+        return os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
+
+    def append_to(self, name: str, folder: int) -> int:
+        """A file that is there, open for writing at its end."""
+        return os.open(name, _GROWING, dir_fd=folder)
+
+    def write(self, file: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+
+    def cut(self, file: int, length: int) -> None:
+        os.ftruncate(file, length)
+
+    def sync(self, file: int) -> None:
+        """Until the file's bytes, or the folder's entries, survive a power cut."""
+        os.fsync(file)
+
+    def move(self, name: str, source: int, target: int) -> None:
+        """Rename a folder from one parent to another, atomically. One that is there already, and is not empty, stays."""
+        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+
+    def remove(self, name: str, folder: int) -> None:
+        os.unlink(name, dir_fd=folder)
+
+    def remove_folder(self, name: str, folder: int) -> None:
+        """With all that is in it; links in it are removed, not followed."""
+        shutil.rmtree(name, dir_fd=folder)
+
+    def make_root(self, path: Path) -> None:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # what people ask is their own business

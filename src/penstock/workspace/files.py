@@ -1,0 +1,134 @@
+"""What lies in a workspace: the places of jobs, the files of a job, and how each is read without trusting it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from penstock.errors import BadJob
+
+MAX_PROMPT = 16 << 20  # bytes; no model here reads more
+MAX_RECORD = 4 << 20  # bytes of request.json or usage.json
+MAX_RESULT = 64 << 20
+
+
+class Place(StrEnum):
+    WRITING = "input/writing"
+    READY = "input/ready"
+    PROCESSING = "processing"
+    OUTPUT = "output"
+    FAILED = "failed"
+    KEYS = "keys"  # one file for each idempotency key: the job that it belongs to
+    CANCEL = "cancel"  # one empty file for each job that is to be cancelled
+    TRASH = "trash"  # finished jobs on their way out
+
+
+FINISHED = (Place.OUTPUT, Place.FAILED)
+
+PROMPT, REQUEST = "prompt.txt", "request.json"  # what is asked
+RESULT, ERROR, USAGE = "result.txt", "error.txt", "usage.json"  # how it ended; USAGE is written last and proves the other one
+TOKENS, PARTIAL = "tokens.bin", "partial.txt"  # how far it is: for a resume, and for people
+SUSPECT, ALONE = "suspect", "alone-"  # its server died; and one more file for each run that it had alone
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe that somebody put there must not hold us up
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended: the bytes of result.txt or error.txt, and the facts of usage.json."""
+
+    done: bool
+    text: bytes
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        return Place.OUTPUT if self.done else Place.FAILED
+
+    @property
+    def file(self) -> str:
+        return RESULT if self.done else ERROR
+
+    def record(self) -> bytes:
+        proof = {"outcome": "done" if self.done else "failed", "sha256": hashlib.sha256(self.text).hexdigest()}
+        return json.dumps(proof | dict(self.facts), ensure_ascii=False).encode() + b"\n"
+
+
+def read_file(folder: int, name: str, limit: int) -> bytes | None:
+    """A file of a job's folder; None if there is none. BadJob if it is a link, no plain file, or larger than `limit`."""
+    try:
+        file = os.open(name, _FILE, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM):
+            why = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {os.strerror(error.errno or 0)}"
+            raise BadJob(f"{name} {why}.", hint="A job's files are plain files.") from None
+        raise
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise BadJob(f"{name} is not a plain file.", hint="A job's files are plain files.")
+        if found.st_size > limit:
+            raise BadJob(f"{name} has {found.st_size} bytes; {limit} are read at most.", hint="Make it shorter.")
+        return _all_of(file, limit)
+    finally:
+        os.close(file)
+
+
+def has_file(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_record(folder: int, name: str) -> dict[str, Any] | None:
+    """A JSON object; None if there is none, or if a crash left it in pieces."""
+    try:
+        found = json.loads(read_file(folder, name, MAX_RECORD) or b"")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def proven_end(folder: int) -> Place | None:
+    """Where a job belongs that is over: usage.json is whole, and the other file is what it says. None if it is not over."""
+    try:
+        record = read_record(folder, USAGE) or {}
+        done = {"done": True, "failed": False}.get(str(record.get("outcome")))
+        if done is None:
+            return None
+        text = read_file(folder, RESULT if done else ERROR, MAX_RESULT)
+    except BadJob:
+        return None
+    if text is None or hashlib.sha256(text).hexdigest() != record.get("sha256"):
+        return None
+    return Place.OUTPUT if done else Place.FAILED
+
+
+def take_lock(folder: int) -> bool:
+    """Lock a folder, unless somebody else has. The lock ends when the descriptor is closed, or its owner dies."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _all_of(file: int, limit: int) -> bytes:
+    parts = []
+    while limit > 0 and (part := os.read(file, min(limit, 1 << 20))):
+        parts.append(part)
+        limit -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,210 @@
+"""Flow: looking at a workspace. Where jobs are, what came out of them, waiting for them, and cleaning up after them."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import BadJob, NotFinished, RequestError, UnknownJob
+from penstock.workspace.files import (
+    ERROR,
+    FINISHED,
+    MAX_RECORD,
+    MAX_RESULT,
+    PARTIAL,
+    REQUEST,
+    RESULT,
+    USAGE,
+    Place,
+    read_file,
+    read_record,
+)
+from penstock.workspace.job_id import order
+from penstock.workspace.layout import Workspace
+from penstock.workspace.request import WorkRequest, parse_request
+from penstock.workspace.work import key_file
+
+FIRST_LOOK, LAST_LOOK = 0.01, 0.2  # seconds between two looks of somebody who waits: the pause grows
+
+
+class Status(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    MISSING = "missing"
+
+
+PLACES = {
+    Status.QUEUED: Place.READY,
+    Status.RUNNING: Place.PROCESSING,
+    Status.DONE: Place.OUTPUT,
+    Status.FAILED: Place.FAILED,
+}
+STATUS = {place: status for status, place in PLACES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """A job that ended. `data` are the exact bytes of result.txt or error.txt, `usage` the facts of usage.json."""
+
+    job_id: str
+    status: Status
+    data: bytes
+    usage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+    @property
+    def done(self) -> bool:
+        return self.status is Status.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as it is now. `request` is None where request.json cannot be read."""
+
+    job_id: str
+    status: Status
+    request: WorkRequest | None
+    usage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def submitted(self) -> float:
+        """Unix time; an id tells it too."""
+        return self.request.submitted if self.request and self.request.submitted else float(order(self.job_id)[0])
+
+
+class Flow:
+    """
+    flow = Flow("nightly")
+    print(flow.wait(job).text)
+    """
+
+    def __init__(self, workspace: str | Path | Workspace) -> None:
+        self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+
+    @property
+    def path(self) -> Path:
+        return self._workspace.path
+
+    def status(self, job_id: str) -> Status:
+        place = self._workspace.find(job_id)
+        return Status.MISSING if place is None else STATUS[place]
+
+    def get(self, job_id: str) -> JobResult:
+        """How a job ended. NotFinished if it has not, UnknownJob if there is none."""
+        with self._workspace.looking_at(job_id) as (place, folder):
+            if place not in FINISHED:
+                raise NotFinished(f"The job {job_id} is {STATUS[place]}.", hint="Wait for it.")
+            data = read_file(folder, RESULT if place is Place.OUTPUT else ERROR, MAX_RESULT)
+            return JobResult(job_id, STATUS[place], data or b"", read_record(folder, USAGE) or {})
+
+    def wait(self, job_id: str, timeout: float | None = None) -> JobResult:
+        """Until it ended; NotFinished after `timeout` seconds."""
+        for _ in self._looks(timeout):
+            with suppress(NotFinished):
+                return self.get(job_id)
+        raise NotFinished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.", hint="Wait longer.")
+
+    def follow(self, job_id: str, timeout: float | None = None) -> Iterator[bytes]:
+        """The text as it is generated, piece by piece, until the job ends: together the bytes of result.txt. Of a job that fails
+        only what it said; `get` tells why."""
+        shown = 0
+        for _ in self._looks(timeout):
+            with self._workspace.looking_at(job_id) as (place, folder):
+                name = RESULT if place is Place.OUTPUT else PARTIAL
+                text = read_file(folder, name, MAX_RESULT) or b""
+            if len(text) > shown:
+                yield text[shown:]
+                shown = len(text)
+            if place in FINISHED:
+                return
+        raise NotFinished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.", hint="Follow it longer.")
+
+    def counts(self) -> dict[Status, int]:
+        return {status: len(self._workspace.names(place)) for status, place in PLACES.items()}
+
+    def wait_until_idle(self, timeout: float | None = None) -> None:
+        """Until nothing waits and nothing runs."""
+        for _ in self._looks(timeout):
+            # a job may go back from `processing` between two looks, so the first is looked at once more
+            if not any(self._workspace.names(place) for place in (Place.READY, Place.PROCESSING, Place.READY)):
+                return
+        raise NotFinished(f"{self.path} is not idle after {timeout:g} seconds.", hint="Wait longer.")
+
+    def jobs(self, *, tag: str | None = None, limit: int | None = None) -> Iterator[JobView]:
+        """Jobs, the newest first. A job that moves while we look is told once."""
+        where = {job_id: place for place in PLACES.values() for job_id in self._workspace.names(place)}
+        newest = sorted(where, key=order, reverse=True) if limit is None or tag else heapq.nlargest(limit, where, key=order)
+        told = 0
+        for job_id in newest:
+            if limit is not None and told >= limit:
+                return
+            with suppress(UnknownJob):  # cleaned away meanwhile
+                view = self.describe(job_id)
+                if tag is None or (view.request is not None and tag in view.request.tags):
+                    told += 1
+                    yield view
+
+    def describe(self, job_id: str) -> JobView:
+        with self._workspace.looking_at(job_id) as (place, folder):
+            usage = (read_record(folder, USAGE) or {}) if place in FINISHED else {}
+            return JobView(job_id, STATUS[place], _request_of(folder), usage)
+
+    def strays(self) -> list[str]:
+        """What lies among the waiting jobs and is none."""
+        return self._workspace.strays(Place.READY)
+
+    def is_served(self) -> bool:
+        """Whether somebody works on the queue."""
+        return self._workspace.is_served()
+
+    def gc(self, older_than: float) -> int:
+        """Remove jobs that ended more than so many seconds ago, and tell how many. Each vanishes whole."""
+        workspace, removed = self._workspace, 0
+        for place in FINISHED:
+            for job_id in workspace.names(place):
+                with suppress(FileNotFoundError, UnknownJob):
+                    if workspace.age_of(job_id, place) <= older_than:
+                        continue
+                    with workspace.looking_at(job_id) as (_, folder):
+                        request = _request_of(folder)
+                    if workspace.throw_away(job_id):
+                        removed += 1
+                        self._free_key(job_id, request)
+        workspace.empty_trash()
+        workspace.sweep()
+        return removed
+
+    def _free_key(self, job_id: str, request: WorkRequest | None) -> None:
+        if request is None or request.key is None:
+            return
+        name = key_file(request.key)
+        with self._workspace.keys_locked():
+            if self._workspace.job_of_key(name) is None:  # or it belongs to a newer job
+                self._workspace.forget_key(name)
+
+    def _looks(self, timeout: float | None) -> Iterator[None]:
+        until, pause = None if timeout is None else time.monotonic() + timeout, FIRST_LOOK
+        while True:
+            yield
+            if until is not None and time.monotonic() >= until:
+                return
+            time.sleep(pause)
+            pause = min(LAST_LOOK, pause * 1.2)
+
+
+def _request_of(folder: int) -> WorkRequest | None:
+    try:
+        return parse_request(read_file(folder, REQUEST, MAX_RECORD) or b"{}")
+    except (BadJob, RequestError):
+        return None

@@ -1,0 +1,29 @@
+"""Ids of jobs: `<unix_ts>_<pid>_<counter>`. They come from people and from folder names, so they are parsed, never trusted."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.errors import UnknownJob
+
+_ID = re.compile(r"(0|[1-9]\d{0,17})_(0|[1-9]\d{0,17})_(0|[1-9]\d{0,17})", re.ASCII)
+
+
+def order(job_id: str) -> tuple[int, int, int]:
+    """What ids sort by: `_10` comes after `_2`."""
+    when, pid, count = job_id.split("_")
+    return int(when), int(pid), int(count)
+
+
+def is_job_id(name: str) -> bool:
+    return _ID.fullmatch(name) is not None
+
+
+def checked(job_id: str) -> str:
+    """The id, if it is one: then it is also safe as the name of a folder."""
+    if not isinstance(job_id, str) or not is_job_id(job_id):
+        raise UnknownJob(
+            f"{str(job_id)[:80]!r} is not the id of a job.",
+            hint="An id looks like 1736700000_12345_0; `penstock work` prints it.",
+        )
+    return job_id

@@ -1,0 +1,155 @@
+"""WorkRequest: what a workspace job asks for beside its prompt, as request.json holds it. Checked when made."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from penstock.domain.sampling import SamplingParams
+from penstock.errors import BadJob, RequestError
+from penstock.workspace.files import MAX_PROMPT, MAX_RECORD, PROMPT, REQUEST, read_file
+from penstock.workspace.job_id import is_job_id
+
+LOWEST, HIGHEST = -10, 10  # priorities; interactive requests have 0 unless they say otherwise
+BACKGROUND = -5  # the priority of a job that names none
+MAX_TAGS, MAX_NAME = 32, 200
+
+SHAPES = ("schema", "grammar", "regex")
+ONE_TEXT = ("n", "logprobs", "prompt_logprobs")  # a job's result is one text
+SAMPLING = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in ONE_TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRequest:
+    """`raw`: the model continues the prompt as it stands, without a chat template. `sampling` has only what was given; the
+    model's own recommendation fills the rest. `deadline` is in seconds after `submitted` (Unix time) and orders the queue."""
+
+    model: str | None = None
+    system: str | None = None
+    raw: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    schema: Any = None
+    grammar: str | None = None
+    regex: str | None = None
+    priority: int = BACKGROUND
+    deadline: float | None = None
+    tags: tuple[str, ...] = ()
+    key: str | None = None
+    retry_of: str | None = None
+    submitted: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("model", "system", "grammar", "regex", "key"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise _bad(name, value, "a text that is not empty")
+        for name in ("model", "key"):
+            if len(getattr(self, name) or "") > MAX_NAME:
+                raise _bad(name, getattr(self, name), f"at most {MAX_NAME} characters")
+        if type(self.raw) is not bool:
+            raise _bad("raw", self.raw, "true or false")
+        if self.raw and self.system is not None:
+            raise RequestError("A system message needs the chat template, which raw leaves out.", field="system")
+        if type(self.priority) is not int or not LOWEST <= self.priority <= HIGHEST:
+            raise _bad("priority", self.priority, f"a whole number from {LOWEST} to {HIGHEST}")
+        for name in ("deadline", "submitted"):
+            value = getattr(self, name)
+            if value is None and name == "deadline":
+                continue
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or value < 0 or (name == "deadline" and value == 0):
+                raise _bad(name, value, "seconds above 0")
+        tags = self.tags
+        if not isinstance(tags, list | tuple) or len(tags) > MAX_TAGS or not all(map(_is_tag, tags)):
+            raise _bad("tags", tags, f"up to {MAX_TAGS} words of at most {MAX_NAME} characters")
+        object.__setattr__(self, "tags", tuple(tags))
+        if self.retry_of is not None and not (isinstance(self.retry_of, str) and is_job_id(self.retry_of)):
+            raise _bad("retry_of", self.retry_of, "the id of a job")
+        self._check_sampling()
+        given = [name for name in SHAPES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RequestError(f"{' and '.join(given)} contradict each other.", field=given[1], hint="Give one of them.")
+        if given and (self.sampling.get("ignore_eos") or self.sampling.get("min_tokens")):
+            name = "ignore_eos" if self.sampling.get("ignore_eos") else "min_tokens"
+            raise RequestError(f"{name} and a {given[0]} contradict each other: it says when the text ends.", field=name)
+
+    def _check_sampling(self) -> None:
+        if not isinstance(self.sampling, Mapping):
+            raise _bad("sampling", self.sampling, "an object with names and values")
+        for name in self.sampling:
+            if name in ONE_TEXT:
+                raise RequestError(f"{name} is not for a job: its result is one text.", field=name, hint="Leave it out.")
+            if name not in SAMPLING:
+                raise _unknown(f"sampling.{name}", name, SAMPLING)
+        SamplingParams(**self.sampling)
+
+    def to_json(self) -> bytes:
+        """Only what differs from the defaults, so that a person sees what was asked."""
+        said = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        kept = {name: value for name, value in said.items() if value != _DEFAULTS[name]}
+        return json.dumps(kept, ensure_ascii=False, indent=1, default=_plain).encode() + b"\n"
+
+    def digest(self, prompt: bytes) -> str:
+        """Of what is asked, whoever asks and whenever: two requests of one key must agree in it."""
+        same = dataclasses.replace(self, key=None, retry_of=None, submitted=0.0)
+        return hashlib.sha256(same.to_json() + b"\0" + prompt).hexdigest()
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    f.name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+    for f in dataclasses.fields(WorkRequest)
+}
+
+
+def parse_request(data: bytes) -> WorkRequest:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadJob(f"{REQUEST} is not JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise BadJob(f"{REQUEST} is not a JSON object.")
+    for name in found:
+        if name not in _DEFAULTS:
+            raise _unknown(name, name, _DEFAULTS)
+    return WorkRequest(**found)
+
+
+def read_job(folder: int) -> tuple[WorkRequest, str]:
+    """Request and prompt of a job's folder. BadJob, or the error of the offending value, if they cannot be used."""
+    request = parse_request(read_file(folder, REQUEST, MAX_RECORD) or b"{}")
+    prompt = read_file(folder, PROMPT, MAX_PROMPT)
+    if prompt is None:
+        raise BadJob(f"There is no {PROMPT}.", hint="It holds what the model is asked, as UTF-8 text.")
+    try:
+        text = prompt.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadJob(f"{PROMPT} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+    if not text:
+        raise BadJob(f"{PROMPT} is empty.", hint="Ask something.")
+    return request, text
+
+
+def _is_tag(tag: object) -> bool:
+    return isinstance(tag, str) and 0 < len(tag) <= MAX_NAME and tag.isprintable()
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError
+
+
+def _bad(name: str, value: object, expected: str) -> RequestError:
+    return RequestError(f"{name} = {str(value)[:200]!r} cannot be used.", field=name, hint=f"Give {expected}.")
+
+
+def _unknown(field_name: str, name: object, known: Any) -> RequestError:
+    near = get_close_matches(str(name)[:80], list(known), n=1)
+    hint = f"Did you mean {near[0]}?" if near else "Remove it: nothing is ignored silently here."
+    return RequestError(f"{str(field_name)[:80]} is not a known parameter.", field=str(field_name)[:80], hint=hint)

@@ -1,0 +1,86 @@
+"""Making a folder a workspace, and opening one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.errors import WorkspaceError
+from penstock.workspace.disk import Disk
+from penstock.workspace.files import FOLDER, Place
+
+MARKER_STEM = ".penstock-workspace-"
+MARKER = f"{MARKER_STEM}1"  # an empty file, made when all folders are there and synced: who finds it need not look
+
+
+def open_places(path: Path, disk: Disk, *, create: bool) -> dict[Place, int]:
+    """An open folder for each place. A folder that is no workspace is made one if `create` says so and it is empty."""
+    try:
+        if not (path / MARKER).is_file():
+            _make(path, disk, create=create)
+        return {place: os.open(path / place, FOLDER) for place in Place}
+    except OSError as error:
+        raise disk_trouble(path, error, "The workspace cannot be used.") from error
+
+
+def disk_trouble(path: Path, error: OSError, consequence: str) -> WorkspaceError:
+    hints = {
+        errno.ENOSPC: "The disk is full: make room and try again.",
+        errno.EDQUOT: "Your share of the disk is full: make room and try again.",
+        errno.EACCES: "You may not write there: check whose folder it is.",
+        errno.EPERM: "You may not write there: check whose folder it is.",
+        errno.EROFS: "The file system can only be read: choose another folder.",
+        errno.EIO: "The disk reports an error: look at the system's log before you trust it again.",
+        errno.ENOTDIR: "Something there is a file, and a folder is needed.",
+        errno.ELOOP: "Something there is a link, and links are not followed.",
+    }
+    return WorkspaceError(f"{path}: {error.strerror or error}. {consequence}", hint=hints.get(error.errno or 0, ""))
+
+
+def _make(path: Path, disk: Disk, *, create: bool) -> None:
+    inside = set(os.listdir(path)) if path.is_dir() else set()
+    other = next((name for name in inside if name.startswith(MARKER_STEM)), None)
+    if other is not None:
+        raise WorkspaceError(
+            f"{path} is a workspace of another version of Penstock ({other}).", hint="Use that version, or another folder."
+        )
+    ours = {Path(place).parts[0] for place in Place}
+    if inside - ours and not {"input", "output"} <= inside:
+        raise WorkspaceError(
+            f"{path} is a folder with other things in it.",
+            hint="A workspace is a folder of its own: name one that does not exist.",
+        )
+    if not create and not inside & ours:
+        what = "is not a workspace" if path.is_dir() else "does not exist"
+        raise WorkspaceError(f"{path} {what}.", hint=f'`penstock work {path} "..."` makes it one and submits a first job.')
+    made = _missing(path)
+    disk.make_root(path)
+    for folder in made:
+        _sync(folder.parent, disk)
+    root = os.open(path, FOLDER & ~os.O_NOFOLLOW)
+    try:
+        for name in ("input", *Place):
+            with suppress(FileExistsError):
+                disk.make_folder(name, root)
+        _sync(path / "input", disk)
+        disk.sync(root)
+        with suppress(FileExistsError):
+            os.close(disk.create(MARKER, root))
+        disk.sync(root)
+    finally:
+        os.close(root)
+
+
+def _missing(path: Path) -> list[Path]:
+    """The folder and those around it that do not exist yet, outermost first."""
+    return [folder for folder in [*reversed(path.absolute().parents), path.absolute()] if not folder.exists()]
+
+
+def _sync(path: Path, disk: Disk) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        disk.sync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,129 @@
+"""Work: submitting jobs, cancelling them and trying them again. No server need be running, and none of the model's code is."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import EmptyPrompt, KeyTaken, NotFinished, RequestError, UnknownJob
+from penstock.workspace.files import FINISHED, MAX_PROMPT, PROMPT, REQUEST, Place, read_file
+from penstock.workspace.layout import Workspace
+from penstock.workspace.recovery import recover_job
+from penstock.workspace.request import BACKGROUND, WorkRequest, parse_request, read_job
+
+
+class Work:
+    """A workspace to put jobs into; the folder is made if it does not exist.
+
+    job = Work("nightly").submit("Summarise: ...", max_tokens=200)
+    """
+
+    def __init__(self, workspace: str | Path | Workspace) -> None:
+        self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace, create=True)
+
+    def submit(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        system: str | None = None,
+        raw: bool = False,
+        schema: Any = None,
+        grammar: str | None = None,
+        regex: str | None = None,
+        priority: int = BACKGROUND,
+        deadline: float | None = None,
+        tags: Sequence[str] = (),
+        key: str | None = None,
+        **sampling: Any,
+    ) -> str:
+        """The id of a new job, which from now on survives a power cut; of the old one, if `key` was used for the same request
+        before. `sampling` are fields of SamplingParams, such as max_tokens."""
+        request = WorkRequest(
+            model=model,
+            system=system,
+            raw=raw,
+            sampling=sampling,
+            schema=schema,
+            grammar=grammar,
+            regex=regex,
+            priority=priority,
+            deadline=deadline,
+            tags=tuple(tags),
+            key=key,
+            submitted=round(time.time(), 3),
+        )
+        return self.submit_request(request, prompt)
+
+    def submit_request(self, request: WorkRequest, prompt: str) -> str:
+        data = _checked_prompt(prompt)
+        files = {PROMPT: data, REQUEST: request.to_json()}
+        if request.key is None:
+            return self._workspace.submit(files)
+        name = key_file(request.key)
+        with self._workspace.keys_locked():
+            known = self._workspace.job_of_key(name)
+            if known is None:
+                return self._workspace.submit(files, key=name)
+            self._check_same(request, data, known)
+            return known
+
+    def cancel(self, job_id: str) -> Place:
+        """Ask for a job's end, and tell where it is now. One that waits ends here and now, in `failed`; a running one when its
+        server sees the request, which takes a moment; a finished one stays as it is."""
+        place = self._workspace.find(job_id)
+        if place is None:
+            raise UnknownJob(f"There is no job {job_id} in {self._workspace.path}.", hint="`penstock flow` lists the jobs.")
+        if place in FINISHED:
+            return place
+        self._workspace.ask_to_cancel(job_id)
+        held = self._workspace.claim(job_id) or self._workspace.hold(job_id, Place.PROCESSING)
+        if held is not None:  # nobody runs it: it waited, or its server is dead
+            recover_job(self._workspace, held)
+        after = self._workspace.find(job_id)
+        if after is None or after in FINISHED:
+            self._workspace.forget_cancel(job_id)  # it was over before anybody read the request
+        return after or place
+
+    def retry(self, job_id: str) -> str:
+        """A new job with the same request, which names the old one. The old one stays as it is."""
+        with self._workspace.looking_at(job_id) as (place, folder):
+            if place not in FINISHED:
+                raise NotFinished(f"The job {job_id} has not ended yet.", hint="Cancel it first, or wait for it.")
+            request, prompt = read_job(folder)
+        again = replace(request, key=None, retry_of=job_id, submitted=round(time.time(), 3))
+        return self.submit_request(again, prompt)
+
+    def _check_same(self, request: WorkRequest, prompt: bytes, known: str) -> None:
+        with self._workspace.looking_at(known) as (_, folder):
+            before = parse_request(read_file(folder, REQUEST, MAX_PROMPT) or b"{}")
+            same = before.digest(read_file(folder, PROMPT, MAX_PROMPT) or b"") == request.digest(prompt)
+        if not same:
+            raise KeyTaken(f"The key {request.key!r} belongs to another request: job {known}.", hint="Use a new key for it.")
+
+
+def key_file(key: str) -> str:
+    """The name of the file that tells a key's job: keys are anybody's text, names are not."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _checked_prompt(prompt: str) -> bytes:
+    if not isinstance(prompt, str):
+        raise RequestError("The prompt is not a text.", field="prompt")
+    try:
+        data = prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RequestError("The prompt is not valid Unicode.", field="prompt", hint="Remove lone surrogates.") from None
+    if not data:
+        raise EmptyPrompt("The prompt is empty.", field="prompt", hint="Give at least one character.")
+    if len(data) > MAX_PROMPT:
+        raise RequestError(
+            f"The prompt has {len(data)} bytes.",
+            field="prompt",
+            hint=f"At most {MAX_PROMPT} are taken; models read far less.",
+        )
+    return data
