@@ -52,6 +52,7 @@ class HeldJob:
     job_id: str
     folder: int
     place: Place
+    run_alone: int = 0  # the number of the run that it has alone
 
     def let_go(self) -> None:
         if self.folder >= 0:
@@ -148,7 +149,8 @@ class Workspace:
 
     def note_run_alone(self, held: HeldJob) -> None:
         """Count a run alone before it begins: if the server dies in it, it has died alone, and the count is on the disk."""
-        self._touch(held.folder, f"{ALONE}{self.runs_alone(held) + 1}")
+        held.run_alone = self.runs_alone(held) + 1
+        self._touch(held.folder, f"{ALONE}{held.run_alone}")
         self.disk.sync(held.folder)
 
     # ---- back: processing -> ready ----
@@ -156,9 +158,9 @@ class Workspace:
     def give_back(self, held: HeldJob, *, suspect: bool = False, survived: bool = False) -> None:
         """Put a job back into the queue. `suspect`: its server died, so the next run is alone; `survived`: it ran alone and the
         server lives, so that run does not count."""
-        runs = self.runs_alone(held)
-        if survived and runs:
-            self.disk.remove(f"{ALONE}{runs}", held.folder)
+        if survived and held.run_alone:
+            with suppress(FileNotFoundError):
+                self.disk.remove(f"{ALONE}{held.run_alone}", held.folder)
         if suspect and not self.is_suspect(held):
             self._touch(held.folder, SUSPECT)
         if suspect or survived:

@@ -1,0 +1,301 @@
+"""Pool: the jobs of a workspace that run here. It takes as many as there is room for, and looks after those of dead servers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.workspace.files import FINISHED, Outcome, Place
+from penstock.workspace.layout import HeldJob, Workspace
+from penstock.workspace.processor import Back, Processor
+from penstock.workspace.recovery import MAX_DEATHS, recover
+from penstock.workspace.runner import Runner
+from penstock.workspace.scanner import Scanner, Waiting
+
+logger = logging.getLogger(__name__)
+
+MAX_RUNNING = 64
+SAVE_EVERY = 0.2  # seconds between two writes of what jobs have said
+LOOK_EVERY = 2.0  # seconds between two looks at the whole queue and at jobs of dead servers
+SWEEP_EVERY = 600.0
+RETRY_AFTER = 1.0  # seconds until what the disk refused is tried again
+WORKERS = 4  # threads that write: what they sync together, the file system writes together
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """A job that ended here. `facts` are those of its usage.json."""
+
+    job_id: str
+    done: bool
+    facts: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Running:
+    processor: Processor
+    priority: int
+    busy: Future[Any] | None = None  # what a worker does for it now
+    not_before: float = 0.0  # the disk refused something; when to try again
+    saved: float = field(default_factory=time.monotonic)
+
+
+class Pool:
+    """Runs on a thread of its own between `start` and `stop`; or `drain` runs it on the caller's until the queue is empty."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        runner: Runner,
+        *,
+        max_running: int = MAX_RUNNING,
+        max_deaths: int = MAX_DEATHS,
+        on_end: Callable[[JobEnd], None] = lambda end: None,
+    ) -> None:
+        self._workspace, self._runner, self._on_end = workspace, runner, on_end
+        self._max_running, self._max_deaths = max_running, max_deaths
+        self._woken = threading.Event()
+        self._scanner = Scanner(workspace, self._woken.set)
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="penstock-workspace")
+        self._running: dict[str, _Running] = {}
+        self._stopping = False
+        self._next_look = self._next_sweep = self._no_claims_before = 0.0
+        self._conflicts: set[str] = set()
+        self._thread: threading.Thread | None = None
+        self.done = self.failed = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._serve, name="penstock-pool", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Running jobs go back to the queue with what they have said so far; whoever takes them next goes on there."""
+        self._stopping = True
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def drain(self) -> list[Waiting]:
+        """Work until nothing waits and nothing runs, here or elsewhere; those that wait for a model that is not here are
+        returned."""
+        with self._workspace.serving():
+            self._scanner.start()
+            try:
+                while not self._is_empty():
+                    self._turn()
+                return self._scanner.left(self._runner.accepts)
+            finally:
+                self._leave()
+
+    # ---- the loop ----
+
+    def _serve(self) -> None:
+        with self._workspace.serving():
+            self._scanner.start()
+            try:
+                while not self._stopping:
+                    try:
+                        self._turn()
+                    except Exception:  # a queue that nobody looks after would look like one that is idle
+                        logger.exception("the workspace %s stumbled and goes on", self._workspace.path)
+                        self._woken.wait(RETRY_AFTER)
+            finally:
+                self._leave()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._look_after(now)
+        try:
+            if now >= self._next_look:
+                self._next_look = now + LOOK_EVERY
+                self._look(now)
+            self._scanner.take_news()
+            self._pass_on_cancels()
+            if now >= self._no_claims_before:
+                self._take_jobs()
+        except OSError as error:
+            self._on_trouble(error)
+        self._woken.wait(self._patience())
+        self._woken.clear()
+
+    def _look(self, now: float) -> None:
+        moved = recover(self._workspace, self._max_deaths)
+        for job_id, place in moved.items():
+            logger.warning("the job %s had lost its server: it is in %s now", job_id, place)
+            if place in FINISHED:
+                self._count(JobEnd(job_id, place is Place.OUTPUT, {}))
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_EVERY
+            self._workspace.sweep()
+            self._workspace.empty_trash()
+        self._scanner.look()
+        self._scanner.refresh(job_id for job_id, place in moved.items() if place is Place.READY)
+
+    def _is_empty(self) -> bool:
+        """Nothing that we could do now or later."""
+        if self._running or self._scanner.first(self._runner.accepts) is not None:
+            return False
+        self._scanner.look()
+        waits = self._scanner.first(self._runner.accepts) is not None
+        return not waits and not self._workspace.names(Place.PROCESSING)
+
+    def _patience(self) -> float:
+        now = time.monotonic()
+        due = self._next_look
+        if self._running:
+            due = min(due, now + SAVE_EVERY)
+        if now < self._no_claims_before:
+            due = min(due, self._no_claims_before)
+        return max(0.001, due - now)
+
+    # ---- taking jobs ----
+
+    def _take_jobs(self) -> None:
+        """Most wanted first. A suspect runs alone: it waits until nothing else runs here, and nothing is taken beside it."""
+        taken: list[_Running] = []
+        try:
+            while self._runner.ready() and not self._is_kept_alone():
+                waiting = self._scanner.first(self._runner.accepts)
+                if waiting is None or not self._has_room(waiting) or (waiting.suspect and self._running):
+                    break
+                self._scanner.forget(waiting.job_id)
+                job = self._take(waiting)
+                if job is not None:
+                    taken.append(job)
+                    self._running[waiting.job_id] = job
+            if taken:
+                self._workspace.settle()
+        finally:
+            for job in taken:
+                self._put_to_work(job, job.processor.begin)
+
+    def _is_kept_alone(self) -> bool:
+        return any(job.processor.alone for job in self._running.values())
+
+    def _has_room(self, waiting: Waiting) -> bool:
+        """Who is wanted more than others that run does not wait for their end, within reason."""
+        if len(self._running) < self._max_running:
+            return True
+        above = waiting.priority > min(job.priority for job in self._running.values())
+        return above and len(self._running) < 2 * self._max_running
+
+    def _take(self, waiting: Waiting) -> _Running | None:
+        held = self._claim(waiting)
+        if held is None:
+            return None
+        try:
+            suspect = self._workspace.is_suspect(held)
+            if suspect and self._running:  # it has become one since we read of it
+                self._workspace.give_back(held)
+                self._scanner.refresh([waiting.job_id])
+                return None
+            if suspect:
+                self._workspace.note_run_alone(held)
+        except BaseException:
+            held.let_go()
+            raise
+        processor = Processor(self._workspace, held, self._runner, self._woken.set, alone=suspect, max_deaths=self._max_deaths)
+        return _Running(processor, waiting.priority)
+
+    def _claim(self, waiting: Waiting) -> HeldJob | None:
+        try:
+            return self._workspace.claim(waiting.job_id)
+        except FileExistsError:
+            if waiting.job_id not in self._conflicts:
+                logger.warning("the job %s is left alone: there is another of its id, running or finished", waiting.job_id)
+                self._conflicts.add(waiting.job_id)
+            return None
+
+    def _pass_on_cancels(self) -> None:
+        for job_id in self._workspace.names(Place.CANCEL):
+            job = self._running.get(job_id)
+            if job is not None:
+                if not job.processor.cancelled:
+                    job.processor.cancel()
+            elif self._workspace.find(job_id) in (None, *FINISHED):
+                self._workspace.forget_cancel(job_id)
+
+    # ---- looking after those that run ----
+
+    def _look_after(self, now: float) -> None:
+        for job_id, job in list(self._running.items()):
+            if job.busy is not None:
+                if not job.busy.done():
+                    continue
+                finished, job.busy = job.busy, None
+                if not self._goes_on(job_id, job, finished):
+                    continue
+            if now < job.not_before:
+                continue
+            if job.processor.ended:
+                self._put_to_work(job, job.processor.end)
+            elif now - job.saved >= SAVE_EVERY:
+                job.saved = now
+                self._put_to_work(job, job.processor.save)
+
+    def _put_to_work(self, job: _Running, what: Callable[[], Any]) -> None:
+        def on_done(_: Future[Any]) -> None:
+            if job.processor.ended:
+                self._woken.set()
+
+        job.busy = self._workers.submit(what)
+        job.busy.add_done_callback(on_done)
+
+    def _goes_on(self, job_id: str, job: _Running, finished: Future[Any]) -> bool:
+        """What a worker has done for a job, which may have been the last."""
+        error = finished.exception()
+        if isinstance(error, OSError):
+            job.not_before = time.monotonic() + RETRY_AFTER
+            self._on_trouble(error)
+            return False
+        if error is not None:
+            logger.error("the job %s is left to recovery", job_id, exc_info=error)
+            job.processor.abandon()
+            del self._running[job_id]
+            return False
+        verdict = finished.result()
+        if verdict is None:
+            return True  # it began, or was saved
+        del self._running[job_id]
+        if isinstance(verdict, Outcome):
+            self._count(JobEnd(job_id, verdict.done, verdict.facts))
+        elif isinstance(verdict, Back):
+            self._scanner.refresh([job_id])
+        return False
+
+    def _count(self, end: JobEnd) -> None:
+        if end.done:
+            self.done += 1
+        else:
+            self.failed += 1
+        self._on_end(end)
+
+    def _on_trouble(self, error: OSError) -> None:
+        """The disk is full or worse: what runs goes on in memory, and nothing more is taken until writing works again."""
+        now = time.monotonic()
+        if now >= self._no_claims_before + 30 * RETRY_AFTER or not self._no_claims_before:
+            logger.error("%s: %s; no new jobs are taken until that is over", self._workspace.path, error.strerror or error)
+        self._no_claims_before = now + RETRY_AFTER
+
+    def _leave(self) -> None:
+        for job in self._running.values():
+            job.processor.stop()
+        until = time.monotonic() + 30
+        while self._running and time.monotonic() < until:
+            self._look_after(time.monotonic())
+            self._woken.wait(0.01)
+            self._woken.clear()
+        for job in self._running.values():
+            job.processor.abandon()
+        self._running.clear()
+        self._scanner.stop()
+        self._workers.shutdown()

@@ -1,0 +1,174 @@
+"""Scanner: which jobs wait, in the order in which they should be taken.
+
+The kernel tells of new ones as they come (inotify and its like); now and then the whole folder is looked through, since
+events can be lost. A job's request is read once, when it is first seen.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import BadJob, RequestError
+from penstock.workspace.files import FOLDER, MAX_RECORD, REQUEST, SUSPECT, Place, has_file, read_file
+from penstock.workspace.job_id import is_job_id, order
+from penstock.workspace.layout import Workspace
+from penstock.workspace.request import WorkRequest, parse_request
+
+logger = logging.getLogger(__name__)
+
+STEP, DEBOUNCE = 2, 20  # milliseconds: a burst of new jobs is told at once, but not much later than its first
+SUSPECT_PATIENCE = 60.0  # seconds that a suspect lets others go first: it must run alone, and holds everybody up
+
+Urgency = tuple[int, bool, float, tuple[int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job in the queue. `due` is when it should be done by, in Unix time; `seen` is when we first saw it, by our own clock."""
+
+    job_id: str
+    model: str | None
+    priority: int
+    due: float
+    suspect: bool
+    seen: float
+
+    @property
+    def urgency(self) -> Urgency:
+        """Lower is first: by priority, then those that can run beside others, then by deadline and age."""
+        patient = self.suspect and time.monotonic() - self.seen < SUSPECT_PATIENCE
+        return -self.priority, patient, self.due, order(self.job_id)
+
+
+class Scanner:
+    """`wake` is called, on a thread of ours, whenever something may have changed. All else belongs to one thread."""
+
+    def __init__(self, workspace: Workspace, wake: Callable[[], None]) -> None:
+        self._workspace, self._wake = workspace, wake
+        self._ready = workspace.path / Place.READY
+        self._waiting: dict[str, Waiting] = {}
+        self._queues: dict[str | None, list[tuple[Urgency, str]]] = {}  # a heap for each model; who left stays in it a while
+        self._entered: dict[str, Urgency] = {}  # which of a job's entries counts
+        self._news: set[str] = set()
+        self._lock, self._leaving = threading.Lock(), threading.Event()
+        self._told: set[str] = set()
+        self._watcher = threading.Thread(target=self._watch, name="penstock-scanner", daemon=True)
+
+    def start(self) -> None:
+        self._watcher.start()
+
+    def stop(self) -> None:
+        self._leaving.set()
+        self._watcher.join(timeout=5)
+
+    def look(self) -> None:
+        """Go through the whole folder. Its cost is that of the jobs that wait, however many are finished."""
+        there = set(self._workspace.names(Place.READY))
+        for job_id in self._waiting.keys() - there:
+            self.forget(job_id)
+        self._add(there - self._waiting.keys())
+        for job in self._waiting.values():
+            if job.suspect:
+                self._enter(job)  # its turn may have come
+        self._tell_strays()
+
+    def take_news(self) -> None:
+        """Add the jobs that the kernel told of."""
+        with self._lock:
+            news, self._news = self._news, set()
+        self._add(news)
+
+    def refresh(self, job_ids: Iterable[str]) -> None:
+        """These came back to the queue, or others than we know of them."""
+        for job_id in job_ids:
+            self.forget(job_id)
+            self._add([job_id])
+
+    def forget(self, job_id: str) -> None:
+        self._waiting.pop(job_id, None)
+        self._entered.pop(job_id, None)
+
+    def first(self, accepts: Callable[[str | None], bool]) -> Waiting | None:
+        tops = [queue[0] for model in list(self._queues) if accepts(model) and (queue := self._cleared(model))]
+        return self._waiting[min(tops)[1]] if tops else None
+
+    def left(self, accepts: Callable[[str | None], bool]) -> list[Waiting]:
+        """Those that wait for a model that is not here."""
+        return [job for job in self._waiting.values() if not accepts(job.model)]
+
+    # ---- inside ----
+
+    def _add(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            found = self._read(job_id)
+            if found is not None:
+                self._waiting[job_id] = found
+                self._enter(found)
+
+    def _enter(self, job: Waiting) -> None:
+        urgency = job.urgency
+        if self._entered.get(job.job_id) != urgency:
+            self._entered[job.job_id] = urgency
+            heapq.heappush(self._queues.setdefault(job.model, []), (urgency, job.job_id))
+
+    def _cleared(self, model: str | None) -> list[tuple[Urgency, str]]:
+        """A model's queue without those at its head that have left it."""
+        queue = self._queues[model]
+        while queue and self._entered.get(queue[0][1]) != queue[0][0]:
+            heapq.heappop(queue)
+        if not queue:
+            del self._queues[model]
+        return queue
+
+    def _read(self, job_id: str) -> Waiting | None:
+        """What matters for its turn. A request that cannot be read gets its turn too: whoever takes it tells what is wrong."""
+        try:
+            folder = os.open(self._ready / job_id, FOLDER)
+        except OSError:
+            return None  # taken meanwhile, or no folder
+        try:
+            request = WorkRequest()
+            with suppress(BadJob, RequestError, OSError):
+                request = parse_request(read_file(folder, REQUEST, MAX_RECORD) or b"{}")
+            due = math.inf if request.deadline is None else request.submitted + request.deadline
+            suspect = has_file(folder, SUSPECT)
+            return Waiting(job_id, request.model, request.priority, due, suspect, time.monotonic())
+        finally:
+            os.close(folder)
+
+    def _watch(self) -> None:
+        from watchfiles import watch
+
+        places = [self._ready, self._workspace.path / Place.CANCEL]
+        try:
+            for changes in watch(
+                *places,
+                watch_filter=None,
+                step=STEP,
+                debounce=DEBOUNCE,
+                recursive=False,
+                stop_event=self._leaving,
+                raise_interrupt=False,
+                ignore_permission_denied=True,
+            ):
+                with self._lock:
+                    self._news |= {path.name for _, changed in changes if (path := Path(changed)).parent.name == self._ready.name}
+                    self._news = {name for name in self._news if is_job_id(name)}
+                self._wake()
+        except Exception as error:  # then the slow look is all there is
+            logger.warning("new jobs are noticed later than usual, since the folder cannot be watched: %s", error)
+
+    def _tell_strays(self) -> None:
+        strays = set(self._workspace.strays(Place.READY))
+        for name in sorted(strays - self._told)[:10]:
+            logger.warning("%s holds %r, which is no job: it is left alone", self._ready, name[:80])
+        self._told = strays
