@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -44,7 +45,14 @@ prompts = st.builds(
     st.integers(0, 8),
     st.lists(st.integers(1, 3), min_size=1, max_size=14),
 )
-submissions = st.tuples(st.just("submit"), prompts, params, st.integers(-1, 1), st.sampled_from([None, 0.1, 5.0]))
+submissions = st.tuples(
+    st.just("submit"),
+    prompts,
+    params,
+    st.integers(-1, 1),
+    st.sampled_from([None, 0.1, 5.0]),
+    st.sampled_from([0, 0, 0, 1, 4, 99]),
+)
 events = st.lists(
     st.one_of(
         submissions,
@@ -87,7 +95,8 @@ class World:
 
     # ---- what happens ----
 
-    def submit(self, prompt: list[int], sampling: SamplingParams, priority: int, deadline: float | None) -> None:
+    def submit(self, prompt: list[int], sampling: SamplingParams, priority: int, deadline: float | None, known: int) -> None:
+        """`known` tokens of its answer were generated before, somewhere else."""
         prompt = prompt[: self.room - 1]  # longer ones are refused before they reach the engine
         room = self.room - len(prompt)
         job, updates = make_job(
@@ -99,6 +108,9 @@ class World:
             deadline=deadline,
             room=room,
         )
+        if sampling.n == 1:
+            right = oracle(prompt, sampling, stages=self.stages, seed=job.seed, room=job.max_tokens)
+            job.request = replace(job.request, resume=right[:known])
         self.jobs.append((job, updates))
         self.engine.submit(job)
         self.engine.take_commands(wait=False)
@@ -186,7 +198,9 @@ class World:
             for replica in replicas:
                 assert len(replica.table) == own(stage).pool.blocks_for(replica.kv_len)
         assert self.engine._processor.in_flight <= self.window
+        assert sum(job.lifted for job, _ in self.jobs if job.open) <= 1, "one at a time"
         for job, updates in self.jobs:
+            assert job.priority < 0 or not job.lifted, "only background jobs are lifted"
             finals = [u for u in updates if isinstance(u, JobDone | JobFailed)]
             assert len(finals) <= 1
             if finals:
@@ -204,7 +218,8 @@ class World:
         assert seq.step_processed >= seq.base
         if seq.generated and seq.decoding:
             assert seq.in_flight <= 1, "one decode span in flight"
-        assert not (seq.generated and seq.step_processed < seq.prompt_len and seq.incarnation == 0), "no token before its prompt"
+        anew = seq.incarnation == 0 and not seq.job.request.resume
+        assert not (seq.generated and seq.step_processed < seq.prompt_len and anew), "no token before its prompt"
         now = (seq.incarnation, seq.attempt, seq.scheduled, seq.stage_processed, seq.step_processed)
         old = self.before.get(seq.seq_id)
         if old is not None and old[:2] == now[:2]:

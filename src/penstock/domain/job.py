@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ class JobRequest:
     deadline: float | None = None  # seconds from arrival; orders the queue under EDF and LRS
     constraint: ConstraintFactory | None = None  # makes, for each output, what decides which tokens may come
     template: Mapping[str, Any] = field(default_factory=dict)  # further variables for the chat template, such as tools
+    resume: Sequence[int] = ()  # tokens that were generated for this very request before: the answer goes on behind them
 
     def __post_init__(self) -> None:
         if type(self.priority) is not int:
@@ -61,6 +63,26 @@ class JobRequest:
                 field=name,
                 hint="Leave one of them out.",
             )
+        self._check_resume()
+
+    def _check_resume(self) -> None:
+        try:
+            object.__setattr__(self, "resume", tuple(operator.index(token) for token in self.resume))
+        except TypeError:
+            raise RequestError("resume is not a list of token ids.", field="resume") from None
+        if not self.resume:
+            return
+        if self.sampling.n != 1:
+            raise RequestError(
+                f"resume cannot be used with n = {self.sampling.n}.", field="resume", hint="Resume each output by itself."
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self.sampling, name) is not None:
+                raise RequestError(
+                    f"resume cannot be used with {name}: how likely its tokens were is not known any more.",
+                    field="resume",
+                    hint=f"Leave {name} out, or start from the beginning.",
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class SequenceState(Enum):
     WAITING = auto()
     RUNNING = auto()  # a Span is on its way and the next one depends on it
     PAUSED = auto()  # holds KV and may be granted a Span now
-    WAITING_PREEMPT = auto()  # lost its KV; will be computed again
+    WAITING_PREEMPT = auto()  # lost its KV, here or on a server that is gone; will be computed again
     FINISHED = auto()
     IGNORED = auto()  # can never fit
 
@@ -58,6 +58,7 @@ class Job:
     open: bool = True  # no final update was emitted yet
     on_end: Callable[[Job], None] | None = None
     reachable: bool = True  # the client takes updates
+    lifted: bool = False  # it stood still for so long that it is not put off any more
 
     def emit(self, update: JobUpdate) -> None:
         """Hand an update to the client. A client that fails to take it is not asked again."""
@@ -76,6 +77,11 @@ class Job:
     @property
     def priority(self) -> int:
         return self.request.priority
+
+    @property
+    def effective_priority(self) -> int:
+        """What it is ranked by: a background job that was lifted is like any other."""
+        return 0 if self.lifted else self.priority
 
 
 @dataclass(slots=True, eq=False)

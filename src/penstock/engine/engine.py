@@ -304,7 +304,7 @@ class Engine:
         else:
             try:
                 # decided once, here: what is predicted later must not change who was promised what
-                reading = self._predictor.prefill(len(job.prompt_ids), self.config.chunk)
+                reading = self._predictor.prefill(len(job.prompt_ids) + len(job.request.resume), self.config.chunk)
                 wanted = job.request.deadline or fair_deadline(reading)
                 job.deadline = max(wanted, reading)  # an impossible one would come before all that are possible
                 self.sequences.add(job)

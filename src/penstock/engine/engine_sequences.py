@@ -25,7 +25,7 @@ from penstock.domain.job import (
 )
 from penstock.domain.sequence import HOLDS_KV, TERMINAL, Job, Sequence, SequenceState
 from penstock.domain.span import Notice, NoticeKind, Span
-from penstock.engine.output import OutputText, TextStreams
+from penstock.engine.output import OutputText, TextStreams, say, say_again
 from penstock.engine.scheduler import SchedulerOutput
 from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong
 from penstock.stats import EngineStats
@@ -64,7 +64,7 @@ class EngineSequenceManager:
         self._sent_notice = -1
 
     def add(self, job: Job) -> None:
-        """Enter a job: each of its `n` outputs is a sequence that waits."""
+        """Enter a job: each of its `n` outputs is a sequence that waits. One that is resumed waits as a preempted one does."""
         sampling, make_constraint = job.sampling, job.request.constraint
         for index in range(sampling.n):
             text = OutputText(self._text_stream(sampling.skip_special_tokens), sampling.stop)
@@ -73,6 +73,9 @@ class EngineSequenceManager:
             self._next_seq += 1
             self._texts[seq.seq_id], self.queued[seq.seq_id] = text, seq
             job.sequences.append(seq)
+            if job.request.resume:
+                seq.state = SequenceState.WAITING_PREEMPT  # its KV was lost with the server that generated them
+                self._resume(seq)
 
     def get(self, span: Span) -> Sequence | None:
         """The sequence of a Span, unless it is over or the Span is of an older incarnation or attempt."""
@@ -100,7 +103,9 @@ class EngineSequenceManager:
     # ---- the events ----
 
     def on_schedule(self, output: SchedulerOutput) -> list[Span]:
-        """Apply a decision: preempt, ignore, then turn the grants into Spans."""
+        """Apply a decision: lift, preempt, ignore, then turn the grants into Spans."""
+        if output.lifted is not None:
+            output.lifted.lifted = True
         for seq in output.preempted:
             self.preempt_seq(seq)
         for seq in output.ignored:
@@ -111,7 +116,7 @@ class EngineSequenceManager:
                 self.fail(
                     seq.job,
                     NotReady(
-                        f"The answer has {len(seq.tokens)} tokens so far, but what is left of the network holds {limit}.",
+                        f"Prompt and answer have {len(seq.tokens)} tokens so far, but the KV memory that is left holds {limit}.",
                         hint="Start the nodes again that left, or give the others more KV memory (kv_memory).",
                     ),
                 )
@@ -137,9 +142,10 @@ class EngineSequenceManager:
             if seq is None:
                 continue
             seq.stage_processed = span.end
-            if seq.index == 0 and seq.job.prefilled < span.end <= seq.prompt_len:
-                seq.job.prefilled = span.end
-                seq.job.emit(PrefillProgress(span.end, seq.prompt_len))
+            done = min(span.end, seq.prompt_len)  # behind the prompt there may be generated tokens, to be computed again
+            if seq.index == 0 and seq.job.prefilled < done:
+                seq.job.prefilled = done
+                seq.job.emit(PrefillProgress(done, seq.prompt_len))
 
     def on_step_completed(self, steps: Iterable[Step]) -> None:
         """Spans passed all stages: the only place where tokens are added, stops are looked for and text is made."""
@@ -272,7 +278,7 @@ class EngineSequenceManager:
         seq.committed = len(seq.table)
         job = seq.job
         if seq.incarnation == 0 and seq.index == 0:
-            job.cached_tokens = length
+            job.cached_tokens = min(length, seq.prompt_len)
         self._stats.cached_tokens += length
         if job.first_grant is None:
             job.first_grant = self._clock()
@@ -308,34 +314,26 @@ class EngineSequenceManager:
         seq.committed = full
 
     def _accept(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
-        job, sampling = seq.job, seq.job.sampling
         seq.tokens.append(token_id)
         self._observe_token(seq)
-        reason: FinishReason | None = None
-        stop_reason: str | int | None = None
-        shown = True
-        if token_id in self._eos_ids and not sampling.ignore_eos:
-            reason, shown = FinishReason.STOP, False
-        elif token_id in sampling.stop_token_ids:
-            reason, stop_reason, shown = FinishReason.STOP, token_id, False
-        text = self._texts[seq.seq_id]
-        piece = text.push(token_id, may_stop=seq.generated >= sampling.min_tokens) if shown else text.finish()
-        if piece.stop is not None:
-            reason, stop_reason = FinishReason.STOP, piece.stop
-        elif reason is None and seq.constraint is not None and seq.constraint.accept(token_id):
-            reason = FinishReason.STOP
-            rest = text.finish()
-            piece = piece._replace(text=piece.text + rest.text)
-            stop_reason = rest.stop
-        elif reason is None and seq.generated >= job.max_tokens:
-            reason = FinishReason.LENGTH
-            rest = text.finish()
-            piece = piece._replace(text=piece.text + rest.text)
-            if rest.stop is not None:
-                reason, stop_reason = FinishReason.STOP, rest.stop
-        job.emit(TokensOut(seq.index, piece.text, (token_id,), () if logprob is None else (logprob,)))
-        if reason is not None:
-            self.free_seq(seq, reason, stop_reason)
+        said = say(seq, self._texts[seq.seq_id], self._eos_ids)
+        seq.job.emit(TokensOut(seq.index, said.text, (token_id,), () if logprob is None else (logprob,)))
+        if said.reason is not None:
+            self.free_seq(seq, said.reason, said.stop_reason)
+
+    def _resume(self, seq: Sequence) -> None:
+        """Take over what was generated before, up to where it ends if it does: it is said at once, and counts as if it had been
+        generated here, but in no statistics."""
+        text, pieces, said = self._texts[seq.seq_id], list[str](), None
+        for token_id in seq.job.request.resume:
+            seq.tokens.append(token_id)
+            said = say_again(seq, text, self._eos_ids)
+            pieces.append(said.text)
+            if said.reason is not None:
+                break
+        seq.job.emit(TokensOut(seq.index, "".join(pieces), tuple(seq.tokens[seq.prompt_len :])))
+        if said is not None and said.reason is not None:
+            self.free_seq(seq, said.reason, said.stop_reason)
 
     def _observe_token(self, seq: Sequence) -> None:
         now, job = self._clock(), seq.job

@@ -62,16 +62,23 @@ class JobFactory:
         """`max_jobs` is how many outputs may be open at once, running or waiting; None for any number."""
         self._engine, self._tokenizer, self._vocab = engine, tokenizer, vocab
         self._context, self._max_jobs = context, max_jobs
-        self._open: set[Job] = set()
+        self._open: set[Job] = set()  # those that `max_jobs` is about
+        self._uncounted: set[Job] = set()  # open, too
         self._id_hint = f"Ids go from 0 to {vocab - 1}."
 
-    def start_job(self, request: JobRequest, sink: Callable[[JobUpdate], None] | None = None) -> JobHandle:
+    def start_job(
+        self, request: JobRequest, sink: Callable[[JobUpdate], None] | None = None, *, counted: bool = True
+    ) -> JobHandle:
         """Check and tokenize in the caller's thread, so that bad input is refused at once and costs the engine nothing.
 
-        Updates go to the handle, or to `sink` (called on the compute thread: it must be quick) if one is given.
+        Updates go to the handle, or to `sink` (called on the compute thread: it must be quick) if one is given. A job that is
+        not `counted` is never refused with QueueFull and takes no room from others: it comes from a queue with its own bound.
         """
-        self.check_room(request.sampling.n)
+        if counted:
+            self.check_room(request.sampling.n)
         prompt = self._prompt(request)
+        if not all(0 <= token < self._vocab for token in request.resume):
+            raise RequestError("resume holds ids that are no tokens.", field="resume", hint=self._id_hint)
         sampling = request.sampling
         for name in ("logit_bias", "stop_token_ids"):
             beyond = [token for token in getattr(sampling, name) if token >= self._vocab]
@@ -99,23 +106,24 @@ class JobFactory:
             arrival=time.monotonic(),
             sink=sink or updates.put,
         )
-        self._open.add(job)
-        job.on_end = self._open.discard
+        among = self._open if counted else self._uncounted
+        among.add(job)
+        job.on_end = among.discard
         try:
             self._engine.submit(job)
         except EngineError:
-            self._open.discard(job)
+            among.discard(job)
             raise
         return JobHandle(job, self._engine.cancel, None if sink else updates)
 
     @property
     def open_jobs(self) -> list[Job]:
         """Accepted and not ended, in no particular order. They belong to the compute thread: look, do not touch."""
-        return list(self._open)
+        return [*self._open, *self._uncounted]
 
     def check_room(self, outputs: int = 1) -> None:
         """Refuse a job of so many outputs while too many are open. A lone one is always taken."""
-        open_outputs = sum(job.sampling.n for job in self.open_jobs)
+        open_outputs = sum(job.sampling.n for job in list(self._open))
         if self._max_jobs is None or not open_outputs or open_outputs + outputs <= self._max_jobs:
             return
         took = self._engine.stats.job_time

@@ -73,7 +73,7 @@ class LeaseKeeper:
         """Others need memory too: come down to what is fair, at the cost of those who came last."""
         pool, blocks = self._sequences.pool, route.blocks
         holders = self._sequences.holders.values()
-        for seq in sorted(holders, key=lambda seq: (seq.job.priority, -seq.job.arrival, -seq.seq_id)):
+        for seq in sorted(holders, key=lambda seq: (seq.job.effective_priority, -seq.job.arrival, -seq.seq_id)):
             if pool.available >= pool.capacity - blocks:
                 break
             self._sequences.preempt_seq(seq)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
+
+from penstock.domain.constraint import Constraint
+from penstock.domain.job import FinishReason
+from penstock.domain.sequence import Sequence as Output
+from penstock.errors import PenstockError, RequestError
 
 
 class TextStream(Protocol):
@@ -58,3 +63,56 @@ def _overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:length]):
             return length
     return 0
+
+
+class Said(NamedTuple):
+    """What a token makes of an output: more text, and why it was the last one, if it was."""
+
+    text: str
+    reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+def say(seq: Output, text: OutputText, eos_ids: Collection[int]) -> Said:
+    """What the newest token of a sequence makes of it. Its constraint sees the token, unless that ends the text by itself."""
+    token_id, sampling = seq.tokens[-1], seq.job.sampling
+    if _is_end(seq, token_id, eos_ids):
+        piece = text.finish()
+        by_itself = None if token_id in eos_ids and not sampling.ignore_eos else token_id
+        return Said(piece.text, FinishReason.STOP, by_itself if piece.stop is None else piece.stop)
+    piece = text.push(token_id, may_stop=seq.generated >= sampling.min_tokens)
+    if piece.stop is not None:
+        return Said(piece.text, FinishReason.STOP, piece.stop)
+    if seq.constraint is not None and seq.constraint.accept(token_id):
+        reason = FinishReason.STOP
+    elif seq.generated >= seq.job.max_tokens:
+        reason = FinishReason.LENGTH
+    else:
+        return Said(piece.text)
+    rest = text.finish()
+    return Said(piece.text + rest.text, reason if rest.stop is None else FinishReason.STOP, rest.stop)
+
+
+def say_again(seq: Output, text: OutputText, eos_ids: Collection[int]) -> Said:
+    """The same for a token that was generated before, by somebody else: nobody has asked our constraint for it."""
+    token_id = seq.tokens[-1]
+    try:
+        if seq.constraint is not None and _is_end(seq, token_id, eos_ids) and not _allows(seq.constraint, token_id):
+            raise RequestError("The text must not end here.")
+        return say(seq, text, eos_ids)
+    except Exception as error:
+        why = error.message if isinstance(error, PenstockError) else str(error)
+        raise RequestError(
+            f"The answer cannot be resumed, because its token {seq.generated} (id {token_id}) is refused: {why}",
+            field="resume",
+            hint="Start from the beginning.",
+        ) from error
+
+
+def _is_end(seq: Output, token_id: int, eos_ids: Collection[int]) -> bool:
+    sampling = seq.job.sampling
+    return (token_id in eos_ids and not sampling.ignore_eos) or token_id in sampling.stop_token_ids
+
+
+def _allows(constraint: Constraint, token_id: int) -> bool:
+    return bool(int(constraint.mask()[token_id // 32]) >> token_id % 32 & 1)

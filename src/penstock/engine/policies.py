@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from penstock.domain.sequence import Sequence
+from penstock.domain.sequence import Job, Sequence
 
 # (sequence, now, predicted seconds until it is done) -> key
 Policy = Callable[[Sequence, float, float], float]
 
 
 LEAST_DEADLINE = 0.25  # seconds
+STARVED = 30.0  # seconds without a token, after which a background job (of a priority below 0) is not put off any more
 
 
 def fair_deadline(reading: float) -> float:
@@ -34,3 +35,17 @@ def by_slack(seq: Sequence, now: float, remaining: float) -> float:
 
 
 POLICIES: Mapping[str, Policy] = {"fcfs": by_arrival, "edf": by_deadline, "lrs": by_slack}
+
+
+def to_lift(seqs: Collection[Sequence], now: float) -> Job | None:
+    """The background job that is to rank like the others from now on: the one that has stood still for longest, and too long.
+    There is one at a time, so that urgent work makes room for no more than that."""
+    if any(seq.job.lifted for seq in seqs):
+        return None
+    background = [seq for seq in seqs if seq.job.priority < 0]
+    longest = min(background, key=lambda seq: (_last_progress(seq), seq.seq_id), default=None)
+    return longest.job if longest is not None and now - _last_progress(longest) >= STARVED else None
+
+
+def _last_progress(seq: Sequence) -> float:
+    return max(seq.job.arrival, seq.last_token)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
-from penstock.domain.sequence import Sequence, SequenceState
-from penstock.engine.policies import POLICIES
+from penstock.domain.sequence import Job, Sequence, SequenceState
+from penstock.engine.policies import POLICIES, to_lift
 from penstock.engine.predictor import StepTimePredictor
 
 IDLE_FACTOR = 4
@@ -33,10 +33,11 @@ class SchedulerOutput:
     grants: list[Grant] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     ignored: list[Sequence] = field(default_factory=list)
+    lifted: Job | None = None  # a background job that ranks like the others from the next round on
     reach: int = 0  # blocks that a sequence can have at most
 
     def __bool__(self) -> bool:
-        return bool(self.grants or self.preempted or self.ignored)
+        return bool(self.grants or self.preempted or self.ignored or self.lifted)
 
 
 class Scheduler:
@@ -61,6 +62,7 @@ class Scheduler:
         `reach` blocks waits for them.
         """
         round_ = _Round(pool, self._config, holders, lambda seq: self._urgency(seq, now), reach or pool.capacity)
+        round_.out.lifted = to_lift([*queued, *holders], now)
         round_.make_way(queued)
         ready = [seq for seq in holders if seq.state is SequenceState.PAUSED and seq.remaining > 0]
         decodes = [seq for seq in ready if seq.decoding]
@@ -98,7 +100,7 @@ class Scheduler:
     def _urgency(self, seq: Sequence, now: float) -> Urgency:
         """Lower is more urgent: priority, then the policy, then arrival, then the order of outputs."""
         remaining = self._predictor.prefill(seq.remaining, self._config.chunk)
-        return (-seq.job.priority, self._policy(seq, now, remaining), seq.job.arrival, seq.seq_id)
+        return (-seq.job.effective_priority, self._policy(seq, now, remaining), seq.job.arrival, seq.seq_id)
 
 
 Urgency = tuple[int, float, float, int]
@@ -141,15 +143,16 @@ class _Round:
         """Jobs of lower priority give way to one that waits for memory or a place, if that lets it in. Equals wait."""
         if not self._holders or not queued:
             return
-        lowest = min(seq.job.priority for seq in self._holders)
-        above = [seq for seq in queued if seq.job.priority > lowest and not self._waits_for_its_prefix(seq)]
+        lowest = min(seq.job.effective_priority for seq in self._holders)
+        above = [seq for seq in queued if seq.job.effective_priority > lowest and not self._waits_for_its_prefix(seq)]
         if not above:
             return
         newcomer = min(above, key=self.urgency)
         need = self._pool.blocks_for(len(newcomer.tokens))
         free, running = self._free - self._promised, self._running
         victims: list[Sequence] = []
-        candidates = sorted((seq for seq in self._holders if seq.job.priority < newcomer.job.priority), key=self.urgency)
+        below = (seq for seq in self._holders if seq.job.effective_priority < newcomer.job.effective_priority)
+        candidates = sorted(below, key=self.urgency)
         while free < need + running or running >= self._config.max_sequences:
             if not candidates:
                 return  # not even without all of them
