@@ -24,12 +24,12 @@ unexport PROMPT
 export PENSTOCK_PROMPT := $(value PROMPT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve run test soak lint format bench bench-compare bench-serving bench-network clean
+.PHONY: help setup serve run test soak lint format bench bench-compare bench-serving bench-network bench-workspace clean
 
 help: ## Show this list
 	@echo "Penstock: one language model running across the machines you already have"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  make serve SERVE_ARGS="--port 8080"'
 	@echo '  make run PROMPT="Why is the sky blue?"'
@@ -70,6 +70,9 @@ bench-serving: $(STAMP) ## Measure the server under load, on a quiet machine (so
 
 bench-network: $(STAMP) ## Measure pipes over several nodes, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/network.py $(BENCH_ARGS)
+
+bench-workspace: $(STAMP) ## Measure durable jobs on this disk, on a quiet machine (some ten minutes)
+	@$(BIN)/python bench/workspace.py $(BENCH_ARGS)
 
 clean: ## Remove .venv and all caches (not the downloaded models)
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

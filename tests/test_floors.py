@@ -31,7 +31,8 @@ FLOORS = {
     "stats": 1,
     "progress": 1,
 }
-FACE_NAMES = {"LLM": "llm", "SamplingParams": "domain"}  # `from penstock import LLM` is an import of llm.py
+# `from penstock import LLM` is an import of llm.py
+FACE_NAMES = {"LLM": "llm", "SamplingParams": "domain", "Work": "workspace", "Flow": "workspace"}
 FACE = ""  # penstock/__init__.py: its public names are imported on first use, so at the top it imports nothing of ours
 NEIGHBOURS = {
     "errors",
@@ -49,6 +50,7 @@ THIRD_PARTY = {"": set(), "errors": set(), "stats": set(), "progress": set(), "d
     ("model", "pipes", "engine"), COMPUTE
 )
 THIRD_PARTY["network"] = {"zenoh", "msgspec"}
+THIRD_PARTY["workspace"] = {"watchfiles"}
 IMPORTERS = {"gguf", "huggingface_hub"}  # only in model/sources, and only inside functions
 BLOCKED = ("llguidance", "typer", "rich", "gguf", "huggingface_hub", "msgspec", "zenoh", "fastapi", "transformers", "pydantic")
 
@@ -220,7 +222,7 @@ def modules_under(room: str) -> list[str]:
     return [f"penstock.{module_name(file, SOURCE)}" for file in files]
 
 
-@pytest.mark.parametrize("room", ["domain", "config", "model", "pipes", "engine"])
+@pytest.mark.parametrize("room", ["domain", "config", "workspace", "model", "pipes", "engine"])
 def test_the_compute_core_imports_where_nothing_else_is_installed(room: str) -> None:
     modules = modules_under(room)
     if not modules:
@@ -238,7 +240,8 @@ for name in {modules!r}:
 
 
 def test_importing_penstock_does_not_import_torch() -> None:
-    program = "import sys, penstock; penstock.SamplingParams; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    names = "penstock.SamplingParams, penstock.Work, penstock.Flow"
+    program = f"import sys, penstock; {names}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     env = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
     assert subprocess.run([sys.executable, "-c", program], env=env, timeout=60, check=False).returncode == 0
 

@@ -5,6 +5,13 @@ from penstock import LLM, SamplingParams
 with LLM("smollm2-135m") as llm:
     print(llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text)
 
+Durable jobs, with no model in this process:
+
+from penstock import Flow, Work
+
+job = Work("jobs").submit("What is the capital of France?")
+print(Flow("jobs").wait(job).text)
+
 The public names are imported on first use, so that `import penstock` costs nothing.
 """
 
@@ -16,12 +23,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.domain.sampling import SamplingParams
     from penstock.llm import LLM
+    from penstock.workspace.flow import Flow
+    from penstock.workspace.work import Work
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Flow", "SamplingParams", "Work", "__version__"]
 
-_HOMES = {"LLM": "penstock.llm", "SamplingParams": "penstock.domain.sampling"}
+_HOMES = {
+    "LLM": "penstock.llm",
+    "SamplingParams": "penstock.domain.sampling",
+    "Work": "penstock.workspace.work",
+    "Flow": "penstock.workspace.flow",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,12 @@
-"""Node: wires one node. Its models, the engines that run them, and the door in front."""
+"""Node: wires one node. Its models, the engines that run them, and the doors in front."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,26 @@ from penstock.config.node import HostedModelConfig, NodeConfig
 from penstock.doors.listener import Listener, begin_to_listen, take_port
 from penstock.doors.openai.served import Served
 from penstock.doors.openai.server import OAIHttpServer
+from penstock.doors.workspace import EngineRunner
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_alone
 from penstock.pipes.model_manager import ModelManager
 from penstock.progress import Progress, silent
+from penstock.workspace.layout import Workspace
+from penstock.workspace.pool import JobEnd, Pool
 
 if TYPE_CHECKING:
     from penstock.membership import Membership
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """How many jobs ended here, and those that are `left`: they wait for `models` that this node does not host."""
+
+    done: int
+    failed: int
+    models: Sequence[str]
+    left: int
+
 
 LEAST_LEASE = 120.0  # seconds that a route outlives the last word of its origin: longer than any pass takes
 
@@ -28,18 +43,26 @@ class Node:
 
     with Node(config, api_key=None) as node:
         node.serve()
+
+    One that only drains a workspace has no port: `door` is False.
     """
 
-    def __init__(self, config: NodeConfig, *, api_key: str | None, progress: Progress = silent) -> None:
+    def __init__(self, config: NodeConfig, *, api_key: str | None, progress: Progress = silent, door: bool = True) -> None:
         self.config, self._api_key, self._progress = config, api_key, progress
-        self._socket = take_port(config.server.host, config.server.port)
-        host, port = self._socket.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # one of every address
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"  # where clients find it
+        self._socket = take_port(config.server.host, config.server.port) if door else None
+        self.workspace = None if config.workspace.path is None else Workspace(config.workspace.path, create=True)
         self._epoch = time.time_ns() // 1_000_000  # of this life of the node: each is later than the one before
         self._route_numbers = itertools.count()
         self.hosted: list[HostedLayers] = []
         self.membership = self._join() if config.network.enabled else None
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        assert self._socket is not None, "a node without a door has no address"
+        host, port = self._socket.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # one of every address
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @property
     def models(self) -> list[HostedModel]:
@@ -67,9 +90,12 @@ class Node:
         self._leave()
 
     def serve(self, *, on_ready: Callable[[], None] = lambda: None, on_leaving: Callable[[], None] = lambda: None) -> None:
-        config = self.config
+        config, socket = self.config, self._socket
+        assert socket is not None
+        served = self._served()
+        pool = None if self.workspace is None else self._pool(self.workspace, served)
         door = OAIHttpServer(
-            {hosted.name: Served(hosted) for hosted in self.models},
+            served,
             layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
             network=dict if self.membership is None else self.membership.describe,
             node_id=config.node_id,
@@ -81,14 +107,39 @@ class Node:
 
         def leaving() -> None:
             on_leaving()
+            if pool is not None:
+                threading.Thread(target=pool.stop, daemon=True).start()
             if self.membership is not None:
                 threading.Thread(target=self.membership.announce_leaving, daemon=True).start()
 
         listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, end=self._stop)
-        begin_to_listen(self._socket)
-        listener.run(sockets=[self._socket])
+        begin_to_listen(socket)
+        if pool is not None:
+            pool.start()
+        try:
+            listener.run(sockets=[socket])
+        finally:
+            if pool is not None:
+                pool.stop()
         if self.membership is not None:
             self.membership.wait_until_unused(config.limits.drain_timeout)
+
+    def drain(self, on_end: Callable[[JobEnd], None] = lambda end: None) -> Drained:
+        """Work on the workspace until it is empty."""
+        assert self.workspace is not None
+        pool = self._pool(self.workspace, self._served(), on_end)
+        left = pool.drain()
+        return Drained(pool.done, pool.failed, sorted({job.model or "" for job in left}), len(left))
+
+    def _served(self) -> dict[str, Served]:
+        return {hosted.name: Served(hosted) for hosted in self.models}
+
+    def _pool(
+        self, workspace: Workspace, served: Mapping[str, Served], on_end: Callable[[JobEnd], None] = lambda end: None
+    ) -> Pool:
+        config = self.config
+        runner = EngineRunner(served, config.aliases, config.limits)
+        return Pool(workspace, runner, max_running=config.workspace.jobs, max_deaths=config.workspace.deaths, on_end=on_end)
 
     def _load(self, model: HostedModelConfig) -> HostedLayers:
         config, membership = self.config, self.membership
@@ -132,4 +183,5 @@ class Node:
         self._stop()
         if self.membership is not None:
             self.membership.leave()
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()

@@ -116,7 +116,7 @@ def test_wrong_usage_is_named_and_leaves_with_2(args: list[str], told: str) -> N
         ("[server]\nport 80", {}, ["is not valid TOML", "at line 2"]),
         ("", {"PENSTOCK_POTR": "1"}, ["PENSTOCK_POTR", "Did you mean PENSTOCK_PORT?"]),
         ("[server]\nhost = '0.0.0.0'", {}, ["without an API key", "PENSTOCK_API_KEY"]),
-        ("[workspace]", {}, ["cannot work on jobs in a folder yet", "Leave it out."]),
+        ("[workspace]\njobs = 0", {}, ["workspace.jobs = 0", "from 1 up"]),
         ("[network]\nlisten = ['tcp/0.0.0.0:7447']", {}, ["The network is closed", "network.open = true (--open-network)"]),
         ("[[hosted_models]]\nload_ends = false", {}, ["load_ends = false", "join a network"]),
     ],

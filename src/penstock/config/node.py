@@ -25,7 +25,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class NotYet(NamedTuple):
-    """A setting that has only one value so far (a table: none at all), and what another one would ask for."""
+    """A setting that has only one value so far, and what another one would ask for."""
 
     only: Any
     asks_for: str
@@ -35,7 +35,6 @@ class NotYet(NamedTuple):
 NOT_YET = {
     "max_pipes": NotYet(1, "run more than one pipe of a model"),
     "model_validation": NotYet(False, "compare weights with other nodes"),
-    "workspace": NotYet(None, "work on jobs in a folder"),
 }
 
 
@@ -156,6 +155,20 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspaceConfig:
+    """A folder of jobs to work on. `jobs` may run at once; one whose server died `deaths` times, with no other job running, is
+    given up."""
+
+    path: Path | None = None
+    jobs: int = 64
+    deaths: int = 3
+
+    def __post_init__(self) -> None:
+        check_whole("jobs", self.jobs, least=1)
+        check_whole("deaths", self.deaths, least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     format: Literal["text", "json"] = "text"
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -183,6 +196,7 @@ class NodeConfig:
     server: ServerConfig = field(default_factory=ServerConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    workspace: WorkspaceConfig = field(default_factory=WorkspaceConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     log: LogConfig = field(default_factory=LogConfig)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -194,6 +208,11 @@ class NodeConfig:
             raise unusable("node_id", self.node_id, "Use up to 64 letters, digits, dots, dashes and underscores.")
         _refuse_unbuilt("", self)
         self._check_models()
+        if self.workspace.path is not None and not any(model.load_ends for model in self.models):
+            raise ConfigError(
+                "A node that holds only layers cannot work on a workspace.",
+                hint="Leave workspace.path (--workspace) out, or let it load the ends of a model (load_ends).",
+            )
         if not self.network.enabled:
             for model in self.models:
                 model.check_alone()

@@ -12,7 +12,14 @@ from penstock.config import api_key
 from penstock.config.engine import EngineConfig
 from penstock.config.kinds import PATH
 from penstock.config.network import NetworkConfig
-from penstock.config.node import NOT_YET, HostedModelConfig, LimitsConfig, LogConfig, NodeConfig, ServerConfig, unbuilt
+from penstock.config.node import (
+    HostedModelConfig,
+    LimitsConfig,
+    LogConfig,
+    NodeConfig,
+    ServerConfig,
+    WorkspaceConfig,
+)
 from penstock.config.table import BY_KEY, MODELS, OTHER_VARIABLES, OWNERS, SETTINGS, Setting, in_table
 from penstock.errors import ConfigError
 
@@ -79,6 +86,7 @@ def _node(sources: Mapping[str, Sourced], models: int) -> NodeConfig:
         server=ServerConfig(**values(ServerConfig)),
         network=NetworkConfig(**values(NetworkConfig)),
         limits=LimitsConfig(**values(LimitsConfig)),
+        workspace=WorkspaceConfig(**values(WorkspaceConfig)),
         engine=EngineConfig(**values(EngineConfig)),
         log=LogConfig(**values(LogConfig)),
         **values(NodeConfig),
@@ -116,8 +124,6 @@ def _in_table(file: Path, table: str, found: Mapping[str, Any], place: int = 0) 
             if not isinstance(value, dict):
                 raise ConfigError(f"{file}: {name} is a table of settings, not a value.", hint=f"Write [{name}] on a line alone.")
             yield from _in_table(file, name, value)
-        elif key in NOT_YET:
-            raise unbuilt(f"{file}: [{name}]", NOT_YET[key].asks_for)
         else:
             raise _unknown_key(file, key)
 

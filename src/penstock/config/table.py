@@ -27,6 +27,7 @@ from penstock.config.node import (
     LogConfig,
     NodeConfig,
     ServerConfig,
+    WorkspaceConfig,
 )
 from penstock.errors import ConfigError
 
@@ -39,6 +40,7 @@ OWNERS: dict[str, type] = {
     "server": ServerConfig,
     "network": NetworkConfig,
     "limits": LimitsConfig,
+    "workspace": WorkspaceConfig,
     "scheduler": EngineConfig,
     "log": LogConfig,
 }
@@ -192,6 +194,9 @@ SETTINGS = (
     Setting("limits.max_jobs", WHOLE, "Answers (requests times n) open at once; one more is told to come back later (429)."),
     Setting("limits.max_tokens", WHOLE, "The most tokens that a request may ask for; otherwise any number.", sample=4096),
     Setting("limits.drain_timeout", SECONDS, "Time for running answers when the server is told to stop."),
+    Setting("workspace.path", PATH, "A folder of jobs to work on beside the API's requests.", "--workspace", sample="jobs"),
+    Setting("workspace.jobs", WHOLE, "Jobs of the workspace that run at once.", "--workspace-jobs"),
+    Setting("workspace.deaths", WHOLE, "A job during which the server died so often, alone, is given up.", "--workspace-deaths"),
     Setting("scheduler.policy", kinds.one_of(*POLICY_NAMES), "Who is first: by arrival (fcfs), deadline (edf) or slack (lrs)."),
     Setting("prefill_chunk_size", WHOLE, "Prompt tokens in a step beside running answers.", field=(EngineConfig, "chunk")),
     Setting(

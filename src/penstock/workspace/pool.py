@@ -238,7 +238,7 @@ class Pool:
                 continue
             if job.processor.ended:
                 self._put_to_work(job, job.processor.end)
-            elif now - job.saved >= SAVE_EVERY:
+            elif job.processor.spoke or now - job.saved >= SAVE_EVERY:
                 job.saved = now
                 self._put_to_work(job, job.processor.save)
 
@@ -270,6 +270,8 @@ class Pool:
             self._count(JobEnd(job_id, verdict.done, verdict.facts))
         elif isinstance(verdict, Back):
             self._scanner.refresh([job_id])
+            if not verdict.suspect:
+                self._no_claims_before = time.monotonic() + RETRY_AFTER  # whatever sent it back may last a while
         return False
 
     def _count(self, end: JobEnd) -> None:

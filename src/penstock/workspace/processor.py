@@ -64,7 +64,8 @@ class Processor:
         self._resumed = self._to_skip = 0
         self._started = self._next_sync = time.monotonic()
         self._verdict: Outcome | Back | None = None
-        self._stopping = self._cancelled = False
+        self._stopping = self._cancelled = self._has_spoken = False
+        self.spoke = False  # its first words are here and not on the disk yet: somebody may be waiting for them
         self.ended = False  # the last update has come, or there will be none: `end` is due
 
     # ---- from any thread ----
@@ -92,6 +93,9 @@ class Processor:
         self._news.append(update)
         if isinstance(update, JobDone | JobFailed):
             self.ended = True
+            self._wake()
+        elif isinstance(update, TokensOut) and update.text and not self._has_spoken:
+            self.spoke = self._has_spoken = True
             self._wake()
 
     # ---- the work with files ----
@@ -137,6 +141,7 @@ class Processor:
     def save(self) -> None:
         """Put what was said since the last time on the disk."""
         with self._lock:
+            self.spoke = False
             self._take_news()
             self._write()
 
