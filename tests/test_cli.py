@@ -19,6 +19,9 @@ QUESTION = "What is the capital of France?"
 COMMANDS = [
     [],
     ["serve"],
+    ["work"],
+    ["flow"],
+    ["drain"],
     ["chat"],
     ["ps"],
     ["config"],

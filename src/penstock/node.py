@@ -98,6 +98,7 @@ class Node:
             served,
             layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
             network=dict if self.membership is None else self.membership.describe,
+            workspace=(lambda: None) if pool is None else pool.describe,
             node_id=config.node_id,
             server=config.server,
             limits=config.limits,

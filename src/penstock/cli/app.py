@@ -11,10 +11,13 @@ from penstock.cli.bench import bench
 from penstock.cli.chat import chat
 from penstock.cli.config import config
 from penstock.cli.doctor import doctor
+from penstock.cli.drain import drain
+from penstock.cli.flow import flow
 from penstock.cli.ps import ps
 from penstock.cli.run import run
 from penstock.cli.serve import serve
 from penstock.cli.version import print_version, version
+from penstock.cli.work import work
 
 HELP = ["--help", "-h"]
 
@@ -45,6 +48,9 @@ def penstock(
 
 app.command()(run)
 app.command()(serve)
+app.command()(work)
+app.command()(flow)
+app.command()(drain)
 app.command()(chat)
 app.command()(ps)
 app.add_typer(network.app, name="network", context_settings={"help_option_names": HELP})

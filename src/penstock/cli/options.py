@@ -10,7 +10,9 @@ import typer
 
 from penstock.config.node import DEFAULT_MODEL as DEFAULT_MODEL
 from penstock.domain.topology import LayerRange
-from penstock.errors import ConfigError, InvalidSampling
+from penstock.errors import ConfigError, RequestError
+
+FLAGS = {"tags": "--tag"}  # fields of a request whose option has another name
 
 ModelOption = Annotated[
     str,
@@ -55,5 +57,6 @@ def wrong_usage(option: str = "") -> Iterator[None]:
         yield
     except ConfigError as error:
         raise typer.BadParameter(str(error), param_hint=option or None) from None
-    except InvalidSampling as error:
-        raise typer.BadParameter(str(error), param_hint=option or f"--{error.field.replace('_', '-')}") from None
+    except RequestError as error:
+        flag = FLAGS.get(error.field, f"--{error.field.replace('_', '-')}")
+        raise typer.BadParameter(str(error), param_hint=option or (flag if error.field else None)) from None

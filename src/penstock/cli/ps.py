@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.cli.durations import age
 from penstock.cli.options import JsonOption
 from penstock.cli.output import table_lines
 from penstock.cli.server_url import UrlOption
@@ -32,6 +33,9 @@ def _page(status: dict[str, Any]) -> str:
     for model in status["models"]:
         where = f"{model['id']} on {model['device']}, {model['dtype']}"
         lines.append(f"{where} · layers {', '.join(model['layers'])} · {_memory(model)}")
+    if status.get("workspace"):
+        told = status["workspace"]
+        lines.append(f"workspace · {told['queued']} wait · {told['running']} run · {told['done']} done · {told['failed']} failed")
     jobs = [_row(job, model["id"]) for model in status["models"] for job in model["jobs"]]
     if jobs:
         lines += ["", *table_lines(HEADINGS, jobs, numbers=[3, 4, 5, 6])]
@@ -53,15 +57,8 @@ def _row(job: dict[str, Any], model: str) -> list[str]:
         job["id"],
         model,
         STATES.get(job["state"], job["state"]),
-        _age(job["age"]),
+        age(job["age"]),
         f"{job['prefilled']}/{job['prompt_tokens']}",
         f"{job['generated']}/{job['max_tokens'] * job['outputs']}",
         str(job["priority"]),
     ]
-
-
-def _age(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"

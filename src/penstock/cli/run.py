@@ -22,6 +22,7 @@ from penstock.cli.options import (
     wrong_usage,
 )
 from penstock.cli.output import print_json
+from penstock.cli.prompt import prompt_text
 from penstock.domain.job import JobRequest
 from penstock.domain.sampling import SamplingParams
 
@@ -71,7 +72,7 @@ def run(
             seed=seed,
         )
     ranges = parse_segments(segments)
-    request = _request(_prompt_text(prompt), system, raw, sampling)
+    request = _request(prompt_text(prompt, EXAMPLE), system, raw, sampling)
 
     from penstock.llm import LLM
 
@@ -96,21 +97,6 @@ def run(
         raise typer.Exit(INTERRUPTED)
 
 
-def _prompt_text(prompt: str | None) -> str:
-    if prompt is None and sys.stdin.isatty():
-        raise _bad_prompt(f"There is nothing to answer. Try: {EXAMPLE}")
-    try:
-        if prompt is None or prompt == "-":
-            text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
-        else:
-            text = prompt.encode("utf-8", "surrogateescape").decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _bad_prompt(f"It is not UTF-8 text ({error.reason} at byte {error.start}).") from None
-    if not text.strip():
-        raise _bad_prompt(f"It is empty. Try: {EXAMPLE}")
-    return text
-
-
 def _request(text: str, system: str | None, raw: bool, sampling: SamplingParams) -> JobRequest:
     if not raw:
         before = [] if system is None else [{"role": "system", "content": system}]
@@ -118,7 +104,3 @@ def _request(text: str, system: str | None, raw: bool, sampling: SamplingParams)
     if system is not None:
         raise typer.BadParameter("A system message needs the chat template, which --raw leaves out.", param_hint="--system")
     return JobRequest(prompt=text, sampling=sampling)
-
-
-def _bad_prompt(message: str) -> typer.BadParameter:
-    return typer.BadParameter(message, param_hint="PROMPT")

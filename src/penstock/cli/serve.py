@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ Ctrl-C to leave.
 Penstock serves {"; ".join(served)}.
 
   Base URL   {url}
-{network}
+{_workspace(node, command)}{network}
 Try it:
 
 curl {url}/chat/completions{header} \\
@@ -100,6 +101,13 @@ def _held(node: Node) -> str:
         f" (it has {hosted.spec.num_layers}) on {hosted.device}, {hosted.dtype}"
         for hosted in node.hosted
     )
+
+
+def _workspace(node: Node, command: str) -> str:
+    if node.workspace is None:
+        return ""
+    path = shlex.quote(str(node.workspace.path))
+    return f'  Workspace  {path}; try: {command} work {path} "{QUESTION}"\n'
 
 
 def _network(node: Node, command: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -15,9 +15,11 @@ from penstock.engine.hosted_model import HostedLayers, HostedModel
 from penstock.stats import Histogram
 
 
-def render_metrics(models: Sequence[HostedLayers]) -> tuple[bytes, str]:
+def render_metrics(models: Sequence[HostedLayers], workspace: Mapping[str, int] | None) -> tuple[bytes, str]:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(models))
+    if workspace is not None:
+        registry.register(WorkspaceCollector(workspace))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     return generate_latest(registry), CONTENT_TYPE_LATEST
@@ -112,6 +114,20 @@ class EngineCollector(Collector):
                 found: Histogram = getattr(hosted.engine.stats, attribute)
                 family.add_metric([hosted.name], *_cumulative(found))
             yield family
+
+
+class WorkspaceCollector(Collector):
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        now = GaugeMetricFamily("penstock_workspace_jobs", "Jobs of the workspace that wait, and that run here", labels=["state"])
+        ended = CounterMetricFamily("penstock_workspace_ended_jobs", "Jobs of the workspace that ended here", labels=["outcome"])
+        for state in ("queued", "running"):
+            now.add_metric([state], self._counts[state])
+        for outcome in ("done", "failed"):
+            ended.add_metric([outcome], self._counts[outcome])
+        yield from (now, ended)
 
 
 def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:

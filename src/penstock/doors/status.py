@@ -11,13 +11,21 @@ from penstock.domain.sequence import Job
 from penstock.engine.hosted_model import HostedLayers, HostedModel
 
 
-def describe(node_id: str, models: Sequence[HostedLayers], aliases: Mapping[str, str], *, draining: bool) -> dict[str, Any]:
+def describe(
+    node_id: str,
+    models: Sequence[HostedLayers],
+    aliases: Mapping[str, str],
+    *,
+    draining: bool,
+    workspace: Mapping[str, int] | None,
+) -> dict[str, Any]:
     return {
         "node_id": node_id,
         "version": __version__,
         "draining": draining,
         "aliases": dict(aliases),
         "models": [_model(hosted) for hosted in models],
+        "workspace": None if workspace is None else dict(workspace),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import BadJob, NotFinished, RequestError, UnknownJob
+from penstock.errors import BadJob, NotFinished, RequestError, UnknownJob, WorkspaceError
 from penstock.workspace.files import (
     ERROR,
     FINISHED,
@@ -28,6 +29,7 @@ from penstock.workspace.files import (
 from penstock.workspace.job_id import order
 from penstock.workspace.layout import Workspace
 from penstock.workspace.request import WorkRequest, parse_request
+from penstock.workspace.root import on_disk
 from penstock.workspace.work import key_file
 
 FIRST_LOOK, LAST_LOOK = 0.01, 0.2  # seconds between two looks of somebody who waits: the pause grows
@@ -105,8 +107,14 @@ class Flow:
         with self._workspace.looking_at(job_id) as (place, folder):
             if place not in FINISHED:
                 raise NotFinished(f"The job {job_id} is {STATUS[place]}.", hint="Wait for it.")
-            data = read_file(folder, RESULT if place is Place.OUTPUT else ERROR, MAX_RESULT)
-            return JobResult(job_id, STATUS[place], data or b"", read_record(folder, USAGE) or {})
+            name, usage = RESULT if place is Place.OUTPUT else ERROR, read_record(folder, USAGE) or {}
+            data = read_file(folder, name, MAX_RESULT)
+        if data is None or usage.get("sha256") not in (None, hashlib.sha256(data).hexdigest()):
+            what = "is missing" if data is None else "is not what the job left there"
+            raise BadJob(
+                f"{name} of the job {job_id} {what}.", hint="Somebody changed it. `penstock flow --retry` runs it again."
+            )
+        return JobResult(job_id, STATUS[place], data, usage)
 
     def wait(self, job_id: str, timeout: float | None = None) -> JobResult:
         """Until it ended; NotFinished after `timeout` seconds."""
@@ -117,15 +125,19 @@ class Flow:
 
     def follow(self, job_id: str, timeout: float | None = None) -> Iterator[bytes]:
         """The text as it is generated, piece by piece, until the job ends: together the bytes of result.txt. Of a job that fails
-        only what it said; `get` tells why."""
-        shown = 0
+        only what it said; `get` tells why. WorkspaceError if it began anew and says something else."""
+        shown = b""
         for _ in self._looks(timeout):
             with self._workspace.looking_at(job_id) as (place, folder):
                 name = RESULT if place is Place.OUTPUT else PARTIAL
                 text = read_file(folder, name, MAX_RESULT) or b""
-            if len(text) > shown:
-                yield text[shown:]
-                shown = len(text)
+            if not (text.startswith(shown) or shown.startswith(text)):
+                raise WorkspaceError(
+                    f"The job {job_id} began anew and says something else now.", hint="`penstock flow --wait` prints its result."
+                )
+            if len(text) > len(shown):
+                yield text[len(shown) :]
+                shown = text
             if place in FINISHED:
                 return
         raise NotFinished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.", hint="Follow it longer.")
@@ -133,18 +145,27 @@ class Flow:
     def counts(self) -> dict[Status, int]:
         return {status: len(self._workspace.names(place)) for status, place in PLACES.items()}
 
-    def wait_until_idle(self, timeout: float | None = None) -> None:
-        """Until nothing waits and nothing runs."""
+    def wait_until_idle(self, timeout: float | None = None, *, tag: str | None = None) -> None:
+        """Until nothing (of this tag) waits and nothing runs."""
+        tagged: dict[str, bool] = {}  # a request is read once
         for _ in self._looks(timeout):
-            # a job may go back from `processing` between two looks, so the first is looked at once more
-            if not any(self._workspace.names(place) for place in (Place.READY, Place.PROCESSING, Place.READY)):
+            # a job may go back from `processing` between two looks, so `ready` is looked at twice
+            open_jobs = {job for place in (Place.READY, Place.PROCESSING, Place.READY) for job in self._workspace.names(place)}
+            if tag is not None:
+                for job_id in open_jobs - tagged.keys():
+                    with suppress(UnknownJob):
+                        request = self.describe(job_id).request
+                        tagged[job_id] = request is not None and tag in request.tags
+                open_jobs = {job_id for job_id in open_jobs if tagged.get(job_id)}
+            if not open_jobs:
                 return
         raise NotFinished(f"{self.path} is not idle after {timeout:g} seconds.", hint="Wait longer.")
 
     def jobs(self, *, tag: str | None = None, limit: int | None = None) -> Iterator[JobView]:
         """Jobs, the newest first. A job that moves while we look is told once."""
-        where = {job_id: place for place in PLACES.values() for job_id in self._workspace.names(place)}
-        newest = sorted(where, key=order, reverse=True) if limit is None or tag else heapq.nlargest(limit, where, key=order)
+        # a job may go back from `processing` between two looks, so `ready` is looked at twice
+        known = {job_id for place in (*PLACES.values(), Place.READY) for job_id in self._workspace.names(place)}
+        newest = sorted(known, key=order, reverse=True) if limit is None or tag else heapq.nlargest(limit, known, key=order)
         told = 0
         for job_id in newest:
             if limit is not None and told >= limit:
@@ -171,21 +192,25 @@ class Flow:
     def gc(self, older_than: float) -> int:
         """Remove jobs that ended more than so many seconds ago, and tell how many. Each vanishes whole."""
         workspace, removed = self._workspace, 0
-        for place in FINISHED:
-            for job_id in workspace.names(place):
-                with suppress(FileNotFoundError, UnknownJob):
-                    if workspace.age_of(job_id, place) <= older_than:
-                        continue
-                    with workspace.looking_at(job_id) as (_, folder):
-                        request = _request_of(folder)
-                    if workspace.throw_away(job_id):
-                        removed += 1
-                        self._free_key(job_id, request)
-        workspace.empty_trash()
-        workspace.sweep()
+        with on_disk(self.path):
+            for place in FINISHED:
+                for job_id in workspace.names(place):
+                    with suppress(FileNotFoundError, UnknownJob):
+                        if workspace.age_of(job_id, place) > older_than:
+                            removed += self._remove(job_id)
+            workspace.empty_trash()
+            workspace.sweep()
         return removed
 
-    def _free_key(self, job_id: str, request: WorkRequest | None) -> None:
+    def _remove(self, job_id: str) -> bool:
+        with self._workspace.looking_at(job_id) as (_, folder):
+            request = _request_of(folder)
+        if not self._workspace.throw_away(job_id):
+            return False
+        self._free_key(request)
+        return True
+
+    def _free_key(self, request: WorkRequest | None) -> None:
         if request is None or request.key is None:
             return
         name = key_file(request.key)

@@ -16,6 +16,7 @@ import fcntl
 import os
 import stat
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -66,11 +67,7 @@ class Workspace:
     def __init__(self, path: str | Path, *, create: bool = False, disk: Disk | None = None) -> None:
         self.path, self.disk = Path(path), disk or Disk()
         self._folders = open_places(self.path, self.disk, create=create)
-
-    def close(self) -> None:
-        for folder in self._folders.values():
-            os.close(folder)
-        self._folders = {}
+        self.close = weakref.finalize(self, _close, list(self._folders.values()))
 
     # ---- submit: writing -> ready ----
 
@@ -400,3 +397,8 @@ class Workspace:
 
     def _stat(self, job_id: str, place: Place) -> os.stat_result:
         return os.stat(job_id, dir_fd=self._folders[place], follow_symlinks=False)
+
+
+def _close(folders: list[int]) -> None:
+    for folder in folders:
+        os.close(folder)

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.workspace.files import FINISHED, Outcome, Place
 from penstock.workspace.layout import HeldJob, Workspace
-from penstock.workspace.processor import Back, Processor
+from penstock.workspace.processor import PASSING, Back, Processor
 from penstock.workspace.recovery import MAX_DEATHS, recover
 from penstock.workspace.runner import Runner
 from penstock.workspace.scanner import Scanner, Waiting
@@ -24,6 +25,8 @@ SAVE_EVERY = 0.2  # seconds between two writes of what jobs have said
 LOOK_EVERY = 2.0  # seconds between two looks at the whole queue and at jobs of dead servers
 SWEEP_EVERY = 600.0
 RETRY_AFTER = 1.0  # seconds until what the disk refused is tried again
+MAX_REFUSALS = 10  # ... and how often, where it is not for want of room
+LOGGED = ("model", "seconds", "completion_tokens", "resumed_tokens")  # of a job that ended
 WORKERS = 4  # threads that write: what they sync together, the file system writes together
 
 
@@ -42,6 +45,7 @@ class _Running:
     priority: int
     busy: Future[Any] | None = None  # what a worker does for it now
     not_before: float = 0.0  # the disk refused something; when to try again
+    refusals: int = 0  # ... and how often it did since something was written last
     saved: float = field(default_factory=time.monotonic)
 
 
@@ -69,9 +73,10 @@ class Pool:
         self._thread: threading.Thread | None = None
         self.done = self.failed = 0
 
-    @property
-    def running(self) -> int:
-        return len(self._running)
+    def describe(self) -> dict[str, int]:
+        """How many jobs wait and run, and how many have ended here so far."""
+        queued = len(self._workspace.names(Place.READY))
+        return {"queued": queued, "running": len(self._running), "done": self.done, "failed": self.failed}
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._serve, name="penstock-pool", daemon=True)
@@ -120,7 +125,7 @@ class Pool:
                 self._look(now)
             self._scanner.take_news()
             self._pass_on_cancels()
-            if now >= self._no_claims_before:
+            if now >= self._no_claims_before and not any(job.refusals for job in self._running.values()):
                 self._take_jobs()
         except OSError as error:
             self._on_trouble(error)
@@ -145,8 +150,10 @@ class Pool:
         if self._running or self._scanner.first(self._runner.accepts) is not None:
             return False
         self._scanner.look()
+        for job_id in self._conflicts:
+            self._scanner.forget(job_id)
         waits = self._scanner.first(self._runner.accepts) is not None
-        return not waits and not self._workspace.names(Place.PROCESSING)
+        return not waits and self._conflicts.issuperset(self._workspace.names(Place.PROCESSING))
 
     def _patience(self) -> float:
         now = time.monotonic()
@@ -201,6 +208,8 @@ class Pool:
             if suspect:
                 self._workspace.note_run_alone(held)
         except BaseException:
+            with suppress(OSError):  # it has not run, so it has not died
+                self._workspace.give_back(held, survived=True)
             held.let_go()
             raise
         processor = Processor(self._workspace, held, self._runner, self._woken.set, alone=suspect, max_deaths=self._max_deaths)
@@ -210,10 +219,13 @@ class Pool:
         try:
             return self._workspace.claim(waiting.job_id)
         except FileExistsError:
-            if waiting.job_id not in self._conflicts:
-                logger.warning("the job %s is left alone: there is another of its id, running or finished", waiting.job_id)
-                self._conflicts.add(waiting.job_id)
+            self._leave_alone(waiting.job_id)
             return None
+
+    def _leave_alone(self, job_id: str) -> None:
+        if job_id not in self._conflicts:
+            logger.warning("the job %s is left alone: it was removed, or there is another of its id", job_id)
+            self._conflicts.add(job_id)
 
     def _pass_on_cancels(self) -> None:
         for job_id in self._workspace.names(Place.CANCEL):
@@ -253,15 +265,18 @@ class Pool:
     def _goes_on(self, job_id: str, job: _Running, finished: Future[Any]) -> bool:
         """What a worker has done for a job, which may have been the last."""
         error = finished.exception()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and self._may_pass(job_id, job, error):
             job.not_before = time.monotonic() + RETRY_AFTER
             self._on_trouble(error)
             return False
         if error is not None:
-            logger.error("the job %s is left to recovery", job_id, exc_info=error)
+            if job_id not in self._conflicts:
+                logger.error("the job %s is left to recovery", job_id, exc_info=error)
+            job.processor.stop()
             job.processor.abandon()
             del self._running[job_id]
             return False
+        job.refusals = 0
         verdict = finished.result()
         if verdict is None:
             return True  # it began, or was saved
@@ -274,11 +289,21 @@ class Pool:
                 self._no_claims_before = time.monotonic() + RETRY_AFTER  # whatever sent it back may last a while
         return False
 
+    def _may_pass(self, job_id: str, job: _Running, error: OSError) -> bool:
+        """Whether what the disk refused should be tried again. A full disk loses nothing, however long that lasts."""
+        if not job.processor.is_ours():
+            self._leave_alone(job_id)
+            return False
+        job.refusals += 1
+        return error.errno in PASSING or not job.processor.ended or job.refusals < MAX_REFUSALS
+
     def _count(self, end: JobEnd) -> None:
         if end.done:
             self.done += 1
         else:
             self.failed += 1
+        facts = {name: end.facts[name] for name in LOGGED if name in end.facts}
+        logger.info("job", extra={"fields": {"id": end.job_id, "outcome": "done" if end.done else "failed", **facts}})
         self._on_end(end)
 
     def _on_trouble(self, error: OSError) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
-from penstock.errors import BadJob, Cancelled, EngineError, EngineStopped, NotReady, PenstockError
-from penstock.workspace.files import Outcome, Place
+from penstock.errors import BadJob, Cancelled, EngineError, EngineStopped, NotReady, PenstockError, RequestError
+from penstock.workspace.files import TOKENS, Outcome, Place
 from penstock.workspace.layout import HeldJob, Workspace
 from penstock.workspace.outcomes import done, failed
 from penstock.workspace.request import read_job
@@ -64,7 +66,7 @@ class Processor:
         self._resumed = self._to_skip = 0
         self._started = self._next_sync = time.monotonic()
         self._verdict: Outcome | Back | None = None
-        self._stopping = self._cancelled = self._has_spoken = False
+        self._stopping = self._cancelled = self._has_spoken = self._starts_over = False
         self.spoke = False  # its first words are here and not on the disk yet: somebody may be waiting for them
         self.ended = False  # the last update has come, or there will be none: `end` is due
 
@@ -106,14 +108,14 @@ class Processor:
             try:
                 self._start()
             except PenstockError as error:
-                self._verdict = self._judged(error)
+                self._heard.last = JobFailed(error)
             except OSError as error:
                 bad = BadJob(f"The job's files cannot be read: {error.strerror or error}.")
                 self._verdict = Back() if error.errno in PASSING else failed(bad)
             except Exception as error:  # whatever is wrong with one job must not touch the others
                 logger.exception("the job %s could not be started", self.job_id)
                 self._verdict = failed(EngineError(f"The job could not be started: {type(error).__name__}: {error}."))
-            if self._verdict is not None:
+            if self._verdict is not None or self._heard.last is not None:
                 self.ended = True
                 self._wake()
 
@@ -153,14 +155,13 @@ class Processor:
                 self._verdict = self._judgement()
             verdict, held = self._verdict, self._held
             if held.place is Place.PROCESSING:
+                if isinstance(verdict, Back) or not verdict.done:
+                    with suppress(OSError):  # what cannot be kept of what it said is computed again
+                        self._write()
+                self._close()
                 if isinstance(verdict, Outcome):
-                    if not verdict.done:
-                        self._write()  # what it said is kept beside the reason
-                    self._close()
                     self._workspace.finish(held, verdict)
                 else:
-                    self._write()
-                    self._close()
                     self._give_back(verdict)
             return verdict
 
@@ -169,7 +170,19 @@ class Processor:
         if over is not None:
             self._workspace.roll_forward(self._held, over)
             return
+        if self._starts_over:
+            with suppress(FileNotFoundError):
+                self._workspace.disk.remove(TOKENS, self._held.folder)
         self._workspace.give_back(self._held, suspect=verdict.suspect, survived=self.alone and not verdict.suspect)
+
+    def is_ours(self) -> bool:
+        """Whether the job is still where we took it, and the only one of its id: people remove, move and make folders."""
+        held = self._held
+        try:
+            there = self._workspace.find(self.job_id) is Place.PROCESSING and os.fstat(held.folder).st_nlink > 0
+        except OSError:
+            return True  # nobody knows
+        return there or held.place is not Place.PROCESSING
 
     def abandon(self) -> None:
         """Leave the job where it is, without an owner; recovery will find it."""
@@ -226,6 +239,10 @@ class Processor:
         if self._cancelled:
             return failed(Cancelled("The job was cancelled."), self._facts())
         if isinstance(error, EngineStopped | NotReady):
+            return Back()
+        if isinstance(error, RequestError) and error.field == "resume" and self._resumed:
+            logger.warning("the job %s begins anew: %s", self.job_id, error)
+            self._starts_over = True
             return Back()
         if isinstance(error, EngineError) and self._workspace.runs_alone(self._held) < self._max_deaths:
             # a pass failed, and all who were in it: as with a death, only who fails alone is at fault

@@ -78,6 +78,7 @@ class WorkRequest:
         if given and (self.sampling.get("ignore_eos") or self.sampling.get("min_tokens")):
             name = "ignore_eos" if self.sampling.get("ignore_eos") else "min_tokens"
             raise RequestError(f"{name} and a {given[0]} contradict each other: it says when the text ends.", field=name)
+        self._check_size()
 
     def _check_sampling(self) -> None:
         if not isinstance(self.sampling, Mapping):
@@ -88,6 +89,16 @@ class WorkRequest:
             if name not in SAMPLING:
                 raise _unknown(f"sampling.{name}", name, SAMPLING)
         SamplingParams(**self.sampling)
+
+    def _check_size(self) -> None:
+        try:
+            size = len(self.to_json())
+        except UnicodeEncodeError:
+            raise RequestError("The request holds text that is not valid Unicode.", hint="Remove lone surrogates.") from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"The request cannot be written as JSON: {error}.") from None
+        if size > MAX_RECORD:
+            raise RequestError(f"The request has {size} bytes beside its prompt.", hint=f"{MAX_RECORD} are taken at most.")
 
     def to_json(self) -> bytes:
         """Only what differs from the defaults, so that a person sees what was asked."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock.errors import WorkspaceError
@@ -17,10 +18,17 @@ MARKER = f"{MARKER_STEM}1"  # an empty file, made when all folders are there and
 
 def open_places(path: Path, disk: Disk, *, create: bool) -> dict[Place, int]:
     """An open folder for each place. A folder that is no workspace is made one if `create` says so and it is empty."""
-    try:
+    with on_disk(path):
         if not (path / MARKER).is_file():
             _make(path, disk, create=create)
         return {place: os.open(path / place, FOLDER) for place in Place}
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[None]:
+    """What the disk refuses inside the block is told with the workspace's path."""
+    try:
+        yield
     except OSError as error:
         raise disk_trouble(path, error, "The workspace cannot be used.") from error
 
@@ -40,6 +48,8 @@ def disk_trouble(path: Path, error: OSError, consequence: str) -> WorkspaceError
 
 
 def _make(path: Path, disk: Disk, *, create: bool) -> None:
+    if path.exists() and not path.is_dir():
+        raise WorkspaceError(f"{path} is a file.", hint="A workspace is a folder: name one, or one that does not exist yet.")
     inside = set(os.listdir(path)) if path.is_dir() else set()
     other = next((name for name in inside if name.startswith(MARKER_STEM)), None)
     if other is not None:

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import EmptyPrompt, KeyTaken, NotFinished, RequestError, UnknownJob
-from penstock.workspace.files import FINISHED, MAX_PROMPT, PROMPT, REQUEST, Place, read_file
+from penstock.errors import BadJob, EmptyPrompt, KeyTaken, NotFinished, RequestError, UnknownJob
+from penstock.workspace.files import FINISHED, MAX_PROMPT, PROMPT, REQUEST, Place
 from penstock.workspace.layout import Workspace
 from penstock.workspace.recovery import recover_job
-from penstock.workspace.request import BACKGROUND, WorkRequest, parse_request, read_job
+from penstock.workspace.request import BACKGROUND, WorkRequest, read_job
+from penstock.workspace.root import on_disk
 
 
 class Work:
@@ -65,7 +66,7 @@ class Work:
         if request.key is None:
             return self._workspace.submit(files)
         name = key_file(request.key)
-        with self._workspace.keys_locked():
+        with on_disk(self._workspace.path), self._workspace.keys_locked():
             known = self._workspace.job_of_key(name)
             if known is None:
                 return self._workspace.submit(files, key=name)
@@ -75,19 +76,21 @@ class Work:
     def cancel(self, job_id: str) -> Place:
         """Ask for a job's end, and tell where it is now. One that waits ends here and now, in `failed`; a running one when its
         server sees the request, which takes a moment; a finished one stays as it is."""
-        place = self._workspace.find(job_id)
-        if place is None:
-            raise UnknownJob(f"There is no job {job_id} in {self._workspace.path}.", hint="`penstock flow` lists the jobs.")
-        if place in FINISHED:
-            return place
-        self._workspace.ask_to_cancel(job_id)
-        held = self._workspace.claim(job_id) or self._workspace.hold(job_id, Place.PROCESSING)
-        if held is not None:  # nobody runs it: it waited, or its server is dead
-            recover_job(self._workspace, held)
-        after = self._workspace.find(job_id)
-        if after is None or after in FINISHED:
-            self._workspace.forget_cancel(job_id)  # it was over before anybody read the request
-        return after or place
+        workspace = self._workspace
+        with on_disk(workspace.path):
+            place = workspace.find(job_id)
+            if place is None:
+                raise UnknownJob(f"There is no job {job_id} in {workspace.path}.", hint="`penstock flow` lists the jobs.")
+            if place in FINISHED:
+                return place
+            workspace.ask_to_cancel(job_id)
+            held = workspace.claim(job_id) or workspace.hold(job_id, Place.PROCESSING)
+            if held is not None:  # nobody runs it: it waited, or its server is dead
+                recover_job(workspace, held)
+            after = workspace.find(job_id)
+            if after is None or after in FINISHED:
+                workspace.forget_cancel(job_id)  # it was over before anybody read the request
+            return after or place
 
     def retry(self, job_id: str) -> str:
         """A new job with the same request, which names the old one. The old one stays as it is."""
@@ -99,9 +102,12 @@ class Work:
         return self.submit_request(again, prompt)
 
     def _check_same(self, request: WorkRequest, prompt: bytes, known: str) -> None:
-        with self._workspace.looking_at(known) as (_, folder):
-            before = parse_request(read_file(folder, REQUEST, MAX_PROMPT) or b"{}")
-            same = before.digest(read_file(folder, PROMPT, MAX_PROMPT) or b"") == request.digest(prompt)
+        try:
+            with self._workspace.looking_at(known) as (_, folder):
+                before, asked = read_job(folder)
+            same = before.digest(asked.encode()) == request.digest(prompt)
+        except (BadJob, RequestError):
+            same = False  # somebody changed it
         if not same:
             raise KeyTaken(f"The key {request.key!r} belongs to another request: job {known}.", hint="Use a new key for it.")
 

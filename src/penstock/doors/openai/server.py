@@ -49,7 +49,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 class OAIHttpServer:
     """`models` are those that it offers, by name, `aliases` further names for them; `layers` are what the node holds only for
-    others, and `network` tells about those. `app` is the ASGI application."""
+    others, `network` tells about those, and `workspace` about the jobs on disk. `app` is the ASGI application."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class OAIHttpServer:
         *,
         layers: Sequence[HostedLayers] = (),
         network: Callable[[], Mapping[str, Any]] = dict,
+        workspace: Callable[[], Mapping[str, int] | None] = lambda: None,
         node_id: str,
         server: ServerConfig,
         limits: LimitsConfig,
@@ -64,7 +65,7 @@ class OAIHttpServer:
         api_key: str | None,
     ) -> None:
         self._models, self._aliases, self._node_id = models, aliases, node_id
-        self._layers, self._network = layers, network
+        self._layers, self._network, self._workspace = layers, network, workspace
         self._server, self._limits = server, limits
         self._readiness = Readiness([served.hosted for served in models.values()], within=server.ready_within)
         self._mailbox: Mailbox | None = None
@@ -136,11 +137,13 @@ class OAIHttpServer:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        body, kind = render_metrics(self._hosted())
+        body, kind = render_metrics(self._hosted(), self._workspace())
         return Response(body, media_type=kind)
 
     async def status(self, request: Request) -> Response:
-        return JSONResponse(describe(self._node_id, self._hosted(), self._aliases, draining=self.draining))
+        return JSONResponse(
+            describe(self._node_id, self._hosted(), self._aliases, draining=self.draining, workspace=self._workspace())
+        )
 
     async def network(self, request: Request) -> Response:
         return JSONResponse(self._network() or {"network": None, "nodes": [], "pipes": []})

@@ -1,0 +1,146 @@
+"""`penstock drain`: work on a queue until it is empty, and leave."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.bars import ProgressBars
+from penstock.cli.columns import harmless
+from penstock.cli.exits import FAILED, INTERRUPTED, tell
+from penstock.cli.logs import set_up_logging
+from penstock.cli.output import print_json
+from penstock.cli.settings import takes_settings
+from penstock.cli.workspaces import WorkspaceArgument, job_record
+from penstock.config.settings import Settings
+from penstock.config.table import BY_KEY
+from penstock.workspace.root import on_disk
+
+if TYPE_CHECKING:
+    from penstock.node import Drained
+    from penstock.workspace.flow import Flow
+    from penstock.workspace.pool import JobEnd
+
+
+@takes_settings
+def drain(
+    settings: Settings,
+    workspace: WorkspaceArgument,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object on a line for each job that ends, and one with the counts.")
+    ] = False,
+) -> None:
+    """Work on a queue until it is empty.
+
+    Jobs come from `penstock work`, also while it is running; `penstock flow` fetches results. It takes the settings of
+    `penstock serve`, and opens no port.
+
+    \b
+    penstock drain nightly
+    penstock drain nightly --model Qwen/Qwen2.5-0.5B-Instruct --json
+
+    The exit code is 0 when all jobs are done, 1 when some failed or wait for a model that is not here. Ctrl-C puts running jobs
+    back into the queue; they go on there next time.
+    """
+    flag = BY_KEY["workspace.path"].flag
+    if settings.sources["workspace.path"].source == f"flag {flag}":
+        raise typer.BadParameter(f"The workspace is named without it: penstock drain {workspace}", param_hint=flag)
+    config = replace(settings.node, workspace=replace(settings.node.workspace, path=workspace))
+    set_up_logging(config.log.format, config.log.level)
+
+    from penstock.workspace.flow import Flow, Status
+
+    with on_disk(workspace):
+        flow = Flow(workspace)
+        waits = any(flow.counts()[status] for status in (Status.QUEUED, Status.RUNNING))
+    if not waits:  # known without loading a model
+        _conclude(workspace, {"done": 0, "failed": 0, "left": 0}, as_json)
+        return
+
+    from penstock.node import Node
+
+    _leave_politely()
+    with ProgressBars() as bars, Node(config, api_key=None, progress=bars, door=False) as node:
+        watch = Watch(flow, bars, as_json)
+        try:
+            report = node.drain(on_end=watch)
+        except KeyboardInterrupt:
+            bars.clear()
+            again = f"penstock drain {shlex.quote(str(workspace))}"
+            before = "1 job" if watch.ended == 1 else f"{watch.ended} jobs"
+            told = f"Interrupted; {before} ended before. What was running is in the queue again: {again}"
+            print(told, file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+    _conclude(workspace, {"done": report.done, "failed": report.failed, "left": report.left}, as_json)
+    if report.left:
+        _tell_of_left(workspace, report)
+    if report.failed or report.left:
+        raise typer.Exit(FAILED)
+
+
+class Watch:
+    """Hears of every job that ends: a bar grows for people, a line is printed for programs."""
+
+    def __init__(self, flow: Flow, bars: ProgressBars, as_json: bool) -> None:
+        self.ended = 0
+        self._flow, self._bars, self._as_json = flow, bars, as_json
+        self._total = 0
+        self._show()
+
+    def __call__(self, end: JobEnd) -> None:
+        self.ended += 1
+        if self._as_json:
+            self._print(end)
+        self._show()
+
+    def _print(self, end: JobEnd) -> None:
+        try:
+            print_json(job_record(end.job_id, "done" if end.done else "failed", end.facts))
+            sys.stdout.flush()
+        except BrokenPipeError:  # nobody listens any more, and the jobs are wanted all the same
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def _show(self) -> None:
+        from penstock.workspace.flow import Status
+
+        with suppress(OSError):  # a bar is not worth a job
+            counts = self._flow.counts()
+            open_jobs = counts[Status.QUEUED] + counts[Status.RUNNING]
+            self._total = max(self._total, self.ended + open_jobs)
+        self._bars(f"working on {self._flow.path.name or self._flow.path}", self.ended, self._total)
+
+
+def _leave_politely() -> None:
+    """Whoever ends us with a signal wants what Ctrl-C does: jobs of a server that just died would count as suspects."""
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(name) is not signal.SIG_IGN:  # as nohup wants it
+            signal.signal(name, signal.default_int_handler)
+
+
+def _conclude(workspace: Path, counts: Mapping[str, int], as_json: bool) -> None:
+    if as_json:
+        print_json(counts)
+    elif not any(counts.values()):
+        print(f"Nothing waits in {workspace}.")
+    else:
+        left = f", {counts['left']} left" if counts["left"] else ""
+        print(f"{counts['done']} done, {counts['failed']} failed{left}.")
+
+
+def _tell_of_left(workspace: Path, report: Drained) -> None:
+    jobs = "1 job waits" if report.left == 1 else f"{report.left} jobs wait"
+    models = [harmless(name) for name in report.models if name]
+    if not models:
+        tell(f"{jobs} for a model, and none is here.", "Host one: --model.")
+        return
+    again = f"penstock drain {shlex.quote(str(workspace))} --model {shlex.quote(models[0])}"
+    tell(f"{jobs} for what is not here: {', '.join(models)}.", f"Run it with such a model: {again}")

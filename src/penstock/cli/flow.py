@@ -1,0 +1,339 @@
+"""`penstock flow`: look at the jobs of a workspace, fetch a result, wait, cancel, try again, clean up."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.durations import METAVAR, age, parse_duration
+from penstock.cli.exits import FAILED, tell
+from penstock.cli.options import JsonOption
+from penstock.cli.output import print_json
+from penstock.cli.workspaces import WorkspaceArgument, counted, nobody_works, note
+from penstock.errors import NotFinished, UnknownJob
+from penstock.workspace.root import on_disk
+
+if TYPE_CHECKING:
+    from penstock.workspace.flow import Flow, JobResult
+    from penstock.workspace.layout import Workspace
+
+NOT_READY = 2
+SHOWN = 10  # jobs, unless --limit says otherwise
+OPEN = ("queued", "running")
+EXAMPLE_ID = "1736700000_12345_0"
+
+
+class Action(StrEnum):
+    LIST = "the list of jobs"
+    SHOW = "a JOB"
+    WAIT = "--wait"
+    FOLLOW = "--follow"
+    WAIT_IDLE = "--wait-idle"
+    CANCEL = "--cancel"
+    RETRY = "--retry"
+    GC = "--gc"
+
+
+OF_ONE_JOB = (Action.WAIT, Action.FOLLOW, Action.CANCEL, Action.RETRY)
+GOES_WITH = {
+    "--timeout": (Action.WAIT, Action.FOLLOW, Action.WAIT_IDLE),
+    "--tag": (Action.LIST, Action.WAIT_IDLE),
+    "--limit": (Action.LIST,),
+    "--older-than": (Action.GC,),
+    "--json": tuple(action for action in Action if action is not Action.FOLLOW),  # it is for people and pipes, as it comes
+}
+
+
+def flow(
+    workspace: WorkspaceArgument,
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="The id of a job, as `penstock work` printed it.", show_default=False)
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for JOB, then print its result.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the result of JOB while it is written.")] = False,
+    wait_idle: Annotated[
+        bool, typer.Option("--wait-idle", "-W", help="Wait until nothing waits or runs, then print the counts.")
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(parser=parse_duration, metavar=METAVAR, help="Wait no longer than this, such as 90s, 10m or 2h."),
+    ] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End JOB, whether it waits or runs.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Submit once more what JOB asked, and print the new job's id.")] = False,
+    gc: Annotated[bool, typer.Option("--gc", help="Remove jobs that ended, with their results; needs --older-than.")] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(parser=parse_duration, metavar=METAVAR, help="For --gc: those that ended longer ago than this, such as 7d."),
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option(metavar="WORD", help="Only jobs with this tag, in the list and for --wait-idle.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help=f"How many jobs to list.  [default: {SHOWN}]")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """See what became of the jobs in a queue, and fetch results.
+
+    Without a JOB it shows how many jobs there are and lists the newest. With one it prints its result, and nothing else.
+
+    \b
+    penstock flow nightly                    what waits, runs, is done, has failed
+    penstock flow nightly $job > answer.txt  a result, byte for byte
+    penstock flow nightly --wait $job        the same, once it is there
+    penstock flow nightly --gc --older-than 7d
+
+    The exit code is 0 when the job is done, 1 when it failed or there is none, 2 when it is not ready (it waits or runs, or a
+    --timeout passed); wrong usage is 2 as well, and says "Usage:" first.
+    """
+    asked = {
+        Action.WAIT: wait,
+        Action.FOLLOW: follow,
+        Action.WAIT_IDLE: wait_idle,
+        Action.CANCEL: cancel,
+        Action.RETRY: retry,
+        Action.GC: gc,
+    }
+    action = _chosen([name for name, given in asked.items() if given], job)
+    given = {"--timeout": timeout, "--tag": tag, "--limit": limit, "--older-than": older_than, "--json": as_json or None}
+    _check_together(action, [option for option, value in given.items() if value is not None])
+    if action is Action.GC and older_than is None:
+        raise typer.BadParameter("Say how old, such as --older-than 7d.", param_hint="--gc")
+    if tag == "":
+        raise typer.BadParameter("It is empty.", param_hint="--tag")
+
+    from penstock.workspace.flow import Flow
+    from penstock.workspace.layout import Workspace
+
+    with on_disk(workspace):
+        place = Workspace(workspace)
+    looking, named = Flow(place), job or ""
+    with _not_ready_is_2():
+        match action:
+            case Action.LIST:
+                _list(looking, tag, limit or SHOWN, as_json)
+            case Action.SHOW:
+                _show(looking, named, as_json)
+            case Action.WAIT:
+                _wait(looking, named, timeout, as_json)
+            case Action.FOLLOW:
+                _follow(looking, named, timeout)
+            case Action.WAIT_IDLE:
+                _wait_idle(looking, tag, timeout, as_json)
+            case Action.CANCEL:
+                _cancel(place, named, as_json)
+            case Action.RETRY:
+                _retry(place, named, as_json)
+            case Action.GC:
+                _clean(looking, older_than or 0.0, as_json)
+
+
+# ---- what the options mean together ----
+
+
+def _chosen(actions: list[Action], job: str | None) -> Action:
+    if len(actions) > 1:
+        raise typer.BadParameter(f"{actions[0]} and {actions[1]} contradict each other. Give one of them.")
+    if not actions:
+        return Action.LIST if job is None else Action.SHOW
+    action = actions[0]
+    if action in OF_ONE_JOB and job is None:
+        raise typer.BadParameter(f"Which job? For example: penstock flow WORKSPACE {action} {EXAMPLE_ID}", param_hint="JOB")
+    if action not in OF_ONE_JOB and job is not None:
+        raise typer.BadParameter(f"{action} is about all jobs. Leave out {job[:80]!r}.", param_hint="JOB")
+    return action
+
+
+def _check_together(action: Action, options: list[str]) -> None:
+    for option in options:
+        if action not in GOES_WITH[option]:
+            others = " and ".join(GOES_WITH[option]) if option != "--json" else "--wait"
+            raise typer.BadParameter(f"It does not go with {action}, but with {others}.", param_hint=option)
+
+
+@contextmanager
+def _not_ready_is_2() -> Iterator[None]:
+    try:
+        yield
+    except NotFinished as error:
+        print(f"not ready: {error}", file=sys.stderr)
+        raise typer.Exit(NOT_READY) from None
+
+
+# ---- all jobs ----
+
+
+def _list(flow: Flow, tag: str | None, limit: int, as_json: bool) -> None:
+    from penstock.cli.flow_page import Survey
+
+    with on_disk(flow.path):
+        jobs = list(flow.jobs(tag=tag, limit=None if tag else limit))
+        counts = _counts(flow) if tag is None else _counts_of([view.status for view in jobs])
+        survey = Survey(flow.path, flow.is_served(), counts, jobs[:limit], flow.strays(), tag)
+    if as_json:
+        print_json(survey.described())
+    else:
+        print(survey.page(_width()))
+
+
+def _wait_idle(flow: Flow, tag: str | None, timeout: float | None, as_json: bool) -> None:
+    with on_disk(flow.path):
+        if _counts(flow)["queued"]:
+            _note_if_nobody_works(flow)
+        flow.wait_until_idle(timeout, tag=tag)
+        counts = _counts(flow) if tag is None else _counts_of([view.status for view in flow.jobs(tag=tag)])
+    if as_json:
+        print_json({"workspace": flow.path.absolute(), "counts": counts})
+    else:
+        print(counted(counts))
+
+
+def _clean(flow: Flow, older_than: float, as_json: bool) -> None:
+    with on_disk(flow.path):
+        removed = flow.gc(older_than)
+    if as_json:
+        print_json({"removed": removed})
+    else:
+        print(f"{removed} job{'' if removed == 1 else 's'} removed that ended more than {age(older_than)} ago.")
+
+
+def _counts(flow: Flow) -> dict[str, int]:
+    return {str(status): count for status, count in flow.counts().items()}
+
+
+def _counts_of(statuses: list[Any]) -> dict[str, int]:
+    from penstock.workspace.flow import PLACES
+
+    found = Counter(statuses)
+    return {str(status): found[status] for status in PLACES}
+
+
+def _width() -> int:
+    """Of a terminal; what goes elsewhere is not cut off."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+
+
+# ---- one job ----
+
+
+def _show(flow: Flow, job: str, as_json: bool) -> None:
+    if as_json:
+        _print_record(flow, job)
+        return
+    with on_disk(flow.path):
+        try:
+            result = flow.get(job)
+        except NotFinished as error:
+            _note_if_nobody_works(flow)
+            how = f"penstock flow {shlex.quote(str(flow.path))} --wait {job}"
+            raise NotFinished(error.message, hint=f"Wait for it: {how}") from None
+    _print_result(result)
+
+
+def _wait(flow: Flow, job: str, timeout: float | None, as_json: bool) -> None:
+    with suppress(NotFinished, UnknownJob) if as_json else nullcontext(), on_disk(flow.path):  # a record tells these too
+        _note_if_nobody_works(flow, job)
+        flow.wait(job, timeout)
+    _show(flow, job, as_json)
+
+
+def _follow(flow: Flow, job: str, timeout: float | None) -> None:
+    from penstock.cli.result import ResultWriter
+
+    def pieces() -> Iterator[bytes]:
+        with on_disk(flow.path):
+            _note_if_nobody_works(flow, job)
+            yield from flow.follow(job, timeout)
+
+    writer = ResultWriter()
+    try:
+        for piece in pieces():
+            writer.write(piece)
+    finally:
+        writer.end()
+    with on_disk(flow.path):
+        result = flow.get(job)
+    if not result.done:
+        _fail(result)
+
+
+def _cancel(place: Workspace, job: str, as_json: bool) -> None:
+    from penstock.workspace.flow import STATUS, Flow, Status
+    from penstock.workspace.work import Work
+
+    with on_disk(place.path):
+        before = Flow(place).status(job)
+        now = STATUS[Work(place).cancel(job)]
+    if as_json:
+        print_json({"id": job, "status": now})
+    elif now is Status.RUNNING:
+        print("It runs: its server was told, and ends it in a moment.")
+    elif now is Status.FAILED and before is not Status.FAILED:
+        print("It is cancelled.")
+    else:
+        print(f"There is nothing to cancel: it has ended before, and is {now}.")
+
+
+def _retry(place: Workspace, job: str, as_json: bool) -> None:
+    from penstock.workspace.work import Work
+
+    with on_disk(place.path):
+        again = Work(place).retry(job)
+    if as_json:
+        print_json({"id": again, "retry_of": job})
+    else:
+        print(again, flush=True)
+    if not place.is_served():
+        note(f"The job waits. {nobody_works(place.path)}")
+
+
+def _print_result(result: JobResult) -> None:
+    from penstock.cli.result import ResultWriter
+
+    if not result.done:
+        _fail(result)
+    writer = ResultWriter()
+    writer.write(result.data)
+    writer.end()
+
+
+def _fail(result: JobResult) -> None:
+    from penstock.cli.terminal import HARMLESS
+
+    tell(result.text.strip().translate(HARMLESS) or f"The job {result.job_id} failed and did not say why.")
+    raise typer.Exit(FAILED)
+
+
+def _print_record(flow: Flow, job: str) -> None:
+    """All that is known of a job as one JSON object; the exit code is as without --json."""
+    from penstock.cli.flow_page import described
+
+    code = 0
+    with on_disk(flow.path):
+        try:
+            view = flow.describe(job)
+            record: dict[str, Any] = {"id": job, "status": view.status}
+            if view.status in OPEN:
+                code = NOT_READY
+            elif (result := flow.get(job)).done:
+                record["result"] = result.text
+            else:
+                record["error"], code = view.usage.get("error") or {"message": result.text.strip()}, FAILED
+            record |= described(view)
+        except UnknownJob as error:
+            told = {"code": error.code, "message": error.message, "hint": error.hint}
+            record, code = {"id": job, "status": "missing", "error": told}, FAILED
+    print_json(record)
+    if code:
+        raise typer.Exit(code)
+
+
+def _note_if_nobody_works(flow: Flow, job: str | None = None) -> None:
+    if not flow.is_served() and (job is None or flow.status(job) in OPEN):
+        note(nobody_works(flow.path))

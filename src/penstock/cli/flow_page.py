@@ -1,0 +1,90 @@
+"""What `penstock flow` shows of a workspace: how many jobs are where, and the newest of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.columns import Ink, harmless, shortened, table
+from penstock.cli.durations import age
+from penstock.cli.workspaces import counted, job_record, nobody_works, tokens
+
+if TYPE_CHECKING:
+    from penstock.workspace.flow import JobView
+
+HEADINGS = ["job", "status", "age", "tags", "tokens", "ended with"]
+TAGS, ENDED = 3, 5  # columns that give way when room is short
+LONGEST = 100  # columns of an error; `penstock flow WORKSPACE JOB` tells all of it
+NAMED = 5  # strays
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """`counts` are of all jobs (with `tag`: that have it), `jobs` the newest of them."""
+
+    path: Path
+    served: bool
+    counts: Mapping[str, int]
+    jobs: Sequence[JobView]
+    strays: Sequence[str] = ()
+    tag: str | None = None
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "workspace": self.path.absolute(),
+            "served": self.served,
+            "counts": self.counts,
+            "jobs": [described(view) for view in self.jobs],
+            "strays": self.strays,
+        }
+
+    def page(self, width: int) -> str:
+        tagged = f" with the tag {harmless(self.tag)}" if self.tag else ""
+        lines = [f"{self.path}{tagged}: {counted(self.counts)}"]
+        if self.counts["queued"] and not self.served:
+            lines.append(nobody_works(self.path))
+        if self.jobs:
+            rows = [_row(view) for view in self.jobs]
+            lines += ["", *table(HEADINGS, rows, width, Ink(False), numbers=[2, 4], elastic=[TAGS, ENDED])]
+        hidden = sum(self.counts.values()) - len(self.jobs)
+        if self.jobs and hidden > 0:
+            lines += ["", f"{hidden} more: --limit N shows more of them."]
+        if self.strays:
+            lines += ["", _of_strays(self.path, self.strays)]
+        return "\n".join(lines)
+
+
+def described(view: JobView) -> dict[str, Any]:
+    """A job as JSON, without its result."""
+    import json
+
+    request = None if view.request is None else json.loads(view.request.to_json())
+    return job_record(view.job_id, view.status, view.usage) | {"submitted": view.submitted, "request": request}
+
+
+def _row(view: JobView) -> list[str]:
+    said = tokens(view.usage)
+    return [
+        view.job_id,
+        view.status,
+        age(time.time() - view.submitted),
+        harmless(", ".join(view.request.tags)) if view.request else "?",
+        "" if said is None else str(said),
+        shortened(harmless(_ended_with(view.usage)), LONGEST, tail=0.0),
+    ]
+
+
+def _ended_with(usage: Mapping[str, Any]) -> str:
+    error = usage.get("error")
+    if isinstance(error, Mapping):
+        return str(error.get("message") or error.get("code") or "")
+    return str(usage.get("finish_reason") or "")
+
+
+def _of_strays(path: Path, strays: Sequence[str]) -> str:
+    names = ", ".join(harmless(sorted(strays)[:NAMED]))
+    more = f" and {len(strays) - NAMED} more" if len(strays) > NAMED else ""
+    return f"In {path / 'input' / 'ready'} lies what is no job and is left alone: {names}{more}."

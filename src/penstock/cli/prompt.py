@@ -1,0 +1,29 @@
+"""The prompt of a command: an argument, or what comes from a pipe."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+NAME = "PROMPT"
+
+
+def prompt_text(prompt: str | None, example: str) -> str:
+    """`-`, or no prompt and a pipe, is stdin. `example` is a command that would work."""
+    if prompt is None and sys.stdin.isatty():
+        raise _bad(f"There is nothing to answer. Try: {example}")
+    try:
+        if prompt is None or prompt == "-":
+            text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+        else:
+            text = prompt.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _bad(f"It is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+    if not text.strip():
+        raise _bad(f"It is empty. Try: {example}")
+    return text
+
+
+def _bad(message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint=NAME)

@@ -1,0 +1,83 @@
+"""Jobs for tests of the command line: the real command in a process of its own, and a server's side played with the workspace."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from penstock.errors import ComputeFailed
+from penstock.workspace.layout import HeldJob, Workspace
+from penstock.workspace.outcomes import done, failed
+from tests.server import clean_environment
+
+STOPPED = {"completion_tokens": 7, "finish_reason": "stop"}
+
+
+def command(*args: str | Path) -> list[str]:
+    return [sys.executable, "-m", "penstock.cli", *map(str, args)]
+
+
+def cli(*args: str | Path, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
+    """With pipes all around, so nobody is thought to sit there."""
+    return subprocess.run(command(*args), input=stdin, capture_output=True, env=clean_environment(**env), timeout=60, check=False)
+
+
+def in_this_process(monkeypatch: Any, capsys: Any, *args: str | Path) -> tuple[int, str, str]:
+    """Quicker than a process, for mistakes that are found before anything is done."""
+    from penstock.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["penstock", *map(str, args)])
+    code = 0
+    try:
+        main()
+    except SystemExit as left:
+        code = int(left.code or 0)
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def claimed(path: Path, job: str) -> tuple[Workspace, HeldJob]:
+    workspace = Workspace(path)
+    held = workspace.claim(job)
+    assert held is not None
+    workspace.settle()
+    return workspace, held
+
+
+def finish(path: Path, job: str, text: str, **facts: Any) -> None:
+    workspace, held = claimed(path, job)
+    workspace.finish(held, done(text, STOPPED | facts))
+
+
+def fail(path: Path, job: str, message: str = "The pump is broken.") -> None:
+    workspace, held = claimed(path, job)
+    workspace.finish(held, failed(ComputeFailed(message, hint="Call the plumber.")))
+
+
+def later(act: Callable[[], object]) -> Thread:
+    thread = Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+def with_terminal_errors(*args: str | Path) -> tuple[int, str, str]:
+    """Run with a terminal as stderr alone; returns the exit code, stdout, and what the terminal saw."""
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        command(*args), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, env=clean_environment()
+    ) as process:
+        os.close(theirs)
+        out, _ = process.communicate(timeout=60)
+    seen = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            seen += chunk
+    except OSError:  # Linux's way to say that the other side has closed
+        pass
+    os.close(ours)
+    return process.returncode, out.decode(), seen.decode()

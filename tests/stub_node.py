@@ -1,0 +1,83 @@
+"""The command line with a node that needs no model: `python -m tests.stub_node drain WORKSPACE`.
+
+It answers each job with its prompt in capitals; the prompts "fail", "interrupt me" and "submit more" do what they say, and
+jobs for a model named "other" are left. Its jobs, their files and their order are those of the real workspace.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.cli import main
+from penstock.errors import ComputeFailed
+from penstock.workspace.files import Place
+from penstock.workspace.job_id import order
+from penstock.workspace.layout import HeldJob, Workspace
+from penstock.workspace.outcomes import done, failed
+from penstock.workspace.pool import JobEnd
+from penstock.workspace.request import read_job
+from penstock.workspace.work import Work
+
+
+@dataclass
+class Drained:
+    done: int = 0
+    failed: int = 0
+    models: tuple[str, ...] = ()
+    left: int = 0
+
+
+class Node:
+    def __init__(self, config: Any, *, api_key: str | None, progress: Callable[[str, int, int], None], door: bool) -> None:
+        assert not door
+        assert api_key is None
+        self._workspace = Workspace(config.workspace.path)
+        print(f"loading {config.models[0].id}", file=sys.stderr)
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def drain(self, on_end: Callable[[JobEnd], None]) -> Drained:
+        report, workspace = Drained(), self._workspace
+        while names := sorted(workspace.names(Place.READY), key=order)[report.left :]:
+            held = workspace.claim(names[0])
+            assert held is not None
+            request, prompt = read_job(held.folder)
+            if request.model == "other":
+                workspace.give_back(held)
+                report.left, report.models = report.left + 1, ("other",)
+                continue
+            end = self._run(held, prompt)
+            report.done += end.done
+            report.failed += not end.done
+            on_end(end)
+        return report
+
+    def _run(self, held: HeldJob, prompt: str) -> JobEnd:
+        if prompt == "interrupt me":
+            try:
+                print("it runs", file=sys.stderr, flush=True)
+                time.sleep(60)
+            except KeyboardInterrupt:
+                self._workspace.give_back(held)
+                raise
+        if prompt == "submit more":
+            Work(self._workspace).submit("late")
+        fails = prompt == "fail"
+        outcome = failed(ComputeFailed("It had to.")) if fails else done(prompt.upper(), {"completion_tokens": len(prompt)})
+        job_id = held.job_id
+        self._workspace.finish(held, outcome)
+        return JobEnd(job_id, not fails, outcome.facts)
+
+
+if __name__ == "__main__":
+    sys.modules["penstock.node"] = types.SimpleNamespace(Node=Node)  # type: ignore[assignment]
+    main()
