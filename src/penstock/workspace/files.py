@@ -93,6 +93,15 @@ def has_file(folder: int, name: str) -> bool:
     return True
 
 
+def names_in(folder: int) -> list[str]:
+    """What lies in an open folder. It is opened once more, since threads that list one descriptor share their place in the list."""
+    again = os.open(".", FOLDER, dir_fd=folder)
+    try:
+        return os.listdir(again)
+    finally:
+        os.close(again)
+
+
 def read_record(folder: int, name: str) -> dict[str, Any] | None:
     """A JSON object; None if there is none, or if a crash left it in pieces."""
     try:

@@ -32,7 +32,7 @@ from penstock.workspace.request import WorkRequest, parse_request
 from penstock.workspace.root import on_disk
 from penstock.workspace.work import key_file
 
-FIRST_LOOK, LAST_LOOK = 0.01, 0.2  # seconds between two looks of somebody who waits: the pause grows
+FIRST_LOOK, LAST_LOOK = 0.01, 0.1  # seconds between two looks of somebody who waits: the pause grows
 
 
 class Status(StrEnum):

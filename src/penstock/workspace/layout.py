@@ -36,6 +36,7 @@ from penstock.workspace.files import (
     Outcome,
     Place,
     has_file,
+    names_in,
     proven_end,
     read_file,
     take_lock,
@@ -201,7 +202,7 @@ class Workspace:
         return False
 
     def empty_trash(self, *names: str) -> None:
-        for name in names or os.listdir(self._folders[Place.TRASH]):
+        for name in names or names_in(self._folders[Place.TRASH]):
             with suppress(FileNotFoundError, NotADirectoryError):  # somebody else empties it too
                 self.disk.remove_folder(name, self._folders[Place.TRASH])
 
@@ -263,12 +264,12 @@ class Workspace:
 
     def names(self, place: Place) -> list[str]:
         """The jobs at a place, in no order. What has no job's name is not ours to touch."""
-        return [name for name in os.listdir(self._folders[place]) if is_job_id(name)]
+        return [name for name in names_in(self._folders[place]) if is_job_id(name)]
 
     def strays(self, place: Place) -> list[str]:
         """What lies among the jobs and is none: other names, files, links."""
-        with os.scandir(self._folders[place]) as entries:
-            return [entry.name for entry in entries if not is_job_id(entry.name) or not entry.is_dir(follow_symlinks=False)]
+        found = names_in(self._folders[place])
+        return [name for name in found if not is_job_id(name) or not self._is_at(name, place)]
 
     @contextmanager
     def looking_at(self, job_id: str) -> Iterator[tuple[Place, int]]:
@@ -294,7 +295,7 @@ class Workspace:
         return has_file(held.folder, SUSPECT)
 
     def runs_alone(self, held: HeldJob) -> int:
-        return sum(name.startswith(ALONE) for name in os.listdir(held.folder))
+        return sum(name.startswith(ALONE) for name in names_in(held.folder))
 
     @contextmanager
     def serving(self) -> Iterator[None]:

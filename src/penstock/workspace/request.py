@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -19,6 +18,7 @@ from penstock.workspace.job_id import is_job_id
 LOWEST, HIGHEST = -10, 10  # priorities; interactive requests have 0 unless they say otherwise
 BACKGROUND = -5  # the priority of a job that names none
 MAX_TAGS, MAX_NAME = 32, 200
+FAR = 1e15  # seconds: no time is later, and all below are exact
 
 SHAPES = ("schema", "grammar", "regex")
 ONE_TEXT = ("n", "logprobs", "prompt_logprobs")  # a job's result is one text
@@ -62,8 +62,8 @@ class WorkRequest:
             value = getattr(self, name)
             if value is None and name == "deadline":
                 continue
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or value < 0 or (name == "deadline" and value == 0):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0 <= value < FAR or (name == "deadline" and value == 0):
                 raise _bad(name, value, "seconds above 0")
         tags = self.tags
         if not isinstance(tags, list | tuple) or len(tags) > MAX_TAGS or not all(map(_is_tag, tags)):

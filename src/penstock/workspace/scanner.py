@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import BadJob, RequestError
 from penstock.workspace.files import FOLDER, MAX_RECORD, REQUEST, SUSPECT, Place, has_file, read_file
 from penstock.workspace.job_id import is_job_id, order
 from penstock.workspace.layout import Workspace
@@ -61,6 +60,7 @@ class Scanner:
         self._news: set[str] = set()
         self._lock, self._leaving = threading.Lock(), threading.Event()
         self._told: set[str] = set()
+        self._closed: set[str] = set()  # jobs that we may not look into
         self._watcher = threading.Thread(target=self._watch, name="penstock-scanner", daemon=True)
 
     def start(self) -> None:
@@ -133,11 +133,16 @@ class Scanner:
         """What matters for its turn. A request that cannot be read gets its turn too: whoever takes it tells what is wrong."""
         try:
             folder = os.open(self._ready / job_id, FOLDER)
+        except PermissionError as error:
+            if job_id not in self._closed:
+                logger.warning("the job %s is left alone: its folder cannot be opened: %s", job_id, error.strerror)
+                self._closed.add(job_id)
+            return None
         except OSError:
             return None  # taken meanwhile, or no folder
         try:
             request = WorkRequest()
-            with suppress(BadJob, RequestError, OSError):
+            with suppress(Exception):  # nobody's request must keep others from being seen
                 request = parse_request(read_file(folder, REQUEST, MAX_RECORD) or b"{}")
             due = math.inf if request.deadline is None else request.submitted + request.deadline
             suspect = has_file(folder, SUSPECT)
@@ -146,10 +151,10 @@ class Scanner:
             os.close(folder)
 
     def _watch(self) -> None:
-        from watchfiles import watch
-
         places = [self._ready, self._workspace.path / Place.CANCEL]
         try:
+            from watchfiles import watch
+
             for changes in watch(
                 *places,
                 watch_filter=None,

@@ -9,6 +9,7 @@ Each checksum covers everything before it, so a tail that a crash has torn, or l
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Sequence
@@ -117,7 +118,8 @@ class Transcript:
 
     def _clear(self, name: str) -> None:
         with suppress(FileNotFoundError):
-            self._disk.remove(name, self._folder)
+            is_folder = stat.S_ISDIR(os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mode)
+            (self._disk.remove_folder if is_folder else self._disk.remove)(name, self._folder)
 
 
 def _records(tokens: Sequence[int], checksum: int) -> tuple[bytes, int]:

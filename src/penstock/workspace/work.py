@@ -86,6 +86,7 @@ class Work:
             workspace.ask_to_cancel(job_id)
             held = workspace.claim(job_id) or workspace.hold(job_id, Place.PROCESSING)
             if held is not None:  # nobody runs it: it waited, or its server is dead
+                workspace.settle()
                 recover_job(workspace, held)
             after = workspace.find(job_id)
             if after is None or after in FINISHED:
