@@ -1,18 +1,19 @@
-"""A runner without a model, for tests of the queue: it says the same tokens for the same prompt, and counts each that it makes."""
+"""A runner without a model, for tests of the queue: it says the same tokens for the same prompt, and counts what it makes."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import signal
-import sys
 import threading
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.domain.job import FinishReason, JobDone, JobFailed, OutputFinished, Timings, TokensOut, Usage
 from penstock.errors import ComputeFailed, RequestError
+from penstock.workspace import pool as pool_module
 from penstock.workspace.layout import Workspace
 from penstock.workspace.pool import Pool
 from penstock.workspace.request import WorkRequest
@@ -48,15 +49,26 @@ class FakeTask:
 
 
 class FakeRunner:
-    """All jobs go on together, one token each in every `step` seconds. `made` is a file with one line for each token made."""
+    """All jobs go on together, one token each in every `step` seconds. `made` is a file with one line for each token made. Where
+    `holds_at` is a number, jobs stand still when they have said so many."""
 
     def __init__(self, *, step: float = 0.005, made: Path | None = None, models: Sequence[str] = ("fake",)) -> None:
         self.step, self.models, self.is_ready = step, models, True
+        self.holds_at: int | None = None
         self._made = None if made is None else os.open(made, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._jobs: list[_Job] = []
         self._lock = threading.Lock()
         self.seen_together: set[frozenset[str]] = set()
+        self._closed = False
         threading.Thread(target=self._run, daemon=True).start()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def said(self) -> dict[str, int]:
+        """How many tokens each that runs has said."""
+        with self._lock:
+            return {job.prompt: len(job.said) for job in self._jobs}
 
     def accepts(self, model: str | None) -> bool:
         return model is None or model in self.models
@@ -78,7 +90,7 @@ class FakeRunner:
         return job.cancel
 
     def _run(self) -> None:
-        while True:
+        while not self._closed:
             time.sleep(self.step)
             with self._lock:
                 jobs = list(self._jobs)
@@ -91,7 +103,7 @@ class FakeRunner:
                     self._forget(job)
                 continue
             for job in jobs:
-                if not job.step(self._count):
+                if not job.step(self._count, self.holds_at):
                     self._forget(job)
 
     def _forget(self, job: _Job) -> None:
@@ -110,8 +122,10 @@ class _Job:
     def cancel(self) -> None:
         self._cancelled = True
 
-    def step(self, count: Callable[[str], None]) -> bool:
+    def step(self, count: Callable[[str], None], holds_at: int | None) -> bool:
         whole = tokens_of(self.prompt)
+        if not self._cancelled and holds_at is not None and len(self.said) >= holds_at:
+            return True
         if not self._cancelled and len(self.said) < len(whole):
             token = whole[len(self.said)]
             self.said.append(token)
@@ -126,10 +140,17 @@ class _Job:
 
 
 def main() -> None:
-    """`python -m tests.workspace.runners WORKSPACE MADE [--drain]`: a server of its own, until it is told or killed."""
-    workspace, made, *more = sys.argv[1:]
-    pool = Pool(Workspace(workspace, create=True), FakeRunner(step=0.002, made=Path(made)), max_running=8)
-    if more:
+    """`python -m tests.workspace.runners WORKSPACE MADE`: a server of its own, until it is told or killed."""
+    options = ArgumentParser()
+    options.add_argument("workspace")
+    options.add_argument("made", type=Path)
+    options.add_argument("--drain", action="store_true")
+    options.add_argument("--step", type=float, default=0.002)
+    options.add_argument("--save-every", type=float, default=pool_module.SAVE_EVERY)
+    asked = options.parse_args()
+    pool_module.SAVE_EVERY = asked.save_every
+    pool = Pool(Workspace(asked.workspace, create=True), FakeRunner(step=asked.step, made=asked.made), max_running=8)
+    if asked.drain:
         pool.drain()
         return
     leaving = threading.Event()

@@ -55,7 +55,8 @@ def drain(
     if settings.sources["workspace.path"].source == f"flag {flag}":
         raise typer.BadParameter(f"The workspace is named without it: penstock drain {workspace}", param_hint=flag)
     config = replace(settings.node, workspace=replace(settings.node.workspace, path=workspace))
-    set_up_logging(config.log.format, config.log.level)
+    quiet = settings.sources["log.level"].source == "default"  # who drains sees the jobs pass by otherwise
+    set_up_logging(config.log.format, "warning" if quiet else config.log.level)
 
     from penstock.workspace.flow import Flow, Status
 

@@ -94,7 +94,7 @@ def has_file(folder: int, name: str) -> bool:
 
 
 def names_in(folder: int) -> list[str]:
-    """What lies in an open folder. It is opened once more, since threads that list one descriptor share their place in the list."""
+    """What lies in an open folder. It is opened once more: threads that list one descriptor would share their place in it."""
     again = os.open(".", FOLDER, dir_fd=folder)
     try:
         return os.listdir(again)
