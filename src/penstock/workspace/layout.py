@@ -307,6 +307,13 @@ class Workspace:
         finally:
             os.close(folder)
 
+    def is_in_place(self) -> bool:
+        """Whether our path still leads to the folders that we have open."""
+        try:
+            return os.path.samestat(os.stat(self.path / Place.READY), os.fstat(self._folders[Place.READY]))
+        except FileNotFoundError:
+            return False
+
     def is_served(self) -> bool:
         folder = os.open(self.path / Place.PROCESSING, FOLDER)
         try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,29 +92,43 @@ class Pool:
     def drain(self) -> list[Waiting]:
         """Work until nothing waits and nothing runs, here or elsewhere; those that wait for a model that is not here are
         returned."""
-        with self._workspace.serving():
-            self._scanner.start()
-            try:
-                while not self._is_empty():
-                    self._turn()
-                return self._scanner.left(self._runner.accepts)
-            finally:
-                self._leave()
+        with self._workers, self._at_work():
+            while not self._is_empty():
+                self._turn()
+            return self._scanner.left(self._runner.accepts)
 
     # ---- the loop ----
 
     def _serve(self) -> None:
+        with self._workers:
+            while not self._stopping:
+                try:
+                    with self._at_work():
+                        while not self._stopping and self._workspace.is_in_place():
+                            self._turn()
+                    if not self._stopping:
+                        self._open_again()
+                except Exception:  # a queue that nobody looks after would look like one that is idle
+                    logger.exception("the workspace %s stumbled and goes on", self._workspace.path)
+                    time.sleep(RETRY_AFTER)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
         with self._workspace.serving():
             self._scanner.start()
             try:
-                while not self._stopping:
-                    try:
-                        self._turn()
-                    except Exception:  # a queue that nobody looks after would look like one that is idle
-                        logger.exception("the workspace %s stumbled and goes on", self._workspace.path)
-                        self._woken.wait(RETRY_AFTER)
+                yield
             finally:
-                self._leave()
+                self._give_all_back()
+                self._scanner.stop()
+
+    def _open_again(self) -> None:
+        """Somebody removed the folder, or put another in its place; we would wait in the old one for ever."""
+        path = self._workspace.path
+        logger.warning("the workspace %s was removed or replaced: it is opened anew", path)
+        self._workspace = Workspace(path, create=True, disk=self._workspace.disk)
+        self._scanner = Scanner(self._workspace, self._woken.set)
+        self._conflicts.clear()
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -313,7 +327,7 @@ class Pool:
             logger.error("%s: %s; no new jobs are taken until that is over", self._workspace.path, error.strerror or error)
         self._no_claims_before = now + RETRY_AFTER
 
-    def _leave(self) -> None:
+    def _give_all_back(self) -> None:
         for job in self._running.values():
             job.processor.stop()
         until = time.monotonic() + 30
@@ -324,5 +338,3 @@ class Pool:
         for job in self._running.values():
             job.processor.abandon()
         self._running.clear()
-        self._scanner.stop()
-        self._workers.shutdown()
