@@ -28,8 +28,9 @@ from penstock.workspace.work import Work
 class Drained:
     done: int = 0
     failed: int = 0
-    models: tuple[str, ...] = ()
     left: int = 0
+    models: tuple[str, ...] = ()
+    odd: int = 0
 
 
 class Node:

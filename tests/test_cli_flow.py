@@ -161,7 +161,6 @@ def test_follow_prints_each_piece_as_it_is_written(ws: Path) -> None:
         for number, piece in enumerate(pieces):
             transcript.append([number], piece.encode())
             assert process.stdout.read(len(piece.encode())) == piece.encode()
-        transcript.close()
         workspace.finish(held, done_outcome("".join(pieces) + "!", STOPPED))
         rest, told = process.communicate(timeout=30)
     assert (process.returncode, rest, told) == (0, b"!", b"")
@@ -182,7 +181,6 @@ def test_following_ends_with_1_when_the_reader_leaves(ws: Path) -> None:
         transcript.append([2], b" more")
         told = process.stderr.read()
         process.wait(timeout=30)
-    transcript.close()
     held.let_go()
     assert (process.returncode, told) == (1, b"")
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from penstock.config.node import HostedModelConfig, NodeConfig
-from penstock.doors.listener import Listener, begin_to_listen, take_port
+from penstock.doors.listener import Listener, begin_to_listen, deaf_to_signals, take_port
 from penstock.doors.openai.served import Served
 from penstock.doors.openai.server import OAIHttpServer
 from penstock.doors.workspace import EngineRunner
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """How many jobs ended here, and those that are `left`: they wait for `models` that this node does not host."""
+    """How many jobs ended here, and how many are `left`: they wait for `models` that this node does not host. The `odd` ones cannot
+    be taken, and the log tells why."""
 
     done: int
     failed: int
-    models: Sequence[str]
     left: int
+    models: Sequence[str] = ()
+    odd: int = 0
 
 
 LEAST_LEASE = 120.0  # seconds that a route outlives the last word of its origin: longer than any pass takes
@@ -71,7 +73,8 @@ class Node:
 
     @property
     def open_jobs(self) -> int:
-        return sum(len(hosted.jobs.open_jobs) for hosted in self.models)
+        """Answers that somebody waits for; jobs of a workspace wait for us."""
+        return sum(hosted.jobs.counted_jobs for hosted in self.models)
 
     def __enter__(self) -> Node:
         try:
@@ -115,13 +118,14 @@ class Node:
 
         listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, end=self._stop)
         begin_to_listen(socket)
-        if pool is not None:
-            pool.start()
         try:
+            if pool is not None:
+                pool.start()
             listener.run(sockets=[socket])
         finally:
             if pool is not None:
-                pool.stop()
+                with deaf_to_signals():  # it takes a second, and jobs that are not given back count as those of a dead server
+                    pool.stop()
         if self.membership is not None:
             self.membership.wait_until_unused(config.limits.drain_timeout)
 
@@ -130,7 +134,7 @@ class Node:
         assert self.workspace is not None
         pool = self._pool(self.workspace, self._served(), on_end)
         left = pool.drain()
-        return Drained(pool.done, pool.failed, sorted({job.model or "" for job in left}), len(left))
+        return Drained(pool.done, pool.failed, len(left), sorted({job.model or "" for job in left}), len(pool.odd))
 
     def _served(self) -> dict[str, Served]:
         return {hosted.name: Served(hosted) for hosted in self.models}

@@ -73,8 +73,11 @@ class FakeRunner:
     def accepts(self, model: str | None) -> bool:
         return model is None or model in self.models
 
-    def ready(self) -> bool:
+    def ready(self, model: str | None = None) -> bool:
         return self.is_ready
+
+    def check(self) -> None:
+        pass
 
     def prepare(self, request: WorkRequest, prompt: str) -> FakeTask:
         if REFUSED in prompt:

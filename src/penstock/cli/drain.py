@@ -7,7 +7,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +26,6 @@ from penstock.workspace.root import on_disk
 
 if TYPE_CHECKING:
     from penstock.node import Drained
-    from penstock.workspace.flow import Flow
     from penstock.workspace.pool import JobEnd
 
 
@@ -71,7 +69,7 @@ def drain(
 
     _leave_politely()
     with ProgressBars() as bars, Node(config, api_key=None, progress=bars, door=False) as node:
-        watch = Watch(flow, bars, as_json)
+        watch = Watch(flow.path, bars, as_json)
         try:
             report = node.drain(on_end=watch)
         except KeyboardInterrupt:
@@ -84,24 +82,25 @@ def drain(
     _conclude(workspace, {"done": report.done, "failed": report.failed, "left": report.left}, as_json)
     if report.left:
         _tell_of_left(workspace, report)
-    if report.failed or report.left:
+    if report.odd:
+        tell(f"{report.odd} more could not be taken.", "The lines above say why; `penstock flow` shows where they are.")
+    if report.failed or report.left or report.odd:
         raise typer.Exit(FAILED)
 
 
 class Watch:
     """Hears of every job that ends: a bar grows for people, a line is printed for programs."""
 
-    def __init__(self, flow: Flow, bars: ProgressBars, as_json: bool) -> None:
+    def __init__(self, path: Path, bars: ProgressBars, as_json: bool) -> None:
         self.ended = 0
-        self._flow, self._bars, self._as_json = flow, bars, as_json
-        self._total = 0
-        self._show()
+        self._what, self._bars, self._as_json = f"working on {path.name or path}", bars, as_json
+        self._bars(self._what, 0, 0)
 
     def __call__(self, end: JobEnd) -> None:
         self.ended += 1
         if self._as_json:
             self._print(end)
-        self._show()
+        self._bars(self._what, self.ended, self.ended + end.left)
 
     def _print(self, end: JobEnd) -> None:
         try:
@@ -109,15 +108,6 @@ class Watch:
             sys.stdout.flush()
         except BrokenPipeError:  # nobody listens any more, and the jobs are wanted all the same
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-    def _show(self) -> None:
-        from penstock.workspace.flow import Status
-
-        with suppress(OSError):  # a bar is not worth a job
-            counts = self._flow.counts()
-            open_jobs = counts[Status.QUEUED] + counts[Status.RUNNING]
-            self._total = max(self._total, self.ended + open_jobs)
-        self._bars(f"working on {self._flow.path.name or self._flow.path}", self.ended, self._total)
 
 
 def _leave_politely() -> None:

@@ -7,6 +7,7 @@ import sys
 import typer
 
 NAME = "PROMPT"
+LONGEST = 16 << 20  # bytes
 
 
 def prompt_text(prompt: str | None, example: str) -> str:
@@ -15,7 +16,10 @@ def prompt_text(prompt: str | None, example: str) -> str:
         raise _bad(f"There is nothing to answer. Try: {example}")
     try:
         if prompt is None or prompt == "-":
-            text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+            data = sys.stdin.buffer.read(LONGEST + 1)
+            if len(data) > LONGEST:
+                raise _bad(f"It has more than {LONGEST} bytes, which no model here reads.")
+            text = data.decode("utf-8").removesuffix("\n")
         else:
             text = prompt.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeDecodeError as error:

@@ -20,6 +20,7 @@ from penstock.errors import ConfigError
 DEFAULT_MODEL = "smollm2-135m"
 
 DTYPES = ("auto", "bfloat16", "float32")
+MAX_WORKSPACE_JOBS = 256  # each holds a descriptor, and the API needs some too
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -165,6 +166,8 @@ class WorkspaceConfig:
 
     def __post_init__(self) -> None:
         check_whole("jobs", self.jobs, least=1)
+        if self.jobs > MAX_WORKSPACE_JOBS:
+            raise unusable("jobs", self.jobs, f"Give at most {MAX_WORKSPACE_JOBS}: more would only wait inside the engine.")
         check_whole("deaths", self.deaths, least=1)
 
 

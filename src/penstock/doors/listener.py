@@ -56,8 +56,25 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
     )
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # the terminal was closed
+
+
+@contextmanager
+def deaf_to_signals() -> Iterator[None]:
+    """For the last steps, which are quick and must not be left half-done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {sig: signal.signal(sig, signal.SIG_IGN) for sig in SIGNALS}
+    try:
+        yield
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)
+
+
 class Listener(uvicorn.Server):
-    """Runs a door on a bound socket until SIGINT or SIGTERM. Then nobody new is let in, running answers get `patience`
+    """Runs a door on a bound socket until SIGINT, SIGTERM or SIGHUP. Then nobody new is let in, running answers get `patience`
     seconds, and `end` is called to end the others. A second signal ends them at once, a third does not even wait for that."""
 
     def __init__(
@@ -112,7 +129,8 @@ class Listener(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        ignored = [sig for sig in SIGNALS if signal.getsignal(sig) is signal.SIG_IGN]  # as nohup wants it
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in SIGNALS if sig not in ignored}
         try:
             yield
         finally:

@@ -15,7 +15,7 @@ from penstock.domain.job import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.doors.openai.limits import answer_limit
 from penstock.doors.openai.served import Served
-from penstock.errors import NotReady, UnknownModel
+from penstock.errors import EngineStopped, NotReady, UnknownModel
 from penstock.workspace.request import WorkRequest
 from penstock.workspace.runner import Sink
 from penstock.workspace.tokens import FINGERPRINT
@@ -59,8 +59,13 @@ class EngineRunner:
     def accepts(self, model: str | None) -> bool:
         return self._find(model) is not None
 
-    def ready(self) -> bool:
-        return any(self._is_ready(served) for served in self._models.values())
+    def ready(self, model: str | None) -> bool:
+        served = self._find(model)
+        return served is not None and served.hosted.engine.running and served.hosted.engine.pipe.is_complete()
+
+    def check(self) -> None:
+        if not any(served.hosted.engine.running for served in self._models.values()):
+            raise EngineStopped("The engine has stopped, so no job can be run.", hint="The log says why. Start it again.")
 
     def prepare(self, request: WorkRequest, prompt: str) -> EngineTask:
         served = self._find(request.model)
@@ -82,10 +87,6 @@ class EngineRunner:
         if model is None:
             return next(iter(self._models.values()), None)
         return self._models.get(self._aliases.get(model, model))
-
-    def _is_ready(self, served: Served) -> bool:
-        engine = served.hosted.engine
-        return engine.running and engine.pipe.is_complete()
 
 
 def _constraint(served: Served, request: WorkRequest) -> ConstraintFactory | None:

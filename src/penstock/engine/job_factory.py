@@ -121,6 +121,11 @@ class JobFactory:
         """Accepted and not ended, in no particular order. They belong to the compute thread: look, do not touch."""
         return [*self._open, *self._uncounted]
 
+    @property
+    def counted_jobs(self) -> int:
+        """Those of `open_jobs` that somebody waits for."""
+        return len(self._open)
+
     def check_room(self, outputs: int = 1) -> None:
         """Refuse a job of so many outputs while too many are open. A lone one is always taken."""
         open_outputs = sum(job.sampling.n for job in list(self._open))

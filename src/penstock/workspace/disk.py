@@ -1,16 +1,19 @@
 """Disk: the system calls that change a workspace, one method each, so that tests can end or fail every one of them.
 
 Folders are open file descriptors: what happens inside a job's folder is addressed through it, wherever the folder is moved
-meanwhile, and links are never followed. Nothing here knows what the files mean.
+meanwhile, and links are never followed. Nothing here knows what the files mean. Below are the few things that are made of
+several calls.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
 
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _GROWING = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -51,3 +54,30 @@ class Disk:
 
     def make_root(self, path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)  # what people ask is their own business
+
+
+def put_file(disk: Disk, folder: int, name: str, data: bytes) -> None:
+    """A file that is whole after a power cut. One that an earlier life left half-written is replaced, not written over: after a
+    failed sync nobody knows which of its bytes are on the disk."""
+    clear(disk, folder, name)
+    file = disk.create(name, folder)
+    try:
+        disk.write(file, data)
+        disk.sync(file)
+    finally:
+        os.close(file)
+
+
+def touch(disk: Disk, folder: int, name: str) -> None:
+    """An empty file, if there is none of that name."""
+    with suppress(FileExistsError):
+        os.close(disk.create(name, folder))
+
+
+def clear(disk: Disk, folder: int, name: str) -> None:
+    """Remove whatever has this name, if anything has."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            disk.remove_folder(name, folder)
+        else:
+            disk.remove(name, folder)

@@ -60,7 +60,7 @@ class Outcome:
 
     def record(self) -> bytes:
         proof = {"outcome": "done" if self.done else "failed", "sha256": hashlib.sha256(self.text).hexdigest()}
-        return json.dumps(proof | dict(self.facts), ensure_ascii=False).encode() + b"\n"
+        return json.dumps(proof | dict(self.facts), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def read_file(folder: int, name: str, limit: int) -> bytes | None:
@@ -103,10 +103,10 @@ def names_in(folder: int) -> list[str]:
 
 
 def read_record(folder: int, name: str) -> dict[str, Any] | None:
-    """A JSON object; None if there is none, or if a crash left it in pieces."""
+    """A JSON object; None if there is none that can be read, such as one that a crash left in pieces."""
     try:
         found = json.loads(read_file(folder, name, MAX_RECORD) or b"")
-    except ValueError:
+    except (ValueError, RecursionError, BadJob):
         return None
     return found if isinstance(found, dict) else None
 

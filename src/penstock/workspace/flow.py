@@ -16,10 +16,8 @@ from penstock.errors import BadJob, NotFinished, RequestError, UnknownJob, Works
 from penstock.workspace.files import (
     ERROR,
     FINISHED,
-    MAX_RECORD,
     MAX_RESULT,
     PARTIAL,
-    REQUEST,
     RESULT,
     USAGE,
     Place,
@@ -28,7 +26,7 @@ from penstock.workspace.files import (
 )
 from penstock.workspace.job_id import order
 from penstock.workspace.layout import Workspace
-from penstock.workspace.request import WorkRequest, parse_request
+from penstock.workspace.request import WorkRequest, read_request
 from penstock.workspace.root import on_disk
 from penstock.workspace.work import key_file
 
@@ -82,7 +80,7 @@ class JobView:
     @property
     def submitted(self) -> float:
         """Unix time; an id tells it too."""
-        return self.request.submitted if self.request and self.request.submitted else float(order(self.job_id)[0])
+        return (self.request or WorkRequest()).dated(self.job_id).submitted
 
 
 class Flow:
@@ -109,6 +107,8 @@ class Flow:
                 raise NotFinished(f"The job {job_id} is {STATUS[place]}.", hint="Wait for it.")
             name, usage = RESULT if place is Place.OUTPUT else ERROR, read_record(folder, USAGE) or {}
             data = read_file(folder, name, MAX_RESULT)
+        if data is None and self._workspace.find(job_id) is None:
+            raise self._workspace.unknown(job_id)  # it is being cleaned away
         if data is None or usage.get("sha256") not in (None, hashlib.sha256(data).hexdigest()):
             what = "is missing" if data is None else "is not what the job left there"
             raise BadJob(
@@ -149,8 +149,7 @@ class Flow:
         """Until nothing (of this tag) waits and nothing runs."""
         tagged: dict[str, bool] = {}  # a request is read once
         for _ in self._looks(timeout):
-            # a job may go back from `processing` between two looks, so `ready` is looked at twice
-            open_jobs = {job for place in (Place.READY, Place.PROCESSING, Place.READY) for job in self._workspace.names(place)}
+            open_jobs = self._workspace.open_jobs()
             if tag is not None:
                 for job_id in open_jobs - tagged.keys():
                     with suppress(UnknownJob):
@@ -163,8 +162,7 @@ class Flow:
 
     def jobs(self, *, tag: str | None = None, limit: int | None = None) -> Iterator[JobView]:
         """Jobs, the newest first. A job that moves while we look is told once."""
-        # a job may go back from `processing` between two looks, so `ready` is looked at twice
-        known = {job_id for place in (*PLACES.values(), Place.READY) for job_id in self._workspace.names(place)}
+        known = self._workspace.open_jobs().union(*map(self._workspace.names, FINISHED))
         newest = sorted(known, key=order, reverse=True) if limit is None or tag else heapq.nlargest(limit, known, key=order)
         told = 0
         for job_id in newest:
@@ -183,7 +181,7 @@ class Flow:
 
     def strays(self) -> list[str]:
         """What lies among the waiting jobs and is none."""
-        return self._workspace.strays(Place.READY)
+        return self._workspace.look_through(Place.READY)[1]
 
     def is_served(self) -> bool:
         """Whether somebody works on the queue."""
@@ -194,21 +192,19 @@ class Flow:
         workspace, removed = self._workspace, 0
         with on_disk(self.path):
             for place in FINISHED:
+                old = {}
                 for job_id in workspace.names(place):
                     with suppress(FileNotFoundError, UnknownJob):
                         if workspace.age_of(job_id, place) > older_than:
-                            removed += self._remove(job_id)
+                            with workspace.looking_at(job_id) as (_, folder):
+                                old[job_id] = _request_of(folder)
+                gone = workspace.throw_away(old, place)
+                removed += len(gone)
+                for job_id in gone:
+                    self._free_key(old[job_id])
             workspace.empty_trash()
             workspace.sweep()
         return removed
-
-    def _remove(self, job_id: str) -> bool:
-        with self._workspace.looking_at(job_id) as (_, folder):
-            request = _request_of(folder)
-        if not self._workspace.throw_away(job_id):
-            return False
-        self._free_key(request)
-        return True
 
     def _free_key(self, request: WorkRequest | None) -> None:
         if request is None or request.key is None:
@@ -230,6 +226,6 @@ class Flow:
 
 def _request_of(folder: int) -> WorkRequest | None:
     try:
-        return parse_request(read_file(folder, REQUEST, MAX_RECORD) or b"{}")
+        return read_request(folder)
     except (BadJob, RequestError):
         return None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from penstock.errors import EngineError
 from penstock.workspace.files import FINISHED, Outcome, Place
 from penstock.workspace.layout import HeldJob, Workspace
 from penstock.workspace.processor import PASSING, Back, Processor
-from penstock.workspace.recovery import MAX_DEATHS, recover
+from penstock.workspace.recovery import MAX_DEATHS, cancel_unowned, recover
 from penstock.workspace.runner import Runner
 from penstock.workspace.scanner import Scanner, Waiting
 
@@ -27,16 +29,21 @@ SWEEP_EVERY = 600.0
 RETRY_AFTER = 1.0  # seconds until what the disk refused is tried again
 MAX_REFUSALS = 10  # ... and how often, where it is not for want of room
 LOGGED = ("model", "seconds", "completion_tokens", "resumed_tokens")  # of a job that ended
+LAST_WORDS = 1.0  # seconds for the engine to let go of jobs when the server leaves
+MISSED_AGAIN = 0.05  # seconds until a job that somebody held is looked at again
 WORKERS = 4  # threads that write: what they sync together, the file system writes together
+STARTERS = 2  # threads that read and tokenize: a long prompt must not keep others from being saved
+DISK_WIDE = (*PASSING, errno.EIO, errno.EROFS)  # troubles that are not one job's
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """A job that ended here. `facts` are those of its usage.json."""
+    """A job that ended here. `facts` are those of its usage.json; `left` wait or run after it."""
 
     job_id: str
     done: bool
     facts: Mapping[str, Any]
+    left: int = 0
 
 
 @dataclass(slots=True)
@@ -66,17 +73,23 @@ class Pool:
         self._woken = threading.Event()
         self._scanner = Scanner(workspace, self._woken.set)
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="penstock-workspace")
+        self._starters = ThreadPoolExecutor(STARTERS, thread_name_prefix="penstock-workspace-begin")
         self._running: dict[str, _Running] = {}
         self._stopping = False
         self._next_look = self._next_sweep = self._no_claims_before = 0.0
-        self._conflicts: set[str] = set()
+        self._conflicts: set[str] = set()  # jobs that cannot be taken or moved, and are told of
+        self._missed: set[str] = set()  # jobs that somebody held when we wanted them
         self._thread: threading.Thread | None = None
         self.done = self.failed = 0
 
     def describe(self) -> dict[str, int]:
         """How many jobs wait and run, and how many have ended here so far."""
-        queued = len(self._workspace.names(Place.READY))
-        return {"queued": queued, "running": len(self._running), "done": self.done, "failed": self.failed}
+        return {"queued": len(self._scanner), "running": len(self._running), "done": self.done, "failed": self.failed}
+
+    @property
+    def odd(self) -> set[str]:
+        """Jobs that cannot be taken, and why is in the log."""
+        return self._conflicts | self._scanner.closed
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._serve, name="penstock-pool", daemon=True)
@@ -92,22 +105,27 @@ class Pool:
     def drain(self) -> list[Waiting]:
         """Work until nothing waits and nothing runs, here or elsewhere; those that wait for a model that is not here are
         returned."""
-        with self._workers, self._at_work():
+        with self._workers, self._starters, self._at_work():
             while not self._is_empty():
+                self._runner.check()
                 self._turn()
             return self._scanner.left(self._runner.accepts)
 
     # ---- the loop ----
 
     def _serve(self) -> None:
-        with self._workers:
+        with self._workers, self._starters:
             while not self._stopping:
                 try:
                     with self._at_work():
                         while not self._stopping and self._workspace.is_in_place():
+                            self._runner.check()
                             self._turn()
                     if not self._stopping:
                         self._open_again()
+                except EngineError as error:
+                    logger.critical("nobody works on %s any more: %s", self._workspace.path, error)
+                    return
                 except Exception:  # a queue that nobody looks after would look like one that is idle
                     logger.exception("the workspace %s stumbled and goes on", self._workspace.path)
                     time.sleep(RETRY_AFTER)
@@ -137,7 +155,9 @@ class Pool:
             if now >= self._next_look:
                 self._next_look = now + LOOK_EVERY
                 self._look(now)
-            self._scanner.take_news()
+            self._scanner.refresh(self._missed)
+            self._missed.clear()
+            self._scanner.read_news()
             self._pass_on_cancels()
             if now >= self._no_claims_before and not any(job.refusals for job in self._running.values()):
                 self._take_jobs()
@@ -147,7 +167,7 @@ class Pool:
         self._woken.clear()
 
     def _look(self, now: float) -> None:
-        moved = recover(self._workspace, self._max_deaths)
+        moved = recover(self._workspace, self._max_deaths, self._conflicts)
         for job_id, place in moved.items():
             logger.warning("the job %s had lost its server: it is in %s now", job_id, place)
             if place in FINISHED:
@@ -161,13 +181,15 @@ class Pool:
 
     def _is_empty(self) -> bool:
         """Nothing that we could do now or later."""
-        if self._running or self._scanner.first(self._runner.accepts) is not None:
+        if self._running or self._scanner.unread or self._scanner.first(self._runner.accepts) is not None:
             return False
-        self._scanner.look()
-        for job_id in self._conflicts:
-            self._scanner.forget(job_id)
-        waits = self._scanner.first(self._runner.accepts) is not None
-        return not waits and self._conflicts.issuperset(self._workspace.names(Place.PROCESSING))
+        try:
+            open_jobs = self._workspace.open_jobs() - self.odd
+            open_jobs -= {job.job_id for job in self._scanner.left(self._runner.accepts)}
+        except OSError as error:
+            self._on_trouble(error)
+            return False
+        return not open_jobs
 
     def _patience(self) -> float:
         now = time.monotonic()
@@ -176,6 +198,10 @@ class Pool:
             due = min(due, now + SAVE_EVERY)
         if now < self._no_claims_before:
             due = min(due, self._no_claims_before)
+        if self._missed:
+            due = min(due, now + MISSED_AGAIN)
+        if self._scanner.unread:
+            due = now
         return max(0.001, due - now)
 
     # ---- taking jobs ----
@@ -184,8 +210,8 @@ class Pool:
         """Most wanted first. A suspect runs alone: it waits until nothing else runs here, and nothing is taken beside it."""
         taken: list[_Running] = []
         try:
-            while self._runner.ready() and not self._is_kept_alone():
-                waiting = self._scanner.first(self._runner.accepts)
+            while not self._is_kept_alone():
+                waiting = self._scanner.first(lambda model: self._runner.accepts(model) and self._runner.ready(model))
                 if waiting is None or not self._has_room(waiting) or (waiting.suspect and self._running):
                     break
                 self._scanner.forget(waiting.job_id)
@@ -197,7 +223,7 @@ class Pool:
                 self._workspace.settle()
         finally:
             for job in taken:
-                self._put_to_work(job, job.processor.begin)
+                self._put_to_work(job, job.processor.begin, self._starters)
 
     def _is_kept_alone(self) -> bool:
         return any(job.processor.alone for job in self._running.values())
@@ -214,6 +240,11 @@ class Pool:
         if held is None:
             return None
         try:
+            over = self._workspace.finished_as(held)
+            if over is not None:
+                self._workspace.roll_forward(held, over)
+                self._count(JobEnd(waiting.job_id, over is Place.OUTPUT, {}))
+                return None
             suspect = self._workspace.is_suspect(held)
             if suspect and self._running:  # it has become one since we read of it
                 self._workspace.give_back(held)
@@ -231,24 +262,37 @@ class Pool:
 
     def _claim(self, waiting: Waiting) -> HeldJob | None:
         try:
-            return self._workspace.claim(waiting.job_id)
-        except FileExistsError:
-            self._leave_alone(waiting.job_id)
+            held = self._workspace.claim(waiting.job_id)
+        except OSError as error:
+            if error.errno in DISK_WIDE:
+                raise
+            self._leave_alone(waiting.job_id, error)
             return None
+        if held is None:  # somebody holds it for a moment, or it is gone
+            self._missed.add(waiting.job_id)
+        return held
 
-    def _leave_alone(self, job_id: str) -> None:
+    def _leave_alone(self, job_id: str, error: OSError) -> None:
         if job_id not in self._conflicts:
-            logger.warning("the job %s is left alone: it was removed, or there is another of its id", job_id)
+            logger.warning("the job %s is left alone: %s", job_id, error.strerror or error)
             self._conflicts.add(job_id)
 
     def _pass_on_cancels(self) -> None:
-        for job_id in self._workspace.names(Place.CANCEL):
+        for job_id in self._workspace.cancel_requests():
             job = self._running.get(job_id)
             if job is not None:
                 if not job.processor.cancelled:
                     job.processor.cancel()
             elif self._workspace.find(job_id) in (None, *FINISHED):
                 self._workspace.forget_cancel(job_id)
+            elif job_id not in self._conflicts:  # whoever asked for it died before it could do so itself
+                try:
+                    if cancel_unowned(self._workspace, job_id) is not None:
+                        self._count(JobEnd(job_id, False, {}))
+                except OSError as error:
+                    if error.errno in DISK_WIDE:
+                        raise
+                    self._leave_alone(job_id, error)
 
     # ---- looking after those that run ----
 
@@ -268,12 +312,12 @@ class Pool:
                 job.saved = now
                 self._put_to_work(job, job.processor.save)
 
-    def _put_to_work(self, job: _Running, what: Callable[[], Any]) -> None:
+    def _put_to_work(self, job: _Running, what: Callable[[], Any], workers: ThreadPoolExecutor | None = None) -> None:
         def on_done(_: Future[Any]) -> None:
             if job.processor.ended:
                 self._woken.set()
 
-        job.busy = self._workers.submit(what)
+        job.busy = (workers or self._workers).submit(what)
         job.busy.add_done_callback(on_done)
 
     def _goes_on(self, job_id: str, job: _Running, finished: Future[Any]) -> bool:
@@ -306,7 +350,7 @@ class Pool:
     def _may_pass(self, job_id: str, job: _Running, error: OSError) -> bool:
         """Whether what the disk refused should be tried again. A full disk loses nothing, however long that lasts."""
         if not job.processor.is_ours():
-            self._leave_alone(job_id)
+            self._leave_alone(job_id, FileExistsError(errno.EEXIST, "it was removed, or there is another of its id"))
             return False
         job.refusals += 1
         return error.errno in PASSING or not job.processor.ended or job.refusals < MAX_REFUSALS
@@ -318,7 +362,7 @@ class Pool:
             self.failed += 1
         facts = {name: end.facts[name] for name in LOGGED if name in end.facts}
         logger.info("job", extra={"fields": {"id": end.job_id, "outcome": "done" if end.done else "failed", **facts}})
-        self._on_end(end)
+        self._on_end(replace(end, left=len(self._scanner) + len(self._running)))
 
     def _on_trouble(self, error: OSError) -> None:
         """The disk is full or worse: what runs goes on in memory, and nothing more is taken until writing works again."""
@@ -328,13 +372,16 @@ class Pool:
         self._no_claims_before = now + RETRY_AFTER
 
     def _give_all_back(self) -> None:
+        """The engine is asked to stop, but not waited for: a pass may take a minute, and giving back takes milliseconds."""
         for job in self._running.values():
             job.processor.stop()
-        until = time.monotonic() + 30
-        while self._running and time.monotonic() < until:
-            self._look_after(time.monotonic())
-            self._woken.wait(0.01)
-            self._woken.clear()
-        for job in self._running.values():
-            job.processor.abandon()
-        self._running.clear()
+        until = time.monotonic() + LAST_WORDS
+        try:
+            while self._running and time.monotonic() < until:
+                self._look_after(time.monotonic())
+                self._woken.wait(0.01)
+                self._woken.clear()
+        finally:
+            for job in self._running.values():
+                job.processor.hand_back()
+            self._running.clear()

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
 from penstock.errors import BadJob, Cancelled, EngineError, EngineStopped, NotReady, PenstockError, RequestError
-from penstock.workspace.files import TOKENS, Outcome, Place
+from penstock.workspace.files import Outcome, Place
 from penstock.workspace.layout import HeldJob, Workspace
 from penstock.workspace.outcomes import done, failed
 from penstock.workspace.request import read_job
@@ -31,9 +31,10 @@ SYNC_EVERY = 5.0  # seconds of work that a power cut may cost a job
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """The job returns to the queue: through no fault of its own, or as a suspect."""
+    """The job returns to the queue: through no fault of its own, or as a suspect; to go on, or to begin `anew`."""
 
     suspect: bool = False
+    anew: bool = False
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class Processor:
         self._resumed = self._to_skip = 0
         self._started = self._next_sync = time.monotonic()
         self._verdict: Outcome | Back | None = None
-        self._stopping = self._cancelled = self._has_spoken = self._starts_over = False
+        self._stopping = self._cancelled = self._has_spoken = False
         self.spoke = False  # its first words are here and not on the disk yet: somebody may be waiting for them
         self.ended = False  # the last update has come, or there will be none: `end` is due
 
@@ -120,12 +121,8 @@ class Processor:
                 self._wake()
 
     def _start(self) -> None:
-        if self._workspace.finished_as(self._held) is not None:
-            return self._decide(Back())  # it was over before: whoever gives it back notices
         request, prompt = read_job(self._held.folder)
-        if not self._runner.accepts(request.model):
-            return self._decide(Back())
-        task = self._task = self._runner.prepare(request, prompt)
+        task = self._task = self._runner.prepare(request.dated(self.job_id), prompt)
         before = read_tokens(self._held.folder)
         if before is None or before.fingerprint != task.fingerprint:
             before = Said(secrets.randbits(63) if task.seed is None else task.seed % (1 << 64), task.fingerprint)
@@ -135,10 +132,6 @@ class Processor:
         self._cancel = task.start(seed, before.tokens, self._hear)
         if self._stopping or self._cancelled:
             self._cancel()  # it was said while we were starting
-        return None
-
-    def _decide(self, verdict: Outcome | Back) -> None:
-        self._verdict = verdict
 
     def save(self) -> None:
         """Put what was said since the last time on the disk."""
@@ -153,27 +146,38 @@ class Processor:
             self._take_news()
             if self._verdict is None:
                 self._verdict = self._judgement()
-            verdict, held = self._verdict, self._held
-            if held.place is Place.PROCESSING:
-                if isinstance(verdict, Back) or not verdict.done:
-                    with suppress(OSError):  # what cannot be kept of what it said is computed again
-                        self._write()
-                self._close()
-                if isinstance(verdict, Outcome):
-                    self._workspace.finish(held, verdict)
-                else:
-                    self._give_back(verdict)
-            return verdict
+            try:
+                self._carry_out(self._verdict)
+            except (OSError, PenstockError):
+                raise
+            except Exception as error:  # the job must not come back for ever, and its reason must be true
+                logger.exception("the job %s could not be ended", self.job_id)
+                self._verdict = failed(EngineError(f"The job could not be ended: {type(error).__name__}: {error}."))
+                self._carry_out(self._verdict)
+            return self._verdict
 
-    def _give_back(self, verdict: Back) -> None:
-        over = self._workspace.finished_as(self._held)
-        if over is not None:
-            self._workspace.roll_forward(self._held, over)
-            return
-        if self._starts_over:
-            with suppress(FileNotFoundError):
-                self._workspace.disk.remove(TOKENS, self._held.folder)
-        self._workspace.give_back(self._held, suspect=verdict.suspect, survived=self.alone and not verdict.suspect)
+    def hand_back(self) -> None:
+        """Give it back now, with what it has said so far, whatever the model does: the server leaves."""
+        with self._lock:
+            self._take_news()
+            try:
+                self._carry_out(self._verdict or Back())
+            except OSError as error:
+                logger.warning("the job %s is left to recovery: %s", self.job_id, error)
+            self._held.let_go()
+
+    def _carry_out(self, verdict: Outcome | Back) -> None:
+        held = self._held
+        if held.place is not Place.PROCESSING:
+            return  # it was done the last time, up to a sync
+        if isinstance(verdict, Back) or not verdict.done:
+            with suppress(OSError):  # what cannot be kept of what it said is computed again
+                self._write()
+        if isinstance(verdict, Outcome):
+            self._workspace.finish(held, verdict)
+        else:
+            survived = self.alone and not verdict.suspect
+            self._workspace.give_back(held, suspect=verdict.suspect, survived=survived, anew=verdict.anew)
 
     def is_ours(self) -> bool:
         """Whether the job is still where we took it, and the only one of its id: people remove, move and make folders."""
@@ -187,7 +191,6 @@ class Processor:
     def abandon(self) -> None:
         """Leave the job where it is, without an owner; recovery will find it."""
         with self._lock:
-            self._close()
             self._held.let_go()
 
     # ---- inside ----
@@ -212,17 +215,12 @@ class Processor:
         if transcript is None:
             return
         if heard.tokens or heard.unsaved:
-            text = "".join(heard.unsaved).encode("utf-8", "replace")
-            transcript.append(heard.tokens, text)
+            now = time.monotonic()
+            due = now >= self._next_sync
+            transcript.append(heard.tokens, "".join(heard.unsaved).encode("utf-8", "replace"), sync=due)
             heard.tokens, heard.unsaved = [], []
-        if time.monotonic() >= self._next_sync:
-            transcript.sync()
-            self._next_sync = time.monotonic() + SYNC_EVERY
-
-    def _close(self) -> None:
-        if self._transcript is not None:
-            self._transcript.close()
-            self._transcript = None
+            if due:
+                self._next_sync = now + SYNC_EVERY
 
     def _judgement(self) -> Outcome | Back:
         heard = self._heard
@@ -242,8 +240,7 @@ class Processor:
             return Back()
         if isinstance(error, RequestError) and error.field == "resume" and self._resumed:
             logger.warning("the job %s begins anew: %s", self.job_id, error)
-            self._starts_over = True
-            return Back()
+            return Back(anew=True)
         if isinstance(error, EngineError) and self._workspace.runs_alone(self._held) < self._max_deaths:
             # a pass failed, and all who were in it: as with a death, only who fails alone is at fault
             logger.warning("the job %s goes back to the queue and will run alone: %s", self.job_id, error)

@@ -13,13 +13,14 @@ from typing import Any
 from penstock.domain.sampling import SamplingParams
 from penstock.errors import BadJob, RequestError
 from penstock.workspace.files import MAX_PROMPT, MAX_RECORD, PROMPT, REQUEST, read_file
-from penstock.workspace.job_id import is_job_id
+from penstock.workspace.job_id import is_job_id, order
 
 LOWEST, HIGHEST = -10, 10  # priorities; interactive requests have 0 unless they say otherwise
 BACKGROUND = -5  # the priority of a job that names none
 MAX_TAGS, MAX_NAME = 32, 200
 FAR = 1e15  # seconds: no time is later, and all below are exact
 
+UNASKED = ("key", "retry_of", "submitted")  # what belongs to a submission, not to what it asks
 SHAPES = ("schema", "grammar", "regex")
 ONE_TEXT = ("n", "logprobs", "prompt_logprobs")  # a job's result is one text
 SAMPLING = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in ONE_TEXT)
@@ -107,9 +108,13 @@ class WorkRequest:
         return json.dumps(kept, ensure_ascii=False, indent=1, default=_plain).encode() + b"\n"
 
     def digest(self, prompt: bytes) -> str:
-        """Of what is asked, whoever asks and whenever: two requests of one key must agree in it."""
-        same = dataclasses.replace(self, key=None, retry_of=None, submitted=0.0)
-        return hashlib.sha256(same.to_json() + b"\0" + prompt).hexdigest()
+        """Of what is asked, whoever asks, whenever, and in which order: two requests of one key must agree in it."""
+        asked = {f.name: _normal(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in UNASKED}
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode() + b"\0" + prompt).hexdigest()
+
+    def dated(self, job_id: str) -> WorkRequest:
+        """One that does not say when it was submitted was made by hand; its id tells."""
+        return self if self.submitted else dataclasses.replace(self, submitted=float(order(job_id)[0]))
 
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -131,9 +136,13 @@ def parse_request(data: bytes) -> WorkRequest:
     return WorkRequest(**found)
 
 
+def read_request(folder: int) -> WorkRequest:
+    return parse_request(read_file(folder, REQUEST, MAX_RECORD) or b"{}")
+
+
 def read_job(folder: int) -> tuple[WorkRequest, str]:
     """Request and prompt of a job's folder. BadJob, or the error of the offending value, if they cannot be used."""
-    request = parse_request(read_file(folder, REQUEST, MAX_RECORD) or b"{}")
+    request = read_request(folder)
     prompt = read_file(folder, PROMPT, MAX_PROMPT)
     if prompt is None:
         raise BadJob(f"There is no {PROMPT}.", hint="It holds what the model is asked, as UTF-8 text.")
@@ -144,6 +153,15 @@ def read_job(folder: int) -> tuple[WorkRequest, str]:
     if not text:
         raise BadJob(f"{PROMPT} is empty.", hint="Ask something.")
     return request, text
+
+
+def _normal(value: Any) -> Any:
+    """1 and 1.0 ask for the same."""
+    if isinstance(value, Mapping):
+        return {str(name): _normal(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_normal(inner) for inner in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53 else value
 
 
 def _is_tag(tag: object) -> bool:
@@ -163,4 +181,5 @@ def _bad(name: str, value: object, expected: str) -> RequestError:
 def _unknown(field_name: str, name: object, known: Any) -> RequestError:
     near = get_close_matches(str(name)[:80], list(known), n=1)
     hint = f"Did you mean {near[0]}?" if near else "Remove it: nothing is ignored silently here."
-    return RequestError(f"{str(field_name)[:80]} is not a known parameter.", field=str(field_name)[:80], hint=hint)
+    shown = str(field_name)[:80].encode("utf-8", "replace").decode()
+    return RequestError(f"{shown} is not a known parameter.", field=shown, hint=hint)

@@ -21,7 +21,23 @@ def open_places(path: Path, disk: Disk, *, create: bool) -> dict[Place, int]:
     with on_disk(path):
         if not (path / MARKER).is_file():
             _make(path, disk, create=create)
-        return {place: os.open(path / place, FOLDER) for place in Place}
+        try:
+            return _opened(path)
+        except FileNotFoundError:  # copies and archives leave empty folders out
+            _make_folders(path, disk)
+            return _opened(path)
+
+
+def _opened(path: Path) -> dict[Place, int]:
+    folders: dict[Place, int] = {}
+    try:
+        for place in Place:
+            folders[place] = os.open(path / place, FOLDER)
+    except OSError:
+        for folder in folders.values():
+            os.close(folder)
+        raise
+    return folders
 
 
 @contextmanager
@@ -44,7 +60,8 @@ def disk_trouble(path: Path, error: OSError, consequence: str) -> WorkspaceError
         errno.ENOTDIR: "Something there is a file, and a folder is needed.",
         errno.ELOOP: "Something there is a link, and links are not followed.",
     }
-    return WorkspaceError(f"{path}: {error.strerror or error}. {consequence}", hint=hints.get(error.errno or 0, ""))
+    where = error.filename if isinstance(error.filename, str) and "/" in error.filename else path
+    return WorkspaceError(f"{where}: {error.strerror or error}. {consequence}", hint=hints.get(error.errno or 0, ""))
 
 
 def _make(path: Path, disk: Disk, *, create: bool) -> None:
@@ -65,10 +82,14 @@ def _make(path: Path, disk: Disk, *, create: bool) -> None:
     if not create and not inside & ours:
         what = "is not a workspace" if path.is_dir() else "does not exist"
         raise WorkspaceError(f"{path} {what}.", hint=f'`penstock work {path} "..."` makes it one and submits a first job.')
-    made = _missing(path)
+    made = _missing(path) or [path.absolute()]  # somebody may have made it a moment ago, and not synced it
     disk.make_root(path)
     for folder in made:
         _sync(folder.parent, disk)
+    _make_folders(path, disk)
+
+
+def _make_folders(path: Path, disk: Disk) -> None:
     root = os.open(path, FOLDER & ~os.O_NOFOLLOW)
     try:
         for name in ("input", *Place):

@@ -35,8 +35,11 @@ class Runner(Protocol):
     def accepts(self, model: str | None) -> bool:
         """Whether jobs that ask for this model (or for none) can be run here."""
 
-    def ready(self) -> bool:
-        """Whether a job would be run if it was started now."""
+    def ready(self, model: str | None) -> bool:
+        """Whether a job that asks for this model would be run if it was started now."""
+
+    def check(self) -> None:
+        """Raise the reason if no job will ever be run here again."""
 
     def prepare(self, request: WorkRequest, prompt: str) -> Task:
         """Understand a job, or raise the error that it must end with. It may take its time."""

@@ -17,14 +17,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.workspace.files import FOLDER, MAX_RECORD, REQUEST, SUSPECT, Place, has_file, read_file
+from penstock.workspace.files import SUSPECT, Place, has_file
 from penstock.workspace.job_id import is_job_id, order
 from penstock.workspace.layout import Workspace
-from penstock.workspace.request import WorkRequest, parse_request
+from penstock.workspace.request import WorkRequest, read_request
 
 logger = logging.getLogger(__name__)
 
-STEP, DEBOUNCE = 2, 20  # milliseconds: a burst of new jobs is told at once, but not much later than its first
+STEP, DEBOUNCE = 10, 20  # milliseconds: a burst of new jobs is told at once, but not much later than its first
+READING = 0.05  # seconds at a time for the requests of new jobs
 SUSPECT_PATIENCE = 60.0  # seconds that a suspect lets others go first: it must run alone, and holds everybody up
 
 Urgency = tuple[int, bool, float, tuple[int, int, int]]
@@ -57,10 +58,11 @@ class Scanner:
         self._waiting: dict[str, Waiting] = {}
         self._queues: dict[str | None, list[tuple[Urgency, str]]] = {}  # a heap for each model; who left stays in it a while
         self._entered: dict[str, Urgency] = {}  # which of a job's entries counts
-        self._news: set[str] = set()
+        self._news: set[str] = set()  # told by the watcher
+        self._unread: set[str] = set()
         self._lock, self._leaving = threading.Lock(), threading.Event()
         self._told: set[str] = set()
-        self._closed: set[str] = set()  # jobs that we may not look into
+        self.closed: set[str] = set()  # jobs that we may not look into
         self._watcher = threading.Thread(target=self._watch, name="penstock-scanner", daemon=True)
 
     def start(self) -> None:
@@ -72,30 +74,41 @@ class Scanner:
 
     def look(self) -> None:
         """Go through the whole folder. Its cost is that of the jobs that wait, however many are finished."""
-        there = set(self._workspace.names(Place.READY))
+        jobs, strays = self._workspace.look_through(Place.READY)
+        there = set(jobs)
         for job_id in self._waiting.keys() - there:
             self.forget(job_id)
-        self._add(there - self._waiting.keys())
+        self._unread = there - self._waiting.keys()
         for job in self._waiting.values():
             if job.suspect:
                 self._enter(job)  # its turn may have come
-        self._tell_strays()
+        self._tell_strays(set(strays))
 
-    def take_news(self) -> None:
-        """Add the jobs that the kernel told of."""
+    def read_news(self, seconds: float = READING) -> None:
+        """Read the jobs that are new, for so long: there may be a great many, and those that run must be looked after."""
         with self._lock:
-            news, self._news = self._news, set()
-        self._add(news)
+            self._unread |= self._news
+            self._news = set()
+        until = time.monotonic() + seconds
+        while self._unread and time.monotonic() < until:
+            self._add(self._unread.pop())
 
     def refresh(self, job_ids: Iterable[str]) -> None:
         """These came back to the queue, or others than we know of them."""
         for job_id in job_ids:
             self.forget(job_id)
-            self._add([job_id])
+            self._unread.add(job_id)
 
     def forget(self, job_id: str) -> None:
         self._waiting.pop(job_id, None)
         self._entered.pop(job_id, None)
+
+    @property
+    def unread(self) -> int:
+        return len(self._unread)
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._unread)
 
     def first(self, accepts: Callable[[str | None], bool]) -> Waiting | None:
         tops = [queue[0] for model in list(self._queues) if accepts(model) and (queue := self._cleared(model))]
@@ -107,12 +120,13 @@ class Scanner:
 
     # ---- inside ----
 
-    def _add(self, job_ids: Iterable[str]) -> None:
-        for job_id in job_ids:
-            found = self._read(job_id)
-            if found is not None:
-                self._waiting[job_id] = found
-                self._enter(found)
+    def _add(self, job_id: str) -> None:
+        found = self._read(job_id)
+        if found is None:
+            self.forget(job_id)
+        else:
+            self._waiting[job_id] = found
+            self._enter(found)
 
     def _enter(self, job: Waiting) -> None:
         urgency = job.urgency
@@ -132,18 +146,18 @@ class Scanner:
     def _read(self, job_id: str) -> Waiting | None:
         """What matters for its turn. A request that cannot be read gets its turn too: whoever takes it tells what is wrong."""
         try:
-            folder = os.open(self._ready / job_id, FOLDER)
-        except PermissionError as error:
-            if job_id not in self._closed:
+            folder = self._workspace.open_folder(job_id, Place.READY)
+        except OSError as error:
+            if job_id not in self.closed:
                 logger.warning("the job %s is left alone: its folder cannot be opened: %s", job_id, error.strerror)
-                self._closed.add(job_id)
+                self.closed.add(job_id)
             return None
-        except OSError:
-            return None  # taken meanwhile, or no folder
+        if folder is None:
+            return None  # taken meanwhile
         try:
             request = WorkRequest()
             with suppress(Exception):  # nobody's request must keep others from being seen
-                request = parse_request(read_file(folder, REQUEST, MAX_RECORD) or b"{}")
+                request = read_request(folder).dated(job_id)
             due = math.inf if request.deadline is None else request.submitted + request.deadline
             suspect = has_file(folder, SUSPECT)
             return Waiting(job_id, request.model, request.priority, due, suspect, time.monotonic())
@@ -172,8 +186,7 @@ class Scanner:
         except Exception as error:  # then the slow look is all there is
             logger.warning("new jobs are noticed later than usual, since the folder cannot be watched: %s", error)
 
-    def _tell_strays(self) -> None:
-        strays = set(self._workspace.strays(Place.READY))
+    def _tell_strays(self, strays: set[str]) -> None:
         for name in sorted(strays - self._told)[:10]:
             logger.warning("%s holds %r, which is no job: it is left alone", self._ready, name[:80])
         self._told = strays

@@ -9,16 +9,14 @@ Each checksum covers everything before it, so a tail that a crash has torn, or l
 from __future__ import annotations
 
 import os
-import stat
 import struct
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.errors import BadJob
-from penstock.workspace.disk import Disk
+from penstock.workspace.disk import Disk, clear, touch
 from penstock.workspace.files import PARTIAL, TOKENS, read_file
 
 MAGIC, VERSION = b"PSTK", 1
@@ -52,74 +50,59 @@ def read_tokens(folder: int) -> Said | None:
 
 class Transcript:
     """Writes tokens.bin and partial.txt of one run. No sync is needed for the job to be safe: what a power cut takes is computed
-    again. After an error the same call can be made again, with the same tokens and more."""
+    again. After an error the same call can be made again, with the same tokens and more. No file is kept open in between."""
 
     def __init__(self, disk: Disk, folder: int, said: Said) -> None:
         """Goes on in a file that holds the very tokens of `said`; else begins a new one with them."""
         self._disk, self._folder, self._said = disk, folder, said
-        self._tokens = self._text = -1
         self._length = self._checksum = self._shown = 0
-        self._synced = True
+        self._begun = self._shows = False
 
-    def append(self, tokens: Sequence[int], text: bytes) -> None:
-        """All tokens after those of `said`, or after the last call that succeeded; the same for text."""
-        if self._tokens < 0:
-            self._open_tokens()
-        if tokens:
+    def append(self, tokens: Sequence[int], text: bytes, *, sync: bool = False) -> None:
+        """All tokens after those of `said`, or after the last call that succeeded; the same for text. With `sync` all tokens so
+        far survive a power cut."""
+        if not self._begun:
+            self._begin()
+        if tokens or sync:
             data, checksum = _records(tokens, self._checksum)
-            self._grow(self._tokens, self._length, data)
-            self._length, self._checksum, self._synced = self._length + len(data), checksum, False
-        if self._text < 0:
-            self._clear(PARTIAL)
-            self._text = self._disk.create(PARTIAL, self._folder)
+            self._grow(TOKENS, self._length, data, sync=sync)
+            self._length, self._checksum = self._length + len(data), checksum
+        if not self._shows:
+            clear(self._disk, self._folder, PARTIAL)
+            touch(self._disk, self._folder, PARTIAL)
+            self._shows = True
         if text:
-            self._grow(self._text, self._shown, text)
+            self._grow(PARTIAL, self._shown, text)
             self._shown += len(text)
 
-    def sync(self) -> None:
-        if not self._synced:
-            self._disk.sync(self._tokens)
-            self._synced = True
-
-    def close(self) -> None:
-        for file in (self._tokens, self._text):
-            if file >= 0:
-                os.close(file)
-        self._tokens = self._text = -1
-
-    def _open_tokens(self) -> None:
+    def _begin(self) -> None:
         parsed = _parse(self._folder)
         if parsed is not None and parsed.said == self._said:
-            self._tokens = self._disk.append_to(TOKENS, self._folder)
             self._length, self._checksum = parsed.length, parsed.checksum
+            self._grow(TOKENS, self._length, b"")
         else:
-            self._clear(TOKENS)
-            header = _HEADER.pack(MAGIC, VERSION, self._said.seed, self._said.fingerprint, 0)[:-4]
+            header = _HEADER.pack(MAGIC, VERSION, self._said.seed, self._said.fingerprint, 0)[: -_TOKEN.size]
             checksum = zlib.crc32(header)
             data, self._checksum = _records(self._said.tokens, checksum)
-            self._tokens = self._disk.create(TOKENS, self._folder)
-            self._length = 0
             whole = header + _TOKEN.pack(checksum) + data
-            try:
-                self._grow(self._tokens, 0, whole)
-            except OSError:
-                os.close(self._tokens)
-                self._tokens = -1
-                raise
+            clear(self._disk, self._folder, TOKENS)
+            touch(self._disk, self._folder, TOKENS)
+            self._grow(TOKENS, 0, whole)
             self._length = len(whole)
+        self._begun = True
 
-    def _grow(self, file: int, length: int, data: bytes) -> None:
+    def _grow(self, name: str, length: int, data: bytes, *, sync: bool = False) -> None:
+        """Add to a file that is so long. What else is behind that was torn by a crash, or left by a write that failed."""
+        file = self._disk.append_to(name, self._folder)
         try:
-            self._disk.write(file, data)
-        except OSError:
-            with suppress(OSError):
-                self._disk.cut(file, length)  # what was written of it would be written again
-            raise
-
-    def _clear(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            is_folder = stat.S_ISDIR(os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mode)
-            (self._disk.remove_folder if is_folder else self._disk.remove)(name, self._folder)
+            if os.fstat(file).st_size != length:
+                self._disk.cut(file, length)
+            if data:
+                self._disk.write(file, data)
+            if sync:
+                self._disk.sync(file)
+        finally:
+            os.close(file)
 
 
 def _records(tokens: Sequence[int], checksum: int) -> tuple[bytes, int]:

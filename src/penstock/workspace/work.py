@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import BadJob, EmptyPrompt, KeyTaken, NotFinished, RequestError, UnknownJob
 from penstock.workspace.files import FINISHED, MAX_PROMPT, PROMPT, REQUEST, Place
 from penstock.workspace.layout import Workspace
-from penstock.workspace.recovery import recover_job
+from penstock.workspace.recovery import cancel_unowned
 from penstock.workspace.request import BACKGROUND, WorkRequest, read_job
 from penstock.workspace.root import on_disk
 
@@ -44,6 +44,8 @@ class Work:
     ) -> str:
         """The id of a new job, which from now on survives a power cut; of the old one, if `key` was used for the same request
         before. `sampling` are fields of SamplingParams, such as max_tokens."""
+        if isinstance(tags, str):
+            raise RequestError(f"tags = {tags!r} is one text.", field="tags", hint="Give a list of words.")
         request = WorkRequest(
             model=model,
             system=system,
@@ -68,9 +70,8 @@ class Work:
         name = key_file(request.key)
         with on_disk(self._workspace.path), self._workspace.keys_locked():
             known = self._workspace.job_of_key(name)
-            if known is None:
+            if known is None or not self._is_same(request, data, known):
                 return self._workspace.submit(files, key=name)
-            self._check_same(request, data, known)
             return known
 
     def cancel(self, job_id: str) -> Place:
@@ -84,11 +85,8 @@ class Work:
             if place in FINISHED:
                 return place
             workspace.ask_to_cancel(job_id)
-            held = workspace.claim(job_id) or workspace.hold(job_id, Place.PROCESSING)
-            if held is not None:  # nobody runs it: it waited, or its server is dead
-                workspace.settle()
-                recover_job(workspace, held)
-            after = workspace.find(job_id)
+            ended = cancel_unowned(workspace, job_id)
+            after = ended or workspace.find(job_id)
             if after is None or after in FINISHED:
                 workspace.forget_cancel(job_id)  # it was over before anybody read the request
             return after or place
@@ -98,19 +96,28 @@ class Work:
         with self._workspace.looking_at(job_id) as (place, folder):
             if place not in FINISHED:
                 raise NotFinished(f"The job {job_id} has not ended yet.", hint="Cancel it first, or wait for it.")
-            request, prompt = read_job(folder)
+            try:
+                request, prompt = read_job(folder)
+            except BadJob:
+                if self._workspace.find(job_id) is None:
+                    raise self._workspace.unknown(job_id) from None  # it is being cleaned away
+                raise
         again = replace(request, key=None, retry_of=job_id, submitted=round(time.time(), 3))
         return self.submit_request(again, prompt)
 
-    def _check_same(self, request: WorkRequest, prompt: bytes, known: str) -> None:
+    def _is_same(self, request: WorkRequest, prompt: bytes, known: str) -> bool:
+        """Whether a key's job is what is asked now; False if it is being cleaned away, and KeyTaken if it is something else."""
         try:
             with self._workspace.looking_at(known) as (_, folder):
                 before, asked = read_job(folder)
-            same = before.digest(asked.encode()) == request.digest(prompt)
+            if before.digest(asked.encode()) == request.digest(prompt):
+                return True
+        except UnknownJob:
+            return False
         except (BadJob, RequestError):
-            same = False  # somebody changed it
-        if not same:
-            raise KeyTaken(f"The key {request.key!r} belongs to another request: job {known}.", hint="Use a new key for it.")
+            if self._workspace.find(known) is None:
+                return False
+        raise KeyTaken(f"The key {request.key!r} belongs to another request: job {known}.", hint="Use a new key for it.")
 
 
 def key_file(key: str) -> str:

@@ -1,0 +1,131 @@
+"""A queue for tests: a workspace in memory, clients that submit to it, and pools with a fake runner that serve it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from penstock.workspace import pool as pool_module
+from penstock.workspace.disk import Disk
+from penstock.workspace.files import ALONE, Place
+from penstock.workspace.flow import Flow, JobResult
+from penstock.workspace.layout import Workspace
+from penstock.workspace.pool import JobEnd, Pool
+from penstock.workspace.work import Work
+from tests.workspace.runners import FakeRunner, length_of, text_of
+
+PATIENCE = 60.0  # seconds for what should take a moment: the machine may be busy with other things
+VISIBLE = (Place.READY, Place.PROCESSING, Place.OUTPUT, Place.FAILED)
+
+
+def prompts(count: int, *, longer_than: int = 0, name: str = "prompt") -> list[str]:
+    """Different ones, each with an answer of more tokens than that."""
+    found = (f"{name} {number}" for number in range(10_000))
+    return [prompt for prompt, _ in zip((p for p in found if length_of(p) > longer_than), range(count), strict=False)]
+
+
+def until(found: Callable[[], Any], what: str) -> Any:
+    """Look again and again until it is true, and return it."""
+    deadline = time.monotonic() + PATIENCE
+    while not (answer := found()):
+        assert time.monotonic() < deadline, f"Waited {PATIENCE:.0f} s for {what}."
+        time.sleep(0.005)
+    return answer
+
+
+class Queue:
+    """A workspace as a client sees it, and whoever serves it. `ends` are the jobs that ended in pools of ours, in that order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.made = path, path.parent / "made"
+        self.workspace = Workspace(path, create=True)
+        self.work, self.flow = Work(self.workspace), Flow(self.workspace)
+        self.ends: list[JobEnd] = []
+        self.runners: list[FakeRunner] = []
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for runner in self.runners:
+            runner.close()
+        self.workspace.close()
+
+    # ---- clients ----
+
+    def submit(self, *texts: str, **details: Any) -> list[str]:
+        return [self.work.submit(text, **details) for text in texts]
+
+    def plant(self, job_id: str, files: dict[str, bytes], place: Place = Place.READY) -> Path:
+        """A job as somebody might make it by hand."""
+        folder = self.path / place / job_id
+        folder.mkdir()
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        return folder
+
+    def wait(self, jobs: Iterable[str]) -> list[JobResult]:
+        return [self.flow.wait(job, timeout=PATIENCE) for job in jobs]
+
+    def check(self, jobs: Iterable[str], texts: Iterable[str]) -> None:
+        """All of them get done, with the very bytes that the model said."""
+        for result, text in zip(self.wait(jobs), texts, strict=True):
+            assert result.done, result.text
+            assert result.data == text_of(text).encode()
+
+    # ---- servers ----
+
+    def runner(self, *, holds_at: int | None = None, **details: Any) -> FakeRunner:
+        runner = FakeRunner(step=0.001, made=self.made, **details)
+        runner.holds_at = holds_at
+        self.runners.append(runner)
+        return runner
+
+    @contextmanager
+    def pool(self, runner: FakeRunner | None = None, *, disk: Disk | None = None, **options: Any) -> Iterator[Pool]:
+        """One that serves."""
+        with ExitStack() as stack:
+            workspace = Workspace(self.path, disk=disk)
+            stack.callback(workspace.close)
+            pool = Pool(workspace, runner or self.runner(), on_end=self.ends.append, **options)
+            pool.start()
+            stack.callback(pool.stop)
+            yield pool
+
+    def drain(self, runner: FakeRunner | None = None, **options: Any) -> Any:
+        return Pool(self.workspace, runner or self.runner(), on_end=self.ends.append, **options).drain()
+
+    # ---- what is there, looked at without the code that is tested ----
+
+    def names(self, place: Place) -> set[str]:
+        return {entry.name for entry in (self.path / place).iterdir()}
+
+    def file(self, job_id: str, name: str) -> Path:
+        """A file of a job, wherever the job is."""
+        (found,) = [self.path / place / job_id for place in VISIBLE if (self.path / place / job_id).is_dir()]
+        return found / name
+
+    def runs_alone(self, job_id: str) -> int:
+        return sum(entry.name.startswith(ALONE) for entry in self.file(job_id, "").iterdir())
+
+    def tokens_made(self) -> int:
+        return len(self.made.read_bytes().splitlines())
+
+
+def needed(texts: Iterable[str]) -> int:
+    """Tokens, when nothing is said twice."""
+    return sum(map(length_of, texts))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools look, save and try again more often, so that tests need not wait."""
+    monkeypatch.setattr(pool_module, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(pool_module, "SAVE_EVERY", 0.01)
+    monkeypatch.setattr(pool_module, "RETRY_AFTER", 0.05)
