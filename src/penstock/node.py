@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """How many jobs ended here, and how many are `left`: they wait for `models` that this node does not host. The `odd` ones cannot
-    be taken, and the log tells why."""
+    """How many jobs ended here, and how many are `left`: they wait for `models` that this node does not host. The `odd` ones
+    cannot be taken, and the log tells why."""
 
     done: int
     failed: int
