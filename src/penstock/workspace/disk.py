@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_GROWING = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_AGAIN = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_GROWING = _AGAIN | os.O_APPEND
 
 
 class Disk:
@@ -28,6 +29,10 @@ class Disk:
     def append_to(self, name: str, folder: int) -> int:
         """A file that is there, open for writing at its end."""
         return os.open(name, _GROWING, dir_fd=folder)
+
+    def open_again(self, name: str, folder: int) -> int:
+        """A file that is there, open for writing over its bytes."""
+        return os.open(name, _AGAIN, dir_fd=folder)
 
     def write(self, file: int, data: bytes) -> None:
         view = memoryview(data)
@@ -61,6 +66,17 @@ def put_file(disk: Disk, folder: int, name: str, data: bytes) -> None:
     failed sync nobody knows which of its bytes are on the disk."""
     clear(disk, folder, name)
     file = disk.create(name, folder)
+    try:
+        disk.write(file, data)
+        disk.sync(file)
+    finally:
+        os.close(file)
+
+
+def put_again(disk: Disk, folder: int, name: str, data: bytes) -> None:
+    """The very bytes that a file has, written over them: who wrote them died, or its sync failed, and what can be read need not
+    be on the disk. Whenever this is interrupted, the file is as it was."""
+    file = disk.open_again(name, folder)
     try:
         disk.write(file, data)
         disk.sync(file)

@@ -63,6 +63,14 @@ class Outcome:
         return json.dumps(proof | dict(self.facts), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """An end as it lies in a job's folder: where the job belongs, and the bytes of usage.json that prove it."""
+
+    place: Place
+    record: bytes
+
+
 def read_file(folder: int, name: str, limit: int) -> bytes | None:
     """A file of a job's folder; None if there is none. BadJob if it is a link, no plain file, or larger than `limit`."""
     try:
@@ -111,19 +119,20 @@ def read_record(folder: int, name: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def proven_end(folder: int) -> Place | None:
-    """Where a job belongs that is over: usage.json is whole, and the other file is what it says. None if it is not over."""
+def proven_end(folder: int) -> End | None:
+    """How a job ended: usage.json is whole, and the other file is what it says. None if it is not over."""
     try:
-        record = read_record(folder, USAGE) or {}
-        done = {"done": True, "failed": False}.get(str(record.get("outcome")))
-        if done is None:
+        record = read_file(folder, USAGE, MAX_RECORD)
+        told = read_record(folder, USAGE) or {}
+        done = {"done": True, "failed": False}.get(str(told.get("outcome")))
+        if done is None or record is None:
             return None
         text = read_file(folder, RESULT if done else ERROR, MAX_RESULT)
     except BadJob:
         return None
-    if text is None or hashlib.sha256(text).hexdigest() != record.get("sha256"):
+    if text is None or hashlib.sha256(text).hexdigest() != told.get("sha256"):
         return None
-    return Place.OUTPUT if done else Place.FAILED
+    return End(Place.OUTPUT if done else Place.FAILED, record)
 
 
 def take_lock(folder: int) -> bool:

@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from penstock.domain.job import new_job_id
 from penstock.errors import WorkspaceError
-from penstock.workspace.disk import clear, put_file, touch
+from penstock.workspace.disk import clear, put_again, put_file, touch
 from penstock.workspace.files import (
     ALONE,
     ERROR,
@@ -29,6 +29,7 @@ from penstock.workspace.files import (
     SUSPECT,
     TOKENS,
     USAGE,
+    End,
     Outcome,
     Place,
     has_file,
@@ -67,12 +68,16 @@ class Workspace(Places):
                 held.let_go()  # before it can be seen: or a server that is quick would find it locked
             disk.move(job_id, self._folders[Place.WRITING], self._folders[Place.READY])
             moved = True
-            disk.sync(self._folders[Place.READY])
-            disk.sync(self._folders[Place.WRITING])
+            self.settle_submits()
         except OSError as error:
             self._take_back(job_id, moved)
             raise disk_trouble(self.path, error, "The job was not submitted.") from error
         return job_id
+
+    def settle_submits(self) -> None:
+        """Jobs that were moved into `ready` stay there after a power cut."""
+        self.disk.sync(self._folders[Place.READY])
+        self.disk.sync(self._folders[Place.WRITING])
 
     def _new_folder(self) -> str:
         """A folder in `writing` with an id that no job has. Ids can meet: containers that share a workspace count their
@@ -95,9 +100,12 @@ class Workspace(Places):
         """After an error nobody should find the job: the client was told that it is not there."""
         if moved:
             with self.holding(job_id, Place.READY) as held, suppress(OSError):
-                if held is not None:
-                    self.disk.move(job_id, self._folders[Place.READY], self._folders[Place.WRITING])
+                if held is None:
+                    return  # a server has it
+                self.disk.move(job_id, self._folders[Place.READY], self._folders[Place.WRITING])
         with suppress(OSError):
+            if moved:
+                self.settle_submits()  # or a power cut could show it again, without its files
             self.disk.remove_folder(job_id, self._folders[Place.WRITING])
 
     # ---- claim: ready -> processing ----
@@ -150,9 +158,15 @@ class Workspace(Places):
         put_file(self.disk, held.folder, outcome.file, outcome.text)
         put_file(self.disk, held.folder, USAGE, outcome.record())
         self.disk.sync(held.folder)
-        self.roll_forward(held, outcome.place)
+        self._move_on(held, outcome.place)
 
-    def roll_forward(self, held: HeldJob, place: Place) -> None:
+    def roll_forward(self, held: HeldJob, end: End) -> None:
+        """Its end was written in another life. The result was synced before USAGE was begun; USAGE itself need not be."""
+        put_again(self.disk, held.folder, USAGE, end.record)
+        self.disk.sync(held.folder)
+        self._move_on(held, end.place)
+
+    def _move_on(self, held: HeldJob, place: Place) -> None:
         if place is Place.OUTPUT:
             for name in (TOKENS, PARTIAL):
                 clear(self.disk, held.folder, name)
@@ -175,6 +189,7 @@ class Workspace(Places):
             except OSError as error:
                 logger.warning("the job %s cannot be removed: %s", job_id, error.strerror)
         if gone:
+            self.disk.sync(self._folders[Place.TRASH])
             self.disk.sync(self._folders[place])
             self._empty(*gone)
         return gone

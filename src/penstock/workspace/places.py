@@ -15,7 +15,7 @@ from pathlib import Path
 
 from penstock.errors import UnknownJob, WorkspaceError
 from penstock.workspace.disk import Disk
-from penstock.workspace.files import ALONE, FOLDER, SUSPECT, Place, has_file, names_in, proven_end, read_file, take_lock
+from penstock.workspace.files import ALONE, FOLDER, SUSPECT, End, Place, has_file, names_in, proven_end, read_file, take_lock
 from penstock.workspace.job_id import checked, is_job_id
 from penstock.workspace.root import open_places
 
@@ -141,8 +141,8 @@ class Places:
             if held is not None:
                 held.let_go()
 
-    def finished_as(self, held: HeldJob) -> Place | None:
-        """Where a job belongs that is over and was not moved yet; None if it is not over."""
+    def end_of(self, held: HeldJob) -> End | None:
+        """How a job ended that was not moved yet; None if it is not over."""
         return proven_end(held.folder)
 
     def is_suspect(self, held: HeldJob) -> bool:

@@ -240,10 +240,10 @@ class Pool:
         if held is None:
             return None
         try:
-            over = self._workspace.finished_as(held)
-            if over is not None:
-                self._workspace.roll_forward(held, over)
-                self._count(JobEnd(waiting.job_id, over is Place.OUTPUT, {}))
+            end = self._workspace.end_of(held)
+            if end is not None:
+                self._workspace.roll_forward(held, end)
+                self._count(JobEnd(waiting.job_id, end.place is Place.OUTPUT, {}))
                 return None
             suspect = self._workspace.is_suspect(held)
             if suspect and self._running:  # it has become one since we read of it

@@ -36,10 +36,10 @@ def recover_job(workspace: Workspace, held: HeldJob, max_deaths: int = MAX_DEATH
     neighbours do not pay. Only one that died alone, and so often, is given up."""
     if workspace.is_asked_to_cancel(held.job_id):
         return end_cancelled(workspace, held)
-    over = workspace.finished_as(held)
-    if over is not None:
-        workspace.roll_forward(held, over)
-        return over
+    end = workspace.end_of(held)
+    if end is not None:
+        workspace.roll_forward(held, end)
+        return end.place
     runs = workspace.runs_alone(held)
     if runs >= max_deaths:
         times = f"{runs} times" if runs > 1 else "once"
@@ -65,9 +65,9 @@ def cancel_unowned(workspace: Workspace, job_id: str) -> Place | None:
 
 def end_cancelled(workspace: Workspace, held: HeldJob) -> Place:
     """... unless it was over before."""
-    over = workspace.finished_as(held)
-    if over is not None:
-        workspace.roll_forward(held, over)
-        return over
+    end = workspace.end_of(held)
+    if end is not None:
+        workspace.roll_forward(held, end)
+        return end.place
     workspace.finish(held, failed(Cancelled("The job was cancelled.")))
     return Place.FAILED

@@ -82,10 +82,10 @@ def _make(path: Path, disk: Disk, *, create: bool) -> None:
     if not create and not inside & ours:
         what = "is not a workspace" if path.is_dir() else "does not exist"
         raise WorkspaceError(f"{path} {what}.", hint=f'`penstock work {path} "..."` makes it one and submits a first job.')
-    made = _missing(path) or [path.absolute()]  # somebody may have made it a moment ago, and not synced it
     disk.make_root(path)
-    for folder in made:
-        _sync(folder.parent, disk)
+    for folder in path.absolute().parents:  # all: another client may have made one a moment ago, and died before it synced it
+        with suppress(PermissionError):
+            _sync(folder, disk)
     _make_folders(path, disk)
 
 
@@ -96,17 +96,11 @@ def _make_folders(path: Path, disk: Disk) -> None:
             with suppress(FileExistsError):
                 disk.make_folder(name, root)
         _sync(path / "input", disk)
-        disk.sync(root)
+        disk.sync(root)  # before the mark: who finds it need not look
         with suppress(FileExistsError):
             os.close(disk.create(MARKER, root))
-        disk.sync(root)
     finally:
         os.close(root)
-
-
-def _missing(path: Path) -> list[Path]:
-    """The folder and those around it that do not exist yet, outermost first."""
-    return [folder for folder in [*reversed(path.absolute().parents), path.absolute()] if not folder.exists()]
 
 
 def _sync(path: Path, disk: Disk) -> None:

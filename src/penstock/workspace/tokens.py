@@ -63,17 +63,17 @@ class Transcript:
         far survive a power cut."""
         if not self._begun:
             self._begin()
-        if tokens or sync:
-            data, checksum = _records(tokens, self._checksum)
+        data, checksum = _records(tokens, self._checksum)
+        if data or sync:
             self._grow(TOKENS, self._length, data, sync=sync)
-            self._length, self._checksum = self._length + len(data), checksum
         if not self._shows:
             clear(self._disk, self._folder, PARTIAL)
             touch(self._disk, self._folder, PARTIAL)
             self._shows = True
         if text:
             self._grow(PARTIAL, self._shown, text)
-            self._shown += len(text)
+        # only now: what fails is done again whole, over what it left
+        self._length, self._checksum, self._shown = self._length + len(data), checksum, self._shown + len(text)
 
     def _begin(self) -> None:
         parsed = _parse(self._folder)

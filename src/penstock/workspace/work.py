@@ -72,6 +72,7 @@ class Work:
             known = self._workspace.job_of_key(name)
             if known is None or not self._is_same(request, data, known):
                 return self._workspace.submit(files, key=name)
+            self._workspace.settle_submits()  # whoever submitted it may have died before it did
             return known
 
     def cancel(self, job_id: str) -> Place:

@@ -1,0 +1,41 @@
+"""Plays scenarios in processes of their own that kill themselves at a step: `python -m tests.workspace.dying FOLDER`.
+
+Reads lines `STEP SCENARIO`, plays each in FOLDER/STEP/SCENARIO, and tells the signal by which the process ended.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.workspace import layout, outcomes, work
+from tests.workspace.crashing import SuicidalDisk
+from tests.workspace.scenarios import BY_NAME, Stage
+
+
+def make_repeatable(patch: pytest.MonkeyPatch) -> None:
+    """Ids and times that are the same in every process, so that what they leave can be compared."""
+    numbers = itertools.count(1)
+    patch.setattr(layout, "new_job_id", lambda: f"1700000000_1_{next(numbers)}")
+    for module in (work, outcomes):
+        patch.setattr(module, "time", SimpleNamespace(time=lambda: 1.0))
+
+
+def main() -> None:
+    for line in sys.stdin:
+        step, name = line.rstrip("\n").split(" ", 1)
+        process = os.fork()
+        if process == 0:
+            make_repeatable(pytest.MonkeyPatch())
+            Stage(BY_NAME[name], Path(sys.argv[1], step, name), SuicidalDisk(int(step))).act()
+            os._exit(1)  # it should not have come so far
+        print(os.WTERMSIG(os.waitpid(process, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Ledger: what clients and servers were told about each job, and whether a workspace on disk keeps all of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from penstock.workspace.files import ALONE, ERROR, FINISHED, PARTIAL, PROMPT, REQUEST, RESULT, SUSPECT, TOKENS, USAGE, Place
+from penstock.workspace.recovery import MAX_DEATHS
+
+ASKED_TO_CANCEL = "cancel/"  # stands among a job's files for the one in `cancel`
+VISIBLE = (Place.READY, Place.PROCESSING, *FINISHED)
+
+Files = dict[str, bytes]
+Found = dict[str, dict[Place, Files]]  # the visible jobs, each with where it lies: that should be one place
+
+
+class Broken(AssertionError):
+    """A promise of the workspace that was not kept. `check` names the promise."""
+
+    def __init__(self, check: str, told: str) -> None:
+        super().__init__(f"{check}: {told}")
+        self.check = check
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A job that somebody tried to submit and was not given the id of: it may be there, whole, or not at all."""
+
+    prompt: bytes
+    request: bytes
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    asked: Attempt
+    places: frozenset[Place | None]  # where it may lie now; None: cleaned away
+    answers: frozenset[bytes] = frozenset()  # results that a server has begun to write
+    end: tuple[Place, bytes] | None = None  # what was once seen finished, or told to be, stays so
+    may_fail: bool = False  # it was cancelled, or a server let it fail
+    asked_to_cancel: bool = False  # and whoever asked was told that it will be
+    cleaned: bool = False  # somebody wanted it gone: if a power cut brings it back, its key may be another's
+    suspect: bool = False
+    fewest_alone: int = 0  # runs alone whose count must be on the disk, and may be
+    most_alone: int = 0
+
+
+@dataclass(slots=True)
+class Ledger:
+    jobs: dict[str, Job] = field(default_factory=dict)
+    attempts: tuple[Attempt, ...] = ()
+    forgiving: bool = False  # a job that was refused for an error of the disk may come back, whole, in a power cut
+    on_change: Callable[[bool], None] = lambda _: None  # told whether something was promised (or else begun)
+
+    def copy(self) -> Ledger:
+        return Ledger(dict(self.jobs), self.attempts, self.forgiving)
+
+    def change(self, job_id: str, *, promised: bool, **changes: object) -> None:
+        self.jobs[job_id] = replace(self.jobs[job_id], **changes)
+        self.on_change(promised)
+
+    def may_move(self, job_id: str, *places: Place | None) -> None:
+        self.change(job_id, promised=False, places=self.jobs[job_id].places | set(places))
+
+    def is_at(self, job_id: str, place: Place | None) -> None:
+        self.change(job_id, promised=True, places=frozenset({place}))
+
+    def attempt(self, attempt: Attempt) -> None:
+        self.attempts += (attempt,)
+        self.on_change(False)
+
+    def refuse(self, attempt: Attempt) -> None:
+        """The client was told that it failed: from now on the job must not be there."""
+        if not self.forgiving:
+            self._forget(attempt)
+
+    def _forget(self, attempt: Attempt) -> None:
+        at = self.attempts.index(attempt)
+        self.attempts = self.attempts[:at] + self.attempts[at + 1 :]
+        self.on_change(True)
+
+    def acknowledge(self, attempt: Attempt, job_id: str, place: Place) -> None:
+        known = self.jobs.get(job_id)
+        if known is None:
+            self.jobs[job_id] = Job(attempt, frozenset({place}))
+        elif known.asked.key is None or known.asked.key != attempt.key:
+            raise Broken("one id, one job", f"{job_id} was given to two clients")
+        else:
+            self.jobs[job_id] = replace(known, places=known.places - {None})
+        self._forget(attempt)
+
+    # ---- what must be true whenever one looks ----
+
+    def check(self, found: Found, *, tidy: bool = True) -> None:
+        """`tidy`: what helped a job on its way is gone when it is done; a power cut may bring it back, and nobody minds."""
+        for job_id, job in self.jobs.items():
+            if job_id not in found and None not in job.places:
+                raise Broken("nothing is lost", f"{job_id} is nowhere")
+        unknown = list(self.attempts)
+        for job_id, places in found.items():
+            if len(places) != 1:
+                raise Broken("one place", f"{job_id} is at {sorted(places)}")
+            ((place, files),) = places.items()
+            job = self.jobs.get(job_id)
+            if job is None:
+                asked = next((one for one in unknown if is_asked(one, files)), None)
+                if asked is None or place is not Place.READY:
+                    raise Broken("nothing half-written", f"nobody asked for {job_id} at {place} with {sorted(files)}")
+                unknown.remove(asked)
+            else:
+                check_job(job_id, job, place, files, tidy)
+        keys = [asked.key for asked in self._live(found) if asked.key is not None]
+        if len(keys) != len(set(keys)):
+            raise Broken("one job for a key", f"two jobs of {len(set(keys))} keys")
+
+    def adopt(self, found: Found) -> None:
+        """After a crash: what is there now stays, and what may have been lost or not has been decided."""
+        for job_id in list(self.jobs):
+            if job_id not in found:
+                del self.jobs[job_id]
+        self._meet_strangers(found)
+        for job_id, places in found.items():
+            ((place, files),) = places.items()
+            job, alone = self.jobs[job_id], runs_alone(files)
+            end = (place, ending(place, files)) if place in FINISHED else None
+            self.jobs[job_id] = replace(
+                job, places=frozenset({place}), end=end, suspect=SUSPECT in files, fewest_alone=alone, most_alone=alone
+            )
+        self.on_change(True)
+
+    def adopt_for_now(self, found: Found) -> None:
+        """After a death of a process only: what is there now may be gone after a power cut, if nobody was told of it."""
+        self._meet_strangers(found)
+        for job_id, places in found.items():
+            self.jobs[job_id] = replace(self.jobs[job_id], places=self.jobs[job_id].places | places.keys())
+        self.on_change(True)
+
+    def _meet_strangers(self, found: Found) -> None:
+        for job_id, places in found.items():
+            ((place, files),) = places.items()
+            if job_id not in self.jobs:
+                asked = next(one for one in self.attempts if is_asked(one, files))
+                self.jobs[job_id] = Job(asked, frozenset({place, None}))
+        self.attempts = ()
+
+    def _live(self, found: Found) -> Iterable[Attempt]:
+        for job_id, places in found.items():
+            ((_, files),) = places.items()
+            known = self.jobs.get(job_id)
+            if known is None:
+                yield next(one for one in self.attempts if is_asked(one, files))
+            elif not known.cleaned:
+                yield known.asked
+
+
+def check_job(job_id: str, job: Job, place: Place, files: Files, tidy: bool) -> None:
+    if not is_asked(job.asked, files):
+        raise Broken("nothing half-written", f"{job_id} at {place} has not what was asked: {files}")
+    if place not in job.places:
+        raise Broken(
+            "a job is where it was said to be", f"{job_id} is at {place}, and should be at {sorted(map(str, job.places))}"
+        )
+    if job.asked_to_cancel and place not in FINISHED and ASKED_TO_CANCEL not in files:
+        raise Broken("a request to cancel stays", f"{job_id} is at {place}, and nobody is asked to cancel it")
+    if job.suspect and place not in FINISHED and SUSPECT not in files:
+        raise Broken("a suspect stays one", f"{job_id} at {place} has {sorted(files)}")
+    if place is not Place.OUTPUT and not job.fewest_alone <= runs_alone(files) <= job.most_alone:
+        counts = f"{job.fewest_alone} to {job.most_alone}"
+        raise Broken("runs alone are counted", f"{job_id} at {place} has {sorted(files)}, and should have {counts}")
+    if place not in FINISHED:
+        return
+    text = ending(place, files)
+    if not text or not is_proof(files.get(USAGE, b""), "done" if place is Place.OUTPUT else "failed", text):
+        raise Broken("an end is whole", f"{job_id} at {place} has {files}")
+    if tidy and place is Place.OUTPUT and files.keys() & {TOKENS, PARTIAL}:
+        raise Broken("an end is tidy", f"{job_id} was moved to {place} with {sorted(files)}")
+    if place is Place.OUTPUT and text not in job.answers:
+        raise Broken("an end is whole", f"{job_id} has {text!r}, which nobody wrote")
+    if place is Place.FAILED and not job.may_fail and job.most_alone < MAX_DEATHS:
+        raise Broken("no job fails without a reason", f"{job_id}: {text!r}")
+    if job.end not in (None, (place, text)):
+        raise Broken("an end stays", f"{job_id} was {job.end}, and is {(place, text)}")
+
+
+def ending(place: Place, files: Files) -> bytes:
+    return files.get(RESULT if place is Place.OUTPUT else ERROR, b"")
+
+
+def runs_alone(files: Files) -> int:
+    return sum(name.startswith(ALONE) for name in files)
+
+
+def is_asked(asked: Attempt, files: Files) -> bool:
+    return files.get(PROMPT) == asked.prompt and files.get(REQUEST) == asked.request
+
+
+def is_proof(record: bytes, outcome: str, text: bytes) -> bool:
+    try:
+        told = json.loads(record)
+    except ValueError:
+        return False
+    return told.get("outcome") == outcome and told.get("sha256") == hashlib.sha256(text).hexdigest()
+
+
+# ---- looking, without any of the code that is tested ----
+
+
+def look(path: Path) -> Found:
+    found: Found = {}
+    for place in VISIBLE:
+        if (path / place).is_dir():
+            for folder in (path / place).iterdir():
+                files = {file.name: file.read_bytes() for file in folder.iterdir()}
+                if (path / Place.CANCEL / folder.name).exists():
+                    files[ASKED_TO_CANCEL] = b""
+                found.setdefault(folder.name, {})[place] = files
+    return found
+
+
+def seals(path: Path) -> dict[Path, tuple[int, bytes]]:
+    """Everything about finished jobs that must not change any more: names, bytes, and when each was changed last."""
+    found = {}
+    for place in FINISHED:
+        for folder, _, names in os.walk(path / place):
+            for name in names:
+                file = Path(folder, name)
+                found[file] = (file.stat().st_mtime_ns, file.read_bytes())
+            if Path(folder) != path / place:
+                found[Path(folder)] = (Path(folder).stat().st_mtime_ns, b"")
+    return found
