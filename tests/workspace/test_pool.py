@@ -73,6 +73,25 @@ def test_jobs_are_noticed_where_the_kernel_tells_nothing(
         queue.check(queue.submit("late"), ["late"])
 
 
+def test_a_pool_that_stumbles_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever was not thought of: running jobs go back, and it begins again."""
+    real, failures = scanner_module.Scanner.look, [ValueError("nobody thought of this"), ValueError("nor of this")]
+
+    def stumbles(scanner: Any) -> None:
+        if queue.flow.counts()[Status.RUNNING] and failures:
+            raise failures.pop()
+        real(scanner)
+
+    monkeypatch.setattr(scanner_module.Scanner, "look", stumbles)
+    with queue.pool(queue.runner(holds_at=2)) as pool:
+        (job,) = queue.submit("first")
+        until(lambda: caplog.text.count("stumbled and goes on") == 2, "both failures")
+        assert not queue.file(job, SUSPECT).exists()
+        queue.runners[-1].holds_at = None
+        queue.check([job], ["first"])
+        assert pool.failed == 0
+
+
 def test_a_queue_is_served_while_a_pool_runs(queue: Queue) -> None:
     assert not queue.flow.is_served()
     with queue.pool():

@@ -133,6 +133,8 @@ class Pool:
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         with self._workspace.serving():
+            self._scanner = Scanner(self._workspace, self._woken.set)
+            self._next_look = 0.0
             self._scanner.start()
             try:
                 yield
@@ -145,7 +147,6 @@ class Pool:
         path = self._workspace.path
         logger.warning("the workspace %s was removed or replaced: it is opened anew", path)
         self._workspace = Workspace(path, create=True, disk=self._workspace.disk)
-        self._scanner = Scanner(self._workspace, self._woken.set)
         self._conflicts.clear()
 
     def _turn(self) -> None:
