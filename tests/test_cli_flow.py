@@ -16,6 +16,7 @@ import pytest
 from penstock.workspace.flow import Flow
 from penstock.workspace.layout import Workspace
 from penstock.workspace.outcomes import done as done_outcome
+from penstock.workspace.recovery import recover
 from penstock.workspace.tokens import Said, Transcript
 from penstock.workspace.work import Work
 from tests.jobs import STOPPED, claimed, cli, command, fail, finish, in_this_process, later, with_terminal_errors
@@ -123,7 +124,8 @@ def test_wait_prints_the_result_once_it_is_there(ws: Path) -> None:
         finish(ws, job, "at last")
 
     thread = later(server)
-    done = cli("flow", ws, "-w", job, "--timeout", "30s")
+    with Workspace(ws).serving():
+        done = cli("flow", ws, "-w", job, "--timeout", "30s")
     thread.join()
     assert (done.returncode, done.stdout, done.stderr) == (0, b"at last", b"")
 
@@ -133,8 +135,13 @@ def test_a_wait_that_takes_too_long_is_not_ready(ws: Path, quickly: Run) -> None
     for args in (["--wait", job], ["-f", job], ["-W"], ["-W", "--tag", "t"]):
         code, out, error = quickly("flow", ws, *args, "--timeout", "0.05")
         assert (code, out) == (2, "")
-        assert error.startswith("not ready: ")
-    code, out, error = quickly("flow", ws, "--wait", job, "--timeout", "0", "--json")
+        first, second = error.splitlines()
+        assert first.startswith("Nobody works on this queue now.")
+        assert second.startswith("not ready: ")
+        assert "Nobody works" in second
+    with Workspace(ws).serving():
+        assert quickly("flow", ws, "-w", job, "--timeout", "0")[2].endswith("after 0 seconds. Wait longer.\n")
+        code, out, error = quickly("flow", ws, "--wait", job, "--timeout", "0", "--json")
     assert (code, json.loads(out)["status"], error) == (2, "queued", "")
     assert quickly("flow", ws, "-w", NOWHERE)[0] == 1
     assert quickly("flow", ws, "-f", NOWHERE)[0] == 1
@@ -154,9 +161,11 @@ def test_follow_prints_each_piece_as_it_is_written(ws: Path) -> None:
     workspace, held = claimed(ws, job)
     transcript = Transcript(workspace.disk, held.folder, Said(1, bytes(16)))
     pieces = ["The ", "capital\r\n", "is P\u00e4ris"]
-    with subprocess.Popen(
-        command("flow", ws, "-f", job), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
-    ) as process:
+    flow = [*command("flow", ws, "-f", job)]
+    with (
+        workspace.serving(),
+        subprocess.Popen(flow, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()) as process,
+    ):
         assert process.stdout is not None
         for number, piece in enumerate(pieces):
             transcript.append([number], piece.encode())
@@ -170,9 +179,11 @@ def test_following_ends_with_1_when_the_reader_leaves(ws: Path) -> None:
     job = Work(ws).submit("hi")
     workspace, held = claimed(ws, job)
     transcript = Transcript(workspace.disk, held.folder, Said(1, bytes(16)))
-    with subprocess.Popen(
-        command("flow", ws, "-f", job), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
-    ) as process:
+    flow = [*command("flow", ws, "-f", job)]
+    with (
+        workspace.serving(),
+        subprocess.Popen(flow, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()) as process,
+    ):
         assert process.stdout is not None
         assert process.stderr is not None
         transcript.append([1], b"begun")
@@ -228,7 +239,7 @@ def test_the_list_has_the_counts_and_the_newest_jobs_first(ws: Path) -> None:
         f"Nobody works on this queue now. Run `penstock drain {ws}`, or `penstock serve --workspace {ws}`.",
         "",
     ]
-    assert re.split(r" {2,}", lines[3].strip()) == ["job", "status", "age", "tags", "tokens", "ended with"]
+    assert re.split(r" {2,}", lines[3].strip()) == ["job", "status", "age", "tags", "tokens", "note"]
     rows = [re.split(r" {2,}", line.strip()) for line in lines[4:14]]
     assert [row[0] for row in rows] == jobs[:1:-1]
     assert (rows[0][1], rows[0][3:]) == ("done", ["nightly, n11", "7", "stop"])
@@ -367,3 +378,24 @@ def test_a_person_who_asks_too_early_learns_that_nobody_works(ws: Path) -> None:
     code, out, seen = with_terminal_errors("flow", ws, job)
     assert (code, out) == (2, "")
     assert "Nobody works on this queue now." in seen
+
+
+def test_what_ran_when_its_server_died_is_called_interrupted(ws: Path, quickly: Run) -> None:
+    job = Work(ws).submit("hi")
+    workspace, held = claimed(ws, job)
+    with workspace.serving():
+        assert f"{ws}: 1 running." in quickly("flow", ws)[1]
+    Transcript(workspace.disk, held.folder, Said(1, bytes(16))).append([5, 6, 7], b"abc")
+    held.let_go()
+    page = quickly("flow", ws)[1].splitlines()
+    assert page[0] == f"{ws}: 1 interrupted."
+    assert page[1].startswith("Nobody works on this queue now.")
+    cells = re.split(r" {2,}", page[4].strip())
+    assert (cells[1], cells[-1]) == ("interrupted", "3")
+    recover(workspace)
+    assert "runs alone, since its server died" in quickly("flow", ws)[1]
+
+
+def test_a_queued_job_tells_the_model_it_asks_for(ws: Path, quickly: Run) -> None:
+    Work(ws).submit("hi", model="llama-9")
+    assert "asks for llama-9" in quickly("flow", ws)[1]

@@ -56,7 +56,8 @@ def test_a_long_text_comes_from_stdin_and_every_option_is_kept(tmp_path: Path) -
     done = cli("work", tmp_path / "ws", "-", *options, stdin=text + b"\n")
     assert (done.returncode, done.stderr) == (0, b"")
     (job,) = waiting(tmp_path / "ws")
-    assert json.loads(done.stdout) == {"id": job.name, "workspace": str(tmp_path / "ws")}
+    told = {"id": job.name, "workspace": str(tmp_path / "ws"), "new": True, "status": "queued"}
+    assert json.loads(done.stdout) == told
     assert (job / "prompt.txt").read_bytes() == text, "one new line at the end is the pipe's, the others are the text's"
     kept = asked(job)
     assert kept.pop("submitted") > 1_700_000_000
@@ -87,6 +88,7 @@ def test_a_key_makes_two_submissions_one_job(tmp_path: Path) -> None:
     assert first.stdout == again.stdout != b""
     assert (other.returncode, other.stdout) == (1, b"")
     assert b"The key 'k' belongs to another request" in other.stderr
+    assert again.stderr == b"The key was used before: its job is queued.\n"
     assert len(waiting(tmp_path / "ws")) == 1
 
 

@@ -44,7 +44,7 @@ class FakeTask:
         self._runner, self.prompt = runner, prompt
         self.fingerprint = hashlib.sha256(prompt.encode()).digest()[:16]
 
-    def start(self, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
+    def start(self, job_id: str, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
         return self._runner.enter(self, seed, said, sink)
 
 

@@ -78,6 +78,8 @@ def drain(
             before = "1 job" if watch.ended == 1 else f"{watch.ended} jobs"
             told = f"Interrupted; {before} ended before. What was running is in the queue again: {again}"
             print(told, file=sys.stderr)
+            if as_json:
+                print_json({"done": watch.ended - watch.failed, "failed": watch.failed, "left": watch.left})
             raise typer.Exit(INTERRUPTED) from None
     _conclude(workspace, {"done": report.done, "failed": report.failed, "left": report.left}, as_json)
     if report.left:
@@ -92,12 +94,12 @@ class Watch:
     """Hears of every job that ends: a bar grows for people, a line is printed for programs."""
 
     def __init__(self, path: Path, bars: ProgressBars, as_json: bool) -> None:
-        self.ended = 0
+        self.ended = self.failed = self.left = 0
         self._what, self._bars, self._as_json = f"working on {path.name or path}", bars, as_json
         self._bars(self._what, 0, 0)
 
     def __call__(self, end: JobEnd) -> None:
-        self.ended += 1
+        self.ended, self.failed, self.left = self.ended + 1, self.failed + (not end.done), end.left
         if self._as_json:
             self._print(end)
         self._bars(self._what, self.ended, self.ended + end.left)

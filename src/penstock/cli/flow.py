@@ -184,8 +184,8 @@ def _list(flow: Flow, tag: str | None, limit: int, as_json: bool) -> None:
 
 def _wait_idle(flow: Flow, tag: str | None, timeout: float | None, as_json: bool) -> None:
     with on_disk(flow.path):
-        if _counts(flow)["queued"]:
-            _note_if_nobody_works(flow)
+        if any(_counts(flow)[status] for status in OPEN):
+            _warn_if_nobody_works(flow)
         flow.wait_until_idle(timeout, tag=tag)
         counts = _counts(flow) if tag is None else _counts_of([view.status for view in flow.jobs(tag=tag)])
     if as_json:
@@ -230,7 +230,8 @@ def _show(flow: Flow, job: str, as_json: bool) -> None:
         try:
             result = flow.get(job)
         except NotFinished as error:
-            _note_if_nobody_works(flow)
+            if not flow.is_served():
+                note(nobody_works(flow.path))
             how = f"penstock flow {shlex.quote(str(flow.path))} --wait {job}"
             raise NotFinished(error.message, hint=f"Wait for it: {how}") from None
     _print_result(result)
@@ -238,7 +239,7 @@ def _show(flow: Flow, job: str, as_json: bool) -> None:
 
 def _wait(flow: Flow, job: str, timeout: float | None, as_json: bool) -> None:
     with suppress(NotFinished, UnknownJob) if as_json else nullcontext(), on_disk(flow.path):  # a record tells these too
-        _note_if_nobody_works(flow, job)
+        _warn_if_nobody_works(flow, job)
         flow.wait(job, timeout)
     _show(flow, job, as_json)
 
@@ -248,7 +249,7 @@ def _follow(flow: Flow, job: str, timeout: float | None) -> None:
 
     def pieces() -> Iterator[bytes]:
         with on_disk(flow.path):
-            _note_if_nobody_works(flow, job)
+            _warn_if_nobody_works(flow, job)
             yield from flow.follow(job, timeout)
 
     writer = ResultWriter()
@@ -334,6 +335,7 @@ def _print_record(flow: Flow, job: str) -> None:
         raise typer.Exit(code)
 
 
-def _note_if_nobody_works(flow: Flow, job: str | None = None) -> None:
+def _warn_if_nobody_works(flow: Flow, job: str | None = None) -> None:
+    """Before a wait, and for scripts too: they might wait for ever."""
     if not flow.is_served() and (job is None or flow.status(job) in OPEN):
-        note(nobody_works(flow.path))
+        print(nobody_works(flow.path), file=sys.stderr, flush=True)

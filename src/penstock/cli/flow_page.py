@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.columns import Ink, harmless, shortened, table
 from penstock.cli.durations import age
-from penstock.cli.workspaces import counted, job_record, nobody_works, tokens
+from penstock.cli.workspaces import counted, job_record, nobody_works, status_word, tokens
 
 if TYPE_CHECKING:
     from penstock.workspace.flow import JobView
 
-HEADINGS = ["job", "status", "age", "tags", "tokens", "ended with"]
-TAGS, ENDED = 3, 5  # columns that give way when room is short
+HEADINGS = ["job", "status", "age", "tags", "tokens", "note"]
+TAGS, NOTE = 3, 5  # columns that give way when room is short
 LONGEST = 100  # columns of an error; `penstock flow WORKSPACE JOB` tells all of it
 NAMED = 5  # strays
 
@@ -43,12 +43,12 @@ class Survey:
 
     def page(self, width: int) -> str:
         tagged = f" with the tag {harmless(self.tag)}" if self.tag else ""
-        lines = [f"{self.path}{tagged}: {counted(self.counts)}"]
-        if self.counts["queued"] and not self.served:
+        lines = [f"{self.path}{tagged}: {counted(self.counts, self.served)}"]
+        if (self.counts["queued"] or self.counts["running"]) and not self.served:
             lines.append(nobody_works(self.path))
         if self.jobs:
-            rows = [_row(view) for view in self.jobs]
-            lines += ["", *table(HEADINGS, rows, width, Ink(False), numbers=[2, 4], elastic=[TAGS, ENDED])]
+            rows = [_row(view, self.served) for view in self.jobs]
+            lines += ["", *table(HEADINGS, rows, width, Ink(False), numbers=[2, 4], elastic=[TAGS, NOTE])]
         hidden = sum(self.counts.values()) - len(self.jobs)
         if self.jobs and hidden > 0:
             lines += ["", f"{hidden} more: --limit N shows more of them."]
@@ -65,23 +65,26 @@ def described(view: JobView) -> dict[str, Any]:
     return job_record(view.job_id, view.status, view.usage) | {"submitted": view.submitted, "request": request}
 
 
-def _row(view: JobView) -> list[str]:
+def _row(view: JobView, served: bool) -> list[str]:
     said = tokens(view.usage)
     return [
         view.job_id,
-        view.status,
+        status_word(view.status, served),
         age(time.time() - view.submitted),
         harmless(", ".join(view.request.tags)) if view.request else "?",
         "" if said is None else str(said),
-        shortened(harmless(_ended_with(view.usage)), LONGEST, tail=0.0),
+        shortened(harmless(_note(view)), LONGEST, tail=0.0),
     ]
 
 
-def _ended_with(usage: Mapping[str, Any]) -> str:
-    error = usage.get("error")
+def _note(view: JobView) -> str:
+    """How it ended; before that, what it waits for."""
+    error = view.usage.get("error")
     if isinstance(error, Mapping):
         return str(error.get("message") or error.get("code") or "")
-    return str(usage.get("finish_reason") or "")
+    alone = ["runs alone, since its server died"] if view.suspect else []
+    model = [f"asks for {view.request.model}"] if view.status == "queued" and view.request and view.request.model else []
+    return str(view.usage.get("finish_reason") or ", ".join([*alone, *model]))
 
 
 def _of_strays(path: Path, strays: Sequence[str]) -> str:

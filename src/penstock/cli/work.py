@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,18 +103,22 @@ def work(
         )
     text = prompt_text(prompt, f'penstock work {shlex.quote(str(workspace))} "What is the capital of France?"')
 
+    from penstock.workspace.flow import Flow
     from penstock.workspace.layout import Workspace
     from penstock.workspace.work import Work
 
     with on_disk(workspace):
         place = Workspace(workspace, create=True)
-        job = Work(place).submit_request(request, text)
-        served = place.is_served()
+        job, new = Work(place).submit_request(request, text)
+        served, status = place.is_served(), Flow(place).status(job)
     if as_json:
-        print_json({"id": job, "workspace": workspace.absolute()})
+        print_json({"id": job, "workspace": workspace.absolute(), "new": new, "status": status})
     else:
         print(job, flush=True)
-    if not served:
+    if not new:
+        again = f" `penstock flow {shlex.quote(str(workspace))} --retry {job}` runs it again." if status == "failed" else ""
+        print(f"The key was used before: its job is {status}.{again}", file=sys.stderr)
+    elif not served:
         note(f"The job waits. {nobody_works(workspace)}")
 
 

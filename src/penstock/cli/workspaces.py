@@ -28,9 +28,15 @@ def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def counted(counts: Mapping[str, int]) -> str:
+def status_word(status: str, served: bool) -> str:
+    """What runs while nobody works was interrupted: its server died."""
+    return "interrupted" if status == "running" and not served else status
+
+
+def counted(counts: Mapping[str, int], served: bool = True) -> str:
     """`"3 queued, 1 running, 20 done."`; what there is none of is left out."""
-    return (", ".join(f"{count} {name}" for name, count in counts.items() if count) or "There are no jobs") + "."
+    told = (f"{count} {status_word(name, served)}" for name, count in counts.items() if count)
+    return (", ".join(told) or "There are no jobs") + "."
 
 
 def job_record(job_id: str, status: str, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from penstock.domain.sampling import SamplingParams
 from penstock.doors.openai.limits import answer_limit
 from penstock.doors.openai.served import Served
 from penstock.errors import EngineStopped, NotReady, UnknownModel
+from penstock.model.sources import catalogue
 from penstock.workspace.request import WorkRequest
 from penstock.workspace.runner import Sink
 from penstock.workspace.tokens import FINGERPRINT
@@ -32,7 +33,7 @@ class EngineTask:
         self.model, self.seed = served.hosted.name, sampling.seed
         self.fingerprint = _fingerprint(self.model, request, ids, sampling)
 
-    def start(self, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
+    def start(self, job_id: str, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
         hosted, request = self._served.hosted, self._request
         if not hosted.engine.pipe.is_complete():
             raise NotReady(hosted.engine.pipe.explain())
@@ -47,7 +48,7 @@ class EngineTask:
             constraint=self._constraint,
             resume=said,
         )
-        return hosted.jobs.start_job(job, sink, counted=False).cancel
+        return hosted.jobs.start_job(job, sink, counted=False, job_id=job_id).cancel
 
 
 class EngineRunner:
@@ -86,7 +87,14 @@ class EngineRunner:
     def _find(self, model: str | None) -> Served | None:
         if model is None:
             return next(iter(self._models.values()), None)
-        return self._models.get(self._aliases.get(model, model))
+        wanted = _own_name(self._aliases.get(model, model))
+        return next((served for name, served in self._models.items() if _own_name(name) == wanted), None)
+
+
+def _own_name(model: str) -> str:
+    """The catalogue knows some models by several names."""
+    known = catalogue.find(model)
+    return model if known is None else known.name
 
 
 def _constraint(served: Served, request: WorkRequest) -> ConstraintFactory | None:

@@ -67,7 +67,12 @@ class JobFactory:
         self._id_hint = f"Ids go from 0 to {vocab - 1}."
 
     def start_job(
-        self, request: JobRequest, sink: Callable[[JobUpdate], None] | None = None, *, counted: bool = True
+        self,
+        request: JobRequest,
+        sink: Callable[[JobUpdate], None] | None = None,
+        *,
+        counted: bool = True,
+        job_id: str | None = None,
     ) -> JobHandle:
         """Check and tokenize in the caller's thread, so that bad input is refused at once and costs the engine nothing.
 
@@ -98,7 +103,7 @@ class JobFactory:
         updates: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
         room = limit - len(prompt)
         job = Job(
-            job_id=new_job_id(),
+            job_id=job_id or new_job_id(),
             request=request,
             prompt_ids=prompt,
             max_tokens=min(sampling.max_tokens or room, room),

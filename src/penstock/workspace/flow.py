@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,8 +20,10 @@ from penstock.workspace.files import (
     MAX_RESULT,
     PARTIAL,
     RESULT,
+    SUSPECT,
     USAGE,
     Place,
+    has_file,
     read_file,
     read_record,
 )
@@ -28,6 +31,7 @@ from penstock.workspace.job_id import order
 from penstock.workspace.layout import Workspace
 from penstock.workspace.request import WorkRequest, read_request
 from penstock.workspace.root import on_disk
+from penstock.workspace.tokens import said_so_far
 from penstock.workspace.work import key_file
 
 FIRST_LOOK, LAST_LOOK = 0.01, 0.1  # seconds between two looks of somebody who waits: the pause grows
@@ -70,12 +74,13 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as it is now. `request` is None where request.json cannot be read."""
+    """A job as it is now. `request` is None where request.json cannot be read; a `suspect` runs alone, since its server died."""
 
     job_id: str
     status: Status
     request: WorkRequest | None
     usage: Mapping[str, Any] = field(default_factory=dict)
+    suspect: bool = False
 
     @property
     def submitted(self) -> float:
@@ -121,7 +126,7 @@ class Flow:
         for _ in self._looks(timeout):
             with suppress(NotFinished):
                 return self.get(job_id)
-        raise NotFinished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.", hint="Wait longer.")
+        raise self._not_finished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.")
 
     def follow(self, job_id: str, timeout: float | None = None) -> Iterator[bytes]:
         """The text as it is generated, piece by piece, until the job ends: together the bytes of result.txt. Of a job that fails
@@ -140,7 +145,7 @@ class Flow:
                 shown = text
             if place in FINISHED:
                 return
-        raise NotFinished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.", hint="Follow it longer.")
+        raise self._not_finished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.")
 
     def counts(self) -> dict[Status, int]:
         return {status: len(self._workspace.names(place)) for status, place in PLACES.items()}
@@ -158,7 +163,7 @@ class Flow:
                 open_jobs = {job_id for job_id in open_jobs if tagged.get(job_id)}
             if not open_jobs:
                 return
-        raise NotFinished(f"{self.path} is not idle after {timeout:g} seconds.", hint="Wait longer.")
+        raise self._not_finished(f"{self.path} is not idle after {timeout:g} seconds.")
 
     def jobs(self, *, tag: str | None = None, limit: int | None = None) -> Iterator[JobView]:
         """Jobs, the newest first. A job that moves while we look is told once."""
@@ -176,8 +181,9 @@ class Flow:
 
     def describe(self, job_id: str) -> JobView:
         with self._workspace.looking_at(job_id) as (place, folder):
-            usage = (read_record(folder, USAGE) or {}) if place in FINISHED else {}
-            return JobView(job_id, STATUS[place], _request_of(folder), usage)
+            usage = (read_record(folder, USAGE) or {}) if place in FINISHED else said_so_far(folder)
+            suspect = place not in FINISHED and has_file(folder, SUSPECT)
+            return JobView(job_id, STATUS[place], _request_of(folder), usage, suspect)
 
     def strays(self) -> list[str]:
         """What lies among the waiting jobs and is none."""
@@ -213,6 +219,11 @@ class Flow:
         with self._workspace.keys_locked():
             if self._workspace.job_of_key(name) is None:  # or it belongs to a newer job
                 self._workspace.forget_key(name)
+
+    def _not_finished(self, what: str) -> NotFinished:
+        name = shlex.quote(str(self.path))
+        nobody = f"Nobody works on this queue now: run `penstock drain {name}`."
+        return NotFinished(what, hint="Wait longer." if self.is_served() else nobody)
 
     def _looks(self, timeout: float | None) -> Iterator[None]:
         until, pause = None if timeout is None else time.monotonic() + timeout, FIRST_LOOK

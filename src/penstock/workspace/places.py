@@ -84,6 +84,12 @@ class Places:
         """Seconds since something changed in a job's folder."""
         return time.time() - self._stat(job_id, place).st_mtime
 
+    def check_writable(self) -> None:
+        """Refuse a workspace that we could only look at."""
+        for place in (Place.READY, Place.PROCESSING, Place.OUTPUT, Place.FAILED):
+            if not os.access(self.path / place, os.W_OK):
+                raise WorkspaceError(f"{self.path / place} cannot be written.", hint="Is it yours, and is the disk read-only?")
+
     def is_in_place(self) -> bool:
         """Whether our path still leads to the folders that we have open."""
         try:

@@ -80,6 +80,7 @@ class Pool:
         self._conflicts: set[str] = set()  # jobs that cannot be taken or moved, and are told of
         self._missed: set[str] = set()  # jobs that somebody held when we wanted them
         self._thread: threading.Thread | None = None
+        self._in_trouble = False
         self.done = self.failed = 0
 
     def describe(self) -> dict[str, int]:
@@ -105,6 +106,7 @@ class Pool:
     def drain(self) -> list[Waiting]:
         """Work until nothing waits and nothing runs, here or elsewhere; those that wait for a model that is not here are
         returned."""
+        self._workspace.check_writable()
         with self._workers, self._starters, self._at_work():
             while not self._is_empty():
                 self._runner.check()
@@ -162,6 +164,9 @@ class Pool:
             self._pass_on_cancels()
             if now >= self._no_claims_before and not any(job.refusals for job in self._running.values()):
                 self._take_jobs()
+                if self._in_trouble:
+                    self._in_trouble = False
+                    logger.warning("%s: that is over, jobs are taken again", self._workspace.path)
         except OSError as error:
             self._on_trouble(error)
         self._woken.wait(self._patience())
@@ -170,7 +175,8 @@ class Pool:
     def _look(self, now: float) -> None:
         moved = recover(self._workspace, self._max_deaths, self._conflicts)
         for job_id, place in moved.items():
-            logger.warning("the job %s had lost its server: it is in %s now", job_id, place)
+            becomes = "it will go on alone" if place is Place.READY else f"it is in {place} now"
+            logger.warning("the job %s had lost its server: %s", job_id, becomes)
             if place in FINISHED:
                 self._count(JobEnd(job_id, place is Place.OUTPUT, {}))
         if now >= self._next_sweep:
@@ -367,10 +373,10 @@ class Pool:
 
     def _on_trouble(self, error: OSError) -> None:
         """The disk is full or worse: what runs goes on in memory, and nothing more is taken until writing works again."""
-        now = time.monotonic()
-        if now >= self._no_claims_before + 30 * RETRY_AFTER or not self._no_claims_before:
+        if not self._in_trouble:
             logger.error("%s: %s; no new jobs are taken until that is over", self._workspace.path, error.strerror or error)
-        self._no_claims_before = now + RETRY_AFTER
+        self._in_trouble = True
+        self._no_claims_before = time.monotonic() + RETRY_AFTER
 
     def _give_all_back(self) -> None:
         """The engine is asked to stop, but not waited for: a pass may take a minute, and giving back takes milliseconds."""

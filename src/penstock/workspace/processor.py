@@ -129,7 +129,7 @@ class Processor:
         self._transcript = Transcript(self._workspace.disk, self._held.folder, before)
         self._resumed = self._to_skip = len(before.tokens)
         seed = before.seed if task.seed is None else task.seed
-        self._cancel = task.start(seed, before.tokens, self._hear)
+        self._cancel = task.start(self.job_id, seed, before.tokens, self._hear)
         if self._stopping or self._cancelled:
             self._cancel()  # it was said while we were starting
 

@@ -180,6 +180,8 @@ def _bad(name: str, value: object, expected: str) -> RequestError:
 
 def _unknown(field_name: str, name: object, known: Any) -> RequestError:
     near = get_close_matches(str(name)[:80], list(known), n=1)
+    if name in SAMPLING and known is not SAMPLING:
+        return RequestError(f"{name} stands in the wrong place.", field=str(name), hint=f'Write "sampling": {{"{name}": ...}}.')
     hint = f"Did you mean {near[0]}?" if near else "Remove it: nothing is ignored silently here."
     shown = str(field_name)[:80].encode("utf-8", "replace").decode()
     return RequestError(f"{shown} is not a known parameter.", field=shown, hint=hint)

@@ -74,14 +74,14 @@ def _make(path: Path, disk: Disk, *, create: bool) -> None:
             f"{path} is a workspace of another version of Penstock ({other}).", hint="Use that version, or another folder."
         )
     ours = {Path(place).parts[0] for place in Place}
+    if not create and not inside & ours:
+        what = "is not a workspace" if path.is_dir() else "does not exist"
+        raise WorkspaceError(f"{path} {what}.", hint="`penstock work` makes one, in a folder of its own, and submits a job.")
     if inside - ours and not {"input", "output"} <= inside:
         raise WorkspaceError(
             f"{path} is a folder with other things in it.",
             hint="A workspace is a folder of its own: name one that does not exist.",
         )
-    if not create and not inside & ours:
-        what = "is not a workspace" if path.is_dir() else "does not exist"
-        raise WorkspaceError(f"{path} {what}.", hint=f'`penstock work {path} "..."` makes it one and submits a first job.')
     disk.make_root(path)
     for folder in path.absolute().parents:  # all: another client may have made one a moment ago, and died before it synced it
         with suppress(PermissionError):

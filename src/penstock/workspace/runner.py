@@ -26,7 +26,7 @@ class Task(Protocol):
     def seed(self) -> int | None:
         """The one that was asked for."""
 
-    def start(self, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
+    def start(self, job_id: str, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
         """Begin, or go on after the tokens `said`, which come first in the updates. Returns what cancels it. The last update is a
         JobDone or a JobFailed; `sink` may be called on any thread and is quick."""
 

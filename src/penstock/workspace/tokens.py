@@ -48,6 +48,15 @@ def read_tokens(folder: int) -> Said | None:
     return None if parsed is None else parsed.said
 
 
+def said_so_far(folder: int) -> dict[str, int]:
+    """How many tokens a job has said, by the size of the file; nothing if there is none."""
+    try:
+        size = os.stat(TOKENS, dir_fd=folder, follow_symlinks=False).st_size
+    except OSError:
+        return {}
+    return {"completion_tokens": max(0, size - _HEADER.size) // _RECORD.size}
+
+
 class Transcript:
     """Writes tokens.bin and partial.txt of one run. No sync is needed for the job to be safe: what a power cut takes is computed
     again. After an error the same call can be made again, with the same tokens and more. No file is kept open in between."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import BadJob, EmptyPrompt, KeyTaken, NotFinished, RequestError, UnknownJob
 from penstock.workspace.files import FINISHED, MAX_PROMPT, PROMPT, REQUEST, Place
@@ -15,6 +15,13 @@ from penstock.workspace.layout import Workspace
 from penstock.workspace.recovery import cancel_unowned
 from penstock.workspace.request import BACKGROUND, WorkRequest, read_job
 from penstock.workspace.root import on_disk
+
+
+class Submission(NamedTuple):
+    """A job that is in the workspace now; `new` is False if its key had brought it there before."""
+
+    job_id: str
+    new: bool
 
 
 class Work:
@@ -60,20 +67,20 @@ class Work:
             key=key,
             submitted=round(time.time(), 3),
         )
-        return self.submit_request(request, prompt)
+        return self.submit_request(request, prompt).job_id
 
-    def submit_request(self, request: WorkRequest, prompt: str) -> str:
+    def submit_request(self, request: WorkRequest, prompt: str) -> Submission:
         data = _checked_prompt(prompt)
         files = {PROMPT: data, REQUEST: request.to_json()}
         if request.key is None:
-            return self._workspace.submit(files)
+            return Submission(self._workspace.submit(files), new=True)
         name = key_file(request.key)
         with on_disk(self._workspace.path), self._workspace.keys_locked():
             known = self._workspace.job_of_key(name)
             if known is None or not self._is_same(request, data, known):
-                return self._workspace.submit(files, key=name)
+                return Submission(self._workspace.submit(files, key=name), new=True)
             self._workspace.settle_submits()  # whoever submitted it may have died before it did
-            return known
+            return Submission(known, new=False)
 
     def cancel(self, job_id: str) -> Place:
         """Ask for a job's end, and tell where it is now. One that waits ends here and now, in `failed`; a running one when its
@@ -104,7 +111,7 @@ class Work:
                     raise self._workspace.unknown(job_id) from None  # it is being cleaned away
                 raise
         again = replace(request, key=None, retry_of=job_id, submitted=round(time.time(), 3))
-        return self.submit_request(again, prompt)
+        return self.submit_request(again, prompt).job_id
 
     def _is_same(self, request: WorkRequest, prompt: bytes, known: str) -> bool:
         """Whether a key's job is what is asked now; False if it is being cleaned away, and KeyTaken if it is something else."""
