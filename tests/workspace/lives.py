@@ -14,7 +14,7 @@ from penstock.workspace.outcomes import done, failed
 from penstock.workspace.recovery import recover
 from penstock.workspace.request import WorkRequest, read_job
 from penstock.workspace.tokens import Said, Transcript, read_tokens
-from penstock.workspace.work import Work
+from penstock.workspace.work import Submission, Work
 from tests.workspace.crashing import SteppingDisk
 from tests.workspace.ledger import Attempt, Broken, Ledger, look, seals
 
@@ -72,7 +72,7 @@ class Life:
         attempt = Attempt(prompt.encode(), request.to_json(), request.key)
         self.ledger.attempt(attempt)
         try:
-            job_id = Work(self.workspace).submit_request(request, prompt)
+            job_id = Work(self.workspace).submit_request(request, prompt).job_id
         except PenstockError:
             self.ledger.refuse(attempt)
             raise
@@ -84,7 +84,7 @@ class Life:
         work = Work(self.workspace)
         attempt: list[Attempt] = []
 
-        def submit_request(request: WorkRequest, prompt: str) -> str:
+        def submit_request(request: WorkRequest, prompt: str) -> Submission:
             attempt.append(Attempt(prompt.encode(), request.to_json()))
             self.ledger.attempt(attempt[0])
             return Work.submit_request(work, request, prompt)
