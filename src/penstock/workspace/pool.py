@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,7 +57,7 @@ class _Running:
 
 
 class Pool:
-    """Runs on a thread of its own between `start` and `stop`; or `drain` runs it on the caller's until the queue is empty."""
+    """Runs on a thread of its own: between `start` and `stop`, or while the caller of `drain` waits for an empty queue."""
 
     def __init__(
         self,
@@ -105,15 +105,35 @@ class Pool:
 
     def drain(self) -> list[Waiting]:
         """Work until nothing waits and nothing runs, here or elsewhere; those that wait for a model that is not here are
-        returned."""
+        returned. Ctrl-C is heard on the caller's thread, and ends nothing half-way: the work is done on another."""
         self._workspace.check_writable()
-        with self._workers, self._starters, self._at_work():
-            while not self._is_empty():
-                self._runner.check()
-                self._turn()
-            return self._scanner.left(self._runner.accepts)
+        interruption: KeyboardInterrupt | None = None
+        with ThreadPoolExecutor(1, thread_name_prefix="penstock-pool") as loop:
+            drained = loop.submit(self._drain)
+            try:
+                while not drained.done():
+                    try:
+                        wait([drained])
+                    except KeyboardInterrupt as error:
+                        interruption, self._stopping = error, True
+                        self._woken.set()
+            finally:
+                self._stopping = True
+        if interruption is not None:
+            raise interruption
+        return drained.result()
 
     # ---- the loop ----
+
+    def _drain(self) -> list[Waiting]:
+        with self._workers, self._starters, self._at_work():
+            while not self._stopping:
+                self._runner.check()
+                self._turn()
+                if self._is_empty():
+                    break
+                self._rest()
+            return self._scanner.left(self._runner.accepts)
 
     def _serve(self) -> None:
         with self._workers, self._starters:
@@ -123,6 +143,7 @@ class Pool:
                         while not self._stopping and self._workspace.is_in_place():
                             self._runner.check()
                             self._turn()
+                            self._rest()
                     if not self._stopping:
                         self._open_again()
                 except EngineError as error:
@@ -169,6 +190,9 @@ class Pool:
                     logger.warning("%s: that is over, jobs are taken again", self._workspace.path)
         except OSError as error:
             self._on_trouble(error)
+
+    def _rest(self) -> None:
+        """Until there may be something to do."""
         self._woken.wait(self._patience())
         self._woken.clear()
 
@@ -294,8 +318,9 @@ class Pool:
                 self._workspace.forget_cancel(job_id)
             elif job_id not in self._conflicts:  # whoever asked for it died before it could do so itself
                 try:
-                    if cancel_unowned(self._workspace, job_id) is not None:
-                        self._count(JobEnd(job_id, False, {}))
+                    ended = cancel_unowned(self._workspace, job_id)
+                    if ended is not None:
+                        self._count(JobEnd(job_id, ended is Place.OUTPUT, {}))
                 except OSError as error:
                     if error.errno in DISK_WIDE:
                         raise

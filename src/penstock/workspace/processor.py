@@ -212,7 +212,7 @@ class Processor:
 
     def _write(self) -> None:
         heard, transcript = self._heard, self._transcript
-        if transcript is None:
+        if transcript is None or self._held.folder < 0:  # given back: its descriptor may be another folder's now
             return
         if heard.tokens or heard.unsaved:
             now = time.monotonic()

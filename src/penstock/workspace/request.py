@@ -114,7 +114,7 @@ class WorkRequest:
 
     def dated(self, job_id: str) -> WorkRequest:
         """One that does not say when it was submitted was made by hand; its id tells."""
-        return self if self.submitted else dataclasses.replace(self, submitted=float(order(job_id)[0]))
+        return self if self.submitted else dataclasses.replace(self, submitted=min(float(order(job_id)[0]), FAR - 1))
 
 
 _DEFAULTS: Mapping[str, Any] = {
