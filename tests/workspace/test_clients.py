@@ -194,6 +194,24 @@ def test_cleaning_goes_on_when_one_job_cannot_be_moved(queue: Queue, caplog: pyt
     assert caplog.text.count("cannot be removed: Permission denied") == 2
 
 
+def test_what_cannot_be_removed_from_the_trash_keeps_nobody_from_being_cleaned_away(
+    queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stubborn(Disk):
+        def remove_folder(self, name: str, folder: int) -> None:
+            if name == first:
+                raise PermissionError(errno.EACCES, "Permission denied")
+            super().remove_folder(name, folder)
+
+    first, second = queue.submit("first", "second")
+    queue.drain()
+    cleaner = Flow(Workspace(queue.path, disk=Stubborn()))
+    assert cleaner.gc(older_than=-1) == 2
+    assert cleaner.gc(older_than=-1) == 0
+    assert cleaner.status(first) == cleaner.status(second) == "missing"
+    assert f"{first} cannot be removed" in caplog.text
+
+
 def test_threads_that_list_one_folder_at_once_see_all_of_it(queue: Queue) -> None:
     jobs = {queue.plant(f"1000_1_{number}", {}).name for number in range(200)}
     seen: list[set[str]] = []

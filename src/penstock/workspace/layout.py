@@ -199,8 +199,12 @@ class Workspace(Places):
 
     def _empty(self, *names: str) -> None:
         for name in names:
-            with suppress(FileNotFoundError, NotADirectoryError):  # somebody else empties it too
+            try:
                 self.disk.remove_folder(name, self._folders[Place.TRASH])
+            except (FileNotFoundError, NotADirectoryError):
+                pass  # somebody else empties it too
+            except OSError as error:  # it is out of sight, and must not keep others from being cleaned away
+                logger.warning("%s cannot be removed from %s: %s", name, self.path / Place.TRASH, error.strerror)
 
     def sweep(self, now: float | None = None) -> int:
         """Remove what clients left in `writing` when they died. Nobody was given its id; and if its client lives after all, its

@@ -250,6 +250,7 @@ class Pool:
                 if job is not None:
                     taken.append(job)
                     self._running[waiting.job_id] = job
+                    self._conflicts.discard(waiting.job_id)
             if taken:
                 self._workspace.settle()
         finally:
