@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,14 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import pytest
-
-from penstock.workspace import pool as pool_module
 from penstock.workspace.disk import Disk
-from penstock.workspace.files import ALONE, Place
+from penstock.workspace.files import ALONE, FOLDER, Place
 from penstock.workspace.flow import Flow, JobResult
 from penstock.workspace.layout import Workspace
 from penstock.workspace.pool import JobEnd, Pool
+from penstock.workspace.tokens import read_tokens
 from penstock.workspace.work import Work
 from tests.workspace.runners import FakeRunner, length_of, text_of
 
@@ -114,6 +113,15 @@ class Queue:
     def runs_alone(self, job_id: str) -> int:
         return sum(entry.name.startswith(ALONE) for entry in self.file(job_id, "").iterdir())
 
+    def said_on_disk(self, job_id: str) -> tuple[int, ...]:
+        folder = os.open(self.file(job_id, ""), FOLDER)
+        try:
+            said = read_tokens(folder)
+            assert said is not None
+            return said.tokens
+        finally:
+            os.close(folder)
+
     def tokens_made(self) -> int:
         return len(self.made.read_bytes().splitlines())
 
@@ -121,11 +129,3 @@ class Queue:
 def needed(texts: Iterable[str]) -> int:
     """Tokens, when nothing is said twice."""
     return sum(map(length_of, texts))
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools look, save and try again more often, so that tests need not wait."""
-    monkeypatch.setattr(pool_module, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(pool_module, "SAVE_EVERY", 0.01)
-    monkeypatch.setattr(pool_module, "RETRY_AFTER", 0.05)

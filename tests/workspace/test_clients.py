@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,19 +26,11 @@ from penstock.workspace.outcomes import done
 from penstock.workspace.recovery import recover
 from penstock.workspace.work import Work
 from tests.jobs import in_this_process
-from tests.workspace.crashing import quick_folder
 from tests.workspace.queues import PATIENCE, Queue, prompts, until
-from tests.workspace.queues import impatient as impatient
 
 pytestmark = [pytest.mark.usefixtures("impatient"), pytest.mark.timeout(120)]
 
 ID = "1000_1_1"
-
-
-@pytest.fixture
-def queue() -> Iterator[Queue]:
-    with quick_folder() as folder, Queue(folder / "workspace") as made:
-        yield made
 
 
 class FullFor(Disk):

@@ -24,9 +24,7 @@ from penstock.workspace.files import FINISHED, PROMPT, SUSPECT, Place
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.work import Work
 from tests.jobs import in_this_process
-from tests.workspace.crashing import quick_folder
 from tests.workspace.queues import Queue, prompts, until
-from tests.workspace.queues import impatient as impatient
 from tests.workspace.runners import FakeRunner, tokens_of
 
 pytestmark = [pytest.mark.usefixtures("impatient"), pytest.mark.timeout(120)]
@@ -34,12 +32,6 @@ pytestmark = [pytest.mark.usefixtures("impatient"), pytest.mark.timeout(120)]
 ID = "1000_1_1"
 NOBODY = 65534
 GIGABYTE = 1 << 30
-
-
-@pytest.fixture
-def queue() -> Iterator[Queue]:
-    with quick_folder() as folder, Queue(folder / "workspace") as made:
-        yield made
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,11 @@ from penstock.workspace.work import Work
 from tests.server import clean_environment, running_server
 from tests.workspace.crashing import quick_folder
 from tests.workspace.queues import Queue, needed, prompts, until
-from tests.workspace.queues import impatient as impatient
 from tests.workspace.runners import FakeRunner, FakeTask, tokens_of
 
 pytestmark = [pytest.mark.usefixtures("impatient"), pytest.mark.timeout(120)]
 
 ID = "1000_1_1"
-
-
-@pytest.fixture
-def queue() -> Iterator[Queue]:
-    with quick_folder() as folder, Queue(folder / "workspace") as made:
-        yield made
 
 
 class Deaf(FakeRunner):
@@ -72,7 +65,7 @@ def test_jobs_are_given_back_with_what_they_said_although_the_model_does_not_ans
     assert queue.names(Place.READY) == set(jobs)
     assert [queue.runs_alone(job) for job in jobs] == [0] * len(jobs)
     assert [queue.file(job, SUSPECT).exists() for job in jobs] == [alone] * len(jobs)
-    assert [said_on_disk(queue, job) for job in jobs] == [tuple(tokens_of(text)[:6]) for text in texts]
+    assert [queue.said_on_disk(job) for job in jobs] == [tuple(tokens_of(text)[:6]) for text in texts]
     queue.drain()
     queue.check(jobs, texts)
     assert queue.tokens_made() == needed(texts)
@@ -118,7 +111,7 @@ def test_what_a_job_says_after_it_was_given_back_is_written_nowhere(queue: Queue
         for file in {theirs, number}:
             os.close(file)
     assert queue.file(second, TOKENS).read_bytes() == b"theirs"
-    assert said_on_disk(queue, first) == (1,)
+    assert queue.said_on_disk(first) == (1,)
 
 
 # ---- leaving because of a signal ----
@@ -157,7 +150,7 @@ def test_a_second_interruption_does_not_keep_jobs_from_being_given_back(queue: Q
         process.wait(timeout=60)
     assert queue.names(Place.READY) == set(jobs)
     assert not any(queue.file(job, SUSPECT).exists() for job in jobs)
-    assert [said_on_disk(queue, job) for job in jobs] == [tuple(tokens_of(text)[:2]) for text in texts]
+    assert [queue.said_on_disk(job) for job in jobs] == [tuple(tokens_of(text)[:2]) for text in texts]
 
 
 def test_a_server_whose_terminal_is_closed_gives_its_jobs_back(default_model_folder: Path) -> None:
@@ -197,7 +190,7 @@ def test_a_torn_tail_costs_no_later_life_anything(queue: Queue) -> None:
     with queue.file(job, TOKENS).open("ab") as torn:
         torn.write(b"\x01\x02\x03")
     interrupt(queue, text, tokens=8)
-    assert said_on_disk(queue, job) == tuple(tokens_of(text)[:8])
+    assert queue.said_on_disk(job) == tuple(tokens_of(text)[:8])
     queue.drain()
     queue.check([job], [text])
     assert queue.flow.get(job).usage["resumed_tokens"] == 8
@@ -235,7 +228,7 @@ def test_a_disk_that_was_full_for_a_while_leaves_no_hole_and_nothing_twice(queue
         until(lambda: disk.refused > 2, "the disk to refuse something")
         disk.full = False
         until(lambda: has_said(queue, job, 6), "six tokens on the disk")
-        assert said_on_disk(queue, job) == tuple(tokens_of(text)[:6])
+        assert queue.said_on_disk(job) == tuple(tokens_of(text)[:6])
         assert queue.file(job, PARTIAL).read_bytes() == "".join(f"{token:x} ä\r\n" for token in tokens_of(text)[:6]).encode()
         runner.holds_at = None
         queue.check([job], [text])
@@ -267,13 +260,3 @@ def has_said(queue: Queue, job: str, tokens: int) -> bool:
     """While it runs, and for people to read."""
     file = queue.path / Place.PROCESSING / job / PARTIAL
     return file.exists() and file.read_bytes().count(b"\n") >= tokens
-
-
-def said_on_disk(queue: Queue, job: str) -> tuple[int, ...]:
-    folder = os.open(queue.file(job, ""), FOLDER)
-    try:
-        said = read_tokens(folder)
-        assert said is not None
-        return said.tokens
-    finally:
-        os.close(folder)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,13 @@ from penstock.workspace.pool import Pool
 from penstock.workspace.request import WorkRequest
 from penstock.workspace.scanner import Scanner
 from penstock.workspace.work import Work
-from tests.workspace.crashing import quick_folder
 from tests.workspace.queues import PATIENCE, Queue, prompts, until
-from tests.workspace.queues import impatient as impatient
 from tests.workspace.runners import FakeRunner, FakeTask, text_of
 
 pytestmark = [pytest.mark.usefixtures("impatient"), pytest.mark.timeout(120)]
 
 ID = "1000_1_1"
 NOBODY = 65534
-
-
-@pytest.fixture
-def queue() -> Iterator[Queue]:
-    with quick_folder() as folder, Queue(folder / "workspace") as made:
-        yield made
 
 
 # ---- jobs that cannot be taken ----

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,14 @@ from penstock.errors import ComputeFailed
 from penstock.workspace import pool as pool_module
 from penstock.workspace import scanner as scanner_module
 from penstock.workspace.disk import Disk
-from penstock.workspace.files import FOLDER, RESULT, SUSPECT, TOKENS, USAGE, Place
+from penstock.workspace.files import RESULT, SUSPECT, TOKENS, USAGE, Place
 from penstock.workspace.flow import Status
 from penstock.workspace.layout import HeldJob, Workspace
 from penstock.workspace.pool import Pool
-from penstock.workspace.tokens import read_tokens
-from tests.workspace.crashing import quick_folder
 from tests.workspace.queues import Queue, needed, prompts, until
-from tests.workspace.queues import impatient as impatient
 from tests.workspace.runners import BREAKS, REFUSED, tokens_of
 
 pytestmark = [pytest.mark.usefixtures("impatient"), pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def queue() -> Iterator[Queue]:
-    with quick_folder() as folder, Queue(folder / "workspace") as made:
-        yield made
 
 
 # ---- running ----
@@ -304,7 +294,7 @@ def test_a_stopped_pool_gives_its_jobs_back_and_the_next_goes_on_where_they_were
         until(lambda: runner.said() == dict.fromkeys(texts, 6), "six tokens of each")
     assert queue.names(Place.READY) == set(jobs)
     for job, text in zip(jobs, texts, strict=True):
-        assert said_on_disk(queue, job) == tuple(tokens_of(text)[:6])
+        assert queue.said_on_disk(job) == tuple(tokens_of(text)[:6])
         assert not queue.file(job, SUSPECT).exists()
     queue.drain()
     queue.check(jobs, texts)
@@ -552,16 +542,6 @@ def owned(queue: Queue, job: str) -> HeldJob:
     held = queue.workspace.claim(job)
     assert held is not None
     return held
-
-
-def said_on_disk(queue: Queue, job: str) -> tuple[int, ...]:
-    folder = os.open(queue.file(job, ""), FOLDER)
-    try:
-        said = read_tokens(folder)
-        assert said is not None
-        return said.tokens
-    finally:
-        os.close(folder)
 
 
 def seal(folder: Path) -> dict[str, Any]:

@@ -65,23 +65,13 @@ def put_file(disk: Disk, folder: int, name: str, data: bytes) -> None:
     """A file that is whole after a power cut. One that an earlier life left half-written is replaced, not written over: after a
     failed sync nobody knows which of its bytes are on the disk."""
     clear(disk, folder, name)
-    file = disk.create(name, folder)
-    try:
-        disk.write(file, data)
-        disk.sync(file)
-    finally:
-        os.close(file)
+    _fill(disk, disk.create(name, folder), data)
 
 
 def put_again(disk: Disk, folder: int, name: str, data: bytes) -> None:
     """The very bytes that a file has, written over them: who wrote them died, or its sync failed, and what can be read need not
     be on the disk. Whenever this is interrupted, the file is as it was."""
-    file = disk.open_again(name, folder)
-    try:
-        disk.write(file, data)
-        disk.sync(file)
-    finally:
-        os.close(file)
+    _fill(disk, disk.open_again(name, folder), data)
 
 
 def touch(disk: Disk, folder: int, name: str) -> None:
@@ -97,3 +87,11 @@ def clear(disk: Disk, folder: int, name: str) -> None:
             disk.remove_folder(name, folder)
         else:
             disk.remove(name, folder)
+
+
+def _fill(disk: Disk, file: int, data: bytes) -> None:
+    try:
+        disk.write(file, data)
+        disk.sync(file)
+    finally:
+        os.close(file)

@@ -39,7 +39,7 @@ class Back:
 
 @dataclass(slots=True)
 class _Heard:
-    """What the model has said so far. `tokens` and `text` are what is not on the disk yet."""
+    """What the model has said so far. `tokens` and `unsaved` are what is not on the disk yet."""
 
     tokens: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
@@ -161,7 +161,7 @@ class Processor:
         with self._lock:
             self._take_news()
             try:
-                self._carry_out(self._verdict or Back())
+                self._carry_out(self._verdict or (Back() if self._heard.last is None else self._judgement()))
             except OSError as error:
                 logger.warning("the job %s is left to recovery: %s", self.job_id, error)
             self._held.let_go()

@@ -1,0 +1,25 @@
+"""What many tests of the workspace start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.workspace import pool as pool_module
+from tests.workspace.crashing import quick_folder
+from tests.workspace.queues import Queue
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    with quick_folder() as folder, Queue(folder / "workspace") as made:
+        yield made
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools look, save and try again more often, so that tests need not wait."""
+    monkeypatch.setattr(pool_module, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(pool_module, "SAVE_EVERY", 0.01)
+    monkeypatch.setattr(pool_module, "RETRY_AFTER", 0.05)
