@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers with a thread per core each would fight for the cores. Set before torch is imported, and inherited by
     # every process that a test starts.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+for ignored in (signal.SIGINT, signal.SIGHUP):
+    # A shell lets what it starts with `&` ignore Ctrl-C, as nohup does with SIGHUP; every process of a test would inherit that.
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -129,8 +129,10 @@ class Listener(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        ignored = [sig for sig in SIGNALS if signal.getsignal(sig) is signal.SIG_IGN]  # as nohup wants it
-        before = {sig: signal.signal(sig, self.handle_exit) for sig in SIGNALS if sig not in ignored}
+        nohup = [
+            sig for sig in SIGNALS[2:] if signal.getsignal(sig) is signal.SIG_IGN
+        ]  # it shall outlive its terminal
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in SIGNALS if sig not in nohup}
         try:
             yield
         finally:
