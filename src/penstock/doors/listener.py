@@ -129,9 +129,7 @@ class Listener(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        nohup = [
-            sig for sig in SIGNALS[2:] if signal.getsignal(sig) is signal.SIG_IGN
-        ]  # it shall outlive its terminal
+        nohup = [sig for sig in SIGNALS[2:] if signal.getsignal(sig) is signal.SIG_IGN]  # it shall outlive its terminal
         before = {sig: signal.signal(sig, self.handle_exit) for sig in SIGNALS if sig not in nohup}
         try:
             yield
