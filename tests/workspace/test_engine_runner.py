@@ -29,7 +29,6 @@ from penstock.workspace.tokens import Said, Transcript, read_tokens
 from penstock.workspace.work import Work
 from tests.server import Server, running_server
 from tests.workspace.crashing import quick_folder
-from tests.workspace.queues import impatient as impatient
 from tests.workspace.queues import until
 
 KV_MEMORY = 200_000_000  # bytes, as in --kv-memory 200MB
