@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.workspace import crew as crew_module
 from penstock.workspace import pool as pool_module
 from tests.workspace.crashing import quick_folder
 from tests.workspace.queues import Queue
@@ -21,5 +22,6 @@ def queue() -> Iterator[Queue]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools look, save and try again more often, so that tests need not wait."""
     monkeypatch.setattr(pool_module, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(pool_module, "SAVE_EVERY", 0.01)
+    monkeypatch.setattr(crew_module, "SAVE_EVERY", 0.01)
+    monkeypatch.setattr(crew_module, "RETRY_AFTER", 0.05)
     monkeypatch.setattr(pool_module, "RETRY_AFTER", 0.05)

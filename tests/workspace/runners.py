@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.domain.job import FinishReason, JobDone, JobFailed, OutputFinished, Timings, TokensOut, Usage
 from penstock.errors import ComputeFailed, RequestError
-from penstock.workspace import pool as pool_module
+from penstock.workspace import crew as crew_module
 from penstock.workspace.layout import Workspace
 from penstock.workspace.pool import Pool
 from penstock.workspace.request import WorkRequest
@@ -149,9 +149,9 @@ def main() -> None:
     options.add_argument("made", type=Path)
     options.add_argument("--drain", action="store_true")
     options.add_argument("--step", type=float, default=0.002)
-    options.add_argument("--save-every", type=float, default=pool_module.SAVE_EVERY)
+    options.add_argument("--save-every", type=float, default=crew_module.SAVE_EVERY)
     asked = options.parse_args()
-    pool_module.SAVE_EVERY = asked.save_every
+    crew_module.SAVE_EVERY = asked.save_every
     pool = Pool(Workspace(asked.workspace, create=True), FakeRunner(step=asked.step, made=asked.made), max_running=8)
     if asked.drain:
         pool.drain()

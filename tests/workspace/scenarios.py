@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
-from _pytest.mark import ParameterSet
 
 from penstock.workspace.files import Place
 from penstock.workspace.layout import Workspace
@@ -261,13 +258,3 @@ def count_steps(scenario: Scenario, path: Path) -> list[str]:
     with process():
         Stage(scenario, path, disk).act()
     return disk.steps
-
-
-def cases(scenarios: Sequence[Scenario], defects: Mapping[str, str]) -> list[ParameterSet]:
-    """Scenarios as parameters of a test; those with a known defect are expected to fail."""
-    return [
-        pytest.param(
-            one, id=one.name, marks=[pytest.mark.xfail(strict=True, reason=defects[one.name])] if one.name in defects else []
-        )
-        for one in scenarios
-    ]

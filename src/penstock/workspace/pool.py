@@ -7,12 +7,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import EngineError
+from penstock.workspace.crew import RETRY_AFTER, Crew
 from penstock.workspace.files import FINISHED, Outcome, Place
 from penstock.workspace.layout import HeldJob, Workspace
 from penstock.workspace.processor import PASSING, Back, Processor
@@ -23,16 +24,10 @@ from penstock.workspace.scanner import Scanner, Waiting
 logger = logging.getLogger(__name__)
 
 MAX_RUNNING = 64
-SAVE_EVERY = 0.2  # seconds between two writes of what jobs have said
 LOOK_EVERY = 2.0  # seconds between two looks at the whole queue and at jobs of dead servers
 SWEEP_EVERY = 600.0
-RETRY_AFTER = 1.0  # seconds until what the disk refused is tried again
-MAX_REFUSALS = 10  # ... and how often, where it is not for want of room
 LOGGED = ("model", "seconds", "completion_tokens", "resumed_tokens")  # of a job that ended
-LAST_WORDS = 1.0  # seconds for the engine to let go of jobs when the server leaves
 MISSED_AGAIN = 0.05  # seconds until a job that somebody held is looked at again
-WORKERS = 4  # threads that write: what they sync together, the file system writes together
-STARTERS = 2  # threads that read and tokenize: a long prompt must not keep others from being saved
 DISK_WIDE = (*PASSING, errno.EIO, errno.EROFS)  # troubles that are not one job's
 
 
@@ -44,16 +39,6 @@ class JobEnd:
     done: bool
     facts: Mapping[str, Any]
     left: int = 0
-
-
-@dataclass(slots=True)
-class _Running:
-    processor: Processor
-    priority: int
-    busy: Future[Any] | None = None  # what a worker does for it now
-    not_before: float = 0.0  # the disk refused something; when to try again
-    refusals: int = 0  # ... and how often it did since something was written last
-    saved: float = field(default_factory=time.monotonic)
 
 
 class Pool:
@@ -71,10 +56,8 @@ class Pool:
         self._workspace, self._runner, self._on_end = workspace, runner, on_end
         self._max_running, self._max_deaths = max_running, max_deaths
         self._woken = threading.Event()
-        self._scanner = Scanner(workspace, self._woken.set)
-        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="penstock-workspace")
-        self._starters = ThreadPoolExecutor(STARTERS, thread_name_prefix="penstock-workspace-begin")
-        self._running: dict[str, _Running] = {}
+        self._scanner = Scanner(workspace, self.wake)
+        self._crew = Crew(self)
         self._stopping = False
         self._next_look = self._next_sweep = self._no_claims_before = 0.0
         self._conflicts: set[str] = set()  # jobs that cannot be taken or moved, and are told of
@@ -85,7 +68,7 @@ class Pool:
 
     def describe(self) -> dict[str, int]:
         """How many jobs wait and run, and how many have ended here so far."""
-        return {"queued": len(self._scanner), "running": len(self._running), "done": self.done, "failed": self.failed}
+        return {"queued": len(self._scanner), "running": len(self._crew), "done": self.done, "failed": self.failed}
 
     @property
     def odd(self) -> set[str]:
@@ -99,7 +82,7 @@ class Pool:
     def stop(self) -> None:
         """Running jobs go back to the queue with what they have said so far; whoever takes them next goes on there."""
         self._stopping = True
-        self._woken.set()
+        self.wake()
         if self._thread is not None:
             self._thread.join()
 
@@ -116,7 +99,7 @@ class Pool:
                         wait([drained])
                     except KeyboardInterrupt as error:
                         interruption, self._stopping = error, True
-                        self._woken.set()
+                        self.wake()
             finally:
                 self._stopping = True
         if interruption is not None:
@@ -126,7 +109,7 @@ class Pool:
     # ---- the loop ----
 
     def _drain(self) -> list[Waiting]:
-        with self._workers, self._starters, self._at_work():
+        with self._crew, self._at_work():
             while not self._stopping:
                 self._runner.check()
                 self._turn()
@@ -136,7 +119,7 @@ class Pool:
             return self._scanner.left(self._runner.accepts)
 
     def _serve(self) -> None:
-        with self._workers, self._starters:
+        with self._crew:
             while not self._stopping:
                 try:
                     with self._at_work():
@@ -156,13 +139,13 @@ class Pool:
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         with self._workspace.serving():
-            self._scanner = Scanner(self._workspace, self._woken.set)
+            self._scanner = Scanner(self._workspace, self.wake)
             self._next_look = 0.0
             self._scanner.start()
             try:
                 yield
             finally:
-                self._give_all_back()
+                self._crew.give_all_back(self._rest)
                 self._scanner.stop()
 
     def _open_again(self) -> None:
@@ -174,7 +157,7 @@ class Pool:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._look_after(now)
+        self._crew.look_after()
         try:
             if now >= self._next_look:
                 self._next_look = now + LOOK_EVERY
@@ -183,17 +166,17 @@ class Pool:
             self._missed.clear()
             self._scanner.read_news()
             self._pass_on_cancels()
-            if now >= self._no_claims_before and not any(job.refusals for job in self._running.values()):
+            if now >= self._no_claims_before and not self._crew.is_refused:
                 self._take_jobs()
                 if self._in_trouble:
                     self._in_trouble = False
                     logger.warning("%s: that is over, jobs are taken again", self._workspace.path)
         except OSError as error:
-            self._on_trouble(error)
+            self.on_trouble(error)
 
-    def _rest(self) -> None:
+    def _rest(self, seconds: float | None = None) -> None:
         """Until there may be something to do."""
-        self._woken.wait(self._patience())
+        self._woken.wait(self._patience() if seconds is None else seconds)
         self._woken.clear()
 
     def _look(self, now: float) -> None:
@@ -212,21 +195,20 @@ class Pool:
 
     def _is_empty(self) -> bool:
         """Nothing that we could do now or later."""
-        if self._running or self._scanner.unread or self._scanner.first(self._runner.accepts) is not None:
+        if len(self._crew) or self._scanner.unread or self._scanner.first(self._runner.accepts) is not None:
             return False
         try:
             open_jobs = self._workspace.open_jobs() - self.odd
             open_jobs -= {job.job_id for job in self._scanner.left(self._runner.accepts)}
         except OSError as error:
-            self._on_trouble(error)
+            self.on_trouble(error)
             return False
         return not open_jobs
 
     def _patience(self) -> float:
         now = time.monotonic()
         due = self._next_look
-        if self._running:
-            due = min(due, now + SAVE_EVERY)
+        due = min(due, now + self._crew.patience)
         if now < self._no_claims_before:
             due = min(due, self._no_claims_before)
         if self._missed:
@@ -239,35 +221,31 @@ class Pool:
 
     def _take_jobs(self) -> None:
         """Most wanted first. A suspect runs alone: it waits until nothing else runs here, and nothing is taken beside it."""
-        taken: list[_Running] = []
+        taken: list[str] = []
         try:
-            while not self._is_kept_alone():
+            while not self._crew.has_a_suspect:
                 waiting = self._scanner.first(lambda model: self._runner.accepts(model) and self._runner.ready(model))
-                if waiting is None or not self._has_room(waiting) or (waiting.suspect and self._running):
+                if waiting is None or not self._has_room(waiting) or (waiting.suspect and len(self._crew)):
                     break
                 self._scanner.forget(waiting.job_id)
-                job = self._take(waiting)
-                if job is not None:
-                    taken.append(job)
-                    self._running[waiting.job_id] = job
+                processor = self._take(waiting)
+                if processor is not None:
+                    self._crew.add(processor, waiting.priority)
                     self._conflicts.discard(waiting.job_id)
+                    taken.append(waiting.job_id)
             if taken:
                 self._workspace.settle()
         finally:
-            for job in taken:
-                self._put_to_work(job, job.processor.begin, self._starters)
-
-    def _is_kept_alone(self) -> bool:
-        return any(job.processor.alone for job in self._running.values())
+            for job_id in taken:
+                self._crew.begin(job_id)
 
     def _has_room(self, waiting: Waiting) -> bool:
         """Who is wanted more than others that run does not wait for their end, within reason."""
-        if len(self._running) < self._max_running:
+        if len(self._crew) < self._max_running:
             return True
-        above = waiting.priority > min(job.priority for job in self._running.values())
-        return above and len(self._running) < 2 * self._max_running
+        return waiting.priority > self._crew.lowest_priority and len(self._crew) < 2 * self._max_running
 
-    def _take(self, waiting: Waiting) -> _Running | None:
+    def _take(self, waiting: Waiting) -> Processor | None:
         held = self._claim(waiting)
         if held is None:
             return None
@@ -278,7 +256,7 @@ class Pool:
                 self._count(JobEnd(waiting.job_id, end.place is Place.OUTPUT, {}))
                 return None
             suspect = self._workspace.is_suspect(held)
-            if suspect and self._running:  # it has become one since we read of it
+            if suspect and len(self._crew):  # it has become one since we read of it
                 self._workspace.give_back(held)
                 self._scanner.refresh([waiting.job_id])
                 return None
@@ -289,8 +267,7 @@ class Pool:
                 self._workspace.give_back(held, survived=True)
             held.let_go()
             raise
-        processor = Processor(self._workspace, held, self._runner, self._woken.set, alone=suspect, max_deaths=self._max_deaths)
-        return _Running(processor, waiting.priority)
+        return Processor(self._workspace, held, self._runner, self.wake, alone=suspect, max_deaths=self._max_deaths)
 
     def _claim(self, waiting: Waiting) -> HeldJob | None:
         try:
@@ -311,11 +288,9 @@ class Pool:
 
     def _pass_on_cancels(self) -> None:
         for job_id in self._workspace.cancel_requests():
-            job = self._running.get(job_id)
-            if job is not None:
-                if not job.processor.cancelled:
-                    job.processor.cancel()
-            elif self._workspace.find(job_id) in (None, *FINISHED):
+            if self._crew.cancel(job_id):
+                continue
+            if self._workspace.find(job_id) in (None, *FINISHED):
                 self._workspace.forget_cancel(job_id)
             elif job_id not in self._conflicts:  # whoever asked for it died before it could do so itself
                 try:
@@ -327,66 +302,21 @@ class Pool:
                         raise
                     self._leave_alone(job_id, error)
 
-    # ---- looking after those that run ----
+    # ---- what the crew tells ----
 
-    def _look_after(self, now: float) -> None:
-        for job_id, job in list(self._running.items()):
-            if job.busy is not None:
-                if not job.busy.done():
-                    continue
-                finished, job.busy = job.busy, None
-                if not self._goes_on(job_id, job, finished):
-                    continue
-            if now < job.not_before:
-                continue
-            if job.processor.ended:
-                self._put_to_work(job, job.processor.end)
-            elif job.processor.spoke or now - job.saved >= SAVE_EVERY:
-                job.saved = now
-                self._put_to_work(job, job.processor.save)
+    def wake(self) -> None:
+        self._woken.set()
 
-    def _put_to_work(self, job: _Running, what: Callable[[], Any], workers: ThreadPoolExecutor | None = None) -> None:
-        def on_done(_: Future[Any]) -> None:
-            if job.processor.ended:
-                self._woken.set()
-
-        job.busy = (workers or self._workers).submit(what)
-        job.busy.add_done_callback(on_done)
-
-    def _goes_on(self, job_id: str, job: _Running, finished: Future[Any]) -> bool:
-        """What a worker has done for a job, which may have been the last."""
-        error = finished.exception()
-        if isinstance(error, OSError) and self._may_pass(job_id, job, error):
-            job.not_before = time.monotonic() + RETRY_AFTER
-            self._on_trouble(error)
-            return False
-        if error is not None:
-            if job_id not in self._conflicts:
-                logger.error("the job %s is left to recovery", job_id, exc_info=error)
-            job.processor.stop()
-            job.processor.abandon()
-            del self._running[job_id]
-            return False
-        job.refusals = 0
-        verdict = finished.result()
-        if verdict is None:
-            return True  # it began, or was saved
-        del self._running[job_id]
+    def on_verdict(self, job_id: str, verdict: Outcome | Back) -> None:
         if isinstance(verdict, Outcome):
             self._count(JobEnd(job_id, verdict.done, verdict.facts))
-        elif isinstance(verdict, Back):
-            self._scanner.refresh([job_id])
-            if not verdict.suspect:
-                self._no_claims_before = time.monotonic() + RETRY_AFTER  # whatever sent it back may last a while
-        return False
+            return
+        self._scanner.refresh([job_id])
+        if not verdict.suspect:
+            self._no_claims_before = time.monotonic() + RETRY_AFTER  # whatever sent it back may last a while
 
-    def _may_pass(self, job_id: str, job: _Running, error: OSError) -> bool:
-        """Whether what the disk refused should be tried again. A full disk loses nothing, however long that lasts."""
-        if not job.processor.is_ours():
-            self._leave_alone(job_id, FileExistsError(errno.EEXIST, "it was removed, or there is another of its id"))
-            return False
-        job.refusals += 1
-        return error.errno in PASSING or not job.processor.ended or job.refusals < MAX_REFUSALS
+    def on_taken_away(self, job_id: str) -> None:
+        self._leave_alone(job_id, FileExistsError(errno.EEXIST, "it was removed, or there is another of its id"))
 
     def _count(self, end: JobEnd) -> None:
         if end.done:
@@ -395,26 +325,11 @@ class Pool:
             self.failed += 1
         facts = {name: end.facts[name] for name in LOGGED if name in end.facts}
         logger.info("job", extra={"fields": {"id": end.job_id, "outcome": "done" if end.done else "failed", **facts}})
-        self._on_end(replace(end, left=len(self._scanner) + len(self._running)))
+        self._on_end(replace(end, left=len(self._scanner) + len(self._crew)))
 
-    def _on_trouble(self, error: OSError) -> None:
+    def on_trouble(self, error: OSError) -> None:
         """The disk is full or worse: what runs goes on in memory, and nothing more is taken until writing works again."""
         if not self._in_trouble:
             logger.error("%s: %s; no new jobs are taken until that is over", self._workspace.path, error.strerror or error)
         self._in_trouble = True
         self._no_claims_before = time.monotonic() + RETRY_AFTER
-
-    def _give_all_back(self) -> None:
-        """The engine is asked to stop, but not waited for: a pass may take a minute, and giving back takes milliseconds."""
-        for job in self._running.values():
-            job.processor.stop()
-        until = time.monotonic() + LAST_WORDS
-        try:
-            while self._running and time.monotonic() < until:
-                self._look_after(time.monotonic())
-                self._woken.wait(0.01)
-                self._woken.clear()
-        finally:
-            for job in self._running.values():
-                job.processor.hand_back()
-            self._running.clear()
