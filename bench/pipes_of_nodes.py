@@ -76,7 +76,7 @@ class PipeOfNodes:
             return Server(penstock, model, ("--layers", part, *joined, *flags), threads=1, cores=own)
 
         first, second = ({cores[0]}, {cores[1]}) if cores else (None, None)
-        self.b = node("b", f"{cut}:{layers}", "--listen", b_port, ("--no-load-ends",), second)
+        self.b = node("b", f"{cut}:{layers}", "--listen", b_port, ("--no-ends",), second)
         self.a = node("a", f"0:{cut}", "--connect", through or b_port, (), first)
 
     def __enter__(self) -> PipeOfNodes:

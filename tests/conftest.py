@@ -10,6 +10,8 @@ import pytest
 
 from tests.server import penstock_server as penstock_server
 
+os.environ["PENSTOCK_HOME"] = os.devnull  # in no network, whatever whoever runs the tests has joined; nothing can be made there
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers with a thread per core each would fight for the cores. Set before torch is imported, and inherited by
     # every process that a test starts.

@@ -6,7 +6,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-RUN = "penstock serve --model smollm2-135m --layers {} --no-load-ends --open-network --connect tcp/127.0.0.1:7447"
+RUN = "penstock serve --model smollm2-135m --open-network --connect tcp/127.0.0.1:7447"
 
 
 def node(name: str, **more: Any) -> Json:
@@ -32,7 +32,7 @@ def pipe(*segments: Json, missing: tuple[str, ...] = (), **more: Any) -> Json:
     facts = {"model": "smollm2-135m", "num_layers": 30, "complete": not missing, "route": None}
     facts |= {"missing": [[int(edge) for edge in hole.split(":")] for hole in missing], "segments": list(segments)}
     facts["explain"] = f"Layers {' and '.join(missing)} of smollm2-135m are missing." if missing else ""
-    facts["run"] = RUN.format(missing[0]) if missing else ""
+    facts["run"] = RUN if missing else ""
     return facts | more
 
 

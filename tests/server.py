@@ -24,7 +24,8 @@ import pytest
 
 def clean_environment(**more: str) -> dict[str, str]:
     """This process's environment without the settings that whoever runs the tests may have."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_") or name == "PENSTOCK_CACHE"}
+    places = ("PENSTOCK_CACHE", "PENSTOCK_HOME")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_") or name in places}
     return kept | more
 
 

@@ -33,7 +33,19 @@ class Person:
         self.presses(text + ENTER)
 
     def presses(self, keys: str) -> None:
+        if keys == CTRL_C:
+            self._pauses()
         os.write(self._terminal, keys.encode())
+
+    def _pauses(self) -> None:
+        """Nobody presses Ctrl-C within a microsecond of another key, and Python's readline loses it then: it looks for signals, and
+        only afterwards begins to wait for keys. So the command must be seen to sleep."""
+        looks = 0
+        until = time.monotonic() + 10
+        while looks < 3 and time.monotonic() < until:
+            with open(f"/proc/{self._pid}/stat") as stat:
+                looks = looks + 1 if stat.read().rpartition(")")[2].split()[0] == "S" else 0
+            time.sleep(0.01)
 
     def waits_for(self, pattern: str, within: float = 30.0) -> str:
         """Until what is new matches; returns the new part up to the end of the match, and what follows is new from then on."""

@@ -126,8 +126,8 @@ def test_holes_are_marked_without_colour_and_told_with_what_to_do() -> None:
   Layers 2:5 and 12:30 of smollm2-135m are missing.
   To complete it, run this on a machine with room for it:
 
-    penstock serve --model smollm2-135m --layers 2:5 --no-load-ends \\
-        --open-network --connect tcp/127.0.0.1:7447
+    penstock serve --model smollm2-135m --open-network \\
+        --connect tcp/127.0.0.1:7447
 """
     )
 
@@ -155,20 +155,25 @@ def test_a_command_with_quotes_is_not_broken_into_lines() -> None:
 def test_a_node_alone_is_told_how_to_find_others() -> None:
     text = render(status(pipe(segment("a", "0:30"), route=route(("a", "0:30"))), nodes=[node("a")], network=None), 80)
     assert text.startswith("This node is alone: it is in no network.\n")
-    assert "[network]" in text
-    assert "listen = [" in text
-    assert "connect = [" in text
+    assert "penstock network create home" in text
     assert "  route      a 0:30\n" in text
 
 
-def test_the_configuration_that_a_node_alone_is_told_is_valid() -> None:
-    from penstock.config.network import NetworkConfig
+def test_in_a_closed_network_a_hole_is_filled_by_invitation() -> None:
+    closed = {"name": "home", "open": False, "listen": ["tls/0.0.0.0:7447"], "connect": [], "node_id": "a", "warning": "It ends."}
+    holed = pipe(
+        segment("a", "0:9"), missing=("9:30",), run="penstock network invite NAME", loading={"b": [[9, 30]]}, room={"a": 1}
+    )
+    text = render(status(holed, nodes=[node("a"), node("b", loading=["9:30 of smollm2-135m"])], network=closed), 80)
+    assert "warning: It ends." in text
+    assert "loading    b 9:30" in text
+    assert "room       a for 1 layer" in text
+    assert text.endswith("""
+  To complete it, invite a machine with room for it. This prints a token, where
+  the network was made; there: penstock network join TOKEN, then: penstock serve
 
-    text = render(status(nodes=[node("a")], network=None), 80)
-    assert '"tcp/0.0.0.0:7447"' in text
-    assert '"tcp/FIRST-MACHINE:7447"' in text
-    NetworkConfig(listen=("tcp/0.0.0.0:7447",), open=True)
-    NetworkConfig(connect=("tcp/FIRST-MACHINE:7447",), open=True)
+    penstock network invite NAME
+""")
 
 
 def test_a_closed_network_and_its_ways_are_told() -> None:

@@ -21,17 +21,22 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-COMMANDS = [
-    line.removeprefix("$ ").split("  #")[0].strip()
-    for block in blocks("console")
-    for line in block.splitlines()
-    if line.startswith("$ ") and "penstock" in line
-]
+def commands(text: str) -> list[str]:
+    return [
+        line.removeprefix("$ ").split("  #")[0].strip()
+        for block in re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("$ ") and "penstock" in line
+    ]
+
+
+SECTION = README[README.index("## Several machines") :].partition("\n## ")[0]
+NETWORK = commands(SECTION)
+COMMANDS = commands(README.replace(SECTION, ""))
 SERVED = "http://127.0.0.1:8080"  # where the README's server is
 TO_A_SERVER = [command for command in COMMANDS if SERVED in command or command.endswith("penstock chat")]
-NETWORK = [command for command in COMMANDS if "--open-network" in command or "penstock network" in command]
-SERVERS = [command for command in COMMANDS if "penstock serve" in command and command not in NETWORK]
-ALONE = [command for command in COMMANDS if command not in TO_A_SERVER + SERVERS + NETWORK]
+SERVERS = [command for command in COMMANDS if "penstock serve" in command]
+ALONE = [command for command in COMMANDS if command not in TO_A_SERVER + SERVERS]
 
 
 @pytest.fixture(scope="module")
@@ -85,26 +90,27 @@ def test_a_server_of_the_readme_starts(
         assert server.get("/health")["status"] == "ok"
 
 
-def test_the_machines_of_the_readme_answer_together(where: Path, default_model_folder: Path) -> None:
-    """The addresses and the ports are ours, and two nodes of one machine need names."""
-    first, second, status = NETWORK
-    port = free_port()
-    flags = [
-        command.removeprefix("penstock serve")
-        .replace("0.0.0.0:7447", f"127.0.0.1:{port}")
-        .replace("192.168.1.7:7447", f"127.0.0.1:{port}")
-        .split()
-        for command in (first, second)
-    ]
-    with running_server(*flags[0], "--node-id", "a", ready=False) as a, running_server(*flags[1], "--node-id", "b") as b:
-        until_ready(a)
-        done = run(["bash", "-c", f"{status} --url {a.url}"], where)
+def test_the_machines_of_the_readme_answer_together(where: Path, tmp_path: Path, default_model_folder: Path) -> None:
+    """The ports are ours, and each machine has a home of its own."""
+    create, serve_a, invite, join, serve_b, status = NETWORK
+    homes = {name: {"PENSTOCK_HOME": str(tmp_path / name)} for name in "ab"}
+
+    def at(name: str, command: str) -> str:
+        done = run(["bash", "-c", command], where, {**os.environ, **homes[name]})
         assert done.returncode == 0, done.stderr
-        assert "a 0:10 → b 10:30 → a" in done.stdout
-        question = ["penstock", "chat", "--url", a.url]
-        answer = run(question, where, typed="What is the capital of France?\n")
-        assert "Paris" in answer.stdout, answer.stderr
-        assert b.get("/v1/models")["data"] == []
+        return done.stdout
+
+    at("a", f"{create} --node a --listen tls/127.0.0.1:{free_port()}")
+    with running_server(*serve_a.removeprefix("penstock serve").split(), ready=False, **homes["a"]) as a:
+        token = at("a", invite).strip()
+        at("b", f"{join.replace('TOKEN', token)} --listen tls/127.0.0.1:{free_port()}")
+        with running_server(*serve_b.removeprefix("penstock serve").split(), **homes["b"]) as b:
+            until_ready(a)
+            shown = at("a", f"{status} --url {a.url}")
+            assert re.search(r"route +a 0:(\d+) → laptop \1:30 → a", shown), shown
+            for server in (a, b):
+                answer = run(["penstock", "chat", "--url", server.url], where, typed="What is the capital of France?\n")
+                assert "Paris" in answer.stdout, answer.stderr
 
 
 @pytest.mark.parametrize("command", ALONE)

@@ -17,10 +17,10 @@ SOURCE = Path(__file__).parents[1] / "src" / "penstock"
 FLOORS = {
     "cli": 8,
     "node": 7,
-    "membership": 7,
     "llm": 7,
     "doors": 6,
     "engine": 5,
+    "audit": 5,
     "pipes": 4,
     "workspace": 3,
     "network": 3,
@@ -42,14 +42,13 @@ NEIGHBOURS = {
     "config",
     "llm",
     "node",
-    "membership",
 }  # same floor, and may know each other
 
 COMPUTE = {"torch", "numpy", "safetensors", "tokenizers", "jinja2"}
 THIRD_PARTY = {"": set(), "errors": set(), "stats": set(), "progress": set(), "domain": set(), "config": set()} | dict.fromkeys(
-    ("model", "pipes", "engine"), COMPUTE
+    ("model", "pipes", "engine", "audit"), COMPUTE
 )
-THIRD_PARTY["network"] = {"zenoh", "msgspec"}
+THIRD_PARTY["network"] = {"zenoh", "msgspec", "cryptography"}
 THIRD_PARTY["workspace"] = {"watchfiles"}
 IMPORTERS = {"gguf", "huggingface_hub"}  # only in model/sources, and only inside functions
 BLOCKED = ("llguidance", "typer", "rich", "gguf", "huggingface_hub", "msgspec", "zenoh", "fastapi", "transformers", "pydantic")
@@ -222,7 +221,7 @@ def modules_under(room: str) -> list[str]:
     return [f"penstock.{module_name(file, SOURCE)}" for file in files]
 
 
-@pytest.mark.parametrize("room", ["domain", "config", "workspace", "model", "pipes", "engine"])
+@pytest.mark.parametrize("room", ["domain", "config", "workspace", "model", "pipes", "engine", "audit"])
 def test_the_compute_core_imports_where_nothing_else_is_installed(room: str) -> None:
     modules = modules_under(room)
     if not modules:

@@ -122,6 +122,12 @@ class DownloadFailed(ModelError):
     code = "download_failed"
 
 
+class WeightsUnavailable(ModelError):
+    """Weights that no other node could, or would, hand over."""
+
+    code = "weights_unavailable"
+
+
 # ---- the machine ----
 
 
@@ -198,6 +204,12 @@ class Unreachable(PenstockError):
     """A message for a node that is not live, or not any more."""
 
     code = "unreachable"
+
+
+class Untrusted(PenstockError):
+    """A certificate, an invitation or a list of revocations that the network's authority does not stand behind."""
+
+    code = "untrusted"
 
 
 class BadMessage(PenstockError):

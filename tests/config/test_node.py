@@ -11,7 +11,6 @@ from penstock.config.api_key import api_key_source, read_api_key
 from penstock.config.network import NetworkConfig
 from penstock.config.node import (
     DEFAULT_MODEL,
-    NOT_YET,
     HostedModelConfig,
     LimitsConfig,
     LogConfig,
@@ -107,11 +106,22 @@ def test_an_alias_points_to_a_hosted_model_and_is_none() -> None:
         NodeConfig(models=models, aliases={"a": "b"})
 
 
-@pytest.mark.parametrize("key, value", [("max_pipes", 2), ("model_validation", True)])
-def test_what_is_not_built_yet_is_refused_and_not_ignored(key: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{key} = {str(value).lower()}: this version of Penstock cannot .* yet"):
-        NodeConfig(**{key: value})
-    assert key in NOT_YET
+def test_private_layers_are_for_a_node_that_answers_and_holds_them() -> None:
+    assert HostedModelConfig(private_layers="2,1").private == (2, 1)
+    assert HostedModelConfig(private_layers="2,1", layers="0:3").private == (2, 1)
+    with pytest.raises(ConfigError, match="do not hold the first 2 layers"):
+        HostedModelConfig(private_layers="2,1", layers="1:30")
+    with pytest.raises(ConfigError, match="load_ends is false"):
+        HostedModelConfig(private_layers="2,1", load_ends=False)
+    for wrong in ("2", "a,b", "-1,2", "1,2,3"):
+        with pytest.raises(ConfigError):
+            HostedModelConfig(private_layers=wrong)
+
+
+def test_a_node_may_hold_the_ends_alone_but_not_nothing() -> None:
+    assert HostedModelConfig(layers="ends").segments == ()
+    with pytest.raises(ConfigError, match="Nothing of 'smollm2-135m' is to be loaded"):
+        HostedModelConfig(layers="ends", load_ends=False)
 
 
 # ---- layers that others hold ----

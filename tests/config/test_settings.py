@@ -23,6 +23,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "hosted_models.device": ("cpu", "cuda:1", "mps"),
     "hosted_models.dtype": ("float32", "bfloat16", "float32"),
     "hosted_models.layers": ("0:30", "0:10,10:30", "0:1,1:30"),
+    "hosted_models.private_layers": ("1,1", "2,0", "0,3"),
     "hosted_models.max_memory": (10**9, 800 * 10**6, 2 << 30),
     "hosted_models.kv_memory": (10**8, 1 << 20, 3 * 10**9),
     "hosted_models.load_ends": (True, True, True),  # false needs a network
@@ -44,6 +45,10 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "network.ca_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
     "network.certificate_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
     "network.key_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
+    "network.revocations_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
+    "network.peers_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
+    "network.share_weights": (False, True, False),
+    "network.weights_rate": (10**6, 1 << 20, 2 * 10**8),
     "network.recovery_timeout": (0.0, 1.5, 120.0),
     "aliases": ({"a": DEFAULT_MODEL}, {"b": DEFAULT_MODEL, "c": DEFAULT_MODEL}, {"d": DEFAULT_MODEL}),
     "limits.max_jobs": (1, 2, 3),
@@ -61,14 +66,20 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "scheduler.prefix_cache": (False, True, False),
     "scheduler.window": (1, 2, 3),
     "node_id": ("kitchen", "cellar", "attic"),
-    "max_pipes": (1, 1, 1),
-    "model_validation": (False, False, False),
+    "max_pipes": (1, 2, 3),
+    "model_validation": (False, True, False),
     "print_times": (True, False, True),
     "log.format": ("json", "text", "json"),
     "log.level": ("debug", "warning", "error"),
 }
 
-JOINING = {"network.listen", "network.connect", "network.multicast"}  # these alone would need certificates
+# These alone would need certificates; a name alone would lead nowhere.
+JOINING = {
+    "network.listen": {"network.open": True},
+    "network.connect": {"network.open": True},
+    "network.multicast": {"network.open": True},
+    "network.name": {"network.open": True, "network.multicast": True},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +135,7 @@ def test_a_flag_comes_before_a_variable_and_that_before_the_file(key: str, tmp_p
     for use_file, use_environment, use_flag in itertools.product([False, True], repeat=3):
         path = node_file(tmp_path, one_setting(setting, in_file)) if use_file else None
         environ = {setting.variable: setting.kind.show(in_environment)} if use_environment else {}
-        flags = {key: setting.kind.show(in_flag) if use_flag else None} | dict.fromkeys(["network.open"] * (key in JOINING), True)
+        flags = {key: setting.kind.show(in_flag) if use_flag else None} | JOINING.get(key, {})
         expected, source = setting.default, "default"
         if use_file:
             expected, source = in_file, f"file {path}"
@@ -136,7 +147,7 @@ def test_a_flag_comes_before_a_variable_and_that_before_the_file(key: str, tmp_p
         assert found.sources[key_in_sources(setting)] == (expected, source)
         assert value_in_node(found.node, setting) == expected
         others = {other for name, (_, other) in found.sources.items() if name != key_in_sources(setting)}
-        assert others - {"flag --open-network"} == {"default"}
+        assert others - {"flag --open-network", "flag --multicast"} == {"default"}
 
 
 @pytest.mark.parametrize("key", [setting.key for setting in SETTINGS if setting.optional])
@@ -200,7 +211,7 @@ def test_the_samples_of_the_example_can_be_used(tmp_path: Path) -> None:
     lines = [line[2:] if line.startswith("# ") and " = " in line else line for line in example().splitlines()]
     found = load_settings(node_file(tmp_path, "\n".join(lines)), {}, {})
     unset = {key for key, (_, source) in found.sources.items() if source == "default"}
-    assert unset == {"max_pipes", "model_validation"}
+    assert unset == set()
     assert found.node.network.enabled
     assert found.node.aliases == {"gpt-4o": DEFAULT_MODEL}
 
@@ -274,8 +285,8 @@ def test_a_misspelt_setting_is_named_with_the_nearest(key: str, tmp_path: Path) 
         ("[aliases]\na = 1", "aliases = "),
         ("[aliases]\na = 'x'", "The alias 'a' points to 'x', which this node does not host."),
         ("[[hosted_models]]\nid = 'a'\n[[hosted_models]]\nid = 'a'", "The model 'a' is hosted twice."),
-        ("max_pipes = 2", "max_pipes = 2: this version of Penstock cannot run more than one pipe of a model yet."),
-        ("model_validation = true", "model_validation = true: this version of Penstock cannot compare weights"),
+        ("max_pipes = 0", "max_pipes = 0 cannot be used."),
+        ("model_validation = 1", "model_validation = 1 cannot be used."),
         ("[[hosted_models]]\nload_ends = false", "load_ends = false of 'smollm2-135m' is for a node in a network"),
         ("[network]\nname = 'at home'", 'network.name = "at home" cannot be used. Use up to 64 letters'),
         ("[network]\nlisten = 'tcp/a:1'", 'network.listen = "tcp/a:1" cannot be used. Give a list of texts'),

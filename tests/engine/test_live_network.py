@@ -17,11 +17,12 @@ from penstock.config.network import NetworkConfig
 from penstock.domain.job import JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import Job
+from penstock.domain.topology import LayerRange
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedLayers
-from penstock.membership import Membership
 from penstock.model.spec import spec_from_config
 from penstock.network.in_process import Hub, InProcessRouter
+from penstock.node.membership import Membership
 from penstock.pipes.model_manager import LoadedModel
 from tests.engine.fakes import FakeEnds, FakeStream, make_job, oracle
 from tests.engine.node import FakeLayers
@@ -55,10 +56,19 @@ class LiveNode:
         layers = tuple(FakeLayers(a, b, BLOCKS, CONFIG.block_size, lambda tokens: None) for a, b in ranges)
         loaded = LoadedModel("fake", Path(), SPEC, torch.float32, torch.device("cpu"), layers, None)  # type: ignore[arg-type]
         text = (FakeEnds(), lambda skip_special: FakeStream()) if ends else (None, None)
-        self.engine = Engine(CONFIG, self.membership.make_pipe(loaded, CONFIG.block_size), *text, width=1, epoch=epoch)
-        self.membership.host(HostedLayers(loaded, self.engine))
+        self.engine = Engine(CONFIG, self.membership.pipes.make(loaded, CONFIG.block_size), *text, width=1, epoch=epoch)
         self.engine.start()
         self.membership.start()
+        self.membership.host(HostedLayers(loaded, self.engine))
+
+    def add(self, start: int, end: int) -> None:
+        self.engine.add_segment(FakeLayers(start, end, BLOCKS, CONFIG.block_size, lambda tokens: None))
+        self.membership.publish()
+
+    def drop(self, start: int, end: int) -> None:
+        self.membership.retire("fake", LayerRange(start, end))
+        self.engine.drop_segment(LayerRange(start, end))
+        self.membership.retired("fake", LayerRange(start, end))
 
     def ask(self, prompt: list[int], seed: int) -> queue.SimpleQueue[JobUpdate]:
         updates: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
@@ -138,3 +148,26 @@ def test_a_replica_takes_over_when_a_node_is_killed_in_the_middle_of_an_answer()
 def _first_token(updates: queue.SimpleQueue[JobUpdate], job: Job) -> None:
     while not isinstance(updates.get(timeout=60), TokensOut):
         pass
+
+
+def test_layers_can_be_added_and_dropped_while_answers_run() -> None:
+    hub = Hub()
+    nodes = [LiveNode(hub, "a", 1, ends=True), LiveNode(hub, "b", 2, (0, 4)), LiveNode(hub, "c", 3)]
+    a, b, c = nodes
+    prompt = [1, 2, 3, 4, 5]
+    with live(*nodes):
+        wait_for(a.engine.pipe.is_complete, "a complete pipe")
+        running = [a.ask(prompt, seed) for seed in range(4)]
+        c.add(0, 2)
+        c.add(2, 4)
+        b.drop(0, 4)
+        answers = [said(updates) for updates in running]
+        assert answers == [oracle(prompt, SAMPLING, stages=LAYERS, seed=seed) for seed in range(4)]
+        assert {segment.node for segment in a.membership.pipes.pipes()[0].segments} == {"c"}
+        assert not b.engine.host.routes
+        assert not b.engine.stages
+        c.drop(2, 4)
+        wait_for(lambda: not a.engine.pipe.is_complete(), "an incomplete pipe")
+        a.add(2, 4)
+        wait_for(a.engine.pipe.is_complete, "a complete pipe")
+        assert said(a.ask(prompt, 9)) == oracle(prompt, SAMPLING, stages=LAYERS, seed=9)

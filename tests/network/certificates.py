@@ -1,72 +1,64 @@
-"""A certificate authority and node certificates, made on the spot."""
+"""A network's authority and the papers of its nodes, made on the spot."""
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from penstock.config.network import NetworkConfig
+from penstock.network.trust import certificates, revocations
+from penstock.network.trust.certificates import Identity
+from penstock.network.trust.keyring import ClosedKeyring
 
-DAY = datetime.timedelta(days=1)
+DAY = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class Papers:
     """What a node of a closed network shows and checks."""
 
+    network: str
+    node: str
     ca_file: Path
     certificate_file: Path
     key_file: Path
+    revocations_file: Path
+
+    @property
+    def files(self) -> dict[str, Path]:
+        return {"ca_file": self.ca_file, "certificate_file": self.certificate_file, "key_file": self.key_file}
+
+    def config(self, **settings: Any) -> NetworkConfig:
+        settings = {"name": self.network, "revocations_file": self.revocations_file} | settings
+        return NetworkConfig(**self.files, **settings)
+
+    def keyring(self, epoch: int, **options: Any) -> ClosedKeyring:
+        return ClosedKeyring(network=self.network, node=self.node, epoch=epoch, **self.files, **options)
 
 
 class Authority:
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())
-        self._name = _named(name)
-        self.file = folder / f"{name}.pem"
-        certificate = (
-            _dated(self._name, self._name, self._key.public_key())
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
-        self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    """`name` is that of its network, and of its folder where it differs."""
 
-    def invite(self, node: str, *, trusting: Path | None = None) -> Papers:
+    def __init__(self, folder: Path, name: str = "home", *, network: str = "home") -> None:
+        self.folder, self.network = folder / name, network
+        self.folder.mkdir()
+        self.identity = certificates.create_authority(network)
+        self.file = self.folder / "ca.pem"
+        self.file.write_bytes(self.identity.certificate_pem())
+        self._issued: dict[str, Identity] = {}
+        self._revoked = revocations.nobody(network)
+
+    def invite(self, node: str, *, trusting: Path | None = None, seconds: float = DAY) -> Papers:
         """Papers for a node; a rogue trusts another authority than the one that signed its own."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = (
-            _dated(_named(node), self._name, key.public_key())
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(node)]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
-            )
-            .sign(self._key, hashes.SHA256())
-        )
-        certificate_file, key_file = self._folder / f"{node}.pem", self._folder / f"{node}.key"
-        certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        key_file.write_bytes(
-            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        )
-        return Papers(trusting or self.file, certificate_file, key_file)
+        identity = self._issued[node] = certificates.issue(self.identity, node, days=seconds / DAY)
+        where = {kind: self.folder / f"{node}.{kind}" for kind in ("pem", "key", "revoked")}
+        where["pem"].write_bytes(identity.certificate_pem())
+        where["key"].write_bytes(identity.key_pem())
+        return Papers(self.network, node, trusting or self.file, where["pem"], where["key"], where["revoked"])
 
-
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _dated(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - DAY)
-        .not_valid_after(now + DAY)
-    )
+    def revoke(self, *nodes: str) -> bytes:
+        """The next list, with these certificates and all that were revoked before."""
+        more = {self._issued[node].certificate.serial_number: node for node in nodes}
+        self._revoked = revocations.Revocations(self.network, self._revoked.number + 1, dict(self._revoked.revoked) | more)
+        return revocations.sign(self._revoked, self.identity)

@@ -5,8 +5,20 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer
-from penstock.domain.meta_model import MetaModel, NodeRecord
+from penstock.domain.messages import (
+    MAX_PIECE,
+    AskWeights,
+    Bounce,
+    BounceReason,
+    CloseRoute,
+    Message,
+    OpenRoute,
+    Ping,
+    Pong,
+    RouteOffer,
+    WeightsPart,
+)
+from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
@@ -81,7 +93,25 @@ controls = st.one_of(
     st.builds(Pong, routes, clocks, counts, counts),
     st.builds(Bounce, routes, counts | st.just(-1), st.sampled_from(BounceReason)),
 )
-messages: st.SearchStrategy[Message] = controls | network_jobs()
+weight_hashes = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
+part_names = st.sampled_from(["ends", "layer:0", "layer:4095", "file:tokenizer.json"])
+lengths = st.integers(1, MAX_PIECE)
+asks = st.builds(AskWeights, counts, names, weight_hashes, part_names, counts, lengths) | st.builds(
+    AskWeights, counts, names, weight_hashes | st.just(""), st.just("manifest"), counts, lengths
+)
+
+
+@st.composite
+def weights_parts(draw: st.DrawFn) -> WeightsPart:
+    request, offset = draw(counts), draw(st.integers(0, 2**47))
+    if draw(st.booleans()):
+        reason = draw(st.text(st.characters(codec="utf-8"), min_size=1))
+        return WeightsPart(request, offset, draw(counts), reason, draw(seconds))
+    data = draw(st.binary(min_size=1, max_size=50))
+    return WeightsPart(request, offset, offset + len(data) + draw(st.integers(0, 2**40)), data=data)
+
+
+messages: st.SearchStrategy[Message] = controls | network_jobs() | asks | weights_parts()
 
 
 @st.composite
@@ -109,6 +139,21 @@ def segments(draw: st.DrawFn, node: str) -> MetaModel:
 
 
 @st.composite
+def offers(draw: st.DrawFn) -> Offer:
+    num_layers = draw(st.integers(1, 4096))
+    return Offer(
+        model=draw(names),
+        shape=draw(names),
+        num_layers=num_layers,
+        room=draw(st.integers(0, 4096)),
+        claims=tuple(draw(st.lists(ranges(num_layers), max_size=2))),
+        max_pipes=draw(counts),
+        weights=draw(names),
+        gives=draw(st.booleans()),
+    )
+
+
+@st.composite
 def records(draw: st.DrawFn) -> NodeRecord:
     node = draw(node_ids)
     return NodeRecord(
@@ -120,6 +165,7 @@ def records(draw: st.DrawFn) -> NodeRecord:
         draining=draw(st.booleans()),
         serves=tuple(draw(st.lists(names, max_size=2))),
         segments=tuple(draw(st.lists(segments(node), max_size=2))),
+        offers=tuple(draw(st.lists(offers(), max_size=2))),
     )
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from penstock.config.network import NetworkConfig
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.network.router import Router
 from penstock.network.zenoh_router import ZenohRouter
+from tests.network.certificates import Authority
 
 PATIENCE = 40.0  # seconds; a busy machine is no failure
 
@@ -101,6 +104,26 @@ class ZenohNet(Net):
     def router(self, node_id: str) -> Router:
         where = {"connect": (self.contact,)} if self.routers else {"listen": (self.contact,)}
         return ZenohRouter(NetworkConfig(**where, **self._settings), node_id, time.time_ns())
+
+
+class ClosedNet(Net):
+    """Over TLS, with a certificate for each name."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self.authority = Authority(Path(self._folder.name))
+        self.contact = f"tls/127.0.0.1:{free_port()}"
+        self._settings = settings
+
+    def router(self, node_id: str) -> ZenohRouter:
+        where = {"connect": (self.contact,)} if self.routers else {"listen": (self.contact,)}
+        config = self.authority.invite(node_id).config(**where, **self._settings)
+        return ZenohRouter(config, node_id, time.time_ns())
+
+    def close(self) -> None:
+        super().close()
+        self._folder.cleanup()
 
 
 @contextlib.contextmanager

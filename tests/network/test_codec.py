@@ -14,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.messages import BounceReason, CloseRoute, Message, OpenRoute, Ping, RouteOffer
+from penstock.domain.messages import (
+    MAX_PIECE,
+    AskWeights,
+    BounceReason,
+    CloseRoute,
+    Message,
+    OpenRoute,
+    Ping,
+    RouteOffer,
+    WeightsPart,
+)
 from penstock.domain.meta_model import NodeRecord
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Span, Verdict
@@ -26,6 +36,7 @@ from tests.network.messages import decode_job, messages, records
 
 ROUTE = RouteId("kitchen", 7, 1)
 OPEN_ROUTE = OpenRoute(ROUTE, "m", "s", (Leg(LayerRange(0, 10), "kitchen", "attic"),), 576, 16, 100, True, 3.0)
+ASK = AskWeights(1, "m", "0" * 64, "ends", 0, 1)
 RECORD = NodeRecord(node="kitchen", epoch=7, version="0.1", protocol=PROTOCOL, pid=1)
 
 
@@ -52,6 +63,8 @@ def test_every_message_arrives_as_it_was_sent(message: Message) -> None:
 
 
 def _data(message: Message) -> object:
+    if isinstance(message, WeightsPart):
+        return message.data
     return message.hidden.data if isinstance(message, NetworkJob) and message.hidden else "-"
 
 
@@ -78,10 +91,17 @@ def test_hidden_states_may_be_sent_from_any_buffer() -> None:
         assert decode(encode(replace(job, hidden=job.hidden._replace(data=buffer)))) == job
 
 
-def test_a_long_reason_is_cut_rather_than_refused() -> None:
-    offer = decode(encode(RouteOffer(ROUTE, reason="x" * 5000)))
-    assert isinstance(offer, RouteOffer)
-    assert offer.reason == "x" * codec.MAX_REASON
+@pytest.mark.parametrize("message", [RouteOffer(ROUTE, reason="x" * 5000), WeightsPart(1, reason="x" * 5000)], ids=type)
+def test_a_long_reason_is_cut_rather_than_refused(message: RouteOffer | WeightsPart) -> None:
+    assert decode(encode(message)) == replace(message, reason="x" * codec.MAX_REASON)
+
+
+def test_weights_are_not_copied_when_they_arrive() -> None:
+    data = encode(WeightsPart(1, 0, 9, data=b"weights"))
+    part = decode(data)
+    assert isinstance(part, WeightsPart)
+    assert isinstance(part.data, memoryview)
+    assert part.data.obj is data
 
 
 def test_the_numbers_of_enums_and_kinds_are_part_of_the_protocol() -> None:
@@ -90,9 +110,10 @@ def test_the_numbers_of_enums_and_kinds_are_part_of_the_protocol() -> None:
     assert [verdict.name for verdict in Verdict] == ["APPEND", "DUPLICATE", "STALE", "GAP", "MALFORMED", "NO_ROOM", "FAILED"]
     assert [reason.name for reason in BounceReason] == ["UNKNOWN_ROUTE", "DAMAGED", "MALFORMED", "FLOOD", "UNREACHABLE"]
     assert (ComputeStep.LAYER.value, ComputeStep.HEAD.value) == (3, 5)
+    assert (frame.unpack(encode(ASK)).kind, frame.unpack(encode(WeightsPart(1, reason="busy"))).kind) == (9, 10)
     assert encode(CloseRoute(ROUTE)) == bytes.fromhex(
-        "504e534b 01 04 0c000000 00000000"
-        "38871305d0ffa298f5b26175ca4910ea8bf989c340f4702d523db775a031e142"
+        "504e534b 02 04 0c000000 00000000"
+        "3733f4d7f74fce0036ff76823c166b140f6978733091d9e564a44bdfc5689385"
         "91 93 a7 6b69746368656e 07 01"
     )
 
@@ -312,8 +333,24 @@ HIDDEN = JOB.hidden
         replace(OPEN_ROUTE, lease=float("inf")),
         Ping(ROUTE, 2**62, 1),
         RouteOffer(ROUTE, blocks=2**48),
+        replace(ASK, request=-1),
+        replace(ASK, model=""),
+        replace(ASK, weights="0" * 63),
+        replace(ASK, weights="../" + "0" * 61),
+        replace(ASK, weights=""),
+        replace(ASK, part="layer:x"),
+        replace(ASK, part="file:../x"),
+        replace(ASK, part="ends\n"),
+        replace(ASK, offset=-1),
+        replace(ASK, length=0),
+        replace(ASK, length=MAX_PIECE + 1),
+        WeightsPart(1, 0, 10),
+        WeightsPart(1, 0, 10, reason="busy", data=b"x"),
+        WeightsPart(1, 8, 10, data=b"xyz"),
+        WeightsPart(1, 0, 2**40, data=bytes(MAX_PIECE + 1)),
+        WeightsPart(1, reason="busy", retry_after=float("inf")),
     ],
-    ids=repr,
+    ids=lambda message: repr(message)[:200],
 )
 def test_a_value_beyond_its_limit_is_malformed(message: Message) -> None:
     assert isinstance(refused(encode(message)), MalformedMessage)
@@ -327,7 +364,8 @@ def test_only_layer_and_head_travel(step: int) -> None:
     assert decode(framed(1, header)) == NetworkJob(ROUTE, 1, [], step=ComputeStep.LAYER)
 
 
-def test_only_network_jobs_have_hidden_states() -> None:
+def test_only_network_jobs_have_hidden_states_and_only_parts_have_weights() -> None:
+    assert "it has hidden states" in str(refused(frame.pack(9, bytes(frame.unpack(encode(ASK)).header), b"x")))
     assert "it has hidden states" in str(refused(framed(4, [ROUTE], b"x")))
     good = frame.unpack(encode_record(RECORD))
     assert "it has hidden states" in str(refused(frame.pack(good.kind, bytes(good.header), b"x"), decode_record))

@@ -21,11 +21,11 @@ from penstock.domain.route import RouteId
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Span
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host
-from penstock.membership import Membership
 from penstock.model.sources import DEFAULT_MODEL
 from penstock.network.codec import encode
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.network.router import OnChange, OnMessage
+from penstock.node.membership import Membership
 from penstock.pipes.model_manager import ModelManager
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, World
@@ -162,6 +162,9 @@ class ListeningRouter:
         self.left.append(data)
         self._router.send(node, data)
 
+    def refused(self) -> Mapping[str, int]:
+        return self._router.refused()
+
     def close(self) -> None:
         self._router.close()
 
@@ -175,11 +178,11 @@ class Node:
         )
         self.ends = loaded.ends
         self.hosted: HostedLayers | HostedModel = host(
-            loaded, self.membership.make_pipe(loaded, CONFIG.block_size), CONFIG, epoch=1
+            loaded, self.membership.pipes.make(loaded, CONFIG.block_size), CONFIG, epoch=1
         )
-        self.membership.host(self.hosted)
         self.hosted.start()
         self.membership.start()
+        self.membership.host(self.hosted)
 
     def close(self) -> None:
         self.hosted.stop()

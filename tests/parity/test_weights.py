@@ -20,7 +20,8 @@ from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, UnsupportedModel
 from penstock.model.attention import Piece
 from penstock.model.ends import EndModel
-from penstock.model.spec import FAMILIES, ROPE_TYPES, read_spec
+from penstock.model.families import FAMILIES
+from penstock.model.spec import ROPE_TYPES, read_spec
 from penstock.model.weights import WeightFiles
 
 WEIGHTS = "model.safetensors"
@@ -121,8 +122,8 @@ def test_an_unknown_activation_is_refused_by_name(folder: Path) -> None:
 
 
 def test_an_unknown_rope_scaling_is_refused_by_name_with_the_known_ones(folder: Path) -> None:
-    edit_config(folder, rope_parameters={"rope_type": "longrope"})
-    with pytest.raises(UnsupportedModel, match="'longrope'") as caught:
+    edit_config(folder, rope_parameters={"rope_type": "dynamic"})
+    with pytest.raises(UnsupportedModel, match="'dynamic'") as caught:
         read_spec(folder)
     assert all(kind in str(caught.value) for kind in ROPE_TYPES)
 
@@ -156,6 +157,53 @@ def test_a_llama3_scaling_without_its_original_context_takes_the_whole_one_as_tr
     edit_config(folder, rope_parameters=params)
     expected = AutoConfig.from_pretrained(folder).rope_parameters["original_max_position_embeddings"]
     assert read_spec(folder).rope.params["original_max_position_embeddings"] == expected
+
+
+@pytest.mark.parametrize("family", ["gemma3n", "gemma3n_text"])
+def test_a_family_whose_layers_need_the_token_ids_is_refused_with_that_reason(family: str, folder: Path) -> None:
+    edit_config(folder, model_type=family)
+    with pytest.raises(UnsupportedModel, match=f"{family}.*token ids.*never leave"):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize("key", ["attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"])
+def test_a_setting_that_a_family_cannot_have_here_is_refused_by_its_name(key: str, folder: Path) -> None:
+    edit_config(folder, model_type="gemma3_text", rope_parameters=..., **{key: 30})
+    with pytest.raises(UnsupportedModel, match=f"{key} = 30"):
+        read_spec(folder)
+
+
+def test_a_rotation_of_a_part_of_the_head_is_refused_where_the_family_has_none(folder: Path) -> None:
+    edit_config(folder, partial_rotary_factor=0.5)
+    with pytest.raises(UnsupportedModel, match="part of the head"):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize(
+    "changes, complaint",
+    [
+        ({"model_type": "gemma3"}, "lacks 'text_config'"),
+        ({"model_type": "gemma3_text", "rope_parameters": ..., "sliding_window": None}, "lacks 'sliding_window'"),
+        ({"model_type": "gemma3_text", "rope_parameters": ..., "sliding_window_pattern": 0}, "cannot be used"),
+        ({"model_type": "qwen3_moe", "num_experts": 4}, "lacks 'num_experts_per_tok'"),
+        ({"model_type": "qwen3_moe"}, "lacks 'num_local_experts'"),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 5, "moe_intermediate_size": 32},
+            "num_experts_per_tok = 5 is more than the 4",
+        ),
+        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 7}}, "short_factor has 7 numbers, but 8"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 64, "short_factor": [1.0] * 8}},
+            "lacks 'long_factor'",
+        ),
+    ],
+)
+def test_a_config_whose_parts_do_not_fit_is_refused_by_what_is_wrong(
+    changes: dict[str, Any], complaint: str, folder: Path
+) -> None:
+    edit_config(folder, **changes)
+    with pytest.raises(CorruptWeights, match=complaint):
+        read_spec(folder)
 
 
 @pytest.mark.parametrize("value", [None, "many", [64]], ids=repr)

@@ -60,15 +60,61 @@ def tied(spec: ModelSpec) -> ModelSpec:
     return dataclasses.replace(spec, tied=True)
 
 
+def without_sandwich(spec: ModelSpec) -> ModelSpec:
+    return dataclasses.replace(spec, sandwich=False)
+
+
+def without_norm_offset(spec: ModelSpec) -> ModelSpec:
+    return dataclasses.replace(spec, norm_offset=0.0)
+
+
+def without_embed_scale(spec: ModelSpec) -> ModelSpec:
+    return dataclasses.replace(spec, embed_scale=1.0)
+
+
+def without_query_scale(spec: ModelSpec) -> ModelSpec:
+    return dataclasses.replace(spec, query_scale=1.0)
+
+
+def without_local_rope(spec: ModelSpec) -> ModelSpec:
+    return dataclasses.replace(spec, local_rope=None)
+
+
+def with_silu(spec: ModelSpec) -> ModelSpec:
+    return dataclasses.replace(spec, activation="silu")
+
+
+def turning_whole_heads(spec: ModelSpec) -> ModelSpec:
+    return dataclasses.replace(spec, rope=RopeSpec(spec.rope.theta))
+
+
+def without_attention_factor(spec: ModelSpec) -> ModelSpec:
+    params = dict(spec.rope.params) | {"attention_factor": 1.0}
+    return dataclasses.replace(spec, rope=dataclasses.replace(spec.rope, params=params))
+
+
+def with_the_other_shares(spec: ModelSpec) -> ModelSpec:
+    assert spec.experts is not None
+    return dataclasses.replace(spec, experts=dataclasses.replace(spec.experts, normalised=not spec.experts.normalised))
+
+
+Change = Callable[[ModelSpec], ModelSpec]
+
+
 @dataclass(frozen=True)
 class Kind:
-    """`off` is the model without the thing that makes this kind special: its logits must be other ones."""
+    """`off` are the models without one of the things that make this kind special: their logits must be other ones."""
 
     family: str
     settings: dict[str, Any] = field(default_factory=dict)
-    off: Callable[[ModelSpec], ModelSpec] | None = None
+    off: tuple[Change, ...] = ()
     dtype: torch.dtype = torch.float32
     shard: str = "1GB"
+    beyond: int = 0  # transformers treats texts of up to so many tokens in a way of their own
+
+    def config(self) -> dict[str, Any]:
+        sizes = SIZES | self.settings
+        return {"text_config": sizes, "vision_config": EYES, **EYE_TOKENS} if self.family == "gemma3" else sizes
 
 
 LLAMA3 = {
@@ -81,44 +127,108 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0],
+}
+PHI = {"pad_token_id": 0}
+MOE = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+GEMMA = {"head_dim": 24, "pad_token_id": 0, "query_pre_attn_scalar": 40, "sliding_window": 21, "sliding_window_pattern": 3}
+# a tiny picture of what sees; its weights are in the files, and nobody reads them
+EYES = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+EYE_TOKENS = {"mm_tokens_per_image": 4, "image_token_index": 125, "boi_token_index": 126, "eoi_token_index": 127}
+
 KINDS: dict[str, Kind] = {
-    "llama": Kind("llama", off=tied),
+    "llama": Kind("llama", off=(tied,)),
     "llama, tied": Kind("llama", {"tie_word_embeddings": True}),
-    "llama with biases": Kind("llama", {"attention_bias": True, "mlp_bias": True}, without_biases),
-    "llama with biases at both ends": Kind("llama", {"attention_bias": True, "mlp_bias": True}, without_output_and_mlp_biases),
+    "llama with biases": Kind("llama", {"attention_bias": True, "mlp_bias": True}, (without_biases,)),
+    "llama with biases at both ends": Kind("llama", {"attention_bias": True, "mlp_bias": True}, (without_output_and_mlp_biases,)),
     "llama with wide heads": Kind("llama", {"head_dim": 24}),
     "llama with a head of keys for each head": Kind("llama", {"num_key_value_heads": 4}),
     "llama with one head of keys": Kind("llama", {"num_key_value_heads": 1}),
     "llama in shards": Kind("llama", shard="60KB"),
     "llama kept in bf16": Kind("llama", dtype=torch.bfloat16),
-    "llama with llama3 scaling": Kind("llama", {"rope_parameters": LLAMA3}, without_scaling),
+    "llama with llama3 scaling": Kind("llama", {"rope_parameters": LLAMA3}, (without_scaling,)),
     "llama with linear scaling": Kind(
-        "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}, without_scaling
+        "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}, (without_scaling,)
     ),
-    "llama with yarn": Kind("llama", {"rope_parameters": YARN}, without_scaling),
+    "llama with yarn": Kind("llama", {"rope_parameters": YARN}, (without_scaling,)),
     "llama with yarn of deepseek's kind": Kind(
-        "llama", {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}}, without_scaling
+        "llama", {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}}, (without_scaling,)
     ),
     "mistral": Kind("mistral", {"sliding_window": None}),
-    "mistral with a window": Kind("mistral", {"sliding_window": 21, "head_dim": 24}, without_windows),
-    "qwen2": Kind("qwen2", off=without_biases),
+    "mistral with a window": Kind("mistral", {"sliding_window": 21, "head_dim": 24}, (without_windows,)),
+    "qwen2": Kind("qwen2", off=(without_biases,)),
     "qwen2, tied": Kind("qwen2", {"tie_word_embeddings": True}),
     "qwen2 with a window on some layers": Kind(
-        "qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}, without_windows
+        "qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}, (without_windows,)
     ),
-    "qwen3": Kind("qwen3", {"head_dim": 32}, without_qk_norm),
+    "qwen3": Kind("qwen3", {"head_dim": 32}, (without_qk_norm,)),
     "qwen3, tied and with biases": Kind(
-        "qwen3", {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}, without_biases
+        "qwen3", {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}, (without_biases,)
     ),
     "qwen3 with a window on some layers": Kind(
-        "qwen3", {"head_dim": 16, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}, without_windows
+        "qwen3", {"head_dim": 16, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}, (without_windows,)
     ),
+    "qwen3_moe": Kind("qwen3_moe", MOE | {"norm_topk_prob": True}, (with_the_other_shares, without_qk_norm)),
+    "qwen3_moe with shares that do not add up to one": Kind("qwen3_moe", MOE, (with_the_other_shares,)),
+    "qwen3_moe with some plain layers": Kind("qwen3_moe", MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [3]}),
+    "qwen3_moe with a window": Kind(
+        "qwen3_moe", MOE | {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}, (without_windows,)
+    ),
+    "phi3": Kind("phi3", PHI),
+    "phi3, tied and with a window": Kind("phi3", PHI | {"tie_word_embeddings": True, "sliding_window": 21}, (without_windows,)),
+    "phi3 that turns a part of each head": Kind("phi3", PHI | {"partial_rotary_factor": 0.75}, (turning_whole_heads,)),
+    "phi3 with longrope within the original context": Kind(
+        "phi3",
+        PHI | {"original_max_position_embeddings": 256, "rope_parameters": LONGROPE | {"factor": 4.0}},
+        (without_scaling, without_attention_factor),
+    ),
+    "phi3 with longrope beyond the original context": Kind(
+        "phi3",
+        PHI
+        | {
+            "original_max_position_embeddings": 8,
+            "partial_rotary_factor": 0.75,
+            "rope_parameters": LONGROPE | {"short_factor": [9.0] * 6, "long_factor": [1.0, 1.3, 1.9, 2.5, 4.0, 7.5]},
+        },
+        (without_attention_factor,),
+        beyond=8,
+    ),
+    "gemma3_text": Kind(
+        "gemma3_text",
+        GEMMA,
+        (
+            without_sandwich,
+            without_norm_offset,
+            without_embed_scale,
+            without_query_scale,
+            without_local_rope,
+            without_windows,
+            without_qk_norm,
+            with_silu,
+        ),
+    ),
+    "gemma3_text with linear scaling": Kind(
+        "gemma3_text", GEMMA | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, (without_scaling,)
+    ),
+    "gemma3": Kind("gemma3", GEMMA, (without_sandwich,)),
 }
 
 
 def make(kind: Kind, folder: Path) -> Any:
     """Write a model into the folder and return transformers' idea of it, in fp32."""
-    config = AutoConfig.for_model(kind.family, **(SIZES | kind.settings))
+    config = AutoConfig.for_model(kind.family, **kind.config())
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -167,12 +277,13 @@ class Pipeline:
         folder: Path,
         cuts: Sequence[tuple[int, int]] = ((0, LAYERS),),
         *,
-        change: Callable[[ModelSpec], ModelSpec] | None = None,
+        change: Change | None = None,
         kv_blocks: int = 64,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         spec, files = read_spec(folder), WeightFiles(folder)
         self.spec = change(spec) if change else spec
-        how: dict[str, Any] = {"dtype": torch.float32, "device": CPU}
+        how: dict[str, Any] = {"dtype": dtype, "device": CPU}
         self.ends = EndModel(self.spec, folder, files, **how)
         self.segments = [
             LlmModel(self.spec, layers, files, kv_blocks=kv_blocks, block_size=BLOCK_SIZE, **how)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import models, network
+from penstock.cli.audit import audit
 from penstock.cli.bench import bench
 from penstock.cli.chat import chat
 from penstock.cli.config import config
@@ -57,5 +58,6 @@ app.add_typer(network.app, name="network", context_settings={"help_option_names"
 app.add_typer(models.app, name="models", context_settings={"help_option_names": HELP})
 app.command()(config)
 app.command()(bench)
+app.command()(audit)
 app.command()(doctor)
 app.command()(version)

@@ -20,6 +20,7 @@ from penstock.cli.logs import set_up_logging
 from penstock.cli.output import print_json
 from penstock.cli.settings import takes_settings
 from penstock.cli.workspaces import WorkspaceArgument, job_record
+from penstock.config.network import NetworkConfig
 from penstock.config.settings import Settings
 from penstock.config.table import BY_KEY
 from penstock.workspace.root import on_disk
@@ -40,7 +41,7 @@ def drain(
     """Work on a queue until it is empty.
 
     Jobs come from `penstock work`, also while it is running; `penstock flow` fetches results. It takes the settings of
-    `penstock serve`, and opens no port.
+    `penstock serve`, and opens no port. It works alone, unless --network names a network: then with its nodes.
 
     \b
     penstock drain nightly
@@ -53,6 +54,8 @@ def drain(
     if settings.sources["workspace.path"].source == f"flag {flag}":
         raise typer.BadParameter(f"The workspace is named without it: penstock drain {workspace}", param_hint=flag)
     config = replace(settings.node, workspace=replace(settings.node.workspace, path=workspace))
+    if settings.sources["network.name"].source.startswith("network "):  # nobody asked for it: this machine once joined one
+        config = replace(config, network=NetworkConfig())
     quiet = settings.sources["log.level"].source == "default"  # who drains sees the jobs pass by otherwise
     set_up_logging(config.log.format, "warning" if quiet else config.log.level)
 

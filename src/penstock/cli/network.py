@@ -1,4 +1,4 @@
-"""`penstock network`: the machines that share the layers of a model."""
+"""`penstock network`: the machines that share the layers of a model; who they are, and what each holds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from typing import Any
 
 import typer
 
+from penstock.cli import network_joined, network_members
 from penstock.cli.options import JsonOption
 from penstock.cli.server_url import UrlOption
 from penstock.cli.watching import WatchOption, watch_server
 
 WIDEST = 120  # columns; longer bars are not easier to read
 
-app = typer.Typer(help="See the machines that share the layers of a model.", no_args_is_help=True)
-
-
-@app.callback()
-def network() -> None:
-    """A group even while it has one command; the text for people is on the app."""
+app = typer.Typer(help="Join machines that share the layers of a model, and see what they do.", no_args_is_help=True)
 
 
 @app.command()
@@ -33,6 +29,15 @@ def status(
     the one that --url or PENSTOCK_URL names, else the one at http://127.0.0.1:8000. An API key is taken from PENSTOCK_API_KEY.
     """
     watch_server(url, "/network", {"network", "nodes", "pipes"}, _picture, as_json=as_json, watch=watch)
+
+
+app.command()(network_members.create)
+app.command()(network_members.invite)
+app.command()(network_joined.join)
+app.command("list")(network_joined.list_networks)
+app.command()(network_joined.use)
+app.command()(network_members.revoke)
+app.command()(network_joined.leave)
 
 
 def _picture(told: dict[str, Any]) -> str:

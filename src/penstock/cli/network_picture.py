@@ -18,14 +18,18 @@ SEGMENTS = ["node", "layers", "computes on", "a pass", "load", "KV used", "lease
 ALONE = """\
 This node is alone: it is in no network.
 
-To let machines share the layers of a model, say in the configuration of one
-where it listens, and in that of each other one whom it should connect to:
+To let machines share the layers of a model, make a network on one of them,
+and invite the others:
 
-  [network]                               [network]
-  listen = ["tcp/0.0.0.0:7447"]           connect = ["tcp/FIRST-MACHINE:7447"]
-  open = true                             open = true
+  penstock network create home        here, then: penstock serve
+  penstock network invite laptop      prints a token
 
-"open" is for machines that trust each other; else certificates are needed."""
+and on the laptop: penstock network join TOKEN, then: penstock serve"""
+TO_RUN = ["To complete it, run this on a machine with room for it:"]
+TO_INVITE = [
+    "To complete it, invite a machine with room for it. This prints a token, where",
+    "the network was made; there: penstock network join TOKEN, then: penstock serve",
+]
 PLAIN = str.maketrans({"█": "#", "▉": "#", "░": "%", "·": ".", "→": ">", "…": "~", "–": "-", "✓": "+", "✗": "!", "×": "x"})
 
 
@@ -35,7 +39,8 @@ def render(status: Json, width: int, *, colour: bool = False) -> str:
     here = next((node["node"] for node in status["nodes"] if node["self"]), "")
     named = _names(status, width)
     parts = [_network(status, named, width, ink)]
-    parts += [_pipe(pipe, here, named, width, ink) for pipe in status["pipes"]]
+    is_open = status["network"] is None or status["network"]["open"]
+    parts += [_pipe(pipe, here, named, width, ink, is_open=is_open) for pipe in status["pipes"]]
     if not status["pipes"]:
         parts.append(["Nobody holds layers of any model."])
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
@@ -78,6 +83,8 @@ def _network(status: Json, named: dict[str, str], width: int, ink: Ink) -> list[
     told = "; ".join(f"{what} {', '.join(endpoints)}" for what, endpoints in ways if endpoints)
     if told:
         lines += wrapped(f"{network['node_id']} {told}", width)
+    if network.get("warning"):
+        lines += [ink("yellow", line) for line in wrapped(f"warning: {network['warning']}", width)]
     rows = [_node(node, named) for node in nodes]
     return [*lines, "", *table(NODES, rows, width, ink, numbers=[3], elastic=[0, 2])]
 
@@ -85,7 +92,7 @@ def _network(status: Json, named: dict[str, str], width: int, ink: Ink) -> list[
 def _node(node: Json, named: dict[str, str]) -> list[str]:
     return [
         named[node["node"]],
-        "draining" if node["draining"] else "ready",
+        "draining" if node["draining"] else "loading" if node.get("loading") else "ready",
         ", ".join(node["serves"]) or "layers only",
         "this node" if node["self"] else _time(node["round_trip"]),
         node["version"],
@@ -95,7 +102,7 @@ def _node(node: Json, named: dict[str, str]) -> list[str]:
 # ---- one model ----
 
 
-def _pipe(pipe: Json, here: str, named: dict[str, str], width: int, ink: Ink) -> list[str]:
+def _pipe(pipe: Json, here: str, named: dict[str, str], width: int, ink: Ink, *, is_open: bool) -> list[str]:
     model = shortened(pipe["model"], width // 2)
     segments = sorted(pipe["segments"], key=lambda segment: (segment["layers"], segment["node"]))
     missing = [(start, end) for start, end in pipe["missing"]]
@@ -108,14 +115,15 @@ def _pipe(pipe: Json, here: str, named: dict[str, str], width: int, ink: Ink) ->
         rows = [_segment(segment, named) for segment in segments]
         lines += ["", *table(SEGMENTS, rows, width, ink, numbers=[3, 4, 5, 6, 7], elastic=[0])]
     lines.append("")
-    for name, told in _route(pipe, here, named):
+    for name, told in [*_route(pipe, here, named), *_placement(pipe, here, named)]:
         lines += _fact(name, told, width, ink)
     for warning in pipe.get("warnings", ()):
         lines += ["", *(ink("yellow", line) for line in wrapped(f"warning: {_tied(warning)}", width))]
     if not pipe["complete"]:
         lines += ["", *(ink("red", line) for line in wrapped(_tied(pipe["explain"]), width))]
     if pipe["run"]:
-        lines += [f"{INDENT}To complete it, run this on a machine with room for it:", "", *_command(pipe["run"], width)]
+        how = TO_RUN if is_open else TO_INVITE
+        lines += [*(INDENT + line for line in how), "", *_command(pipe["run"], width)]
     return lines
 
 
@@ -161,6 +169,19 @@ def _route(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, 
         pause += f", {_time(longest)} for the last answer" if longest > 1.2 * route["last_pause"] else ""
         reason = f": {route['last_reason']}" if route["last_reason"] else ""
         yield "recovered", f"{times}{pause}{reason}"
+
+
+def _placement(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """What nodes are loading, what they could still take, and why this one holds what it holds."""
+    loading = pipe.get("loading") or {}
+    if loading:
+        ranges = [f"{named.get(node, node)} {start}:{end}" for node, claims in loading.items() for start, end in claims]
+        yield "loading", ", ".join(ranges)
+    room = pipe.get("room") or {}
+    if room:
+        yield "room", ", ".join(f"{named.get(node, node)} for {_counted(count, 'layer')}" for node, count in room.items())
+    if pipe.get("placement"):
+        yield "placed", f"{named.get(here, 'this node')}: {pipe['placement']}"
 
 
 def _fact(name: str, told: str, width: int, ink: Ink) -> list[str]:

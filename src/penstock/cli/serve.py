@@ -6,22 +6,32 @@ import os
 import shlex
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from penstock.cli.bars import ProgressBars
 from penstock.cli.logs import set_up_logging
+from penstock.cli.preview import shown
 from penstock.cli.settings import takes_settings
 from penstock.config.api_key import read_api_key
+from penstock.config.network import NetworkConfig
 from penstock.config.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.engine.hosted_model import HostedLayers
     from penstock.node import Node
 
 QUESTION = "What is the capital of France?"
 
 
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be loaded here, what it would take, and why; load nothing.")
+]
+
+
 @takes_settings
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, dry_run: DryRun = False) -> None:
     """Serve models to every OpenAI client.
 
     Ctrl-C lets running answers finish (limits.drain_timeout) and leaves; a second one leaves at once.
@@ -29,9 +39,15 @@ def serve(settings: Settings) -> None:
     config = settings.node
     set_up_logging(config.log.format, config.log.level)
     key = read_api_key(config.server, os.environ)
+    _renew(config.network)
 
     from penstock.node import Node
 
+    if dry_run:
+        with ProgressBars() as bars:
+            previews = Node(config, api_key=key, progress=bars, door=False).preview()
+        print("\n".join(map(shown, previews)), end="")
+        return
     with ProgressBars() as bars:
         node = Node(config, api_key=key, progress=bars)
         with node:
@@ -46,6 +62,14 @@ def serve(settings: Settings) -> None:
                 print(f"Leaving{waiting}.", file=sys.stderr, flush=True)
 
             node.serve(on_ready=ready, on_leaving=leaving)
+
+
+def _renew(network: NetworkConfig) -> None:
+    """The machine that made a network renews its own certificate; others need an invitation, and are told early."""
+    if network.enabled and network.certificate_file is not None:
+        from penstock.network.trust.authority import renew_if_due
+
+        renew_if_due(network.certificate_file.parent)
 
 
 def _welcome(node: Node, *, has_key: bool) -> str:
@@ -97,10 +121,14 @@ Ctrl-C to leave.
 
 def _held(node: Node) -> str:
     return "; ".join(
-        f"layers {', '.join(str(segment.layers) for segment in hosted.engine.pipe.segments)} of {hosted.name}"
-        f" (it has {hosted.spec.num_layers}) on {hosted.device}, {hosted.dtype}"
+        f"{_layers(hosted)} of {hosted.name} (it has {hosted.spec.num_layers}) on {hosted.device}, {hosted.dtype}"
         for hosted in node.hosted
     )
+
+
+def _layers(hosted: HostedLayers) -> str:
+    segments = [str(segment.layers) for segment in hosted.engine.pipe.segments]
+    return f"layers {', '.join(segments)}" if segments else "no layers"
 
 
 def _workspace(node: Node, command: str) -> str:
@@ -111,14 +139,20 @@ def _workspace(node: Node, command: str) -> str:
 
 
 def _network(node: Node, command: str) -> str:
-    """Where the node is in a network: what it holds, and what is missing if anything is."""
-    if node.membership is None:
+    """Where the node is in a network: what it holds and why, and what is missing if anything is."""
+    membership = node.membership
+    if membership is None:
         return ""
     config = node.config.network
     lines = [f"  Network    {config.name}, as node {node.config.node_id}; here are {_held(node)}"]
+    lines += [f"  Why        {why}" for why in dict.fromkeys(membership.placements.values()) if why]
     for hosted in node.models:
         missing = hosted.engine.pipe.explain()
         if missing:
             lines.append(f"  Not yet    {missing} Requests are refused until a node brings them.")
+            if not config.open:
+                lines.append(f"             Invite one:  {command} network invite NAME")
     lines.append(f"  See it     {command} network status --url {node.url}")
+    if warning := membership.expiry_warning():
+        lines.append(f"  Warning    {warning}")
     return "\n".join(lines) + "\n"

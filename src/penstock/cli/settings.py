@@ -55,13 +55,12 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
-    hidden = not setting.built
     if setting.kind is SWITCH:
         both = f"{setting.flag}/--no-{setting.flag.removeprefix('--')}"
-        annotation: Any = Annotated[bool | None, typer.Option(both, help=_help(setting), hidden=hidden)]
+        annotation: Any = Annotated[bool | None, typer.Option(both, help=_help(setting))]
     else:
         names = [setting.flag, *filter(None, [SHORT.get(setting.flag)])]
-        annotation = Annotated[str | None, typer.Option(*names, metavar=setting.metavar, help=_help(setting), hidden=hidden)]
+        annotation = Annotated[str | None, typer.Option(*names, metavar=setting.metavar, help=_help(setting))]
     return inspect.Parameter(_parameter_name(setting), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -22,7 +22,7 @@ def _table(table: str) -> str:
     heading = f"[[{table}]]" if table == MODELS else f"[{table}]"
     lines = [heading] if table else []
     for setting in in_table(table):
-        if setting.built and setting.kind is not PAIRS:  # before it is built there is nothing to choose
+        if setting.kind is not PAIRS:
             lines += _lines(setting)
     return "\n".join(lines) + "\n"
 

@@ -17,7 +17,9 @@ FILES = ("ca_file", "certificate_file", "key_file")
 SHORTEST_LEASE = 200  # milliseconds; below it a busy machine is taken for a dead one
 OPEN_IT = "set network.open = true (--open-network) where everybody who can reach this machine is trusted."
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a network, and of a node
+ALONE = "none"  # the name of no network
+
 _ENDPOINT = re.compile(
     r"(?P<protocol>[a-z]+)/(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):(?P<port>\d{1,5})"
 )
@@ -30,7 +32,7 @@ class NetworkConfig:
 
     A network is closed unless `open`: both sides of a connection then show a certificate that `ca_file` vouches for. `lease_ms`
     is how long a silent node counts as alive, `recovery_timeout` for how many seconds answers wait for a pipe when a node was
-    lost.
+    lost. The name `none` is that of no network: a node that has it stays alone.
     """
 
     name: str = "penstock"
@@ -43,15 +45,20 @@ class NetworkConfig:
     ca_file: Path | None = None
     certificate_file: Path | None = None
     key_file: Path | None = None
+    revocations_file: Path | None = None
+    peers_file: Path | None = None
     recovery_timeout: float = 60.0
+    share_weights: bool = True
+    weights_rate: int = 100 * 10**6
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):  # it is a part of keys
+        if not NAME.fullmatch(self.name):  # it is a part of keys
             raise unusable("name", self.name, "Use up to 64 letters, digits, dots, dashes and underscores.")
         if self.mode not in MODES:
             raise unusable("mode", self.mode, f"Use one of: {', '.join(MODES)}.")
         check_whole("lease_ms", self.lease_ms, least=SHORTEST_LEASE)
         check_seconds("recovery_timeout", self.recovery_timeout, zero=True)
+        check_whole("weights_rate", self.weights_rate, least=1)
         for endpoint in self.listen:
             _check_endpoint("listen", endpoint, lowest_port=0)
         for endpoint in self.connect:
@@ -63,7 +70,7 @@ class NetworkConfig:
     @property
     def enabled(self) -> bool:
         """Whether the node joins a network at all."""
-        return bool(self.listen or self.connect or self.multicast)
+        return self.name != ALONE and bool(self.listen or self.connect or self.multicast)
 
     def _check_mode(self) -> None:
         if self.mode == "client" and self.listen:
@@ -79,7 +86,8 @@ class NetworkConfig:
         missing = [f"network.{name}" for name in FILES if getattr(self, name) is None]
         are_missing = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
         if self.open:
-            if missing and (len(unsecured) < len(endpoints) or len(missing) < len(FILES)):
+            shown = len(missing) < len(FILES) or self.revocations_file is not None
+            if missing and (len(unsecured) < len(endpoints) or shown):
                 raise ConfigError(
                     f"The network shall use certificates, but {are_missing}.",
                     hint="All three files are needed. To do without certificates, use tcp/ endpoints and name none of them.",
@@ -93,7 +101,8 @@ class NetworkConfig:
         if missing:
             raise ConfigError(
                 f"The network is closed, but {are_missing}.",
-                hint=f"Name the files of the network's authority and of this node's certificate, or {OPEN_IT}",
+                hint="`penstock network create NAME` makes a network with all that it needs, and --network NAME takes part in "
+                f"one that was made or joined. Otherwise name the files, or {OPEN_IT}",
             )
         if not self.listen and self.mode != "client" and self.multicast:  # the router would choose tcp
             raise ConfigError(

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from penstock.config.checks import check_seconds, check_whole, is_address, unusable
 from penstock.config.engine import EngineConfig
 from penstock.config.kinds import shown
 from penstock.config.network import NetworkConfig
-from penstock.domain.topology import LayerRange, covering
+from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers, covering
 from penstock.errors import ConfigError
 
 # The catalogue says so too; importing it here would cost every `--help` 50 ms. A test compares the two.
@@ -25,25 +25,16 @@ LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-class NotYet(NamedTuple):
-    """A setting that has only one value so far, and what another one would ask for."""
-
-    only: Any
-    asks_for: str
-
-
-# Whoever builds one of these deletes its line.
-NOT_YET = {
-    "max_pipes": NotYet(1, "run more than one pipe of a model"),
-    "model_validation": NotYet(False, "compare weights with other nodes"),
-}
+ENDS = "ends"  # instead of a range of layers: none of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedModelConfig:
     """A model that this node runs. `max_memory` is for weights and KV together, `kv_memory` for KV alone, both in bytes and
-    None for as much as fits; `layers` are the segments that this node holds, such as "0:10" or "0:2,28:30", and None is all of
-    the model; without `load_ends` it holds layers alone and answers nobody by itself.
+    None for as much as fits. `layers` are the segments that this node holds, such as "0:10" or "0:2,28:30", or "ends" for none;
+    None is what the network lacks and fits here, and without a network all of the model. Without `load_ends` it holds layers
+    alone and answers nobody by itself. `private_layers` are how many of the first and the last layers no other node computes for
+    this one.
     """
 
     id: str = DEFAULT_MODEL
@@ -53,6 +44,7 @@ class HostedModelConfig:
     kv_memory: int | None = None
     load_ends: bool = True
     layers: str | None = None
+    private_layers: str | None = None
 
     def __post_init__(self) -> None:
         if not self.id.strip():
@@ -64,13 +56,19 @@ class HostedModelConfig:
         for name in ("max_memory", "kv_memory"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), least=1)
-        _refuse_unbuilt("hosted_models", self)
         self._check_layers()
+        self._check_private()
 
     @property
     def segments(self) -> tuple[LayerRange, ...] | None:
         """`layers` as ranges; whether they cover the model is known only when it is loaded."""
-        return None if self.layers is None else tuple(map(LayerRange.parse, self.layers.split(",")))
+        if self.layers is None:
+            return None
+        return () if self.layers == ENDS else tuple(map(LayerRange.parse, self.layers.split(",")))
+
+    @property
+    def private(self) -> PrivateLayers:
+        return NOTHING_PRIVATE if self.private_layers is None else PrivateLayers.parse(self.private_layers)
 
     def check_alone(self) -> None:
         """Refuse what needs other nodes. How many layers the model has is known only when it is loaded."""
@@ -81,6 +79,11 @@ class HostedModelConfig:
             )
         if self.segments is None:
             return
+        if not self.segments:
+            raise ConfigError(
+                f"layers = \"{ENDS}\" of '{self.id}' is for a node in a network: alone, nobody would compute the layers.",
+                hint="Leave it out, or join a network with network.listen or network.connect.",
+            )
         try:
             covering(self.segments, self.segments[-1].end)
         except ConfigError as error:
@@ -95,6 +98,27 @@ class HostedModelConfig:
         for before, after in pairwise(ordered):
             if after.start < before.end:
                 raise unusable("layers", self.layers, f"{before} and {after} overlap: name each layer once.")
+        if self.segments == () and not self.load_ends:
+            raise ConfigError(
+                f"Nothing of '{self.id}' is to be loaded: layers = \"{ENDS}\", and load_ends is false.",
+                hint="Leave one of them out.",
+            )
+
+    def _check_private(self) -> None:
+        private = self.private
+        if private == NOTHING_PRIVATE:
+            return
+        if not self.load_ends:
+            raise ConfigError(
+                f"private_layers of '{self.id}' are for a node that answers requests, and load_ends is false.",
+                hint="Leave private_layers out where only layers are held for others.",
+            )
+        held = {layer for layers in self.segments or () for layer in layers.layers()}
+        if self.segments is not None and not held.issuperset(range(private.first)):
+            raise ConfigError(
+                f"layers = {shown(self.layers)} of '{self.id}' do not hold the first {private.first} layers, but these are private.",
+                hint="Name them in layers, or leave layers out.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +216,8 @@ def host_name() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Everything about one node. `aliases` are further names that clients may use for hosted models."""
+    """Everything about one node. `aliases` are further names that clients may use for hosted models. A node that `adopts` was
+    told no model: in a network it takes the one that the others run."""
 
     node_id: str = field(default_factory=host_name)
     models: tuple[HostedModelConfig, ...] = field(default_factory=lambda: (HostedModelConfig(),))
@@ -204,12 +229,13 @@ class NodeConfig:
     log: LogConfig = field(default_factory=LogConfig)
     aliases: Mapping[str, str] = field(default_factory=dict)
     max_pipes: int = 1
-    model_validation: bool = False
+    model_validation: bool = True
+    adopts: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.node_id):
             raise unusable("node_id", self.node_id, "Use up to 64 letters, digits, dots, dashes and underscores.")
-        _refuse_unbuilt("", self)
+        check_whole("max_pipes", self.max_pipes, least=1)
         self._check_models()
         if self.workspace.path is not None and not any(model.load_ends for model in self.models):
             raise ConfigError(
@@ -237,17 +263,3 @@ class NodeConfig:
                     f"The alias '{alias}' points to '{target}', which this node does not host.",
                     hint=f"It can point to: {', '.join(hosted)}.",
                 )
-
-
-# ---- the checks ----
-
-
-def unbuilt(what: str, asks_for: str) -> ConfigError:
-    return ConfigError(f"{what}: this version of Penstock cannot {asks_for} yet.", hint="Leave it out.")
-
-
-def _refuse_unbuilt(table: str, config: object) -> None:
-    for key, (only, asks_for) in NOT_YET.items():
-        inside, _, name = key.rpartition(".")
-        if inside == table and getattr(config, name, only) != only:
-            raise unbuilt(f"{name} = {shown(getattr(config, name))}", asks_for)

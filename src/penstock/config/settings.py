@@ -1,4 +1,6 @@
-"""What a node's settings are and where each comes from: the node file, over it the environment, over that the flags."""
+"""What a node's settings are and where each comes from: the network that the machine has joined, over it the node file, over
+that the environment, over that the flags.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.config import api_key
+from penstock.config import api_key, kinds
 from penstock.config.engine import EngineConfig
+from penstock.config.home import JoinedNetwork, home
 from penstock.config.kinds import PATH
-from penstock.config.network import NetworkConfig
+from penstock.config.network import ALONE, FILES, NetworkConfig
 from penstock.config.node import (
     HostedModelConfig,
     LimitsConfig,
@@ -26,9 +29,13 @@ from penstock.errors import ConfigError
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 ALL_OF_THEM = "`penstock config --example` shows all settings."
 
+# Whoever sets one of these makes a network by hand, and its parts are not mixed with those of a joined one.
+BY_HAND = {"network.open", "network.revocations_file", "network.peers_file", *(f"network.{name}" for name in FILES)}
+JOINING = BY_HAND | {"network.listen", "network.connect", "network.multicast"}
+
 
 class Sourced(NamedTuple):
-    """A value and where it came from: "default", "file node.toml", "environment PENSTOCK_PORT" or "flag --port"."""
+    """A value and where it came from: "default", "network home", "file node.toml", "environment PENSTOCK_PORT", "flag --port"."""
 
     value: Any
     source: str
@@ -66,8 +73,12 @@ def load_settings(path: Path | None, environ: Mapping[str, str], flags: Mapping[
         for setting in SETTINGS
         for place in range(models if setting.table == MODELS else 1)
     }
-    sources |= {key_of(given.setting, given.place): Sourced(given.value, given.source) for given in [*written, *over]}
+    given = [*written, *over]
+    joined = _from_joined_network(given, environ)
+    sources |= {key_of(found.setting, found.place): Sourced(found.value, found.source) for found in [*joined, *given]}
+    _refuse_another_name(sources["node_id"], joined)
     node = _node(sources, models)
+    _refuse_unknown_network(node.network, sources["network.name"], environ)
     _refuse_two_keys(sources["server.api_key_file"], environ)
     api_key.read_api_key(node.server, environ)  # refuses a server that others can reach without a key
     return Settings(node=node, sources=sources, file=file)
@@ -89,8 +100,46 @@ def _node(sources: Mapping[str, Sourced], models: int) -> NodeConfig:
         workspace=WorkspaceConfig(**values(WorkspaceConfig)),
         engine=EngineConfig(**values(EngineConfig)),
         log=LogConfig(**values(LogConfig)),
+        adopts=models == 1 and sources[f"{MODELS}[0].id"].source == "default",
         **values(NodeConfig),
     )
+
+
+# ---- the network that this machine has joined ----
+
+
+def _from_joined_network(given: Iterable[Given], environ: Mapping[str, str]) -> list[Given]:
+    """Nothing, where another network is meant or none. What is given as the default has it decides nothing: a node file may
+    hold every setting."""
+    said = {found.setting.key: found.value for found in given}
+    chosen = {key for key in JOINING & said.keys() if said[key] != BY_KEY[key].default}
+    here = home(environ)
+    if here is None or chosen & BY_HAND:
+        return []
+    name = said.get("network.name")
+    if name is None and not chosen:
+        name = here.current()
+    if name is None or name not in here.names():
+        return []
+    network = here.network(name)
+    values = _values(network)
+    if said.get("network.mode") == "client" and network.connect:
+        del values["network.listen"]  # a client does not
+    return [Given(BY_KEY[key], value, f"network {name}") for key, value in values.items()]
+
+
+def _values(network: JoinedNetwork) -> dict[str, Any]:
+    return {
+        "network.name": network.name,
+        "network.listen": network.listen,
+        "network.connect": network.connect,
+        "network.ca_file": network.ca_file,
+        "network.certificate_file": network.certificate_file,
+        "network.key_file": network.key_file,
+        "network.revocations_file": network.revocations_file,
+        "network.peers_file": network.peers_file,
+        "node_id": network.node,
+    }
 
 
 # ---- the node file ----
@@ -222,6 +271,18 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
 # ---- what does not go together ----
 
 
+def _refuse_another_name(node_id: Sourced, joined: Iterable[Given]) -> None:
+    """The others know a node by the name in its certificate."""
+    for given in joined:
+        if given.setting.key == "node_id" and given.value != node_id.value:
+            network = given.source.partition(" ")[2]
+            raise ConfigError(
+                f"node_id = {kinds.shown(node_id.value)} ({node_id.source}), but in the network '{network}' this node is "
+                f"{kinds.shown(given.value)}.",
+                hint=f"Leave node_id out, or join with an invitation for the other name: penstock network invite {node_id.value}",
+            )
+
+
 def _refuse_for_several_models(over: Iterable[Given], models: int, file: Path | None) -> None:
     for given in over:
         if given.setting.table == MODELS:
@@ -230,6 +291,19 @@ def _refuse_for_several_models(over: Iterable[Given], models: int, file: Path | 
                 f"{name} is for a node with one model, but {file} hosts {models}.",
                 hint=f"Set {given.setting.name} in the [[{MODELS}]] that you mean, and leave {name} out.",
             )
+
+
+def _refuse_unknown_network(network: NetworkConfig, name: Sourced, environ: Mapping[str, str]) -> None:
+    """A name alone leads nowhere, and its node would be alone without anybody having said so."""
+    if network.enabled or name.value in (ALONE, BY_KEY["network.name"].default):
+        return
+    here = home(environ)
+    known = ", ".join(here.names()) if here else ""
+    raise ConfigError(
+        f"{name.source.partition(' ')[2]}: this machine is in no network {kinds.shown(name.value)}.",
+        hint=(f"Its networks are: {known}. " if known else "")
+        + "Join it with `penstock network join TOKEN`, or say how to reach it: network.listen, network.connect.",
+    )
 
 
 def _refuse_two_keys(file: Sourced, environ: Mapping[str, str]) -> None:

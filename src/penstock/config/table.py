@@ -21,7 +21,6 @@ from penstock.config.node import (
     DTYPES,
     LOG_FORMATS,
     LOG_LEVELS,
-    NOT_YET,
     HostedModelConfig,
     LimitsConfig,
     LogConfig,
@@ -51,6 +50,7 @@ OTHER_VARIABLES = {
     "PENSTOCK_API_KEY": "The key that clients must send, and that `penstock` sends as a client.",
     "PENSTOCK_URL": "The server that `penstock` talks to as a client.",
     "PENSTOCK_CACHE": "The folder where models are kept.",
+    "PENSTOCK_HOME": "The folder with the networks that this machine has joined; otherwise ~/.config/penstock.",
     "PENSTOCK_DEBUG": "With 1, an error shows where in the code it arose.",
     "PENSTOCK_PROMPT": "The prompt of `make run`.",
 }
@@ -109,10 +109,6 @@ class Setting:
         """Whether it may be empty, which a flag or a variable says with "none"."""
         return self.default in (None, (), {})
 
-    @property
-    def built(self) -> bool:
-        return self.key not in NOT_YET
-
     def show(self, value: Any) -> str:
         return "none" if self.optional and not value else self.kind.show(value)
 
@@ -157,8 +153,14 @@ SETTINGS = (
     Setting(
         f"{MODELS}.layers",
         TEXT,
-        'Layers that this node holds, such as "0:10" or "0:2,28:30"; otherwise all. Alone it needs all: "0:10,10:30".',
+        'Layers that this node holds, such as "0:10" or "0:2,28:30", or "ends" for none; otherwise what the network needs.',
         sample="0:10,10:30",
+    ),
+    Setting(
+        f"{MODELS}.private_layers",
+        TEXT,
+        'How many of the first and the last layers this node keeps for its own text, such as "2,2"; otherwise none.',
+        sample="2,2",
     ),
     Setting(f"{MODELS}.max_memory", SIZE, "The most memory that the model may take, such as 4GB or 800MB.", sample=4 * 10**9),
     Setting(
@@ -168,6 +170,7 @@ SETTINGS = (
         f"{MODELS}.load_ends",
         SWITCH,
         "Load the embedding and the head too; without them the node only works for others.",
+        "--ends",
     ),
     Setting("server.host", TEXT, "The address to listen on; 0.0.0.0 is all of this machine's."),
     Setting("server.port", WHOLE, "The port to listen on; 0 takes a free one."),
@@ -177,7 +180,13 @@ SETTINGS = (
     Setting("server.max_body", SIZE, "The largest request to accept."),
     Setting("server.keep_alive", SECONDS, "A stream sends a comment when it was silent for so long."),
     Setting("server.ready_within", SECONDS, "So long a token proves that the node is ready; then /ready generates one."),
-    Setting("network.name", TEXT, "The network to join: nodes of one name share their layers.", "--network"),
+    Setting(
+        "network.name",
+        TEXT,
+        "The network to take part in; otherwise the one that was made or joined last. none is to be alone.",
+        "--network",
+        sample="home",
+    ),
     Setting("network.listen", WORDS, "Endpoints where other nodes reach this one.", sample=("tls/0.0.0.0:7447",), beside=_TRUST),
     Setting("network.connect", WORDS, "Endpoints of nodes to reach; one is enough.", sample=("tls/cellar:7447",), beside=_TRUST),
     Setting(
@@ -189,6 +198,14 @@ SETTINGS = (
     Setting("network.ca_file", PATH, "The certificate of the network's authority.", sample="network/ca.pem"),
     Setting("network.certificate_file", PATH, "The certificate of this node.", sample="network/node.pem"),
     Setting("network.key_file", PATH, "The private key of this node.", sample="network/node-key.pem"),
+    Setting("network.revocations_file", PATH, "The certificates that were taken back.", sample="network/revoked.bin"),
+    Setting("network.peers_file", PATH, "Where this node remembers how to reach the others.", sample="network/peers.json"),
+    Setting(
+        "network.share_weights",
+        SWITCH,
+        "Give weights to other nodes of the network, and take from them what is missing here.",
+    ),
+    Setting("network.weights_rate", SIZE, "The most weights that this node gives to others in a second."),
     Setting("network.recovery_timeout", SECONDS, "So long answers wait for other nodes when one was lost."),
     Setting("aliases", PAIRS, "Further names for hosted models.", sample={"gpt-4o": DEFAULT_MODEL}, alone=False),
     Setting("limits.max_jobs", WHOLE, "Answers (requests times n) open at once; one more is told to come back later (429)."),
@@ -208,8 +225,8 @@ SETTINGS = (
     Setting("scheduler.prefix_cache", SWITCH, "Keep the work on a prompt's beginning for later prompts that share it."),
     Setting("scheduler.window", WHOLE, "Steps in flight at once; otherwise what is found to be best.", sample=2),
     Setting("node_id", TEXT, "The name of this node; otherwise the host's.", sample="kitchen"),
-    Setting("max_pipes", WHOLE, "How many pipes of a model to take part in."),
-    Setting("model_validation", SWITCH, "Take part only in pipes with the same weights."),
+    Setting("max_pipes", WHOLE, "So many pipes of a model may there be before this node only copies what others hold."),
+    Setting("model_validation", SWITCH, "Work only with nodes whose weights are the same."),
     Setting("print_times", SWITCH, "Log how long each request took.", field=(EngineConfig, "print_times")),
     Setting("log.format", kinds.one_of(*LOG_FORMATS), "Lines for people, or one JSON object per line.", "--log-format"),
     Setting("log.level", kinds.one_of(*LOG_LEVELS), "The least important messages to log.", "--log-level"),

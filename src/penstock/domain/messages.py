@@ -1,4 +1,4 @@
-"""What nodes say to each other beside NetworkJobs: opening, keeping and closing routes."""
+"""What nodes say to each other beside NetworkJobs: opening, keeping and closing routes, and asking for weights."""
 
 from __future__ import annotations
 
@@ -76,5 +76,34 @@ class Bounce:
     reason: BounceReason
 
 
+MAX_PIECE = 1 << 20  # bytes of weights in one message
+
+
+@dataclass(frozen=True, slots=True)
+class AskWeights:
+    """A node asks for `length` bytes of a part of a model. `weights` is the hash of the manifest that it goes by; the part
+    "manifest" may be asked for without one."""
+
+    request: int
+    model: str
+    weights: str
+    part: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsPart:
+    """The answer: bytes from `offset` on of a part that has `total`. With a `reason`: refused; asking again after `retry_after`
+    seconds may help (0: it will not)."""
+
+    request: int
+    offset: int = 0
+    total: int = 0
+    reason: str = ""
+    retry_after: float = 0.0
+    data: bytes | bytearray | memoryview = b""
+
+
 Control = OpenRoute | RouteOffer | CloseRoute | Ping | Pong | Bounce
-Message = Control | NetworkJob
+Message = Control | NetworkJob | AskWeights | WeightsPart

@@ -31,8 +31,23 @@ class MetaModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a node could still take of a model, and what it is about to. `claims` are layers that it loads now, or will next."""
+
+    model: str
+    shape: str
+    num_layers: int
+    room: int  # layers that would fit beside those that it holds and claims
+    claims: tuple[LayerRange, ...] = ()
+    pinned: tuple[LayerRange, ...] = ()  # of all that it holds and claims: what its settings ask for
+    max_pipes: int = 1
+    weights: str = ""  # hash of all weights of the model, as this node has them; empty while it does not know
+    gives: bool = False  # whether it hands weights to other nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """`serves` are the models whose ends the node has: those that its own API offers."""
+    """`serves` are the models whose ends the node has: those that its own API offers. `endpoints` are where it can be reached."""
 
     node: str
     epoch: int  # grows with each start
@@ -41,4 +56,6 @@ class NodeRecord:
     pid: int
     draining: bool = False
     serves: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
     segments: tuple[MetaModel, ...] = ()
+    offers: tuple[Offer, ...] = ()

@@ -39,6 +39,38 @@ class LayerRange(NamedTuple):
         return found
 
 
+class PrivateLayers(NamedTuple):
+    """How many of the first and of the last layers a node keeps to itself: nobody else computes them for its text."""
+
+    first: int = 0
+    last: int = 0
+
+    def ranges(self, num_layers: int) -> tuple[LayerRange, ...]:
+        if self.first + self.last >= num_layers:
+            return (LayerRange(0, num_layers),)
+        ends = (LayerRange(0, self.first), LayerRange(num_layers - self.last, num_layers))
+        return tuple(layers for layers in ends if layers.size)
+
+    @classmethod
+    def parse(cls, text: str) -> PrivateLayers:
+        """Read `"2,2"`."""
+        first, comma, last = text.partition(",")
+        try:
+            if not comma:
+                raise ValueError
+            found = cls(int(first), int(last))
+        except ValueError:
+            raise ConfigError(
+                f"'{text}' does not say which layers are private.", hint='Write it as "FIRST,LAST", such as "2,2".'
+            ) from None
+        if min(found) < 0:
+            raise ConfigError(f"The private layers {text} are negative.", hint='Write how many of the first and the last: "2,2".')
+        return found
+
+
+NOTHING_PRIVATE = PrivateLayers()
+
+
 def covering(segments: Iterable[tuple[int, int]], num_layers: int) -> list[LayerRange]:
     """Check that the segments follow each other from layer 0 to the last, and return them as ranges."""
     ranges = [LayerRange(*segment) for segment in segments]

@@ -58,7 +58,7 @@ class EngineCollector(Collector):
             generated.add_metric([name], stats.generated_tokens)
             if isinstance(hosted, HostedModel):
                 preemptions.add_metric([name], hosted.engine.sequences.preemptions)
-            for stage in hosted.engine.stages.values():
+            for stage in list(hosted.engine.stages.values()):
                 shared.add_metric([name, str(stage.segment.layers)], stage.shared_passes)
             lost.add_metric([name], stats.lost_jobs)
             recoveries.add_metric([name], stats.recoveries)
@@ -87,7 +87,7 @@ class EngineCollector(Collector):
         pause = gauge("last_pause_seconds", "How long answers stood still when a route broke last")
         for hosted in self._models:
             pause.add_metric([hosted.name], hosted.engine.stats.last_pause)
-            for stage in hosted.engine.stages.values():
+            for stage in list(hosted.engine.stages.values()):
                 leased.add_metric([hosted.name, str(stage.segment.layers)], stage.segment.kv_blocks - stage.unleased)
             if not isinstance(hosted, HostedModel):
                 continue

@@ -36,8 +36,9 @@ def _model(hosted: HostedLayers) -> dict[str, Any]:
     known = {"id": hosted.name, "device": hosted.device, "dtype": hosted.dtype, "layers": layers}
     if not isinstance(hosted, HostedModel):
         size = engine.config.block_size
-        total = min(stage.segment.kv_blocks for stage in engine.stages.values()) * size
-        used = max(stage.held for stage in engine.stages.values()) * size
+        stages = list(engine.stages.values())  # the compute thread may change them
+        total = min((stage.segment.kv_blocks for stage in stages), default=0) * size
+        used = max((stage.held for stage in stages), default=0) * size
         return {**known, "context": 0, "kv_tokens": total, "kv_used": used, "generated_tokens": 0, "jobs": []}
     pool = engine.sequences.pool
     return {

@@ -20,6 +20,7 @@ from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, 
 from penstock.domain.route import RouteId
 from penstock.domain.sequence import Job
 from penstock.domain.span import NetworkJob, PackedHidden
+from penstock.domain.topology import LayerRange
 from penstock.engine.engine_sequences import EngineSequenceManager
 from penstock.engine.job_context import Ends, JobContext
 from penstock.engine.job_processor import JobProcessor
@@ -30,6 +31,7 @@ from penstock.engine.predictor import StepTimePredictor
 from penstock.engine.route_host import RouteHost
 from penstock.engine.stage import Stage
 from penstock.errors import EngineError, EngineStopped, NotReady, PenstockError
+from penstock.model.segment import Segment
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats
 
@@ -70,11 +72,23 @@ class _Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class _Add:
+    segment: Segment
+    done: threading.Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Drop:
+    layers: LayerRange
+    done: threading.Event
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
 
-_Command = _Submit | _Cancel | _Deliver | _Unsent | _Changed | _Stop
+_Command = _Submit | _Cancel | _Deliver | _Unsent | _Changed | _Add | _Drop | _Stop
 
 
 class Engine:
@@ -97,10 +111,7 @@ class Engine:
     ) -> None:
         self.config, self.pipe, self.stats, self._clock = config, pipe, EngineStats(), clock
         predictor = self._predictor = StepTimePredictor()
-        self.stages = {
-            segment.layers.start: Stage(segment, config.block_size, pipe.node, clock, shared=pipe.networked)
-            for segment in pipe.segments
-        }
+        self.stages = {segment.layers.start: self._stage(segment) for segment in pipe.segments}
         self.host = RouteHost(
             self.stages,
             model=pipe.model,
@@ -199,6 +210,19 @@ class Engine:
     def on_network_change(self) -> None:
         self._inbox.put(_Changed())
 
+    def add_segment(self, segment: Segment) -> None:
+        """Run these layers too, from now on. Waits for the compute thread."""
+        self._ask(_Add(segment, threading.Event()))
+
+    def drop_segment(self, layers: LayerRange) -> None:
+        """Run these layers no more: whoever has a route through them must find another. Waits for the compute thread."""
+        self._ask(_Drop(layers, threading.Event()))
+
+    def _ask(self, command: _Add | _Drop) -> None:
+        self._inbox.put(command)
+        while self.running and not command.done.wait(IDLE_LOOK):
+            pass
+
     @property
     def running(self) -> bool:
         return self._thread is not None and self._thread.is_alive() and not self._stopped
@@ -243,9 +267,29 @@ class Engine:
         if self.origin is not None:
             self.origin.leave()
         for route in list(self.host.routes):
-            self.host.close(route)
-            if route.origin != self.pipe.node:
-                self.pipe.tell(route.origin, Bounce(route, -1, BounceReason.UNKNOWN_ROUTE))
+            self._close(route)
+
+    def _close(self, route: RouteId) -> None:
+        self.host.close(route)
+        gone = Bounce(route, -1, BounceReason.UNKNOWN_ROUTE)
+        if route.origin != self.pipe.node:
+            self.pipe.tell(route.origin, gone)
+        elif self.origin is not None:
+            self.origin.on_bounce(self.pipe.node, gone)
+
+    def _stage(self, segment: Segment) -> Stage:
+        return Stage(segment, self.config.block_size, self.pipe.node, self._clock, shared=self.pipe.networked)
+
+    def _add(self, segment: Segment) -> None:
+        self.stages[segment.layers.start] = self._stage(segment)
+        self.pipe.segments = sorted([*self.pipe.segments, segment], key=lambda segment: segment.layers)
+
+    def _drop(self, layers: LayerRange) -> None:
+        stage = self.stages[layers.start]
+        for route in list(stage.leases):
+            self._close(route)
+        del self.stages[layers.start]
+        self.pipe.segments = [segment for segment in self.pipe.segments if segment.layers != layers]
 
     def turn(self) -> bool:
         """Grant what can be granted, then run one batch. False if there was nothing to do."""
@@ -283,6 +327,12 @@ class Engine:
                     self._on_unsent(node, message)
                 case _Changed():
                     self._on_change()
+                case _Add(segment, done):
+                    self._add(segment)
+                    done.set()
+                case _Drop(layers, done):
+                    self._drop(layers)
+                    done.set()
                 case _Stop():
                     return False
 

@@ -5,49 +5,62 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.messages import Bounce, BounceReason, Message, OpenRoute, RouteOffer
+from penstock.domain.messages import AskWeights, Bounce, BounceReason, Control, Message, OpenRoute, RouteOffer, WeightsPart
 from penstock.domain.span import NetworkJob
 from penstock.engine.engine import Engine
 from penstock.errors import BadMessage, DamagedMessage
 
 
 class JobReceiver:
-    """Runs on the network's thread. `decode` checks length, version, checksum and shape before anything else is looked at."""
+    """Runs on the network's thread, while models come to `engines`. `decode` checks length, version, checksum and shape before
+    anything else is looked at."""
 
     def __init__(
-        self, decode: Callable[[bytes], Message], engines: Mapping[str, Engine], send: Callable[[str, Message], None]
+        self,
+        decode: Callable[[bytes], Message],
+        engines: Mapping[str, Engine],
+        send: Callable[[str, Message], None],
+        on_weights: Callable[[str, AskWeights | WeightsPart], None] = lambda sender, message: None,
     ) -> None:
-        self._decode, self._engines, self._send = decode, engines, send
+        self._decode, self._engines, self._send, self._on_weights = decode, engines, send, on_weights
 
     def on_message(self, sender: str, data: bytes) -> None:
         try:
             message = self._decode(data)
         except BadMessage as error:
-            next(iter(self._engines.values())).count_refused(error.code, sender, str(error))
+            for engine in list(self._engines.values())[:1]:
+                engine.count_refused(error.code, sender, str(error))
             if isinstance(error, DamagedMessage) and error.route is not None and error.number is not None:
                 self._bounce(sender, Bounce(error.route, error.number, BounceReason.DAMAGED))
             return
+        if isinstance(message, AskWeights | WeightsPart):
+            self._on_weights(sender, message)
+            return
         if isinstance(message, OpenRoute) and message.model not in self._engines:
             known = ", ".join(self._engines)
-            self._send(sender, RouteOffer(message.route, reason=f"it does not hold {message.model} (it holds {known})"))
+            self._send(
+                sender, RouteOffer(message.route, reason=f"it does not hold {message.model} (it holds {known or 'nothing yet'})")
+            )
             return
         if isinstance(message, NetworkJob) and message.step is ComputeStep.LAYER and not self._is_handed_over(sender, message):
             message.hidden = None  # it will be refused, and need not take any memory until then
         for engine in self._engines_of(message):
             engine.deliver(sender, message)
 
-    def _engines_of(self, message: Message) -> list[Engine]:
+    def _engines_of(self, message: Control | NetworkJob) -> list[Engine]:
         """Routes are opened by model; later messages name only the route, and an engine that does not know it says so."""
         if isinstance(message, OpenRoute):
             return [self._engines[message.model]]
-        return [engine for engine in self._engines.values() if engine.concerns(message.route)] or list(self._engines.values())[:1]
+        return [engine for engine in list(self._engines.values()) if engine.concerns(message.route)] or list(
+            self._engines.values()
+        )[:1]
 
     def _is_handed_over(self, sender: str, job: NetworkJob) -> bool:
-        return any(engine.host.hands_over(sender, job.route) for engine in self._engines.values())
+        return any(engine.host.hands_over(sender, job.route) for engine in list(self._engines.values()))
 
     def _bounce(self, sender: str, bounce: Bounce) -> None:
         """Its origin must act, if it was on its way here at all: anybody can name a route."""
-        for engine in self._engines.values():
+        for engine in list(self._engines.values()):
             if bounce.route.origin == engine.pipe.node:
                 engine.deliver(sender, bounce)
             elif engine.host.hands_over(sender, bounce.route):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.model.candidates import top
 from penstock.model.linear import Linear, can_pack, linear
+from penstock.model.shapes import end_shapes
 from penstock.model.spec import ModelSpec
 from penstock.model.tokenizer import Tokenizer
 from penstock.model.weights import WeightFiles
@@ -30,8 +31,10 @@ class EndModel:
         spec, dtype = self.spec, self.dtype
         weights, digest = files.read(end_shapes(spec))
         self.weight_hash = digest.hex()
-        self._embedding = self._take(weights["model.embed_tokens.weight"])
-        self._norm = self._take(weights["model.norm.weight"], torch.float32)
+        self._embedding = self._take(weights[f"{spec.prefix}embed_tokens.weight"])
+        # in our type, as the model was trained with it: the root of 2560 is 50.5 in bf16
+        self._embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
+        self._norm = self._take(weights[f"{spec.prefix}norm.weight"], torch.float32) + spec.norm_offset
         packed = can_pack(dtype, self.device)
         head = self._embedding if spec.tied else self._take(weights["lm_head.weight"])
         self._head: Linear = linear(head, None, packed=packed)
@@ -42,7 +45,8 @@ class EndModel:
     def compute_embed(self, token_ids: Sequence[int]) -> Tensor:
         """[T, hidden] in fp32"""
         ids = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
-        return self._embedding.index_select(0, ids).float()
+        embedded = self._embedding.index_select(0, ids).float()
+        return embedded if self._embed_scale == 1.0 else embedded.mul_(self._embed_scale)
 
     @torch.inference_mode()
     def compute_norm(self, hidden: Tensor) -> Tensor:
@@ -65,13 +69,3 @@ class EndModel:
 
     def _take(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(tensor.shape, dtype=dtype or self.dtype, device=self.device).copy_(tensor)
-
-
-def end_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (spec.vocab, spec.hidden),
-        "model.norm.weight": (spec.hidden,),
-    }
-    if not spec.tied:
-        shapes["lm_head.weight"] = (spec.vocab, spec.hidden)
-    return shapes

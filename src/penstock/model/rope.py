@@ -7,40 +7,43 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.model.spec import ModelSpec, RopeSpec
+from penstock.model.spec import RopeSpec
 
 
 class RopeTable:
     """Cosines and signed sines by position, grown as positions come. Rotation is `x * cos + roll(x, half) * sin`."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device, self._context = dtype, device, spec.context
-        self._inverse, self._scale = inverse_frequencies(spec.rope, spec.head_dim)
-        self._cos = self._sin = torch.empty(0, spec.head_dim, dtype=dtype, device=device)
+    def __init__(self, rope: RopeSpec, head_dim: int, context: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device, self._context = dtype, device, context
+        width = rope.width(head_dim)
+        self._inverse, self._scale = inverse_frequencies(rope, width)
+        self._cos = self._sin = torch.empty(0, width, dtype=dtype, device=device)
 
     def rows(self, positions: Tensor, up_to: int) -> tuple[Tensor, Tensor]:
-        """(cos, sin) of the positions, all below `up_to`: [T, 1, head_dim] each."""
+        """(cos, sin) of the positions, all below `up_to`: [T, 1, width] each."""
         if up_to > self._cos.shape[0]:
             self._grow(up_to)
         return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
 
     def _grow(self, up_to: int) -> None:
         size = min(max(1024, 1 << (up_to - 1).bit_length()), max(self._context, up_to))
-        angles = torch.outer(torch.arange(size, dtype=torch.float32), self._inverse)  # [size, head_dim / 2]
+        angles = torch.outer(torch.arange(size, dtype=torch.float32), self._inverse)  # [size, width / 2]
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
         self._cos = torch.cat((cos, cos), dim=-1).to(self._device, self._dtype)
         self._sin = torch.cat((-sin, sin), dim=-1).to(self._device, self._dtype)
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn the heads of x [T, heads, head_dim] in place."""
+    """Turn the heads of x [T, heads, head_dim] in place; where cos and sin are narrower, only the front of each head."""
+    if cos.shape[-1] < x.shape[-1]:
+        x = x[..., : cos.shape[-1]]
     rolled = x.roll(x.shape[-1] // 2, dims=-1)
     x.mul_(cos).addcmul_(rolled, sin)
 
 
-def inverse_frequencies(rope: RopeSpec, head_dim: int) -> tuple[Tensor, float]:
-    """[head_dim / 2] frequencies, and the factor that yarn puts on cosines and sines."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def inverse_frequencies(rope: RopeSpec, width: int) -> tuple[Tensor, float]:
+    """[width / 2] frequencies, and the factor that yarn and longrope put on cosines and sines."""
+    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
     plain = 1.0 / (rope.theta**exponents)
     p = rope.params
     match rope.kind:
@@ -55,7 +58,9 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> tuple[Tensor, float]:
                 int(p["original_max_position_embeddings"]),
             ), 1.0
         case "yarn":
-            return _yarn(plain, rope, head_dim)
+            return _yarn(plain, rope, width)
+        case "longrope":
+            return 1.0 / (torch.tensor(p["factors"]) * rope.theta**exponents), float(p["attention_factor"])
         case _:
             return plain, 1.0
 
@@ -70,19 +75,19 @@ def _llama3(plain: Tensor, factor: float, low: float, high: float, original: int
     return torch.where(between, smooth, out)
 
 
-def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> tuple[Tensor, float]:
+def _yarn(plain: Tensor, rope: RopeSpec, width: int) -> tuple[Tensor, float]:
     p = rope.params
     factor, original = float(p["factor"]), int(p["original_max_position_embeddings"])
     fast, slow = float(p.get("beta_fast") or 32), float(p.get("beta_slow") or 1)
 
     def dimension(rotations: float) -> float:
-        return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return width * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     first, last = dimension(fast), dimension(slow)
     if p.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, head_dim - 1)
-    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / max(last - first, 0.001)).clamp(0, 1)
+    first, last = max(first, 0), min(last, width - 1)
+    ramp = ((torch.arange(width // 2, dtype=torch.float32) - first) / max(last - first, 0.001)).clamp(0, 1)
     frequencies = plain / factor * ramp + plain * (1 - ramp)
 
     def magnitude(scale: float, m: float) -> float:

@@ -1,34 +1,18 @@
-"""What a model is, as data: the families that the one decoder can run, read from a `config.json`."""
+"""What a model is, as data: sizes and settings of any known family, read from a `config.json`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import CorruptWeights, UnsupportedModel
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How a family differs from plain Llama. A bias is always there, never, or as the named config key says."""
-
-    qkv_bias: bool | str = False
-    output_bias: bool | str = False
-    mlp_bias: bool | str = False
-    qk_norm: bool = False
-    window_switch: str | None = None  # config key that turns the sliding window on; None: `sliding_window` alone does
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
-    "mistral": Family(),
-    "qwen2": Family(qkv_bias=True, window_switch="use_sliding_window"),
-    "qwen3": Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, window_switch="use_sliding_window"),
-}
+from penstock.model.families import FAMILIES, REFUSED, Family
+from penstock.model.shapes import end_weights, layer_weights
 
 # each with the settings that it cannot do without
 ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
@@ -36,7 +20,9 @@ ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
+    "longrope": (),  # and lists of factors
 }
+ACTIVATIONS: Mapping[str, str] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +30,19 @@ class RopeSpec:
     theta: float = 10000.0
     kind: str = "default"
     params: Mapping[str, Any] = field(default_factory=dict)
+    share: float = 1.0  # of each head, from its front, that is turned
+
+    def width(self, head_dim: int) -> int:
+        return int(head_dim * self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    count: int
+    per_token: int
+    intermediate: int
+    normalised: bool  # the shares of a token's experts add up to one
+    sparse: tuple[bool, ...]  # per layer: experts, or a plain MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,21 @@ class ModelSpec:
     qk_norm: bool
     windows: tuple[int | None, ...]  # per layer: how many positions back it looks, None for all
     eos_ids: tuple[int, ...]
+    activation: str = "silu"
+    fused: bool = False
+    sandwich: bool = False
+    norm_offset: float = 0.0
+    embed_scale: float = 1.0
+    query_scale: float = 1.0  # on normed queries, beside the root of the head's size
+    local_rope: RopeSpec | None = None  # of layers with a window, where it is another one
+    experts: ExpertSpec | None = None
+    prefix: str = "model."  # of the tensors' names
+
+    def rope_of(self, index: int) -> RopeSpec:
+        return self.rope if self.local_rope is None or self.windows[index] is None else self.local_rope
+
+    def experts_of(self, index: int) -> ExpertSpec | None:
+        return self.experts if self.experts is not None and self.experts.sparse[index] else None
 
     @property
     def kv_width(self) -> int:
@@ -74,21 +88,21 @@ class ModelSpec:
 
     @property
     def layer_params(self) -> int:
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        """Of the largest layer; `layer_weights` counts each."""
+        return max(layer_weights(self, index) for index in range(self.num_layers))
 
     @property
     def end_params(self) -> int:
-        return self.vocab * self.hidden * (1 if self.tied else 2) + self.hidden
+        return end_weights(self)
 
     @property
     def params(self) -> int:
-        return self.num_layers * self.layer_params + self.end_params
+        return sum(layer_weights(self, index) for index in range(self.num_layers)) + self.end_params
 
 
 def fingerprint(spec: ModelSpec) -> str:
     """Equal for models whose layers can work together: all that decides what a layer does, but for the weights."""
-    return hashlib.sha256(repr(replace(spec, eos_ids=(), vocab=0)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(replace(spec, eos_ids=(), vocab=0, prefix="")).encode()).hexdigest()[:16]
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -98,33 +112,31 @@ def read_spec(folder: Path) -> ModelSpec:
     generation = folder / "generation_config.json"
     if generation.exists():
         eos += [i for i in _ids(_read_json(generation).get("eos_token_id")) if i not in eos]
-    return spec_from_config(config, tuple(eos))
+    spec = spec_from_config(config, tuple(eos))
+    return replace(spec, prefix=_stored_prefix(folder, FAMILIES[spec.family].prefixes))
 
 
 def spec_from_config(config: Mapping[str, Any], eos_ids: tuple[int, ...] = ()) -> ModelSpec:
     name = str(config.get("model_type", "missing"))
-    family = FAMILIES.get(name)
-    if family is None:
-        raise UnsupportedModel(
-            f"The model architecture '{name}' is not known.", hint=f"Penstock runs: {', '.join(sorted(FAMILIES))}."
-        )
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise UnsupportedModel(f"The activation '{activation}' of this {name} model is not known.", hint="Penstock runs: silu.")
+    family = _family(name)
     try:
+        config = {**family.defaults, **_text_config(family, config)}
+        _refuse(name, family, config)
         heads, hidden, layers = int(config["num_attention_heads"]), int(config["hidden_size"]), int(config["num_hidden_layers"])
+        head_dim = int(config.get("head_dim") or hidden // heads)
+        rope, local_rope = _ropes(family, config, head_dim)
         return ModelSpec(
             family=name,
             num_layers=layers,
             hidden=hidden,
             heads=heads,
             kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or hidden // heads),
+            head_dim=head_dim,
             intermediate=int(config["intermediate_size"]),
             vocab=int(config["vocab_size"]),
-            context=int(config.get("max_position_embeddings", 2048)),
+            context=_context(config),
             norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope=_rope(config),
+            rope=rope,
             tied=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=_switch(family.qkv_bias, config),
             output_bias=_switch(family.output_bias, config),
@@ -132,32 +144,124 @@ def spec_from_config(config: Mapping[str, Any], eos_ids: tuple[int, ...] = ()) -
             qk_norm=family.qk_norm,
             windows=_windows(family, config, layers),
             eos_ids=eos_ids or tuple(_ids(config.get("eos_token_id"))),
+            activation=ACTIVATIONS[config.get(family.activation_key, "silu")],
+            fused=family.fused,
+            sandwich=family.sandwich,
+            norm_offset=family.norm_offset,
+            embed_scale=math.sqrt(hidden) if family.scaled_embedding else 1.0,
+            query_scale=math.sqrt(head_dim / float(config[family.query_scalar])) if family.query_scalar else 1.0,
+            local_rope=local_rope,
+            experts=_experts(config, layers) if family.experts else None,
+            prefix=family.prefixes[0],
         )
     except KeyError as missing:
         raise CorruptWeights(f"config.json lacks {missing}.", hint="Fetch the model again.") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise CorruptWeights(f"config.json cannot be used: {error}.", hint="Fetch the model again.") from None
 
 
-def _rope(config: Mapping[str, Any]) -> RopeSpec:
-    """Both spellings: `rope_theta` + `rope_scaling`, and the newer `rope_parameters` that holds the two."""
-    params = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(params.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
+def _family(name: str) -> Family:
+    if name in REFUSED:
+        raise UnsupportedModel(f"A {name} model cannot be run: {REFUSED[name]}.")
+    if name not in FAMILIES:
+        raise UnsupportedModel(
+            f"The model architecture '{name}' is not known.", hint=f"Penstock runs: {', '.join(sorted(FAMILIES))}."
+        )
+    return FAMILIES[name]
+
+
+def _text_config(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the text model, which a model of several parts keeps apart, but for those that hold for all."""
+    if family.text_config is None:
+        return dict(config)
+    shared = {key: config[key] for key in ("tie_word_embeddings", "eos_token_id") if key in config}
+    return dict(config[family.text_config]) | shared
+
+
+def _refuse(name: str, family: Family, config: Mapping[str, Any]) -> None:
+    """What would be computed wrongly is refused by its name."""
+    activation = config.get(family.activation_key, "silu")
+    if activation not in ACTIVATIONS:
+        raise UnsupportedModel(
+            f"The activation '{activation}' of this {name} model is not known.", hint=f"Penstock runs: {', '.join(ACTIVATIONS)}."
+        )
+    for key in family.refused:
+        if config.get(key):
+            raise UnsupportedModel(f"This {name} model sets {key} = {config[key]}, which Penstock does not know.")
+
+
+def _stored_prefix(folder: Path, prefixes: tuple[str, ...]) -> str:
+    """A model of several parts has been written with its parts named in more than one way: what the folder's own names say."""
+    if len(prefixes) > 1 and any(folder.glob("*.safetensors*")):
+        from penstock.model.weights import WeightFiles  # brings torch, which a look at a config does not need
+
+        names = WeightFiles(folder).where
+        return next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in names)), prefixes[0])
+    return prefixes[0]
+
+
+def _context(config: Mapping[str, Any]) -> int:
+    return int(config.get("max_position_embeddings", 2048))
+
+
+def _ropes(family: Family, config: Mapping[str, Any], head_dim: int) -> tuple[RopeSpec, RopeSpec | None]:
+    """Both spellings: `rope_theta` + `rope_scaling`, and the newer `rope_parameters` that holds the two.
+
+    A family whose layers with a window have another rope gives its base as `rope_local_base_freq`, or names both kinds of
+    layers in `rope_parameters`.
+    """
+    if not family.local_rope:
+        params = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        return _rope(family, config, params, config.get("rope_theta"), head_dim), None
+    params = dict(config.get("rope_parameters") or {"full_attention": config.get("rope_scaling")})
+    return (
+        _rope(family, config, params.get("full_attention") or {}, config["rope_theta"], head_dim),
+        _rope(family, config, params.get("sliding_attention") or {}, config["rope_local_base_freq"], head_dim),
+    )
+
+
+def _rope(family: Family, config: Mapping[str, Any], given: Mapping[str, Any], theta: Any, head_dim: int) -> RopeSpec:
+    params = dict(given)
+    theta = float(params.pop("rope_theta", None) or theta or 10000.0)
     kind = str(params.pop("rope_type", None) or params.pop("type", None) or "default")
     params.pop("type", None)
+    if kind == "su":  # what longrope was called first
+        kind = "longrope"
     if kind not in ROPE_TYPES:
         raise UnsupportedModel(f"The rope scaling '{kind}' is not known.", hint=f"Penstock knows: {', '.join(ROPE_TYPES)}.")
-    if config.get("partial_rotary_factor", 1.0) != 1.0 or params.pop("partial_rotary_factor", 1.0) != 1.0:
+    share = float(params.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0)
+    if share != 1.0 and not family.partial_rope:
         raise UnsupportedModel("A rotary embedding over a part of the head is not known.")
-    if kind in ("llama3", "yarn"):
-        params.setdefault("original_max_position_embeddings", config.get("max_position_embeddings", 2048))
+    if kind in ("llama3", "yarn", "longrope"):
+        original = config.get("original_max_position_embeddings") or params.get("original_max_position_embeddings")
+        params["original_max_position_embeddings"] = original or _context(config)
     for key in ROPE_TYPES[kind]:
         float(params[key])  # now, with a name, rather than in the middle of loading
-    return RopeSpec(theta, kind, params)
+    rope = RopeSpec(theta, kind, params, share)
+    return replace(rope, params=_longrope(params, _context(config), rope.width(head_dim))) if kind == "longrope" else rope
+
+
+def _longrope(params: Mapping[str, Any], context: int, width: int) -> dict[str, Any]:
+    """The factors of each frequency, and the one on cosines and sines.
+
+    One list of factors is for texts up to the original context, another for longer ones. A text that grows from one into the
+    other would need all its keys again, which are kept in blocks and may be shared. So one list serves all texts, as in
+    vLLM: the long one, if the context is longer than the original one.
+    """
+    original = int(params["original_max_position_embeddings"])
+    name = "long_factor" if context > original else "short_factor"
+    factors = [float(factor) for factor in params[name]]
+    if len(factors) != width // 2:
+        raise ValueError(f"{name} has {len(factors)} numbers, but {width // 2} frequencies are turned")
+    scale = float(params.get("factor") or context / original)
+    by_length = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    return {"factors": factors, "attention_factor": float(params.get("attention_factor") or by_length)}
 
 
 def _windows(family: Family, config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
     window = config.get("sliding_window")
+    if window is None and family.local_rope:
+        raise KeyError("sliding_window")
     if window is None or (family.window_switch and not config.get(family.window_switch)):
         return (None,) * layers
     kinds = config.get("layer_types")
@@ -165,8 +269,24 @@ def _windows(family: Family, config: Mapping[str, Any], layers: int) -> tuple[in
         if len(kinds) != layers:
             raise ValueError(f"layer_types names {len(kinds)} of {layers} layers")
         return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
-    full = int(config.get("max_window_layers", 0)) if family.window_switch else 0
-    return tuple(None if layer < full else int(window) for layer in range(layers))
+    first = int(config.get(family.full_first) or 0) if family.full_first else 0
+    every = int(config[family.full_every]) if family.full_every else layers + 1
+    return tuple(None if layer < first or (layer + 1) % every == 0 else int(window) for layer in range(layers))
+
+
+def _experts(config: Mapping[str, Any], layers: int) -> ExpertSpec:
+    count = int(config["num_experts"] if "num_experts" in config else config["num_local_experts"])
+    step, dense = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or ()
+    spec = ExpertSpec(
+        count=count,
+        per_token=int(config["num_experts_per_tok"]),
+        intermediate=int(config["moe_intermediate_size"]),
+        normalised=bool(config.get("norm_topk_prob", False)),
+        sparse=tuple(count > 0 and layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
+    )
+    if spec.per_token > count > 0:
+        raise ValueError(f"num_experts_per_tok = {spec.per_token} is more than the {count} experts there are")
+    return spec
 
 
 def _switch(setting: bool | str, config: Mapping[str, Any]) -> bool:

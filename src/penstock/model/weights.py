@@ -4,15 +4,60 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.errors import CorruptWeights
+from penstock.errors import CorruptWeights, UnsupportedModel
 
 FETCH_AGAIN = "Remove the file and fetch the model again."
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}  # by their names in safetensors files
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_MAX_TABLE = 100 << 20  # bytes; what the safetensors library allows
+
+
+@dataclass(frozen=True, slots=True)
+class HashedTensor:
+    """What a tensor is, down to its bytes; `sha256` is in hex."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+class Place(NamedTuple):
+    """Where a tensor's bytes lie in its file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
 
 
 class WeightFiles:
@@ -33,11 +78,10 @@ class WeightFiles:
         self.where = {name: file.name for file in files for name in self._names(file)}
 
     def read(self, shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], bytes]:
-        """The named tensors, checked against their expected shapes, and a SHA-256 over their names and bytes.
+        """The named tensors, checked against their expected shapes, and a digest of what they are.
 
         The tensors are maps of the file: convert or copy, then drop them, and the pages go too.
         """
-        digest = hashlib.sha256()
         found: dict[str, Tensor] = {}
         by_file: dict[str, list[str]] = {}
         for name in sorted(shapes):
@@ -47,15 +91,8 @@ class WeightFiles:
         for file, names in by_file.items():
             self._read_file(self.folder / file, names, found)
         for name in sorted(shapes):
-            tensor = found[name]
-            if tuple(tensor.shape) != shapes[name]:
-                raise CorruptWeights(
-                    f"{name} has the shape {list(tensor.shape)}; the config asks for {list(shapes[name])}.",
-                    hint="config.json and the weights are of different models.",
-                )
-            digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        return found, digest.digest()
+            check_shape(name, tuple(found[name].shape), shapes[name])
+        return found, digest(_hashed(name, found[name]) for name in sorted(shapes))
 
     def _read_file(self, path: Path, names: list[str], into: dict[str, Tensor]) -> None:
         with _open(path) as handle:
@@ -70,10 +107,73 @@ class WeightFiles:
             return list(handle.keys())
 
 
+def digest(tensors: Iterable[HashedTensor]) -> bytes:
+    """A SHA-256 over what the tensors are. It needs their hashes, not their bytes: whoever knows a model's manifest knows what
+    the digest of its layers must be."""
+    hasher = hashlib.sha256()
+    for tensor in tensors:
+        hasher.update(f"{tensor.name}|{tensor.dtype}|{list(tensor.shape)}|{tensor.sha256}|".encode())
+    return hasher.digest()
+
+
+def check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if found != wanted:
+        raise CorruptWeights(
+            f"{name} has the shape {list(found)}; the config asks for {list(wanted)}.",
+            hint="config.json and the weights are of different models.",
+        )
+
+
+def places(path: Path) -> dict[str, Place]:
+    """The table at the beginning of a safetensors file. For those who need a tensor's bytes rather than the tensor."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(_MAX_TABLE, size - 8):
+                raise ValueError("it has no table")
+            table = json.loads(file.read(length))
+        start = 8 + length
+        return {name: _place(name, entry, start, size) for name, entry in table.items() if name != "__metadata__"}
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, error) from None
+
+
+def _place(name: str, entry: dict[str, Any], start: int, size: int) -> Place:
+    begin, end = entry["data_offsets"]
+    place = Place(entry["dtype"], tuple(entry["shape"]), start + begin, start + end)
+    if place.dtype not in DTYPES:
+        raise _unknown_type(name, place.dtype)
+    if end - begin != math.prod(place.shape) * DTYPES[place.dtype].itemsize or not start <= place.start <= place.end <= size:
+        raise ValueError(f"{name} is not where its table says")
+    return place
+
+
+def _hashed(name: str, tensor: Tensor) -> HashedTensor:
+    if tensor.dtype not in _NAMES:
+        raise _unknown_type(name, str(tensor.dtype))
+    content = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return HashedTensor(name, _NAMES[tensor.dtype], tuple(tensor.shape), hashlib.sha256(content).hexdigest())
+
+
 def _open(path: Path) -> safe_open:
     try:
         return safe_open(str(path), framework="pt", device="cpu")
     except FileNotFoundError:
-        raise CorruptWeights(f"The weights file {path} is missing.", hint=FETCH_AGAIN) from None
+        raise _missing(path) from None
     except (SafetensorError, OSError) as error:
-        raise CorruptWeights(f"The weights file {path} is damaged or cut short: {error}.", hint=FETCH_AGAIN) from None
+        raise _damaged(path, error) from None
+
+
+def _missing(path: Path) -> CorruptWeights:
+    return CorruptWeights(f"The weights file {path} is missing.", hint=FETCH_AGAIN)
+
+
+def _damaged(path: Path, error: Exception) -> CorruptWeights:
+    return CorruptWeights(f"The weights file {path} is damaged or cut short: {error}.", hint=FETCH_AGAIN)
+
+
+def _unknown_type(name: str, dtype: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{name} is of the type {dtype}, which is not known.", hint=f"Penstock reads: {', '.join(DTYPES)}.")

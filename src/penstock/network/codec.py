@@ -6,6 +6,7 @@ A header is a msgpack array with the fields of the message in their order; enums
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -13,8 +14,20 @@ import msgspec
 from msgspec import Meta
 
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer
-from penstock.domain.meta_model import MetaModel, NodeRecord
+from penstock.domain.messages import (
+    MAX_PIECE,
+    AskWeights,
+    Bounce,
+    BounceReason,
+    CloseRoute,
+    Message,
+    OpenRoute,
+    Ping,
+    Pong,
+    RouteOffer,
+    WeightsPart,
+)
+from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
@@ -40,6 +53,7 @@ MAX_BLOCK_SIZE = 1 << 16
 MAX_MODEL = 512  # characters, as are the next two
 MAX_REASON = 1024
 MAX_NAME = 128
+MAX_ENDPOINTS = 1 << 5  # of one node
 MAX_SEGMENTS = 1 << 10  # of one node, and models that it serves
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2}
@@ -52,6 +66,8 @@ NodeId = Annotated[str, Meta(max_length=64, pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-
 Name = Annotated[str, Meta(max_length=MAX_NAME, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]  # such texts get logged
 Model = Annotated[str, Meta(min_length=1, max_length=MAX_MODEL, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
+WeightsHash = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+PartName = Annotated[str, Meta(max_length=MAX_NAME, pattern=r"\A(manifest|ends|layer:[0-9]+|file:[A-Za-z0-9_.-]+)\Z")]
 Layer = Annotated[int, Meta(ge=0, le=MAX_LAYERS)]
 Width = Annotated[int, Meta(ge=1, le=MAX_WIDTH)]
 BlockSize = Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
@@ -84,6 +100,10 @@ WireBounce = tuple[WireRoute, Annotated[int, Meta(ge=-1, lt=MAX_COUNT)], BounceR
 WireSegment = tuple[
     NodeId, Name, Model, Model, Name, Layer, WireRange, Name, Name, Name, Count, Count, Count, BlockSize, Seconds, Seconds, bool
 ]
+WireAskWeights = tuple[Count, Model, WeightsHash, PartName, Count, Annotated[int, Meta(ge=1, le=MAX_PIECE)]]
+WireWeightsPart = tuple[Count, Count, Count, Reason, Seconds]
+WireClaims = Annotated[tuple[WireRange, ...], Meta(max_length=MAX_LAYERS)]
+WireOfferOfLayers = tuple[Model, Name, Layer, Layer, WireClaims, WireClaims, Count, Name, bool]
 WireRecord = tuple[
     NodeId,
     Clock,
@@ -92,7 +112,9 @@ WireRecord = tuple[
     Count,
     bool,
     Annotated[tuple[Model, ...], Meta(max_length=MAX_SEGMENTS)],
+    Annotated[tuple[Name, ...], Meta(max_length=MAX_ENDPOINTS)],
     Annotated[tuple[WireSegment, ...], Meta(max_length=MAX_SEGMENTS)],
+    Annotated[tuple[WireOfferOfLayers, ...], Meta(max_length=MAX_SEGMENTS)],
 ]
 
 
@@ -107,13 +129,15 @@ def encode(message: Message) -> bytes:
     codec = _BY_TYPE[type(message)]
     if isinstance(message, NetworkJob):
         return frame.pack(codec.kind, *_parts_of_job(message))
-    if isinstance(message, RouteOffer) and len(message.reason) > MAX_REASON:
-        message = RouteOffer(message.route, message.blocks, message.credits, message.reason[:MAX_REASON], message.retry_after)
+    if isinstance(message, RouteOffer | WeightsPart) and len(message.reason) > MAX_REASON:
+        message = replace(message, reason=message.reason[:MAX_REASON])
+    if isinstance(message, WeightsPart):
+        return frame.pack(codec.kind, _encode(codec.fields(message)[:-1]), message.data)
     return frame.pack(codec.kind, _encode(codec.fields(message)))
 
 
 def decode(data: Bytes) -> Message:
-    """The hidden states of a NetworkJob are a view of `data`."""
+    """The hidden states of a NetworkJob, and the bytes of a WeightsPart, are a view of `data`."""
     found = _sound_frame(data)
     codec = _BY_KIND.get(found.kind)
     if codec is None:
@@ -122,6 +146,8 @@ def decode(data: Bytes) -> Message:
         header = codec.decoder.decode(found.header)
         if codec.type is NetworkJob:
             return _job(header, found.tensor)
+        if codec.type is WeightsPart:
+            return _weights_part(header, found.tensor)
         _refuse_tensor(found)
         message: Message = codec.build(header)
         return message
@@ -130,8 +156,8 @@ def decode(data: Bytes) -> Message:
 
 
 def encode_record(record: NodeRecord) -> bytes:
-    segments = tuple(map(_SEGMENT_FIELDS, record.segments))
-    return frame.pack(_RECORD, _encode((*_RECORD_FIELDS(record)[:-1], segments)))
+    segments, offers = tuple(map(_SEGMENT_FIELDS, record.segments)), tuple(map(_OFFER_FIELDS, record.offers))
+    return frame.pack(_RECORD, _encode((*_RECORD_FIELDS(record)[:-2], segments, offers)))
 
 
 def decode_record(data: Bytes) -> NodeRecord:
@@ -244,14 +270,31 @@ def _open_route(header: Any) -> OpenRoute:
     return OpenRoute(RouteId(*route), model, shape, found, *rest)
 
 
+def _ask_weights(header: Any) -> AskWeights:
+    ask = AskWeights(*header)
+    _refuse(not ask.weights and ask.part != "manifest", f"it asks for {ask.part} of weights that it does not name")
+    return ask
+
+
+def _weights_part(header: Any, data: memoryview) -> WeightsPart:
+    request, offset, total, reason, retry_after = header
+    part = WeightsPart(request, offset, total, reason, retry_after, data)
+    _refuse(data.nbytes > MAX_PIECE, f"{data.nbytes} bytes of weights are more than anybody may ask for")
+    _refuse(bool(part.reason) == bool(data.nbytes), "it has to have either a reason or bytes")
+    _refuse(part.offset + data.nbytes > part.total and not part.reason, f"it goes beyond the {part.total} bytes that there are")
+    return part
+
+
 def _plain(kind: type) -> Callable[[Any], Any]:
     return lambda header: kind(RouteId(*header[0]), *header[1:])
 
 
 def _record(header: Any) -> NodeRecord:
-    *plain, segments = header
+    *plain, segments, offers = header
     record = NodeRecord(
-        **dict(zip(_RECORD_NAMES, plain, strict=False)), segments=tuple(_segment(segment, plain[0]) for segment in segments)
+        **dict(zip(_RECORD_NAMES, plain, strict=False)),
+        segments=tuple(_segment(segment, plain[0]) for segment in segments),
+        offers=tuple(_offer(offer) for offer in offers),
     )
     _refuse(record.protocol != PROTOCOL, f"it speaks protocol version {record.protocol}")
     return record
@@ -264,6 +307,13 @@ def _segment(wire: Any, node: str) -> MetaModel:
     _refuse(segment.node != node, f"{node} speaks for {segment.node}")
     _refuse(segment.kv_free > segment.kv_blocks, f"{segment.kv_free} of {segment.kv_blocks} blocks cannot be free")
     return segment
+
+
+def _offer(wire: Any) -> Offer:
+    fields = dict(zip(_OFFER_NAMES, wire, strict=True))
+    for name in ("claims", "pinned"):
+        fields[name] = tuple(_range(layers, fields["num_layers"]) for layers in fields[name])
+    return Offer(**fields)
 
 
 # ---- the kinds; their numbers are part of the protocol ----
@@ -299,6 +349,8 @@ _CODECS = (
     _codec(5, Ping, tuple[WireRoute, Clock, Count]),
     _codec(6, Pong, tuple[WireRoute, Clock, Count, Count]),
     _codec(7, Bounce, WireBounce),
+    _codec(9, AskWeights, WireAskWeights, _ask_weights),
+    _codec(10, WeightsPart, WireWeightsPart),
 )
 _BY_TYPE = {codec.type: codec for codec in _CODECS}
 _BY_KIND = {codec.kind: codec for codec in _CODECS}
@@ -306,4 +358,5 @@ _WHOSE_DECODER = msgspec.msgpack.Decoder(Whose)
 _RECORD_DECODER = msgspec.msgpack.Decoder(WireRecord)
 _RECORD_NAMES, _RECORD_FIELDS = _names(NodeRecord), _fields(NodeRecord)
 _SEGMENT_NAMES, _SEGMENT_FIELDS = _names(MetaModel), _fields(MetaModel)
+_OFFER_NAMES, _OFFER_FIELDS = _names(Offer), _fields(Offer)
 _encode = msgspec.msgpack.Encoder().encode

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from penstock.errors import DamagedMessage, MalformedMessage, WrongVersion
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_MESSAGE = 1 << 28  # bytes in all; a chunk of 2048 tokens, 16384 numbers wide, in float32 is half of it
 MAX_HEADER = 1 << 24
 

@@ -105,6 +105,9 @@ class InProcessRouter:
             raise unreachable(node)
         other.deliver(self._node_id, data)
 
+    def refused(self) -> Mapping[str, int]:
+        return {}
+
     def close(self) -> None:
         if self._closed:
             return

@@ -41,6 +41,9 @@ class Router(Protocol):
         """Hand `data` to the wire, waiting while it is full. Raises Unreachable when that node is not live; that nothing is
         raised does not mean that it arrived."""
 
+    def refused(self) -> Mapping[str, int]:
+        """How often something that came was not taken, by the kind of error."""
+
     def close(self) -> None:
         """Leave. May be called twice, and by the callbacks."""
 

@@ -7,27 +7,43 @@ import logging
 import re
 import ssl
 import threading
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError
 
 MAX_MESSAGE = 256 << 20  # bytes; what a peer can make this node hold for one message
+ENVELOPE = 1 << 16  # more than what Zenoh and a seal add to a message
 RECEIVE_BUFFER = 1 << 20
 SEND_QUEUE = 16  # batches of 64 KiB, Zenoh's most; with its default of 2 a message of 1.2 MB takes half as long again
+CONNECT_RETRY = {"period_init_ms": 200, "period_max_ms": 4000, "period_increase_factor": 1.5}  # after a link was lost
 CLIENT_PATIENCE = 1000  # milliseconds for one try; Zenoh does not try in the background for clients
+MESSAGES = [  # all that access control knows
+    "put",
+    "delete",
+    "declare_subscriber",
+    "query",
+    "reply",
+    "declare_queryable",
+    "liveliness_token",
+    "declare_liveliness_subscriber",
+    "liveliness_query",
+]
 LOOPBACK = re.compile(r"[a-z]+/(127\.|\[::1\]|localhost)")
 SOURCE_LINE = re.compile(r"\s*at /\S+?\.rs:\d+\.?")  # where in Zenoh's source an error arose
 
 logger = logging.getLogger("penstock.network")
 
 
-def open_session(config: NetworkConfig, closing: threading.Event) -> Any:
-    """A Zenoh session. A client waits in here until it reaches a node, or `closing` is set (None is returned)."""
+def open_session(config: NetworkConfig, closing: threading.Event, denied: Collection[str] = ()) -> Any:
+    """A Zenoh session in which certificates with a common name of `denied` count for nothing. A client waits in here until it
+    reaches a node, or `closing` is set (None is returned)."""
     import zenoh
 
     check_certificates(config)
-    settings = json.dumps(session_settings(config))
+    settings = json.dumps(session_settings(config, denied))
     told = False
     while True:
         try:
@@ -43,7 +59,7 @@ def open_session(config: NetworkConfig, closing: threading.Event) -> Any:
             return None
 
 
-def session_settings(config: NetworkConfig) -> dict[str, Any]:
+def session_settings(config: NetworkConfig, denied: Collection[str] = ()) -> dict[str, Any]:
     client = config.mode == "client"
     link: dict[str, Any] = {
         "tx": {
@@ -54,7 +70,7 @@ def session_settings(config: NetworkConfig) -> dict[str, Any]:
                 "size": {"real_time": SEND_QUEUE},
             },
         },
-        "rx": {"buffer_size": RECEIVE_BUFFER, "max_message_size": MAX_MESSAGE},
+        "rx": {"buffer_size": RECEIVE_BUFFER, "max_message_size": MAX_MESSAGE + ENVELOPE},
     }
     if not config.open:
         link["protocols"] = ["tls", "quic"]  # whatever addresses others gossip
@@ -69,6 +85,7 @@ def session_settings(config: NetworkConfig) -> dict[str, Any]:
             # The authority is the network's own, so its signature is what counts. Nodes find each other by addresses that no
             # certificate can know beforehand.
             "verify_name_on_connect": False,
+            "close_link_on_expiration": True,
         }
     return {
         "mode": config.mode,
@@ -77,10 +94,53 @@ def session_settings(config: NetworkConfig) -> dict[str, Any]:
             "endpoints": list(config.connect),
             "timeout_ms": CLIENT_PATIENCE if client else -1,
             "exit_on_failure": False,
+            "retry": CONNECT_RETRY,
         },
         "scouting": {"multicast": {"enabled": config.multicast}, "gossip": {"enabled": True}},
         "transport": {"shared_memory": {"enabled": False}, "link": link},
+        "access_control": access_control(denied),
     }
+
+
+def access_control(denied: Collection[str]) -> dict[str, Any]:
+    """The denied may connect, since their certificates still are good for that, but nothing passes in either direction: no sign
+    of life, no question, no message. Everybody else may do everything, because Zenoh lets through what any rule allows: a rule
+    for all members would overrule the one against these. What members may not do to each other is the Keyring's business.
+    """
+    if not denied:
+        return {"enabled": False}
+    everything = {
+        "id": "everything",
+        "messages": MESSAGES,
+        "flows": ["ingress", "egress"],
+        "permission": "deny",
+        "key_exprs": ["**"],
+    }
+    return {
+        "enabled": True,
+        "default_permission": "allow",
+        "rules": [everything],
+        "subjects": [{"id": "denied", "cert_common_names": sorted(denied)}],
+        "policies": [{"rules": ["everything"], "subjects": ["denied"]}],
+    }
+
+
+def knowing(config: NetworkConfig, session: Any, denied: Collection[str]) -> NetworkConfig:
+    """The same network, with the peers that this session has connected to as further contacts: those who are told of others by a
+    node that has gone since would not find them again. Links that others opened have ports at their far end where nobody listens;
+    they are told apart by ours, which must be known for that."""
+    ports = {endpoint.rpartition(":")[2] for endpoint in config.listen}
+    if config.mode == "client" or not ports or "0" in ports:
+        return config
+    found = [
+        str(link.dst)
+        for link in session.info.links()
+        if str(link.src).rpartition(":")[2] not in ports and link.auth_identifier not in denied
+    ]
+    try:
+        return replace(config, connect=tuple(dict.fromkeys([*config.connect, *found])))
+    except ConfigError:  # an address that only Zenoh can write, such as one with the name of an interface
+        return config
 
 
 def listen_endpoints(config: NetworkConfig) -> list[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import NamedTuple
 
 from penstock.domain.meta_model import MetaModel
 from penstock.domain.route import Hop
-from penstock.domain.topology import LayerRange
+from penstock.domain.topology import LayerRange, PrivateLayers
+
+WeightsOf = Callable[[LayerRange], str]  # the hash that the weights of these layers should have; empty where that is not known
 
 PER_LAYER = 0.001  # seconds that a layer is expected to take where nothing at all was measured
 ROUND_TRIP = 0.001  # seconds, to a node that was not asked yet
@@ -57,6 +59,17 @@ class MetaPipe:
     def sharing(self, block_size: int) -> MetaPipe:
         """The part of it that can be on one path with segments of this block size."""
         kept = tuple(segment for segment in self.segments if segment.block_size == block_size)
+        return MetaPipe(self.model, self.shape, self.num_layers, kept)
+
+    def without(self, node: str, *, private: PrivateLayers, weights: WeightsOf | None) -> MetaPipe:
+        """The part of it that the text of `node` may pass: no other has its private layers, or weights that are not the same."""
+        first, last = private.first, self.num_layers - private.last
+        kept = tuple(
+            segment
+            for segment in self.segments
+            if segment.node == node
+            or (segment.layers.start >= first and segment.layers.end <= last and not differs(segment, weights))
+        )
         return MetaPipe(self.model, self.shape, self.num_layers, kept)
 
     def missing(self) -> list[LayerRange]:
@@ -174,6 +187,12 @@ class MetaPipe:
             if end in leading:
                 leading.add(start)
         return leading
+
+
+def differs(segment: MetaModel, weights: WeightsOf | None) -> bool:
+    """Whether its weights are known not to be those that they should be."""
+    expected = "" if weights is None or segment.layers.end > segment.num_layers else weights(segment.layers)
+    return bool(expected) and segment.weight_hash != expected
 
 
 def weights_differ(segments: Iterable[MetaModel]) -> list[Difference]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,17 @@ from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
 from penstock.model.ends import EndModel
 from penstock.model.memory import available_memory, keep_freed_memory, use_huge_pages
 from penstock.model.segment import LlmModel
+from penstock.model.shapes import layer_shapes, layer_weights
 from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
+from penstock.pipes.footprint import KV_TOKENS, Budget, Footprint
 from penstock.progress import Progress, silent
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 MAX_AUTO_KV = 2 << 30
 AUTO_KV_SHARE = 0.2  # of the memory that is free after the weights
+USABLE = 0.8  # of the memory that is free: what a node takes by itself leaves some for everything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,66 @@ class LoadedModel:
     ends: EndModel | None
 
 
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model that lies in `folder`, and how this machine computes it. Nothing of it is loaded yet."""
+
+    name: str
+    folder: Path
+    spec: ModelSpec
+    dtype: torch.dtype
+    device: torch.device
+
+    def with_parts(self, segments: Sequence[LlmModel], ends: EndModel | None) -> LoadedModel:
+        return LoadedModel(self.name, self.folder, self.spec, self.dtype, self.device, tuple(segments), ends)
+
+
 class ModelManager:
+    """Loads whole models with `load`; what is placed layer by layer goes through `find`, `budget` and the two below them."""
+
     def __init__(self, config: EngineConfig, progress: Progress = silent) -> None:
         self._config, self._progress = config, progress
+
+    def find(self, model: str, folder: Path, *, dtype: str = "auto", device: str = "auto") -> FoundModel:
+        where = pick_device(device)
+        keep_freed_memory()
+        return FoundModel(model, folder, read_spec(folder), pick_dtype(dtype, where), where)
+
+    def budget(self, found: FoundModel, *, ends: bool, kv_memory: int | None, max_memory: int | None) -> Budget:
+        """What a model may take here: `max_memory`, or most of what is free now."""
+        spec, size = found.spec, found.dtype.itemsize
+        context = -(-spec.context // self._config.block_size)
+        footprint = Footprint(
+            layer=spec.layer_params * size,
+            ends=spec.end_params * size,
+            kv_block=self._config.block_size * spec.kv_width * size,
+            peak=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
+            least_blocks=min(context, -(-KV_TOKENS // self._config.block_size)) + 1,
+            most_blocks=context * self._config.max_sequences,
+        )
+        free = available_memory(found.device)
+        return Budget(footprint, min(max_memory or int(free * USABLE), free), ends=ends, kv_memory=kv_memory)
+
+    def load_ends(self, found: FoundModel) -> EndModel:
+        return EndModel(found.spec, found.folder, WeightFiles(found.folder), dtype=found.dtype, device=found.device)
+
+    def load_layers(self, found: FoundModel, layers: LayerRange, kv_blocks: int) -> LlmModel:
+        segment = self._segment(found, layers, WeightFiles(found.folder), kv_blocks)
+        if found.device.type == "cpu":
+            use_huge_pages()
+        return segment
+
+    def _segment(self, found: FoundModel, layers: LayerRange, files: WeightFiles, kv_blocks: int) -> LlmModel:
+        return LlmModel(
+            found.spec,
+            layers,
+            files,
+            dtype=found.dtype,
+            device=found.device,
+            kv_blocks=kv_blocks,
+            block_size=self._config.block_size,
+            progress=self._progress,
+        )
 
     def load(
         self,
@@ -55,34 +116,22 @@ class ModelManager:
     ) -> LoadedModel:
         """Load the model, in one segment or cut as told; `whole`: the segments must cover it. `kv_memory` is in bytes; None takes
         a share of what is free, or all that `max_memory` leaves, which is for weights and KV together."""
-        where = pick_device(device)
-        kind = pick_dtype(dtype, where)
+        pick_dtype(dtype, pick_device(device))  # what cannot be is told before anything is fetched
         wanted = None if whole or segments is None else _around(segments)
         folder = resolve(model, layers=wanted, ends=load_ends, progress=self._progress)
-        spec = read_spec(folder)
+        found = self.find(model, folder, dtype=dtype, device=device)
+        spec, kind, where = found.spec, found.dtype, found.device
         ranges = _ranges(segments, spec, whole)
-        keep_freed_memory()
         layers = sum(layers.size for layers in ranges)
-        held = layers * spec.layer_params + (spec.end_params if load_ends else 0)
+        held = sum(layer_weights(spec, index) for found_range in ranges for index in found_range.layers())
+        held += spec.end_params if load_ends else 0
         blocks = self._kv_blocks(spec, layers, held * kind.itemsize, kind, where, kv_memory, max_memory)
         files = WeightFiles(folder)
-        loaded = [
-            LlmModel(
-                spec,
-                layers,
-                files,
-                dtype=kind,
-                device=where,
-                kv_blocks=blocks,
-                block_size=self._config.block_size,
-                progress=self._progress,
-            )
-            for layers in ranges
-        ]
+        loaded = [self._segment(found, layers, files, blocks) for layers in ranges]
         ends = EndModel(spec, folder, files, dtype=kind, device=where) if load_ends else None
         if where.type == "cpu":
             use_huge_pages()
-        return LoadedModel(model, folder, spec, kind, where, tuple(loaded), ends)
+        return found.with_parts(loaded, ends)
 
     def _kv_blocks(
         self,

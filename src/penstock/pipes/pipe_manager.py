@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from penstock.domain.meta_model import NodeRecord
+from penstock.domain.topology import NOTHING_PRIVATE, PrivateLayers
 from penstock.model.spec import fingerprint
-from penstock.pipes.meta_pipe import MetaPipe
+from penstock.pipes.meta_pipe import MetaPipe, WeightsOf
 from penstock.pipes.model_manager import LoadedModel
 from penstock.pipes.pipe import Pipe, Wire
 from penstock.pipes.router_pipes import RouterPipes
@@ -16,40 +17,55 @@ class PipeManager:
     """`update` takes the records of all live nodes whenever they change; whoever looks in between sees the last ones."""
 
     def __init__(self, node: str, wire: Wire) -> None:
-        self._node, self._wire = node, wire
+        self.node, self._wire = node, wire
         self.records: tuple[NodeRecord, ...] = ()
         self._router_pipes = RouterPipes(lambda: self.records)
-        self._found: dict[tuple[str, str, int], MetaPipe] = {}
 
     def update(self, records: Iterable[NodeRecord]) -> None:
         self.records = tuple(records)
-        self._found = {}
 
     def pipes(self) -> list[MetaPipe]:
         return self._router_pipes.pipes()
 
-    def make(self, loaded: LoadedModel, block_size: int) -> Pipe:
-        """The pipe of a loaded model, over all segments whose KV blocks have that size."""
+    def make(
+        self,
+        loaded: LoadedModel,
+        block_size: int,
+        *,
+        private: PrivateLayers = NOTHING_PRIVATE,
+        weights: WeightsOf | None = None,
+    ) -> Pipe:
+        """The pipe of a loaded model, over all segments whose KV blocks have that size and that this node may use."""
         shape, layers = fingerprint(loaded.spec), loaded.spec.num_layers
-        view = _View(self, loaded.name, shape, layers, block_size)
-        return Pipe(loaded.name, layers, loaded.segments, node=self._node, shape=shape, wire=self._wire, view=view)
+        view = _View(self, (loaded.name, shape, layers), block_size, private, weights)
+        return Pipe(loaded.name, layers, loaded.segments, node=self.node, shape=shape, wire=self._wire, view=view)
 
-    def find(self, model: str, shape: str, num_layers: int, block_size: int) -> MetaPipe:
-        found = self._found  # looked at from several threads: an update puts a new one in its place
-        key = (model, shape, block_size)
-        if key not in found:
-            found[key] = self._router_pipes.find(model, shape, num_layers).sharing(block_size)
-        return found[key]
+    def find(self, model: str, shape: str, num_layers: int) -> MetaPipe:
+        return self._router_pipes.find(model, shape, num_layers)
 
 
 class _View:
-    """One model, as the network has it now."""
+    """One model, as the network has it now for the text of this node."""
 
-    def __init__(self, manager: PipeManager, model: str, shape: str, num_layers: int, block_size: int) -> None:
-        self._manager, self._key = manager, (model, shape, num_layers, block_size)
+    def __init__(
+        self,
+        manager: PipeManager,
+        key: tuple[str, str, int],
+        block_size: int,
+        private: PrivateLayers,
+        weights: WeightsOf | None,
+    ) -> None:
+        self._manager, self._key = manager, key
+        self._block_size, self._private, self._weights = block_size, private, weights
+        self._folded: tuple[tuple[NodeRecord, ...], MetaPipe] | None = None
 
     def pipe(self) -> MetaPipe:
-        return self._manager.find(*self._key)
+        folded, records = self._folded, self._manager.records  # looked at from several threads
+        if folded is None or folded[0] is not records:
+            pipe = self._manager.find(*self._key).sharing(self._block_size)
+            folded = (records, pipe.without(self._manager.node, private=self._private, weights=self._weights))
+            self._folded = folded
+        return folded[1]
 
     def lives(self) -> Mapping[str, int]:
         return {record.node: record.epoch for record in self._manager.records}

@@ -22,7 +22,17 @@ from penstock.model.sources.folder import check_folder
 from penstock.model.sources.local_gguf import catalogue_folder, prepare_catalogued, prepare_gguf, source_of
 from penstock.progress import Progress, silent
 
-__all__ = ["DEFAULT_MODEL", "InstalledModel", "KnownModel", "cache_dir", "installed", "known", "recommended_sampling", "resolve"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "InstalledModel",
+    "KnownModel",
+    "cache_dir",
+    "installed",
+    "known",
+    "local",
+    "recommended_sampling",
+    "resolve",
+]
 
 # what generation_config.json may say about sampling
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -70,6 +80,18 @@ def resolve(model: str, *, layers: LayerRange | None = None, ends: bool = True, 
     raise _unknown(model)
 
 
+def local(model: str, *, progress: Progress = silent) -> Path | None:
+    """What `resolve` would return, where all of the model is on this machine: nothing is fetched, at most a `.gguf` file is
+    converted. None where somebody must be asked for it."""
+    if known_model := catalogue.find(model):
+        folder = catalogue_folder(known_model)
+        return folder if is_whole(folder) else None
+    path = os.path.abspath(os.path.expanduser(model))
+    if model and os.path.exists(path):
+        return resolve(model, progress=progress)
+    return _complete_snapshot(model)
+
+
 def recommended_sampling(model: str, folder: Path) -> dict[str, float]:
     """How a model is best sampled, for requests that do not say: by the catalogue, or by its makers'
     `generation_config.json`. Nothing where these do not say either."""
@@ -106,6 +128,32 @@ def installed() -> list[InstalledModel]:
     for name, folder in hub.snapshots():
         models.append(InstalledModel(name, f"hub:{name}", "", folder, size_on_disk(folder)))
     return models
+
+
+def _complete_snapshot(model: str) -> Path | None:
+    """A snapshot of `org/name[@revision]` that lacks no shard, as the hub's cache knows the revision."""
+    name, _, revision = model.partition("@")
+    for found, folder in hub.snapshots():
+        if found != name or not (folder / "tokenizer.json").is_file():
+            continue
+        try:
+            reference = (folder.parents[1] / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
+        except OSError:
+            reference = revision
+        if folder.name == reference and _has_all_shards(folder):
+            return folder
+    return None
+
+
+def _has_all_shards(folder: Path) -> bool:
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        shards = set(index["weight_map"].values())
+    except FileNotFoundError:
+        shards = {"model.safetensors"}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
+    return all((folder / str(shard)).is_file() for shard in shards)
 
 
 def _unknown(model: str) -> UnknownModel:

@@ -19,7 +19,8 @@ from penstock.errors import CorruptWeights, DownloadFailed, UnknownModel, Unsupp
 from penstock.progress import Progress
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_LAYER = re.compile(r"(?:language_model\.model|model\.language_model|model)\.layers\.(\d+)\.")
+_LANGUAGE = ("ForCausalLM", "Gemma3ForConditionalGeneration")  # how the classes of models are named that Penstock may run
 _PLAIN_NAME = re.compile(r"\w[\w.-]*")
 _INDEX = "model.safetensors.index.json"
 _OPTIONAL = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
@@ -80,7 +81,7 @@ def _is_language_model(config: Path) -> bool:
         architectures = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
     except (OSError, ValueError, AttributeError):
         return False
-    return any(str(architecture).endswith("ForCausalLM") for architecture in architectures)
+    return any(str(architecture).endswith(_LANGUAGE) for architecture in architectures)
 
 
 def _weight_map(index: Path) -> dict[str, str]:

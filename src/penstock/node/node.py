@@ -6,9 +6,9 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.config.node import HostedModelConfig, NodeConfig
 from penstock.doors.listener import Listener, begin_to_listen, deaf_to_signals, take_port
@@ -16,13 +16,15 @@ from penstock.doors.openai.served import Served
 from penstock.doors.openai.server import OAIHttpServer
 from penstock.doors.workspace import EngineRunner
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_alone
-from penstock.pipes.model_manager import ModelManager
+from penstock.pipes.model_manager import LoadedModel, ModelManager
+from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
 from penstock.workspace.layout import Workspace
 from penstock.workspace.pool import JobEnd, Pool
 
 if TYPE_CHECKING:
-    from penstock.membership import Membership
+    from penstock.node.membership import Membership
+    from penstock.node.placing import Placing, Preview
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Node:
         self._epoch = time.time_ns() // 1_000_000  # of this life of the node: each is later than the one before
         self._route_numbers = itertools.count()
         self.hosted: list[HostedLayers] = []
+        self._placings: list[Placing] = []
         self.membership = self._join() if config.network.enabled else None
 
     @property
@@ -78,12 +81,13 @@ class Node:
 
     def __enter__(self) -> Node:
         try:
-            for model in self.config.models:
-                self.hosted.append(self._load(model))
-            for hosted in self.hosted:
-                hosted.start()
-            if self.membership is not None:
-                self.membership.start()
+            if self.membership is None:
+                for model in self.config.models:
+                    self.hosted.append(self._load(model))
+                for hosted in self.hosted:
+                    hosted.start()
+            else:
+                self._place(self.membership)
         except BaseException:
             self._leave()
             raise
@@ -100,7 +104,7 @@ class Node:
         door = OAIHttpServer(
             served,
             layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
-            network=dict if self.membership is None else self.membership.describe,
+            network=dict if self.membership is None else self._report,
             workspace=(lambda: None) if pool is None else pool.describe,
             node_id=config.node_id,
             server=config.server,
@@ -136,6 +140,12 @@ class Node:
         left = pool.drain()
         return Drained(pool.done, pool.failed, len(left), sorted({job.model or "" for job in left}), len(pool.odd))
 
+    def _report(self) -> dict[str, Any]:
+        from penstock.node.report import report
+
+        assert self.membership is not None
+        return report(self.membership)
+
     def _served(self) -> dict[str, Served]:
         return {hosted.name: Served(hosted) for hosted in self.models}
 
@@ -147,7 +157,8 @@ class Node:
         return Pool(workspace, runner, max_running=config.workspace.jobs, max_deaths=config.workspace.deaths, on_end=on_end)
 
     def _load(self, model: HostedModelConfig) -> HostedLayers:
-        config, membership = self.config, self.membership
+        """All of it, without a network."""
+        config = self.config
         loaded = ModelManager(config.engine, self._progress).load(
             model.id,
             dtype=model.dtype,
@@ -155,14 +166,50 @@ class Node:
             segments=model.segments,
             kv_memory=model.kv_memory,
             max_memory=model.max_memory,
-            load_ends=model.load_ends,
-            whole=membership is None,
         )
-        if membership is None:
-            return host_alone(loaded, config.engine, node=config.node_id, max_jobs=config.limits.max_jobs)
+        return host_alone(loaded, config.engine, node=config.node_id, max_jobs=config.limits.max_jobs)
+
+    def _place(self, membership: Membership) -> None:
+        """What the network needs of each model, one after the other: the next one sees what memory the last one left."""
+        from penstock.node.placing import Placing
+
+        membership.start()
+        for model in self._wanted(membership):
+            placing = Placing(model, self.config, membership, self._progress)
+            self._placings.append(placing)
+            placing.open(self._host)
+        for placing in self._placings:
+            placing.watch()
+
+    def preview(self) -> list[Preview]:
+        """What would be loaded now, and why. Nothing is."""
+        from penstock.node.placing import Placing, preview_alone
+
+        if self.membership is None:
+            return [preview_alone(model, self.config, self._progress) for model in self.config.models]
+        self.membership.start()
+        try:
+            wanted = self._wanted(self.membership)
+            return [Placing(model, self.config, self.membership, self._progress).preview() for model in wanted]
+        finally:
+            self._leave()
+
+    def _wanted(self, membership: Membership) -> Sequence[HostedModelConfig]:
+        """The models of the settings; where these name none, the one that the network runs."""
+        from penstock.node.placing import MEETING, adopted
+
+        if not self.config.adopts:
+            return self.config.models
+        membership.wait_for_others(MEETING)
+        return [
+            replace(self.config.models[0], id=adopted(membership.records, but=self.config.node_id) or self.config.models[0].id)
+        ]
+
+    def _host(self, loaded: LoadedModel, pipe: Pipe) -> HostedLayers:
+        config = self.config
         hosted = host(
             loaded,
-            membership.make_pipe(loaded, config.engine.block_size),
+            pipe,
             config.engine,
             max_jobs=config.limits.max_jobs,
             epoch=self._epoch,
@@ -170,21 +217,27 @@ class Node:
             recovery_timeout=config.network.recovery_timeout,
             route_numbers=self._route_numbers,
         )
-        membership.host(hosted)
+        self.hosted.append(hosted)
         return hosted
 
     def _join(self) -> Membership:
-        from penstock.membership import Membership
+        from penstock.network.trust.peers import remembered
         from penstock.network.zenoh_router import ZenohRouter
+        from penstock.node.membership import Membership
 
-        router = ZenohRouter(self.config.network, self.config.node_id, self._epoch)
-        return Membership(router, self.config.network, node=self.config.node_id, epoch=self._epoch)
+        network = self.config.network
+        if network.peers_file is not None:
+            network = replace(network, connect=tuple(dict.fromkeys([*network.connect, *remembered(network.peers_file)])))
+        router = ZenohRouter(network, self.config.node_id, self._epoch)
+        return Membership(router, network, node=self.config.node_id, epoch=self._epoch)
 
     def _stop(self) -> None:
         for hosted in self.hosted:
             hosted.stop()
 
     def _leave(self) -> None:
+        for placing in self._placings:
+            placing.close()
         self._stop()
         if self.membership is not None:
             self.membership.leave()

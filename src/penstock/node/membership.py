@@ -4,81 +4,128 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
-import socket
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict
-from typing import Any
+from pathlib import Path
 
 from penstock import __version__
 from penstock.config.network import NetworkConfig
-from penstock.domain.messages import Message, OpenRoute
-from penstock.domain.meta_model import MetaModel, NodeRecord
+from penstock.domain.messages import AskWeights, Message, OpenRoute, WeightsPart
+from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.span import NetworkJob
+from penstock.domain.topology import LayerRange
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedLayers, HostedModel
 from penstock.engine.job_receiver import JobReceiver
-from penstock.engine.origin import Origin
-from penstock.errors import BadMessage
+from penstock.errors import BadMessage, PenstockError
+from penstock.model.manifest import Manifest
 from penstock.network.codec import PROTOCOL, decode, decode_record, encode_record
 from penstock.network.router import Router
+from penstock.network.trust.listening import reachable
+from penstock.network.trust.peers import remember, usable
 from penstock.network.wire import Wire
-from penstock.pipes.meta_pipe import MetaPipe, weights_differ
-from penstock.pipes.model_manager import LoadedModel
-from penstock.pipes.pipe import Pipe
 from penstock.pipes.pipe_manager import PipeManager
+from penstock.pipes.weights_exchange import WeightsGiver, WeightsTaker
 
 logger = logging.getLogger("penstock.network")
 
 LONELY = 30.0  # seconds between two complaints that nobody is there
 PUBLISH_EVERY = 1.0  # seconds, if anything has changed
-CERTIFICATES = ["--ca-file", "CA.pem", "--certificate-file", "NODE.pem", "--key-file", "NODE.key"]
 HANDED_OVER_LOOK = 0.05  # seconds
+MOST_ENDPOINTS = 8  # of its own that a node tells
 
 
 class Membership:
-    """Joins when started; `leave` says goodbye."""
+    """Joins when started, and hosts models from then on; `leave` says goodbye.
+
+    `placements` tells people, by model, why this node holds what it holds.
+    """
 
     def __init__(self, router: Router, config: NetworkConfig, *, node: str, epoch: int) -> None:
         self.node, self.epoch, self.config = node, epoch, config
         self.strangers: dict[str, str] = {}  # nodes whose records we cannot read, and why
         self._router = router
-        self._engines: dict[str, Engine] = {}
+        self.engines: dict[str, Engine] = {}
         self._hosted: list[HostedLayers] = []
+        self._offers: dict[str, Offer] = {}  # by model
+        self._retired: set[tuple[str, LayerRange]] = set()  # segments that are about to be dropped
+        self.placements: dict[str, str] = {}
         self.wire = Wire(router, on_lost=self._on_lost)
-        self.receiver = JobReceiver(decode, self._engines, self.wire.send)
+        self.receiver = JobReceiver(decode, self.engines, self.wire.send, self._on_weights)
+        self._weights: dict[str, tuple[Path, Manifest]] = {}  # that others may have, by model
+        self.giver = WeightsGiver(self._weights.get, self.wire.send, rate=config.weights_rate, unsent=self.wire.waiting)
+        self.taker = WeightsTaker(self.wire.send, self._givers)
         self.pipes = PipeManager(node, self.wire)
+        self._endpoints = reachable(config.listen, ())[:MOST_ENDPOINTS] if config.peers_file is not None else ()
+        self._known: set[str] = set()  # endpoints of others
         self._draining = False
         self._published = b""
         self._read: dict[str, tuple[bytes, NodeRecord | None]] = {}
         self._changing, self._publishing = threading.Lock(), threading.Lock()
         self._left = threading.Event()
+        self.changed = threading.Condition()  # told whenever the network may look different
         self._busy: dict[str, tuple[float, float]] = {}
         self._met = False  # another node
-        self._unfit: dict[tuple[str, int], str] = {}  # nodes whose layers we cannot use, and why
+        self.unfit: dict[tuple[str, int], str] = {}  # nodes whose layers we cannot use, and why
         self._publisher = threading.Thread(target=self._publish_often, name="penstock-records", daemon=True)
 
-    def make_pipe(self, loaded: LoadedModel, block_size: int) -> Pipe:
-        return self.pipes.make(loaded, block_size)
-
-    def host(self, hosted: HostedLayers) -> None:
-        self._hosted.append(hosted)
-        self._engines[hosted.name] = hosted.engine
+    @property
+    def records(self) -> tuple[NodeRecord, ...]:
+        """Of all nodes that are here and can be understood, this one too."""
+        return self.pipes.records
 
     def start(self) -> None:
-        """Join the network. The engines must be running."""
-        self._router.start(self.receiver.on_message, self._on_change)
+        """Join the network, with nothing to offer yet."""
         self._publish()
+        self._router.start(self.receiver.on_message, self._on_change)
         self._on_change()
         self._publisher.start()
+
+    def host(self, hosted: HostedLayers) -> None:
+        """Let others use a model's layers, and this node's own jobs theirs. Its engine must be running."""
+        self._hosted.append(hosted)
+        self.engines[hosted.name] = hosted.engine
+        if self._draining:
+            hosted.engine.host.draining = True
+        hosted.engine.on_network_change()
+        self.publish()
+
+    def offer(self, offer: Offer) -> None:
+        """What this node could take of a model, and is about to."""
+        self._offers[offer.model] = offer
+        self.publish()
+
+    def give(self, model: str, folder: Path, manifest: Manifest) -> None:
+        """Hand the weights of a model to nodes that ask for them."""
+        self._weights[model] = (folder, manifest)
+
+    def wait_for_others(self, patience: float) -> None:
+        """Until another node's record is here. Links are made in the background, and one who decides alone decides wrongly."""
+        if self.config.connect or self.config.multicast:
+            with self.changed:
+                self.changed.wait_for(lambda: len(self.records) > 1, patience)
+
+    def retire(self, model: str, layers: LayerRange) -> None:
+        """Tell the others not to count on these layers any more."""
+        self._retired.add((model, layers))
+        self.publish()
+
+    def retired(self, model: str, layers: LayerRange) -> None:
+        """They are gone."""
+        self._retired.discard((model, layers))
+        self.publish()
+
+    def publish(self) -> None:
+        """Say what is new, and count on it here too."""
+        self._publish()
+        self._on_change()
 
     def announce_leaving(self) -> None:
         """Tell the others that we are about to go, so that they find another way."""
         if not self._draining:
             self._draining = True
-            for engine in self._engines.values():
+            for engine in list(self.engines.values()):
                 engine.host.draining = True
             self._publish()
 
@@ -90,21 +137,54 @@ class Membership:
 
     @property
     def foreign_routes(self) -> int:
-        return sum(route.origin != self.node for engine in self._engines.values() for route in list(engine.host.routes))
+        return sum(route.origin != self.node for engine in self.engines.values() for route in list(engine.host.routes))
 
     def leave(self) -> None:
         """The engines have stopped."""
         self._left.set()
+        self.taker.close()
+        self.giver.close()
         self.wire.close()
         self._router.close()
+
+    def refused(self) -> dict[str, int]:
+        """How often something from other nodes was not taken, by the kind of reason."""
+        counts = Counter(self._router.refused())
+        for engine in list(self.engines.values()):
+            counts.update(dict(engine.stats.refused))
+        return dict(counts)
+
+    def expiry_warning(self) -> str | None:
+        """That this node's certificate ends soon."""
+        if self.config.certificate_file is None:
+            return None
+        from penstock.network.trust.expiry import expiry_warning
+
+        try:
+            return expiry_warning(self.config.certificate_file)
+        except PenstockError as error:
+            return str(error)
 
     # ---- inside ----
 
     def _on_lost(self, node: str, message: Message) -> None:
         if isinstance(message, NetworkJob | OpenRoute):
-            for engine in self._engines.values():
+            for engine in list(self.engines.values()):
                 if engine.concerns(message.route):
                     engine.on_unsent(node, message)
+
+    def _on_weights(self, sender: str, message: AskWeights | WeightsPart) -> None:
+        if isinstance(message, AskWeights):
+            self.giver.on_ask(sender, message)
+        else:
+            self.taker.on_part(sender, message)
+
+    def _givers(self) -> list[str]:
+        return [
+            record.node
+            for record in self.records
+            if record.node != self.node and not record.draining and any(offer.gives for offer in record.offers)
+        ]
 
     def _on_change(self) -> None:
         with self._changing:
@@ -117,8 +197,18 @@ class Membership:
                     found.append(record)
             self._tell_changes(found)
             self.pipes.update(found)
-        for engine in self._engines.values():
+            self._remember(found)
+        for engine in list(self.engines.values()):
             engine.on_network_change()
+        with self.changed:
+            self.changed.notify_all()
+
+    def _remember(self, found: list[NodeRecord]) -> None:
+        """Where others can be reached, for the next start."""
+        now = {endpoint for record in found if record.node != self.node for endpoint in record.endpoints}
+        if self.config.peers_file is not None and not now <= self._known:
+            self._known |= set(usable(sorted(now)))
+            remember(self.config.peers_file, sorted(now) + sorted(self._known - now))
 
     def _tell_changes(self, found: list[NodeRecord]) -> None:
         before = {(record.node, record.epoch) for record in self.pipes.records}
@@ -136,13 +226,13 @@ class Membership:
 
     def _tell_unfit(self, meta: MetaModel) -> None:
         """Once for each node that has layers which we cannot use."""
-        engine = self._engines.get(meta.model)
-        if engine is not None and meta.block_size != engine.config.block_size and (meta.node, meta.block_size) not in self._unfit:
-            self._unfit[meta.node, meta.block_size] = (
+        engine = self.engines.get(meta.model)
+        if engine is not None and meta.block_size != engine.config.block_size and (meta.node, meta.block_size) not in self.unfit:
+            self.unfit[meta.node, meta.block_size] = (
                 f"Node {meta.node} and this one cannot work together: KV blocks have {meta.block_size} tokens there and "
                 f"{engine.config.block_size} here (--block-size)."
             )
-            logger.warning("%s", self._unfit[meta.node, meta.block_size])
+            logger.warning("%s", self.unfit[meta.node, meta.block_size])
 
     def _record(self, node: str, data: bytes) -> NodeRecord | None:
         known = self._read.get(node)
@@ -193,6 +283,8 @@ class Membership:
             draining=self._draining,
             serves=tuple(hosted.name for hosted in self._hosted if isinstance(hosted, HostedModel)),
             segments=tuple(segment for hosted in self._hosted if hosted.engine.running for segment in self._segments(hosted)),
+            endpoints=self._endpoints,
+            offers=tuple(self._offers.values()),
         )
 
     def _segments(self, hosted: HostedLayers) -> list[MetaModel]:
@@ -216,7 +308,8 @@ class Membership:
                 seconds=float(f"{stage.lately:.2g}"),  # rounded, or every look would be news
                 load=load,
             )
-            for start, stage in engine.stages.items()
+            for start, stage in sorted(engine.stages.items())
+            if (hosted.name, stage.segment.layers) not in self._retired
         ]
 
     def _load(self, hosted: HostedLayers) -> float:
@@ -225,127 +318,3 @@ class Membership:
         then, before = self._busy.get(hosted.name, (now, busy))
         self._busy[hosted.name] = (now, busy)
         return round(min(1.0, (busy - before) / (now - then)), 1) if now > then else 0.0
-
-    # ---- what `penstock network status` shows ----
-
-    def describe(self) -> dict[str, Any]:
-        config, trips = self.config, self._round_trips()
-        return {
-            "network": {
-                "name": config.name,
-                "open": config.open,
-                "listen": list(config.listen),
-                "connect": list(config.connect),
-                "node_id": self.node,
-            },
-            "nodes": [
-                {
-                    "node": record.node,
-                    "self": record.node == self.node,
-                    "version": record.version,
-                    "pid": record.pid,
-                    "draining": record.draining,
-                    "serves": list(record.serves),
-                    "round_trip": trips.get(record.node),
-                }
-                for record in sorted(self.pipes.records, key=lambda record: record.node)
-            ],
-            "strangers": dict(self.strangers),
-            "refused": self._refused(),
-            "traffic": {node: asdict(traffic) for node, traffic in self.wire.traffic().items()},
-            "pipes": [self._pipe(pipe) for pipe in self.pipes.pipes()],
-        }
-
-    def _round_trips(self) -> dict[str, float]:
-        return {
-            node: trip
-            for engine in self._engines.values()
-            if engine.origin is not None
-            for node, trip in list(engine.origin.opener.round_trips.items())
-        }
-
-    def _pipe(self, pipe: MetaPipe) -> dict[str, Any]:
-        engine = self._engines.get(pipe.model)
-        origin = None if engine is None or engine.pipe.shape != pipe.shape else engine.origin
-        return {
-            "model": pipe.model,
-            "num_layers": pipe.num_layers,
-            "complete": pipe.is_complete(),
-            "missing": [list(layers) for layers in pipe.missing()],
-            "explain": pipe.explain(),
-            "warnings": [*map(str, weights_differ(pipe.segments)), *self._unfit.values()],
-            "segments": [_segment(meta) for meta in pipe.segments],
-            "route": None if origin is None else _route(origin),
-            "run": self._how_to_fill(pipe),
-        }
-
-    def _refused(self) -> dict[str, int]:
-        counts: Counter[str] = Counter()
-        for engine in self._engines.values():
-            counts.update(dict(engine.stats.refused))
-        return dict(counts)
-
-    def _how_to_fill(self, pipe: MetaPipe) -> str:
-        """What to run on another machine. It may be pasted into a shell, and a model's name may come from a peer."""
-        hole = pipe.bridge()
-        if hole is None:
-            return ""
-        layers = ",".join(map(str, pipe.missing())) or str(hole)
-        words = ["penstock", "serve", "--model", pipe.model, "--layers", layers]
-        if any(pipe.model in record.serves for record in self.pipes.records):
-            words.append("--no-load-ends")
-        words += ["--open-network"] if self.config.open else CERTIFICATES
-        words += [] if self.config.name == "penstock" else ["--network", self.config.name]
-        endpoints = [reachable(endpoint) for endpoint in self.config.listen] or list(self.config.connect)
-        words += ["--connect", ",".join(endpoints)] if endpoints else ["--multicast"]
-        return shlex.join(words)
-
-
-def reachable(endpoint: str) -> str:
-    """An endpoint that listens on every address, as others can reach it."""
-    if "/0.0.0.0:" not in endpoint and "/[::]:" not in endpoint:
-        return endpoint
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it only chooses the way out
-            address = str(probe.getsockname()[0])
-    except OSError:
-        address = socket.gethostname()
-    return endpoint.replace("/0.0.0.0:", f"/{address}:").replace("/[::]:", f"/{address}:")
-
-
-def _segment(meta: MetaModel) -> dict[str, Any]:
-    size = meta.block_size
-    return {
-        "node": meta.node,
-        "layers": list(meta.layers),
-        "device": meta.device,
-        "dtype": meta.dtype,
-        "kv_tokens": meta.kv_blocks * size,
-        "kv_leased": (meta.kv_blocks - meta.kv_free) * size,
-        "kv_used": meta.kv_held * size,
-        "seconds": meta.seconds,
-        "load": meta.load,
-        "draining": meta.draining,
-    }
-
-
-def _route(origin: Origin) -> dict[str, Any]:
-    """Read while the compute thread works: each figure is right, if not all of the same instant."""
-    route, opening, stats = origin.route, origin.opener.opening, origin.stats
-    shown = route or opening
-    return {
-        "state": "open" if route else "opening" if opening else "none",
-        "hops": [{"node": hop.node, "layers": list(hop.layers)} for hop in shown.hops] if shown else [],
-        "why": shown.why if shown else origin.opener.trouble,
-        "in_flight": len(origin.in_flight),
-        "window": origin.window.size,
-        "round_trip": origin.window.round_trip,
-        "between_nodes": origin.window.usual_hops,
-        "kv_tokens": origin.sequences.pool.capacity * origin.sequences.pool.block_size,
-        "lost": stats.lost_jobs,
-        "recoveries": stats.recoveries,
-        "last_pause": stats.last_pause,
-        "longest_wait": stats.longest_wait,
-        "last_reason": stats.last_break,
-    }

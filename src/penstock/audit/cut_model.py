@@ -1,0 +1,108 @@
+"""CutModel: a model cut at the depths that an audit looks at, and what states a text has there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from penstock.config.engine import EngineConfig
+from penstock.errors import NotEnoughMemory
+from penstock.model.attention import Piece
+from penstock.model.candidates import argmax
+from penstock.model.ends import EndModel
+from penstock.model.sources import resolve
+from penstock.model.spec import ModelSpec, read_spec
+from penstock.pipes.model_manager import LoadedModel, ModelManager
+from penstock.progress import Progress, silent
+
+KEPT = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # layers that a node may keep to itself at either end
+ROWS = 256  # states that are multiplied with the vocabulary at once
+
+
+def kept_layers(layers: int) -> list[int]:
+    """Up to half of the model at either end: whoever keeps more hardly needs the others."""
+    return [kept for kept in KEPT if kept <= layers // 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tokens that the model chose, and the states that it chose them from."""
+
+    ids: tuple[int, ...]
+    states: Mapping[int, Tensor]  # by depth
+
+
+class CutModel:
+    def __init__(self, loaded: LoadedModel) -> None:
+        assert loaded.ends is not None
+        self.name, self.spec, self.dtype, self.device = loaded.name, loaded.spec, loaded.dtype, loaded.device
+        self.ends: EndModel = loaded.ends
+        self.kv_tokens = loaded.segments[0].kv_blocks  # a block holds one token
+        self._segments = loaded.segments
+
+    @property
+    def layers(self) -> int:
+        return self.spec.num_layers
+
+    def check_memory(self, tokens: int) -> None:
+        if tokens > self.kv_tokens:
+            raise NotEnoughMemory(
+                f"The audit needs KV memory for {tokens} tokens, but there is room for {self.kv_tokens}.",
+                hint="Close other programs, or audit fewer tokens (--tokens).",
+            )
+
+    def run(self, hidden: Tensor, pieces: Sequence[Piece], start: int, end: int) -> Tensor:
+        """Through the layers from one cut to another."""
+        for segment in self._segments:
+            if start <= segment.layers.start < end:
+                hidden = segment.process(hidden, pieces)
+        return hidden
+
+    def read(self, ids: Sequence[int], table: Sequence[int]) -> dict[int, Tensor]:
+        """The states of a text at every cut, by depth: [T, hidden]. Its keys and values are left in the blocks of `table`."""
+        return self._states(ids, [Piece(0, len(ids), table)])
+
+    def answer(self, table: Sequence[int], starts: Sequence[int], text: Mapping[int, Tensor], tokens: int) -> Answer:
+        """Go on with the likeliest tokens after the first `start` tokens of a text that was read, once for each of `starts`.
+
+        `table` holds the text's blocks, and behind them `tokens` for each start.
+        """
+        length = len(text[0])
+        own = [table[length + i * tokens : length + (i + 1) * tokens] for i in range(len(starts))]
+        states = {depth: [found[[start - 1 for start in starts]]] for depth, found in text.items()}
+        chosen = [self.likeliest(states[self.layers][-1])]
+        for step in range(tokens - 1):
+            pieces = [Piece(p + step, 1, [*table[:p], *blocks]) for p, blocks in zip(starts, own, strict=True)]
+            for depth, found in self._states(chosen[-1].tolist(), pieces).items():
+                states[depth].append(found)
+            chosen.append(self.likeliest(states[self.layers][-1]))
+        return Answer(tuple(torch.cat(chosen).tolist()), {depth: torch.cat(found) for depth, found in states.items()})
+
+    def likeliest(self, states: Tensor) -> Tensor:
+        """What norm and head make of states, wherever they come from: the first choice of each. [R]"""
+        return torch.cat([argmax(self.ends.compute_head(self.ends.compute_norm(rows))) for rows in torch.split(states, ROWS)])
+
+    def _states(self, ids: Sequence[int], pieces: Sequence[Piece]) -> dict[int, Tensor]:
+        hidden = self.ends.compute_embed(ids)
+        states = {0: hidden}
+        for segment in self._segments:
+            hidden = segment.process(hidden, pieces)
+            states[segment.layers.end] = hidden
+        return states
+
+
+def load_cut(model: str, *, dtype: str = "float32", device: str = "auto", progress: Progress = silent) -> CutModel:
+    spec = read_spec(resolve(model, progress=progress))
+    # a block of one token can be shared or not token by token: candidates differ in their last one only
+    manager = ModelManager(EngineConfig(block_size=1), progress)
+    return CutModel(manager.load(model, dtype=dtype, device=device, segments=_segments(spec)))
+
+
+def _segments(spec: ModelSpec) -> list[tuple[int, int]]:
+    kept = kept_layers(spec.num_layers)
+    cuts = sorted({*kept, *(spec.num_layers - m for m in kept)})
+    return list(pairwise(cuts))

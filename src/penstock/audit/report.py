@@ -1,0 +1,71 @@
+"""What an audit found, as figures: nothing of the text is in here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FEWEST = 64  # tokens of a text; shares of fewer say nothing
+PATIENCE = 1024  # candidates that the search tries for one token; a real attacker would go on to the end of the vocabulary
+PROMPT = 1000  # tokens of the prompt whose price is named
+
+
+@dataclass(frozen=True, slots=True)
+class SearchCost:
+    """Of the exact attack. Tries are candidates run through the layers; all but `tokens` and `recovered` are for one token."""
+
+    tokens: int  # that were searched for
+    recovered: float  # share of them
+    tries: float
+    passes: float
+    flops: float
+    seconds: float
+
+    @property
+    def prompt_seconds(self) -> float:
+        return PROMPT * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Shares of the prompt's tokens that are read from what leaves after the first `kept` layers."""
+
+    kept: int
+    nearest: float  # the nearest embedding is the token
+    nearest_10: float  # it is one of the ten nearest
+    mapped: float  # the same behind a linear map that was fitted to a public text
+    mapped_10: float
+    search: SearchCost
+
+    @property
+    def prompt(self) -> float:
+        """By the stronger of the two."""
+        return max(self.nearest, self.mapped)
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """Shares of tokens that are read from what comes home before the last `kept` layers."""
+
+    kept: int
+    head_text: float  # norm and head name the next token of the text
+    head_answer: float  # and the token that the model chooses
+    mapped_text: float  # the same behind a linear map to the last layer's states
+    mapped_answer: float
+
+    @property
+    def answer(self) -> float:
+        """By the stronger of the two."""
+        return max(self.head_answer, self.mapped_answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    model: str
+    layers: int
+    dtype: str
+    device: str
+    tokens: int  # of the audited text
+    answer_tokens: int
+    public_tokens: int  # that the maps were fitted to
+    front: tuple[Front, ...]
+    back: tuple[Back, ...]

@@ -1,0 +1,173 @@
+"""Where this machine keeps the networks that it belongs to, and how they are read: paths and plain values, no keys.
+
+`networks/<name>/` has a network's files, and the file `networks/current` the name of the one that `penstock serve` joins.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.config.network import ALONE, NAME
+from penstock.errors import ConfigError
+
+VARIABLE = "PENSTOCK_HOME"
+CURRENT = "current"
+RESERVED = (ALONE, CURRENT)  # no network has such a name
+OTHERS = 0o077  # the rights of everybody but the owner
+MOST_BYTES = 1 << 20
+TEXTS, LISTS = ("name", "node", "created"), ("listen", "connect", "addresses")  # in network.json
+USE = "penstock network use NAME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedNetwork:
+    """A network of this machine. `node` is this machine's name in it; `addresses` are names or addresses, beside those that the
+    machine knows itself, under which others reach it."""
+
+    folder: Path
+    name: str
+    node: str
+    listen: tuple[str, ...]
+    connect: tuple[str, ...]
+    addresses: tuple[str, ...]
+    created: str
+
+    @property
+    def ca_file(self) -> Path:
+        return self.folder / "ca.pem"
+
+    @property
+    def authority_key_file(self) -> Path:
+        return self.folder / "ca.key"
+
+    @property
+    def certificate_file(self) -> Path:
+        return self.folder / "node.pem"
+
+    @property
+    def key_file(self) -> Path:
+        return self.folder / "node.key"
+
+    @property
+    def revocations_file(self) -> Path:
+        return self.folder / "revoked.bin"
+
+    @property
+    def peers_file(self) -> Path:
+        return self.folder / "peers.json"
+
+    @property
+    def issued_file(self) -> Path:
+        return self.folder / "issued.json"
+
+    @property
+    def is_authority(self) -> bool:
+        """Whether the network was made here, so that others are invited from here."""
+        return self.authority_key_file.exists()
+
+    def contents(self) -> bytes:
+        """The file network.json."""
+        values = {name: getattr(self, name) for name in (*TEXTS, *LISTS)}
+        return json.dumps(values, indent=2).encode() + b"\n"
+
+
+class Home:
+    def __init__(self, root: Path) -> None:
+        self.networks = root / "networks"
+        self.current_file = self.networks / CURRENT
+
+    def names(self) -> list[str]:
+        try:
+            found = sorted(entry.name for entry in self.networks.iterdir() if NAME.fullmatch(entry.name))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise ConfigError(f"{self.networks} cannot be read: {error.strerror}.") from None
+        return [name for name in found if name not in RESERVED]
+
+    def current(self) -> str | None:
+        """The network that `penstock serve` joins where nobody says otherwise."""
+        name = self.current_name()
+        if name is not None and name not in self.names():
+            raise ConfigError(f"{self.current_file} names '{name}', which is no network of this machine.", hint=f"Run: {USE}")
+        return name
+
+    def current_name(self) -> str | None:
+        """As it is written down, whether or not there is such a network."""
+        try:
+            return self.current_file.read_text(encoding="utf-8").strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.current_file} cannot be read: {error}.", hint=f"Run: {USE}") from None
+
+    def folder(self, name: str) -> Path:
+        return self.networks / name
+
+    def network(self, name: str) -> JoinedNetwork:
+        names = self.names()
+        if name not in names:
+            known = f"Its networks are: {', '.join(names)}." if names else "It is in none yet."
+            raise ConfigError(
+                f"This machine is in no network '{name}'.", hint=f"{known} `penstock network join TOKEN` joins one."
+            )
+        network = _read(self.folder(name), name)
+        refuse_readable_by_others(self.networks, network.folder, network.key_file, network.authority_key_file)
+        return network
+
+
+def home(environ: Mapping[str, str]) -> Home | None:
+    """None where the environment tells of no home: such a process is in no network."""
+    if named := environ.get(VARIABLE):
+        return Home(Path(named).absolute())
+    if config := environ.get("XDG_CONFIG_HOME"):
+        return Home(Path(config).absolute() / "penstock")
+    if user := environ.get("HOME"):
+        return Home(Path(user).absolute() / ".config" / "penstock")
+    return None
+
+
+def refuse_readable_by_others(*paths: Path) -> None:
+    """Whoever reads a key is this node, as far as the others can tell."""
+    for path in paths:
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be looked at: {error.strerror}.") from None
+        if mode & OTHERS:
+            raise ConfigError(
+                f"{path} can be used by other users of this machine (its mode is {mode:04o}).",
+                hint=f"If they cannot have copied it yet, run: chmod {'700' if path.is_dir() else '600'} {path}",
+            )
+
+
+def _read(folder: Path, name: str) -> JoinedNetwork:
+    file = folder / "network.json"
+    try:
+        with file.open("rb") as stream:
+            found = json.loads(stream.read(MOST_BYTES))
+        values = {key: _text(found.pop(key)) for key in TEXTS}
+        lists = {key: tuple(map(_text, found.pop(key))) for key in LISTS}
+        if found or values["name"] != name:
+            raise ValueError
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.", hint=_again(name)) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ConfigError(f"{file} does not hold what it should.", hint=_again(name)) from None
+    return JoinedNetwork(folder=folder, **values, **lists)  # type: ignore[arg-type]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _again(name: str) -> str:
+    return f"Restore it, or leave (penstock network leave {name}) and join with a new invitation."

@@ -1,0 +1,93 @@
+"""One layer of the decoder: its weights, laid out for the loop that runs it, built from the tensors of a model's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.model.linear import Linear, can_pack, linear
+from penstock.model.mlp import Experts, GatedMlp, Mlp
+from penstock.model.shapes import layer_prefix
+from penstock.model.spec import ModelSpec
+
+
+@dataclass(slots=True)
+class Layer:
+    window: int | None
+    rope: int  # which of the segment's tables turns its heads
+    input_norm: Tensor
+    qkv: Linear
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
+    output: Linear
+    output_norm: Tensor | None  # of what attention adds
+    mlp_norm: Tensor
+    mlp: Mlp
+    added_norm: Tensor | None  # of what the MLP adds
+    kv: Tensor  # [slots, 2, kv_heads, head_dim]
+
+
+class LayerBuilder:
+    """Copies weights in our type to our device: nothing that it builds is a view of the file."""
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec, self._dtype, self._device = spec, dtype, device
+        self._packed = can_pack(dtype, device)
+
+    def build(self, index: int, weights: Mapping[str, Tensor], rope: int, kv: Tensor) -> Layer:
+        spec, prefix = self._spec, layer_prefix(self._spec, index)
+        own = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+        qkv = ("self_attn.qkv_proj",) if spec.fused else ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        experts = spec.experts_of(index)
+        mlp: Mlp
+        if experts is None:
+            mlp = self._mlp(own, "mlp", spec.intermediate)
+        else:
+            mlp = Experts(
+                self._below_each_other([own["mlp.gate.weight"]], torch.float32),
+                [self._mlp(own, f"mlp.experts.{expert}", experts.intermediate) for expert in range(experts.count)],
+                experts.per_token,
+                normalised=experts.normalised,
+            )
+        return Layer(
+            window=spec.windows[index],
+            rope=rope,
+            input_norm=self._norm(own, "input_layernorm"),
+            qkv=self._linear(own, *qkv),
+            qk_norm=self._qk_norm(own) if spec.qk_norm else None,
+            output=self._linear(own, "self_attn.o_proj"),
+            output_norm=self._norm(own, "post_attention_layernorm") if spec.sandwich else None,
+            mlp_norm=self._norm(own, "pre_feedforward_layernorm" if spec.sandwich else "post_attention_layernorm"),
+            mlp=mlp,
+            added_norm=self._norm(own, "post_feedforward_layernorm") if spec.sandwich else None,
+            kv=kv,
+        )
+
+    def _mlp(self, own: Mapping[str, Tensor], name: str, inner: int) -> GatedMlp:
+        gate_up = (f"{name}.gate_up_proj",) if self._spec.fused else (f"{name}.gate_proj", f"{name}.up_proj")
+        return GatedMlp(self._linear(own, *gate_up), self._linear(own, f"{name}.down_proj"), inner, self._spec.activation)
+
+    def _linear(self, own: Mapping[str, Tensor], *names: str) -> Linear:
+        weight = self._below_each_other([own[f"{name}.weight"] for name in names])
+        biased = f"{names[0]}.bias" in own
+        bias = self._below_each_other([own[f"{name}.bias"] for name in names]) if biased else None
+        return linear(weight, bias, packed=self._packed)
+
+    def _norm(self, own: Mapping[str, Tensor], name: str) -> Tensor:
+        return self._below_each_other([own[f"{name}.weight"]], torch.float32) + self._spec.norm_offset
+
+    def _qk_norm(self, own: Mapping[str, Tensor]) -> Tensor:
+        spec = self._spec
+        # scores are linear in the queries: another scale than that of the head's size costs nothing here
+        q = self._norm(own, "self_attn.q_norm") * spec.query_scale
+        both = torch.cat((q.expand(spec.heads, -1), self._norm(own, "self_attn.k_norm").expand(spec.kv_heads, -1)))
+        return both if spec.norm_offset else both.to(self._dtype)  # an offset leaves more digits than bf16 keeps
+
+    def _below_each_other(self, tensors: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        rows = sum(tensor.shape[0] for tensor in tensors)
+        whole = torch.empty((rows, *tensors[0].shape[1:]), dtype=dtype or self._dtype, device=self._device)
+        for part, tensor in zip(torch.split(whole, [tensor.shape[0] for tensor in tensors]), tensors, strict=True):
+            part.copy_(tensor)
+        return whole

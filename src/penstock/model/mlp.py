@@ -1,0 +1,57 @@
+"""The second half of a layer: a gated MLP, or the few of many experts that each token is sent to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.model.linear import Linear
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+class Mlp(Protocol):
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]"""
+
+
+class GatedMlp:
+    def __init__(self, gate_up: Linear, down: Linear, inner: int, activation: str) -> None:
+        self._gate_up, self._down, self._inner = gate_up, down, inner
+        self._activate = ACTIVATIONS[activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate_up = self._gate_up(x)
+        return self._down(self._activate(gate_up[:, : self._inner]).mul_(gate_up[:, self._inner :]))
+
+
+class Experts:
+    """Each token goes through the `per_token` experts that the router likes best, and their answers are mixed."""
+
+    def __init__(self, router: Tensor, experts: Sequence[Mlp], per_token: int, *, normalised: bool) -> None:
+        self._router = router  # [experts, hidden] in fp32: a rounded score may choose another expert
+        self._experts, self._per_token, self._normalised = experts, per_token, normalised
+
+    def __call__(self, x: Tensor) -> Tensor:
+        shares, chosen = F.linear(x.float(), self._router).softmax(dim=-1).topk(self._per_token, dim=-1)  # [T, k] each
+        if self._normalised:
+            shares /= shares.sum(dim=-1, keepdim=True)
+        chosen = chosen.view(-1)
+        order = chosen.argsort(stable=True)  # the tokens of each expert side by side
+        sent = x.index_select(0, order // self._per_token)
+        counts = torch.bincount(chosen, minlength=len(self._experts)).tolist()
+        parts = zip(self._experts, torch.split(sent, counts), strict=True)
+        answers = torch.cat([expert(part) for expert, part in parts if len(part)])
+        # back to each token's own rows, so that its sum does not depend on who else is in the batch
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=x.device)
+        rows = answers.index_select(0, back).view(-1, self._per_token, x.shape[1])  # [T, k, hidden]
+        return torch.bmm(shares.unsqueeze(1), rows.float()).squeeze(1)

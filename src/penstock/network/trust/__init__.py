@@ -1,0 +1,1 @@
+"""Who belongs to a closed network: its authority, certificates, invitations, revocations, and the keys between members."""

@@ -1,0 +1,204 @@
+"""Certificates of a network: its authority's own, those that it issues to nodes, and whether one can be trusted.
+
+The common name of a node's certificate is `node/serial`: the name says who it is, the serial makes it the only one of that
+name, so that a rule against one certificate never meets its successor.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from penstock.config.network import NAME
+from penstock.errors import ConfigError, Untrusted
+
+AUTHORITY_DAYS = 3650
+NODE_DAYS = 365
+CLOCKS_DIFFER = timedelta(hours=1)  # a certificate begins that much earlier
+SERIAL_BITS = 64
+LONGEST_NODE = 64 - len("/") - SERIAL_BITS // 4  # X.509 has 64 characters for a common name
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A certificate and its private key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    def certificate_pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+# ---- making them ----
+
+
+def create_authority(network: str) -> Identity:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _named(network)
+    certificate = (
+        _certificate(name, name, key.public_key(), timedelta(days=AUTHORITY_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return Identity(certificate, key)
+
+
+def issue(authority: Identity, node: str, *, days: float = NODE_DAYS) -> Identity:
+    """A new certificate with a new key. It never outlives its authority's."""
+    if not NAME.fullmatch(node) or len(node) > LONGEST_NODE:
+        raise ConfigError(
+            f"'{node}' cannot be the name of a node.",
+            hint=f"Use up to {LONGEST_NODE} letters, digits, dots, dashes and underscores, a letter or a digit first.",
+        )
+    if not 0 < days <= AUTHORITY_DAYS:
+        raise ConfigError(f"A certificate cannot be valid for {days:g} days.", hint=f"Use 1 to {AUTHORITY_DAYS} days.")
+    key = ec.generate_private_key(ec.SECP256R1())
+    serial = 1 + secrets.randbelow(2**SERIAL_BITS - 1)
+    issuer = authority.certificate
+    lifetime = min(timedelta(days=days), issuer.not_valid_after_utc - datetime.now(UTC))
+    if lifetime <= timedelta(0):
+        raise Untrusted("The authority of the network has ended.", hint="Make a new network: penstock network create NAME")
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    certificate = (
+        _certificate(_named(f"{node}/{serial:x}"), issuer.subject, key.public_key(), lifetime, serial)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(node)]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
+    return Identity(certificate, key)
+
+
+def _named(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, lifetime: timedelta, serial: int | None = None
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(serial or x509.random_serial_number())
+        .not_valid_before(now - CLOCKS_DIFFER)
+        .not_valid_after(now + lifetime)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,  # lists of revocations
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+# ---- reading them ----
+
+
+def load_certificate(pem: bytes) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError:
+        raise Untrusted(
+            "This is no certificate.", hint="A certificate is a PEM file that begins with BEGIN CERTIFICATE."
+        ) from None
+
+
+def load_identity(certificate_pem: bytes, key_pem: bytes) -> Identity:
+    certificate = load_certificate(certificate_pem)
+    try:
+        key = serialization.load_pem_private_key(key_pem, password=None)
+    except (ValueError, TypeError):  # the second for a key that is locked
+        raise Untrusted("The private key cannot be read.", hint="It must be a PEM file without a password.") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise Untrusted("The private key is of another kind than the network's.", hint="It must be a P-256 key.")
+    return paired(certificate, key)
+
+
+def key_of(number: int) -> ec.EllipticCurvePrivateKey:
+    """The private key that is that number; ValueError when none is."""
+    return ec.derive_private_key(number, ec.SECP256R1())
+
+
+def paired(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Identity:
+    if key.public_key() != certificate.public_key():
+        raise Untrusted("The private key is not that of the certificate.", hint="Join the network again with a new invitation.")
+    return Identity(certificate, key)
+
+
+def common_name(certificate: x509.Certificate) -> str:
+    try:
+        (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except ValueError:  # none, or several, or a subject that cannot be read
+        raise Untrusted("The certificate does not say whose it is.") from None
+    return str(name.value)
+
+
+def node_name(certificate: x509.Certificate) -> str:
+    name = common_name(certificate).partition("/")[0]
+    if not NAME.fullmatch(name):  # it becomes a part of keys, and of log lines
+        raise Untrusted("The name in the certificate is not that of a node.")
+    return name
+
+
+def verify(certificate: x509.Certificate, authority: x509.Certificate, *, now: datetime | None = None) -> None:
+    """Raise Untrusted unless the authority has issued this certificate to a node, and it is valid now."""
+    now = now or datetime.now(UTC)
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        raise Untrusted("The certificate was signed by another authority than this network's.") from None
+    if _is_authority(certificate):
+        raise Untrusted("The certificate is that of an authority, not of a node.")
+    if not _for_clients(certificate):
+        raise Untrusted("The certificate is not for client authentication.")
+    for whose, dated in (("certificate", certificate), ("certificate of the network's authority", authority)):
+        if now < dated.not_valid_before_utc:
+            raise Untrusted(
+                f"The {whose} is not valid before {dated.not_valid_before_utc:%Y-%m-%d %H:%M} UTC.",
+                hint="Is the clock of this machine right?",
+            )
+        if now >= dated.not_valid_after_utc:
+            raise Untrusted(f"The {whose} ended on {dated.not_valid_after_utc:%Y-%m-%d %H:%M} UTC.")
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+    except ValueError:
+        raise Untrusted("The certificate has extensions that cannot be read.") from None
+
+
+def _for_clients(certificate: x509.Certificate) -> bool:
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return False
+    return ExtendedKeyUsageOID.CLIENT_AUTH in usage

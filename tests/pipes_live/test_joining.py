@@ -1,0 +1,158 @@
+"""From `network create` to a streamed answer by commands alone: closed networks of real processes that place themselves."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from tests.server import Server, clean_environment, free_port, running_server, until_ready
+
+pytestmark = pytest.mark.slow
+
+QUESTION = "What is the capital of France?"
+MODEL = "smollm2-135m"
+
+
+class Machine:
+    """A machine of one user: its own networks, and with `own_cache` none of the models that others have."""
+
+    def __init__(self, folder: Path, name: str, stack: ExitStack, *, own_cache: bool = True) -> None:
+        self.name, self._stack, self._listen = name, stack, f"tls/127.0.0.1:{free_port()}"
+        self.home, self.cache = folder / name / "home", folder / name / "cache"
+        self.env = {"PENSTOCK_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
+        if own_cache:
+            self.env["PENSTOCK_CACHE"] = str(self.cache)
+
+    def penstock(self, *args: str, stdin: str = "") -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock.cli", *args],
+            capture_output=True,
+            text=True,
+            input=stdin,
+            timeout=120,
+            env=clean_environment(**self.env),
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def create(self, network: str) -> None:
+        self.penstock("network", "create", network, "--node", self.name, "--listen", self._listen)
+
+    def join(self, token: str) -> None:
+        self.penstock("network", "join", "-", "--listen", self._listen, stdin=token)
+
+    def serve(self, *args: str) -> Server:
+        return self._stack.enter_context(running_server(*args, ready=False, **self.env))
+
+    def fetched(self) -> set[int]:
+        """Layers that lie in its own cache."""
+        return {int(re.sub(r"\D", "", file.stem)) for file in self.cache.glob("peers/*/layer-*.safetensors")}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, default_model_folder: Path) -> Callable[..., Machine]:
+    with ExitStack() as stack:
+        yield lambda name, **settings: Machine(tmp_path, name, stack, **settings)
+
+
+def streamed(server: Server) -> str:
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    messages = [{"role": "user", "content": QUESTION}]
+    chunks = client.chat.completions.create(model=MODEL, messages=messages, stream=True, temperature=0)  # type: ignore[call-overload]
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def held(server: Server) -> dict[str, list[list[int]]]:
+    found: dict[str, list[list[int]]] = {}
+    for segment in server.get("/network")["pipes"][0]["segments"]:
+        found.setdefault(segment["node"], []).append(segment["layers"])
+    return found
+
+
+def names(server: Server) -> list[str]:
+    return [node["node"] for node in server.get("/network")["nodes"]]
+
+
+def until(true: Callable[[], object], what: str, patience: float = 60.0) -> None:
+    end = time.monotonic() + patience
+    while not true():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.1)
+
+
+def test_three_machines_from_create_to_a_streamed_answer_and_a_lost_laptop(machine: Callable[..., Machine]) -> None:
+    a, laptop, cellar = machine("a", own_cache=False), machine("laptop"), machine("cellar")
+    a.create("home")
+    for other in (laptop, cellar):
+        token = a.penstock("network", "invite", other.name)
+        assert len(token.split()) == 1
+        other.join(token)
+
+    first = a.serve("--max-memory", "160MB")
+    mine = held(first)["a"][0]
+    assert mine[0] == 0
+    assert mine[1] < 30
+    with pytest.raises(Exception, match=f"Layers {mine[1]}:30 of {MODEL} are missing"):
+        streamed(first)
+
+    told = laptop.penstock("serve", "--dry-run")
+    assert f"layers  {mine[1]}:30\n" in told
+    assert "other nodes of the network" in told
+    assert not laptop.fetched()
+
+    second = laptop.serve()
+    until_ready(first)
+    assert "Paris" in streamed(first)
+    assert "Paris" in streamed(second)
+    assert held(first) == {"a": [mine], "laptop": [[mine[1], 30]]}
+    assert laptop.fetched() == set(range(mine[1], 30))  # just those, and from a: nobody else has them
+
+    third = cellar.serve("--no-ends")
+    until(lambda: "cellar" in held(first), "the third machine")
+    assert sorted(held(first)["cellar"]) == [mine, [mine[1], 30]]  # copies that meet where the others do
+    assert "The pipe is complete" in third.stdout.read_text(encoding="utf-8")
+
+    a.penstock("network", "revoke", "laptop")
+    until(lambda: set(held(first)) == {"a", "cellar"}, "the laptop to be out")
+    until_ready(first)
+    assert "Paris" in streamed(first)
+    until(lambda: set(held(second)) == {"laptop"}, "the laptop to be alone")
+    assert names(second) == ["laptop"]
+    second.leave()
+    assert "Traceback" not in second.log()
+    with running_server(ready=False, **laptop.env) as back:  # it knows everything that it knew, and is not let in
+        assert names(back) == ["laptop"]
+        assert names(first) == ["a", "cellar"]
+
+
+def test_a_node_may_keep_the_first_and_last_layers_and_another_have_only_the_ends(machine: Callable[..., Machine]) -> None:
+    a, b, c = machine("a", own_cache=False), machine("b", own_cache=False), machine("c", own_cache=False)
+    a.create("home")
+    for other in (b, c):
+        other.join(a.penstock("network", "invite", other.name))
+    private = a.serve("--private-layers", "2,2", "--max-memory", "160MB")
+    layers = b.serve("--no-ends")
+    until_ready(private)
+    assert "Paris" in streamed(private)
+    assert [0, 2] in held(private)["a"]
+    assert [28, 30] in held(private)["a"]
+    hops = private.get("/network")["pipes"][0]["route"]["hops"]
+    assert [hop["node"] for hop in hops if hop["layers"][0] < 2 or hop["layers"][1] > 28] == ["a"] * 2
+    entrance = c.serve("--layers", "ends")
+    until_ready(entrance)
+    assert "Paris" in streamed(entrance)
+    assert "c" not in held(entrance)
+
+    # who was told of a alone remembers the others: they meet when a is off
+    for server in (private, entrance, layers):
+        server.leave()
+    again = [b.serve("--no-ends"), c.serve("--layers", "ends")]
+    until(lambda: all(names(server) == ["b", "c"] for server in again), "those two to meet")
