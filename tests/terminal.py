@@ -38,8 +38,8 @@ class Person:
         os.write(self._terminal, keys.encode())
 
     def _pauses(self) -> None:
-        """Nobody presses Ctrl-C within a microsecond of another key, and Python's readline loses it then: it looks for signals, and
-        only afterwards begins to wait for keys. So the command must be seen to sleep."""
+        """Nobody presses Ctrl-C within a microsecond of another key, and Python's readline loses it then: it looks for signals,
+        and only afterwards begins to wait for keys. So the command must be seen to sleep."""
         looks = 0
         until = time.monotonic() + 10
         while looks < 3 and time.monotonic() < until:

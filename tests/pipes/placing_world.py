@@ -29,7 +29,7 @@ class Machine:
 class Node:
     placer: Placer
     held: Ranges
-    view: dict[str, tuple[int, Member]] = field(default_factory=dict)  # with the number of the record
+    view: dict[str, tuple[int, Member | None]] = field(default_factory=dict)  # the last record and its number; None: it is gone
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Event:
 
 
 class World:
-    """`links` are the pairs of nodes that do not reach each other before a time; `fails` says whether the next load fails."""
+    """`links` are pairs of nodes that do not reach each other before a time; `fails` says whether a load of a node fails."""
 
     def __init__(
         self,
@@ -105,9 +105,7 @@ class World:
 
     def _start(self, name: str) -> None:
         if name not in self.nodes:
-            node = Node(Placer(name, "m", self.num_layers), self.machines[name].pinned)
-            node.view = {other: (0, self._record(other)) for other in ()}
-            self.nodes[name] = node
+            self.nodes[name] = Node(Placer(name, "m", self.num_layers), self.machines[name].pinned)
             self._publish(name)
             for other in self.nodes:
                 if other != name:
@@ -121,7 +119,7 @@ class World:
 
     def _record(self, name: str) -> Member:
         node, machine = self.nodes[name], self.machines[name]
-        room = machine.capacity - size(node.held) - size(node.placer.claims)
+        room = max(0, machine.capacity - size(node.held) - size(node.placer.claims))
         return Member(
             node=name,
             held=node.held,
@@ -132,7 +130,7 @@ class World:
         )
 
     def _publish(self, name: str) -> None:
-        for other in self.nodes:
+        for other in self.nodes if name in self.nodes else ():
             self._tell(name, other)
 
     def _tell(self, name: str, other: str) -> None:
@@ -158,9 +156,10 @@ class World:
             return
         act = node.placer.look(self.now, [record for _, record in node.view.values() if record])
         if isinstance(act, Wait):
+            assert act.until > self.now, "a wait that is over already"
             if act.until < inf:
-                assert act.until > self.now, "a wait that is over already"
-                self._at(act.until, lambda: self._look(name, node))
+                rooms_again = node.placer.holding_back(self.now)
+                self._at(act.until, lambda: self._publish(name) if rooms_again else self._look(name, node))
             return
         event = Event(self.now, name, act)
         self.log.append(event)
@@ -184,8 +183,6 @@ class World:
             node.held = (*node.held, *layers)
             node.placer.loaded(layers)
         self._publish(name)
-        if node.placer.holding_back(self.now):
-            self._at(self.now + 60 * 60, lambda: self._publish(name) if self.nodes.get(name) is node else None)
 
     def _at(self, at: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (at, next(self._order), happen))

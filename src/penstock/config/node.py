@@ -116,7 +116,7 @@ class HostedModelConfig:
         held = {layer for layers in self.segments or () for layer in layers.layers()}
         if self.segments is not None and not held.issuperset(range(private.first)):
             raise ConfigError(
-                f"layers = {shown(self.layers)} of '{self.id}' do not hold the first {private.first} layers, but these are private.",
+                f"layers = {shown(self.layers)} of '{self.id}' do not hold the first {private.first} layers, which are private.",
                 hint="Name them in layers, or leave layers out.",
             )
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from penstock.domain.messages import Message
+from penstock.domain.messages import Message, WeightsPart
 from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.errors import BadMessage, Unreachable
 from penstock.network.codec import encode
@@ -181,7 +181,9 @@ class _Outbox:
 
 
 def _weight(message: Message) -> int:
-    """Bytes of hidden states; the rest is small."""
+    """Bytes of hidden states and weights; the rest is small."""
+    if isinstance(message, WeightsPart):
+        return memoryview(message.data).nbytes
     if not isinstance(message, NetworkJob) or message.hidden is None:
         return 0
     if isinstance(message.hidden, PackedHidden):

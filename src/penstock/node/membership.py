@@ -26,7 +26,8 @@ from penstock.network.trust.listening import reachable
 from penstock.network.trust.peers import remember, usable
 from penstock.network.wire import Wire
 from penstock.pipes.pipe_manager import PipeManager
-from penstock.pipes.weights_exchange import WeightsGiver, WeightsTaker
+from penstock.pipes.weights_giver import WeightsGiver
+from penstock.pipes.weights_taker import WeightsTaker
 
 logger = logging.getLogger("penstock.network")
 

@@ -58,7 +58,7 @@ class Placing:
         self._model, self._node, self._membership, self._progress = model, node, membership, progress
         self._manager = ModelManager(node.engine, progress)
         self._source = self._find_source()
-        self._found = self._manager.find(model.id, self._source.folder, dtype=model.dtype, device=model.device)
+        self._found = self._find()
         self._budget = self._manager.budget(
             self._found, ends=model.load_ends, kv_memory=model.kv_memory, max_memory=model.max_memory
         )
@@ -95,6 +95,7 @@ class Placing:
         self._validate(self._pinned, ends=model.load_ends)
         if model.load_ends:
             self._source.require([], ends=True, progress=self._progress)
+            found = self._found = self._find()  # files that came with the ends tell where texts end
         ends = self._manager.load_ends(found) if model.load_ends else None
         loaded = found.with_parts((), ends)
         pipe = self._membership.pipes.make(loaded, self._node.engine.block_size, private=model.private, weights=self._expected())
@@ -135,6 +136,9 @@ class Placing:
         taker = membership.taker if self._node.network.share_weights else None
         agreed = agreed_weights(membership.records, self._model.id, but=self._node.node_id)
         return find_source(self._model.id, agreed, taker, self._progress)
+
+    def _find(self) -> FoundModel:
+        return self._manager.find(self._model.id, self._source.folder, dtype=self._model.dtype, device=self._model.device)
 
     def _pins(self) -> tuple[LayerRange, ...]:
         """What the settings ask for, whatever the network has."""

@@ -15,7 +15,7 @@ from penstock.model.manifest import Manifest, check_against
 from penstock.model.sources import local, resolve
 from penstock.model.sources.peers import PeerStore
 from penstock.model.spec import read_spec
-from penstock.pipes.weights_exchange import WeightsTaker
+from penstock.pipes.weights_taker import WeightsTaker
 from penstock.progress import Progress
 
 NO_LAYERS = LayerRange(0, 0)

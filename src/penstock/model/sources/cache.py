@@ -3,6 +3,8 @@
 - `downloads/`: what is fetched and thrown away again
 - `gguf/`: GGUF files that were fetched
 - `models/`: one folder in Hugging Face layout per converted model
+- `manifests/`: hashes of weight files
+- `peers/`: weights that came from other nodes
 - `locks/`: one lock per model, held while it is fetched and converted
 """
 
