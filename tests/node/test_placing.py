@@ -27,7 +27,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"SETTLE": 0.15, "CLAIM_WAIT": 0.15, "PATIENCE": 0.5, "OVERDUE": 1.0}.items():
         monkeypatch.setattr(placer, name, seconds)
     monkeypatch.setattr("penstock.node.placing.SETTLE", 0.15)
-    monkeypatch.setattr("penstock.node.placing.MEETING", 0.1)
+    monkeypatch.setattr("penstock.node.membership.MEETING", 0.1)
+    monkeypatch.setattr("penstock.node.membership.OFFERING", 0.1)
 
 
 @pytest.fixture

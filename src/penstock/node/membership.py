@@ -34,6 +34,8 @@ logger = logging.getLogger("penstock.network")
 LONELY = 30.0  # seconds between two complaints that nobody is there
 PUBLISH_EVERY = 1.0  # seconds, if anything has changed
 HANDED_OVER_LOOK = 0.05  # seconds
+MEETING = 1.5  # seconds for the first record of another node
+OFFERING = 5.0  # ... and for the first that says what it has
 MOST_ENDPOINTS = 8  # of its own that a node tells
 
 
@@ -101,11 +103,18 @@ class Membership:
         """Hand the weights of a model to nodes that ask for them."""
         self._weights[model] = (folder, manifest)
 
-    def wait_for_others(self, patience: float) -> None:
-        """Until another node's record is here. Links are made in the background, and one who decides alone decides wrongly."""
-        if self.config.connect or self.config.multicast:
-            with self.changed:
-                self.changed.wait_for(lambda: len(self.records) > 1, patience)
+    def wait_for_others(self) -> None:
+        """Until other nodes say what they have. Links are made in the background, and one who decides alone decides wrongly; a
+        node that has just started takes a moment to know what it has."""
+        if not (self.config.connect or self.config.multicast):
+            return
+        with self.changed:
+            if self.changed.wait_for(lambda: self._others, MEETING):
+                self.changed.wait_for(lambda: any(record.offers for record in self._others), OFFERING)
+
+    @property
+    def _others(self) -> list[NodeRecord]:
+        return [record for record in self.records if record.node != self.node]
 
     def retire(self, model: str, layers: LayerRange) -> None:
         """Tell the others not to count on these layers any more."""

@@ -196,11 +196,11 @@ class Node:
 
     def _wanted(self, membership: Membership) -> Sequence[HostedModelConfig]:
         """The models of the settings; where these name none, the one that the network runs."""
-        from penstock.node.placing import MEETING, adopted
+        from penstock.node.placing import adopted
 
         if not self.config.adopts:
             return self.config.models
-        membership.wait_for_others(MEETING)
+        membership.wait_for_others()
         return [
             replace(self.config.models[0], id=adopted(membership.records, but=self.config.node_id) or self.config.models[0].id)
         ]

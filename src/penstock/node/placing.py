@@ -30,7 +30,6 @@ from penstock.progress import Progress, silent
 logger = logging.getLogger("penstock.placement")
 
 LONGEST_WAIT = 1.0  # seconds between two looks at the network
-MEETING = 1.5  # seconds for the others' records, before this node decides without them
 
 Host = Callable[[LoadedModel, Pipe], HostedLayers]
 
@@ -132,7 +131,7 @@ class Placing:
 
     def _find_source(self) -> WeightsSource:
         membership = self._membership
-        membership.wait_for_others(MEETING)
+        membership.wait_for_others()
         taker = membership.taker if self._node.network.share_weights else None
         agreed = agreed_weights(membership.records, self._model.id, but=self._node.node_id)
         return find_source(self._model.id, agreed, taker, self._progress)
@@ -149,6 +148,13 @@ class Placing:
         if beyond:
             raise ConfigError(
                 f"layers {beyond[0]} go beyond the model, which has {num_layers}.", hint=f"Layers are 0:{num_layers} in all."
+            )
+        held = {layer for layers in self._model.segments for layer in layers.layers()}
+        lost = [layers for layers in self._model.private.ranges(num_layers) if not held.issuperset(layers.layers())]
+        if lost:
+            raise ConfigError(
+                f"layers {lost[0]} of '{self._model.id}' are private here, and layers = \"{self._model.layers}\" do not hold them.",
+                hint="Name them in layers, or leave layers out.",
             )
         return self._model.segments
 
