@@ -238,26 +238,25 @@ def test_two_that_did_not_see_each_other_when_they_began_mend_it() -> None:
     assert [event.node for event in world.acts(Drop)] == ["b"]
 
 
+def pinned_and_free() -> World:
+    """`a` has 0:15 by its settings, `b` has taken 15:30 and has room for as many more. At 100 s `a` dies."""
+    world = World({"a": Machine(15, pinned=A), "b": Machine(30)})
+    world.dies("a", 100.0)
+    assert world.run(99.0).held() == {"a": "0:15", "b": "15:30"}
+    return world
+
+
 def test_a_node_that_leaves_is_replaced_by_one_with_room_but_not_before_it_could_be_back() -> None:
-    world = World({"a": Machine(30), "b": Machine(15), "c": Machine(15)}, load_time=(1, 1))
-    world.dies("a", 0.5)  # so that b and c share the model ...
-    world.starts("a", 20.0)  # ... and a has copies of both
-    world.run(50)
-    assert world.held() == {"a": "0:15,15:30", "b": "0:15", "c": "15:30"}
-    tight = World({"a": Machine(15, pinned=A), "b": Machine(30, pinned=B)})
-    tight.dies("a", 100.0)
-    tight.run(100.0 + PATIENCE - 0.1)
-    assert tight.held() == {"b": "15:30"}
-    assert tight.run(130.0).held() == {"b": "0:15,15:30"}
+    world = pinned_and_free().run(130.0)
+    assert world.held() == {"b": "0:15,15:30"}
+    (claim,) = (event for event in world.acts(Claim) if event.at > 100.0)
+    assert claim.at == 100.0 + PATIENCE
 
 
 def test_a_node_that_restarts_in_time_is_not_replaced() -> None:
-    world = World({"a": Machine(15, pinned=A), "b": Machine(30, start=0.0, pinned=B)})
-    world.dies("a", 100.0)
+    world = pinned_and_free()
     world.starts("a", 100.0 + PATIENCE - 1)
-    world.run(200)
-    assert world.held() == {"a": "0:15", "b": "15:30"}
-    assert world.log == []
+    assert world.run(200.0).held() == {"a": "0:15", "b": "15:30"}
 
 
 def test_a_replica_takes_the_place_of_a_node_that_is_gone() -> None:

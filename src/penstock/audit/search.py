@@ -19,7 +19,7 @@ from penstock.model.attention import Piece
 from penstock.model.spec import ModelSpec
 
 FIRST, GROWTH, MOST = 4, 4, 128  # candidates in the first batch, how much larger the next ones are, and in the largest
-TRUST = 30.0  # what a cosine counts against a logarithm of a likelihood; between 20 and 50 it makes little difference
+TRUST = 30.0  # what a cosine counts against a logarithm of a likelihood; 20 and 50 rank the sample text about equally well
 # How far a state may be from the one that was seen, as a share of its length, and still be the same: what rounding does.
 SAME = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 CLEAR = 3.0  # and the second nearest is so many times farther away

@@ -153,7 +153,7 @@ class Placing:
         lost = [layers for layers in self._model.private.ranges(num_layers) if not held.issuperset(layers.layers())]
         if lost:
             raise ConfigError(
-                f"layers {lost[0]} of '{self._model.id}' are private here, and layers = \"{self._model.layers}\" do not hold them.",
+                f"layers {lost[0]} of '{self._model.id}' are private here, but not in layers = \"{self._model.layers}\".",
                 hint="Name them in layers, or leave layers out.",
             )
         return self._model.segments
