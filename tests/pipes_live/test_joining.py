@@ -138,7 +138,7 @@ def test_a_node_may_keep_the_first_and_last_layers_and_another_have_only_the_end
     a.create("home")
     for other in (b, c):
         other.join(a.penstock("network", "invite", other.name))
-    private = a.serve("--private-layers", "2,2", "--max-memory", "160MB")
+    private = a.serve("--private-layers", "2,2", "--max-memory", "200MB")
     layers = b.serve("--no-ends")
     until_ready(private)
     assert "Paris" in streamed(private)

@@ -19,6 +19,12 @@ from penstock.model.weights import WeightFiles
 REFINED = 8  # candidates whose logits are computed in fp32
 
 
+def end_bytes(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> int:
+    """What the weights of the ends take: a head that is tied to the embedding and packed is there twice."""
+    twice = spec.tied and can_pack(dtype, device)
+    return (spec.end_params + (spec.vocab * spec.hidden if twice else 0)) * dtype.itemsize
+
+
 class EndModel:
     def __init__(self, spec: ModelSpec, folder: Path, files: WeightFiles, *, dtype: torch.dtype, device: torch.device) -> None:
         self.spec, self.dtype, self.device = spec, dtype, device

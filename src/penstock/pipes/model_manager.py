@@ -12,7 +12,7 @@ import torch
 from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
-from penstock.model.ends import EndModel
+from penstock.model.ends import EndModel, end_bytes
 from penstock.model.memory import available_memory, keep_freed_memory, use_huge_pages
 from penstock.model.segment import LlmModel
 from penstock.model.shapes import layer_shapes, layer_weights
@@ -72,7 +72,7 @@ class ModelManager:
         context = -(-spec.context // self._config.block_size)
         footprint = Footprint(
             layer=spec.layer_params * size,
-            ends=spec.end_params * size,
+            ends=end_bytes(spec, found.dtype, found.device),
             kv_block=self._config.block_size * spec.kv_width * size,
             peak=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
             least_blocks=min(context, -(-KV_TOKENS // self._config.block_size)) + 1,
@@ -124,8 +124,8 @@ class ModelManager:
         ranges = _ranges(segments, spec, whole)
         layers = sum(layers.size for layers in ranges)
         held = sum(layer_weights(spec, index) for found_range in ranges for index in found_range.layers())
-        held += spec.end_params if load_ends else 0
-        blocks = self._kv_blocks(spec, layers, held * kind.itemsize, kind, where, kv_memory, max_memory)
+        weights = held * kind.itemsize + (end_bytes(spec, kind, where) if load_ends else 0)
+        blocks = self._kv_blocks(spec, layers, weights, kind, where, kv_memory, max_memory)
         files = WeightFiles(folder)
         loaded = [self._segment(found, layers, files, blocks) for layers in ranges]
         ends = EndModel(spec, folder, files, dtype=kind, device=where) if load_ends else None
