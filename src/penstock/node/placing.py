@@ -198,8 +198,8 @@ class Placing:
         return min(max(0, self._budget.room - claimed), self._found.spec.num_layers)
 
     def _members(self) -> list[Member]:
-        spec = self._found.spec
-        return members_of(self._membership.records, self._model.id, fingerprint(spec), spec.num_layers, self._expected())
+        key = (self._model.id, fingerprint(self._found.spec), self._found.spec.num_layers)
+        return members_of(self._membership.records, key, self._node.engine.block_size, self._expected())
 
     def _own_member(self) -> Member:
         return Member(
@@ -333,33 +333,34 @@ def _preview(
 
 
 def members_of(
-    records: Iterable[NodeRecord], model: str, shape: str, num_layers: int, weights: WeightsOf | None = None
+    records: Iterable[NodeRecord], key: tuple[str, str, int], block_size: int, weights: WeightsOf | None = None
 ) -> list[Member]:
-    """What the nodes have of a model and could take. Who leaves counts no more, and neither do weights that are others."""
+    """What the nodes have of a model (its name, shape and number of layers) and could take. Who leaves counts no more, and neither
+    does what cannot be on a path with this node's layers."""
     members = []
     for record in records:
-        if record.draining:
-            continue
-        held = [
+        held = tuple(
             segment.layers
             for segment in record.segments
-            if (segment.model, segment.shape, segment.num_layers) == (model, shape, num_layers) and not differs(segment, weights)
-        ]
-        key = (model, shape, num_layers)
+            if (segment.model, segment.shape, segment.num_layers, segment.block_size) == (*key, block_size)
+            and not differs(segment, weights)
+        )
         offer = next((offer for offer in record.offers if (offer.model, offer.shape, offer.num_layers) == key), None)
-        if offer is not None:
+        if record.draining or not (held or offer):
+            continue
+        if offer is None:
+            members.append(Member(node=record.node, held=held))
+        else:
             members.append(
                 Member(
                     node=record.node,
-                    held=tuple(held),
+                    held=held,
                     claims=offer.claims,
                     pinned=offer.pinned,
                     room=offer.room,
                     max_pipes=offer.max_pipes,
                 )
             )
-        elif held:
-            members.append(Member(node=record.node, held=tuple(held)))
     return members
 
 
