@@ -335,8 +335,8 @@ def _preview(
 def members_of(
     records: Iterable[NodeRecord], key: tuple[str, str, int], block_size: int, weights: WeightsOf | None = None
 ) -> list[Member]:
-    """What the nodes have of a model (its name, shape and number of layers) and could take. Who leaves counts no more, and neither
-    does what cannot be on a path with this node's layers."""
+    """What the nodes have of a model (its name, shape and number of layers) and could take. Who leaves counts no more, nor does
+    what cannot be on a path with this node's layers."""
     members = []
     for record in records:
         held = tuple(
