@@ -67,6 +67,7 @@ class Membership:
         self._read: dict[str, tuple[bytes, NodeRecord | None]] = {}
         self._changing, self._publishing = threading.Lock(), threading.Lock()
         self._left = threading.Event()
+        self.loading = threading.Lock()  # held by whoever loads layers
         self.changed = threading.Condition()  # told whenever the network may look different
         self._busy: dict[str, tuple[float, float]] = {}
         self._met = False  # another node

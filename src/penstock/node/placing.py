@@ -14,6 +14,7 @@ from penstock.domain.meta_model import NodeRecord, Offer
 from penstock.domain.topology import LayerRange
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import ConfigError, NotEnoughMemory, PenstockError
+from penstock.model.memory import available_memory
 from penstock.model.sources import resolve
 from penstock.model.spec import fingerprint
 from penstock.node.membership import Membership
@@ -65,6 +66,7 @@ class Placing:
         self._check_room()
         self._placer = Placer(node.node_id, model.id, self._found.spec.num_layers)
         self._loading: tuple[LayerRange, ...] = ()  # pinned ones that are not here yet
+        self._offered = 0  # room
         self._why = ""  # it holds what it holds
         self._chosen: set[LayerRange] = set()  # that are here because the network needed them
         self._hosted: HostedLayers | None = None
@@ -174,6 +176,7 @@ class Placing:
     # ---- what the others see ----
 
     def _offer(self) -> None:
+        self._offered = self._room()
         if self._node.network.share_weights:
             self._membership.give(self._model.id, self._source.folder, self._source.manifest)
         self._membership.offer(
@@ -181,7 +184,7 @@ class Placing:
                 model=self._model.id,
                 shape=fingerprint(self._found.spec),
                 num_layers=self._found.spec.num_layers,
-                room=self._room(),
+                room=self._offered,
                 claims=(*self._loading, *self._placer.claims),
                 pinned=self._pinned,
                 max_pipes=self._node.max_pipes,
@@ -221,6 +224,8 @@ class Placing:
 
     def _look(self) -> bool:
         """Do the next thing that there is to do, or wait for it; True if it waited."""
+        if self._room() != self._offered:  # it held back for a while, and does no more
+            self._offer()
         members = self._members()
         here = any(member.node == self._node.node_id for member in members)  # not when it is about to leave
         act = self._placer.look(time.monotonic(), members) if here else Wait(math.inf)
@@ -260,13 +265,26 @@ class Placing:
         assert self._hosted is not None
         ranges = list(chosen)
         self._source.require(ranges, ends=False, progress=self._progress)
-        blocks = self._budget.blocks(sum(layers.size for layers in ranges))
-        for layers in ranges:
-            self._budget.take(layers.size, blocks)
-            self._hosted.engine.add_segment(self._manager.load_layers(self._found, layers, blocks))
+        with self._membership.loading:  # of several models one at a time
+            blocks = self._budget.blocks(sum(layers.size for layers in ranges))
+            self._check_free(sum(layers.size for layers in ranges), blocks)
+            for layers in ranges:
+                self._hosted.engine.add_segment(self._manager.load_layers(self._found, layers, blocks))
+                self._budget.take(layers.size, blocks)
         self._loading = tuple(layers for layers in self._loading if layers not in ranges)
         done()
         self._offer()
+
+    def _check_free(self, layers: int, blocks: int) -> None:
+        """The budget was made at the start; other programs, and other models of this node, have taken some of it since."""
+        footprint = self._budget.footprint
+        needed = layers * (footprint.layer + blocks * footprint.kv_block) + footprint.peak
+        free = available_memory(self._found.device)
+        if needed > free:
+            raise NotEnoughMemory(
+                f"{layers} layers of {self._model.id} take {_mb(needed)}, but only {_mb(free)} are free on {self._found.device}.",
+                hint="Close other programs, or give less: --max-memory.",
+            )
 
     def _drop(self, chosen: Iterable[LayerRange]) -> None:
         assert self._hosted is not None
