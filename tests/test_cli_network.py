@@ -169,8 +169,9 @@ def test_in_a_closed_network_a_hole_is_filled_by_invitation() -> None:
     assert "loading    b 9:30" in text
     assert "room       a for 1 layer" in text
     assert text.endswith("""
-  To complete it, invite a machine with room for it. This prints a token, where
-  the network was made; there: penstock network join TOKEN, then: penstock serve
+  To complete it, start a machine that was here before, or invite one with room
+  for it: this prints a token, where the network was made; on the new machine:
+  penstock network join TOKEN, then: penstock serve
 
     penstock network invite NAME
 """)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from tests.tiny_weights import CONFIG, LAYERS, flip_a_bit, write_model
 
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights
+from penstock.model import manifest as manifest_module
+from penstock.model.families import FAMILIES
 from penstock.model.hashing import manifest_of
 from penstock.model.manifest import ENDS, MAX_MANIFEST, Manifest, Part, check_against
 from penstock.model.segment import LlmModel
-from penstock.model.shapes import end_shapes
+from penstock.model.shapes import end_shapes, layer_shapes
+from penstock.model.sources.peers import PeerStore
 from penstock.model.spec import read_spec
 from penstock.model.weights import WeightFiles, places
 
@@ -54,10 +59,6 @@ def test_it_knows_the_weight_hash_that_loading_the_layers_gives(folder: Path, la
     how: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "kv_blocks": 2, "block_size": 8}
     loaded = LlmModel(read_spec(folder), layers, WeightFiles(folder), **how)
     assert look(folder).layer_hash(layers) == loaded.weight_hash
-
-
-def test_it_knows_the_hash_of_the_ends(folder: Path) -> None:
-    assert look(folder).end_hash == WeightFiles(folder).read(end_shapes(read_spec(folder)))[1].hex()
 
 
 def test_shards_do_not_change_it(folder: Path, tmp_path: Path) -> None:
@@ -138,6 +139,42 @@ def test_it_arrives_as_it_was_sent(encoded: bytes) -> None:
     assert found.spec.num_layers == LAYERS
 
 
+def test_more_experts_than_a_manifest_has_room_for_are_refused_before_they_are_named(
+    encoded: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = 4000
+    content = json.loads(encoded)
+    many = {"model_type": "qwen3_moe", "num_experts": 4000, "moe_intermediate_size": 8, "num_experts_per_tok": 2}
+    content["config"] = json.dumps(CONFIG | many | {"num_hidden_layers": layers})
+    content["layers"] = [[]] * layers
+    monkeypatch.delattr(manifest_module, "layer_shapes")
+    with pytest.raises(CorruptWeights, match="16000000 experts in all layers"):
+        Manifest.decode(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+@pytest.mark.parametrize("prefix", FAMILIES["gemma3"].prefixes)
+def test_the_names_of_the_tensors_arrive_as_they_are(tmp_path: Path, prefix: str) -> None:
+    """A gemma3 has been written in two ways, and its config does not say in which."""
+    folder = write_gemma3(tmp_path / "gemma3", prefix)
+    mine = look(folder)
+    found = Manifest.decode(mine.encode())
+    assert found == mine
+    assert found.spec.prefix == read_spec(folder).prefix == prefix
+    assert found.layer_hash(LayerRange(0, 1)) == mine.layer_hash(LayerRange(0, 1))
+    assert read_spec(PeerStore(found, "gemma3").folder).prefix == prefix  # before anything was fetched
+
+
+def write_gemma3(folder: Path, prefix: str) -> Path:
+    text = {key: CONFIG[key] for key in CONFIG if key not in ("architectures", "model_type")}
+    text |= {"num_hidden_layers": 1, "sliding_window": 4, "head_dim": 8}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    spec = replace(read_spec(folder), prefix=prefix)
+    shapes = layer_shapes(spec, 0) | end_shapes(spec)
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / WEIGHTS)
+    return folder
+
+
 json_like = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -205,6 +242,7 @@ def test_a_config_with_any_value_is_refused_or_fits(encoded: bytes, key: str, va
         {"num_attention_heads": 0},
         {"num_attention_heads": 10**9},
         {"model_type": "qwen3_moe", "num_experts": 10**9, "moe_intermediate_size": 8, "num_experts_per_tok": 2},
+        {"model_type": "qwen3_moe", "num_experts": 4096, "moe_intermediate_size": 8, "num_experts_per_tok": 2},
         {"vocab_size": 10**13},
         {"vocab_size": -64},
         {"vocab_size": 0},
@@ -245,6 +283,10 @@ def test_a_config_that_cannot_be_is_refused(encoded: bytes, change: dict[str, An
         {"files": [["tokenizer.json", 1, "0" * 64]] * 2},
         {"files": [["tokenizer.json", 1, "0" * 64], ["generation_config.json", 1, "0" * 64]]},
         {"more": 1},
+        {"prefix": ""},
+        {"prefix": "model."},
+        {"prefix": "model.language_model."},
+        {"prefix": ["model."]},
     ],
     ids=lambda change: str(change)[:60],
 )

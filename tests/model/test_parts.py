@@ -110,6 +110,17 @@ def test_a_layer_that_is_not_there_is_said_so_and_the_others_can_be_read(shards:
     assert reader.read(Part(2), 0, 10)
 
 
+def test_a_layer_that_comes_later_can_be_read(shards: Path) -> None:
+    manifest = manifest_of(shards, read_spec(shards))
+    (shards / "model.safetensors.index.json").unlink()
+    later = (shards / "model-1.safetensors").rename(shards / "later")
+    reader = PartReader(shards, manifest)
+    with pytest.raises(CorruptWeights, match="lack the tensor"):
+        reader.read(Part(1), 0, 10)
+    later.rename(shards / "model-1.safetensors")
+    assert reader.read(Part(1), 0, 10)
+
+
 def test_a_file_that_was_replaced_is_looked_at_again(shards: Path, tmp_path: Path) -> None:
     manifest = manifest_of(shards, read_spec(shards))
     reader = PartReader(shards, manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
@@ -73,19 +74,69 @@ def test_everything_is_the_model_again(store: PeerStore, original: Path, manifes
     assert manifest_of(store.folder, read_spec(store.folder)) == manifest
 
 
-def test_a_store_is_found_again_by_its_hash(store: PeerStore, original: Path, manifest: Manifest) -> None:
+def test_a_store_is_found_again_by_the_models_name(store: PeerStore, original: Path, manifest: Manifest) -> None:
     bring(store, TOKENIZER, content(original, manifest, TOKENIZER))
-    found = PeerStore.find(manifest.hash, "tiny")
+    found = PeerStore.latest("tiny")
     assert found is not None
     assert (found.manifest, found.has(TOKENIZER), found.has(ENDS)) == (manifest, True, False)
-    assert PeerStore.find("0" * 64, "tiny") is None
-    assert PeerStore.find("../" + manifest.hash, "tiny") is None
+    assert PeerStore.latest("other") is None
+
+
+def test_nothing_is_found_in_an_empty_cache() -> None:
+    assert PeerStore.latest("tiny") is None
+
+
+def test_of_two_stores_of_a_model_the_one_that_was_used_last_is_found(store: PeerStore, tmp_path: Path) -> None:
+    other_model = write_model(tmp_path / "other", seed=1)
+    other = PeerStore(manifest_of(other_model, read_spec(other_model)), "tiny")
+    for folder in (store.folder, other.folder):
+        os.utime(folder / "manifest.json", (1, 1))
+    for used in (store, other, store):
+        PeerStore(used.manifest, "tiny")
+        found = PeerStore.latest("tiny")
+        assert found is not None
+        assert found.folder == used.folder
+        os.utime(used.folder / "manifest.json", (1, 1))
 
 
 def test_a_store_whose_manifest_is_another_is_not_found(store: PeerStore, tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", seed=1)
     (store.folder / "manifest.json").write_bytes(manifest_of(other, read_spec(other)).encode())
-    assert PeerStore.find(store.manifest.hash, "tiny") is None
+    assert PeerStore.latest("tiny") is None
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "penstock.json"])
+@pytest.mark.parametrize("left", [b"", b"[]", b"\xff", None], ids=str)
+def test_a_store_that_is_damaged_is_not_found(store: PeerStore, file: str, left: bytes | None) -> None:
+    (store.folder / file).unlink()
+    if left is not None:
+        (store.folder / file).write_bytes(left)
+    assert PeerStore.latest("tiny") is None
+
+
+def test_a_part_of_another_size_is_not_there(store: PeerStore, original: Path, manifest: Manifest) -> None:
+    for part, file in ((Part(1), "layer-00001.safetensors"), (TOKENIZER, "tokenizer.json")):
+        data = content(original, manifest, part)
+        bring(store, part, data)
+        assert store.has(part)
+        with (store.folder / file).open("ab") as damaged:
+            damaged.write(b"x")
+        assert not store.has(part)
+        bring(store, part, data)
+        assert store.has(part)
+
+
+def test_a_part_that_was_discarded_is_fetched_from_its_beginning(store: PeerStore, original: Path, manifest: Manifest) -> None:
+    data = content(original, manifest, Part(1))
+    bring(store, Part(1), data)
+    store.discard(Part(1))
+    assert (store.has(Part(1)), store.fetched(Part(1))) == (False, 0)
+    with store.incoming(Part(1)) as incoming:
+        incoming.write(data[:100])
+    store.discard(Part(1))
+    assert store.fetched(Part(1)) == 0
+    bring(store, Part(1), data)
+    assert store.has(Part(1))
 
 
 @pytest.mark.parametrize("part", [Part(1), ENDS, TOKENIZER], ids=str)

@@ -148,7 +148,8 @@ def offers(draw: st.DrawFn) -> Offer:
         room=draw(st.integers(0, 4096)),
         claims=tuple(draw(st.lists(ranges(num_layers), max_size=2))),
         max_pipes=draw(counts),
-        weights=draw(names),
+        pinned=tuple(draw(st.lists(ranges(num_layers), max_size=2))),
+        weights=draw(st.just("") | st.from_regex(r"[0-9a-f]{64}", fullmatch=True)),
         gives=draw(st.booleans()),
     )
 
@@ -164,8 +165,9 @@ def records(draw: st.DrawFn) -> NodeRecord:
         pid=draw(counts),
         draining=draw(st.booleans()),
         serves=tuple(draw(st.lists(names, max_size=2))),
+        endpoints=tuple(draw(st.lists(names, max_size=2))),
         segments=tuple(draw(st.lists(segments(node), max_size=2))),
-        offers=tuple(draw(st.lists(offers(), max_size=2))),
+        offers=tuple(draw(st.lists(offers(), max_size=2, unique_by=lambda offer: offer.model))),
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, NotEnoughMemory
 from penstock.network.in_process import Hub
 from penstock.pipes import placer
@@ -82,7 +84,7 @@ def test_when_the_pipe_is_complete_the_next_node_copies_what_the_fewest_hold(nod
 
 
 def test_a_node_that_leaves_is_replaced_where_another_has_room(node: Callable[..., FleetNode]) -> None:
-    a, b = node("a", 5), node("b", 24)  # half of what is left becomes KV
+    a, b = node("a", 5), node("b", 12)
     with running(a), running(b):
         assert b.held == ["5:12"]
         a.stop()
@@ -118,3 +120,64 @@ def test_a_tampered_file_is_refused_by_name(node: Callable[..., FleetNode], tmp_
 def test_a_budget_without_room_for_a_layer_is_refused_with_what_would_do(node: Callable[..., FleetNode]) -> None:
     with pytest.raises(NotEnoughMemory, match=r"too small for a single layer .* Give max_memory of"), running(node("a", 0)):
         pass
+
+
+def test_a_load_that_fails_is_told_to_the_others_and_tried_again(
+    node: Callable[..., FleetNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placer, "FIRST_PAUSE", 0.5)
+    a, b = node("a", 5), node("b", 12)
+    with running(a), running(b):
+        manager = b.placing._manager  # type: ignore[union-attr]
+        load, failures = manager.load_layers, []
+
+        def failing(*args: Any) -> Any:
+            if not failures:
+                failures.append(args[1])
+                raise RuntimeError("no memory")
+            return load(*args)
+
+        manager.load_layers = failing  # type: ignore[method-assign]
+        a.stop()
+        wait_for(lambda: failures, "the first try")
+        wait_for(lambda: held(b) == set(range(LAYERS)), "the second one")
+        assert b.membership._offers[b.config.models[0].id].claims == ()
+
+
+def test_weights_that_changed_after_they_were_checked_are_not_used(
+    node: Callable[..., FleetNode], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "changing", layers=LAYERS)
+    a = node("a", 12, model=model)
+    offer = a.membership.offer
+
+    def damage_and_offer(told: Any) -> None:
+        if not told.claims and a.hosted is None:  # the hashes are known, and nothing is loaded yet
+            flip_a_bit(model / "model.safetensors", (model / "model.safetensors").stat().st_size - 100)
+        offer(told)
+
+    monkeypatch.setattr(a.membership, "offer", damage_and_offer)
+    with pytest.raises(CorruptWeights, match="are not what they were when they were checked"), running(a):
+        pass
+
+
+def test_all_ranges_of_a_node_have_the_kv_memory_that_was_asked_for(node: Callable[..., FleetNode]) -> None:
+    a = node("a", 12, layers="0:6,6:12", kv_memory=100_000)
+    with running(a):
+        assert a.held == ["0:6", "6:12"]
+        segments = a.hosted.engine.pipe.segments  # type: ignore[union-attr]
+        assert {segment.kv_blocks for segment in segments} == {a.placing._budget.blocks}  # type: ignore[union-attr]
+        assert segments[0].kv_blocks >= 2
+
+
+def test_a_claim_that_is_never_loaded_counts_for_nothing_in_the_end(
+    node: Callable[..., FleetNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.node.placing.STALE_CLAIM", 1.0)
+    a, b = node("a", 5), node("b", 12)
+    with running(a):
+        offer = a.membership._offers[a.config.models[0].id]
+        a.placing.close()  # type: ignore[union-attr]
+        a.membership.offer(replace(offer, claims=(LayerRange(5, 12),)))
+        with running(b):
+            wait_for(lambda: b.held and held(a, b) == set(range(LAYERS)), "the layers that were claimed in vain")

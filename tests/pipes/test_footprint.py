@@ -14,51 +14,54 @@ from hypothesis import strategies as st
 from penstock.pipes.footprint import Budget, Footprint
 from tests.server import clean_environment
 
-FOOTPRINT = Footprint(layer=70, ends=1000, kv_block=3, peak=20, least_blocks=10, most_blocks=1000)
+FOOTPRINT = Footprint(num_layers=12, layer=70, ends=1000, kv_block=3, peak=20, least_blocks=10, most_blocks=1000)
 
 
 def test_a_budget_counts_ends_layers_kv_and_the_peak_of_loading() -> None:
     assert FOOTPRINT.least == 100
-    assert Budget(FOOTPRINT, 1320, ends=True).room == 3
-    assert Budget(FOOTPRINT, 1319, ends=True).room == 2
-    assert Budget(FOOTPRINT, 1319, ends=False).room == 12
-    assert Budget(FOOTPRINT, 500, ends=True).room == 0
+    assert Budget(FOOTPRINT, 1320, ends=True).capacity == 3
+    assert Budget(FOOTPRINT, 1319, ends=True).capacity == 2
+    assert Budget(FOOTPRINT, 1120, ends=False).capacity == 11
+    assert Budget(FOOTPRINT, 10**6, ends=False).capacity == 12  # the model has no more
+    assert Budget(FOOTPRINT, 500, ends=True).capacity == 0
 
 
-def test_what_is_given_back_can_be_taken_again() -> None:
-    budget = Budget(FOOTPRINT, 820, ends=False)
-    assert budget.room == 8
-    blocks = budget.blocks(3)
-    budget.take(3, blocks)
-    assert budget.room < 5  # some of what was left is KV now
-    budget.give_back(3, blocks)
-    assert budget.room == 8
+def test_what_is_left_beside_the_layers_is_kv_for_all_of_them() -> None:
+    assert Budget(FOOTPRINT, 20 + 12 * 100, ends=False).blocks == 10
+    assert Budget(FOOTPRINT, 20 + 12 * 160, ends=False).blocks == 30
+    assert Budget(FOOTPRINT, 10**9, ends=False).blocks == FOOTPRINT.most_blocks
+    assert Budget(FOOTPRINT, 20 + 3 * 160, ends=False, layers=3).blocks == 30  # as many as the settings ask for
 
 
 def test_kv_memory_that_was_asked_for_is_what_all_layers_share() -> None:
-    budget = Budget(FOOTPRINT, 1000, ends=False, kv_memory=300)
-    assert budget.room == 9  # of weights alone
-    assert budget.blocks(5) == 20
-    budget.take(5, 20)
-    assert budget.room == 0  # no KV is left for another
+    budget = Budget(FOOTPRINT, 20 + 300 + 5 * 70, ends=False, kv_memory=300)
+    assert (budget.capacity, budget.blocks) == (5, 20)
+    assert Budget(FOOTPRINT, 10**6, ends=False, kv_memory=13).capacity == 2  # a layer needs two blocks
+
+
+def test_layers_that_come_and_go_change_nothing_for_the_others() -> None:
+    budget = Budget(FOOTPRINT, 820, ends=False)
+    blocks = budget.blocks
+    budget.held = 3
+    assert (budget.room, budget.blocks) == (5, blocks)
+    budget.held = 0
+    assert budget.room == 8
 
 
 @given(
     total=st.integers(0, 10**6),
     ends=st.booleans(),
     kv_memory=st.none() | st.integers(1, 10**5),
-    asked=st.lists(st.integers(1, 12), max_size=6),
+    layers=st.integers(0, 12),
 )
-def test_a_budget_is_never_exceeded(total: int, ends: bool, kv_memory: int | None, asked: list[int]) -> None:
-    budget = Budget(FOOTPRINT, total, ends=ends, kv_memory=kv_memory)
-    for wanted in asked:
-        layers = min(wanted, budget.room)
-        if layers:
-            blocks = budget.blocks(layers)
-            assert blocks >= 2
-            budget.take(layers, blocks)
-            assert budget.spent <= total
-            assert budget.room >= 0
+def test_a_budget_is_never_exceeded(total: int, ends: bool, kv_memory: int | None, layers: int) -> None:
+    budget = Budget(FOOTPRINT, total, ends=ends, kv_memory=kv_memory, layers=layers)
+    budget.held = budget.capacity
+    assert budget.room == 0
+    if budget.capacity:
+        assert budget.blocks >= 2
+        assert budget.spent + FOOTPRINT.peak <= total
+        assert kv_memory is None or budget.capacity * budget.blocks * FOOTPRINT.kv_block <= kv_memory
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="how much memory a process has is asked of Linux")
@@ -82,12 +85,10 @@ kept = [Tokenizer(folder), manager.load_layers(found, LayerRange(29, 30), 2)]  #
 budget = manager.budget(found, ends=True, kv_memory=None, max_memory=400_000_000)
 before = held()
 kept.append(manager.load_ends(found))
-room = budget.room
-blocks = budget.blocks(room)
-segment = manager.load_layers(found, LayerRange(0, room), blocks)
+room = budget.held = budget.room
+segment = manager.load_layers(found, LayerRange(0, room), budget.blocks)
 for layer in segment._layers:
     layer.kv.fill_(1)
-budget.take(room, blocks)
 print(json.dumps({"room": room, "spent": budget.spent, "total": budget.total, "measured": held() - before}))
 """
     done = subprocess.run(

@@ -119,6 +119,19 @@ def test_what_was_fetched_is_given_on_and_what_comes_later_too(folder: Path, man
     giver.close()
 
 
+def test_a_layer_that_came_into_an_open_folder_is_given_at_once(folder: Path, manifest: Manifest) -> None:
+    (folder / "model.safetensors.index.json").unlink()  # so that only a look at the files tells what is there
+    came = (folder / "model-1.safetensors").rename(folder / "on its way")
+    answers: SimpleQueue[WeightsPart] = SimpleQueue()
+    giver = WeightsGiver(lambda model: (folder, manifest), lambda node, answer: answers.put(answer))
+    giver.on_ask("me", AskWeights(1, MODEL, manifest.hash, "layer:2", 0, 100))
+    assert answers.get(timeout=10).data
+    came.rename(folder / "model-1.safetensors")
+    giver.on_ask("me", AskWeights(2, MODEL, manifest.hash, "layer:1", 0, 100))
+    assert answers.get(timeout=10).data
+    giver.close()
+
+
 def test_a_giver_survives_a_defect(manifest: Manifest, caplog: pytest.LogCaptureFixture) -> None:
     answers: SimpleQueue[WeightsPart] = SimpleQueue()
     giver = WeightsGiver(lambda model: {}[model], lambda node, answer: answers.put(answer))

@@ -200,6 +200,43 @@ def test_an_answer_that_was_lost_is_asked_for_again(
     assert sorted(lost) == [3000, 5000]
 
 
+def test_an_answer_that_comes_after_it_was_asked_for_again_is_ignored(
+    small_pieces: None, hasty: Neighbours, folder: Path, manifest: Manifest
+) -> None:
+    late: list[WeightsPart] = []
+
+    def slow_once(ask: AskWeights, answer: WeightsPart) -> WeightsPart | None:
+        if ask.offset == 3000 and not late:
+            late.append(answer)
+            return None
+        if ask.offset == 3000:
+            hasty.taker.on_part("a", late[0])
+        return answer
+
+    hasty.add("a", folder, manifest, slow_once)
+    store = PeerStore(manifest, MODEL)
+    hasty.taker.fetch(manifest, [Part(0)], store, MODEL)
+    assert store.has(Part(0))
+    assert len([ask for _, ask in hasty.asks if ask.offset == 3000]) == 2
+
+
+def test_a_node_that_holds_some_layers_only_helps_with_these(
+    small_pieces: None, net: Neighbours, folder: Path, manifest: Manifest, tmp_path: Path
+) -> None:
+    """It refuses several asks for a part at once, and is asked for the next part while these refusals come."""
+    half = write_model(tmp_path / "half", shards=True)
+    for index in (0, 1):
+        (half / f"model-{index}.safetensors").unlink()
+    net.add("half", half, manifest)
+    net.add("whole", folder, manifest)
+    store, parts = PeerStore(manifest, MODEL), manifest.parts(ALL, ends=True)
+    for _ in range(20):
+        net.taker.fetch(manifest, parts, store, MODEL)
+        assert is_whole(store)
+        for part in parts:
+            store.discard(part)
+
+
 def test_who_lacks_a_part_is_asked_for_the_others(net: Neighbours, folder: Path, manifest: Manifest, tmp_path: Path) -> None:
     without = write_model(tmp_path / "without", shards=True)
     (without / "model-1.safetensors").unlink()

@@ -13,7 +13,7 @@ from penstock.cli.bars import ProgressBars
 from penstock.cli.conversation import Conversation
 from penstock.cli.exits import tell
 from penstock.cli.options import DEFAULT_MODEL, wrong_usage
-from penstock.cli.server_url import DEFAULT_URL, UrlOption, named_url
+from penstock.cli.server_url import UrlOption, named_url, usual_url
 from penstock.domain.sampling import SamplingParams
 from penstock.errors import PenstockError, RequestError, UnknownModel
 
@@ -72,7 +72,7 @@ def _partner(url: str | None, model: str | None, bars: ProgressBars) -> Iterator
     from penstock.cli.partner import LocalPartner, ServerPartner
 
     named = named_url(url)
-    server = ServerPartner(Client(named or DEFAULT_URL))
+    server = ServerPartner(Client(named or usual_url()))
     try:
         names = server.models()
     except (Unreachable, Refused) as error:
@@ -83,7 +83,7 @@ def _partner(url: str | None, model: str | None, bars: ProgressBars) -> Iterator
         yield server, _chosen(model, names, server.place)
         return
     name = model or DEFAULT_MODEL
-    print(f"No server answers at {DEFAULT_URL}: loading {name} into this process.", file=sys.stderr, flush=True)
+    print(f"No server answers at {usual_url()}: loading {name} into this process.", file=sys.stderr, flush=True)
 
     from penstock.llm import LLM
 

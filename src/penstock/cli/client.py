@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 
-from penstock.cli.server_url import DEFAULT_URL, URL_VARIABLE, ServerUrl, api_key
+from penstock.cli.server_url import DEFAULT_PORT, URL_VARIABLE, ServerUrl, api_key
 from penstock.config.api_key import VARIABLE as KEY_VARIABLE
 from penstock.errors import PenstockError
 
@@ -166,7 +166,7 @@ def _lost(url: ServerUrl) -> Unreachable:
 def _advice(url: ServerUrl) -> str:
     if url.host not in ("127.0.0.1", "localhost", "::1"):
         return f"Is it running, and is the address right? It comes from --url or {URL_VARIABLE}."
-    port = "" if url.port == DEFAULT_URL.port else f" --port {url.port}"
+    port = "" if url.port == DEFAULT_PORT else f" --port {url.port}"
     return f"Start one with: penstock serve{port} (and wait until it says Base URL). Or name another with --url."
 
 

@@ -26,7 +26,8 @@ def status(
     """Show who holds which layers, and what is missing.
 
     It is what one server sees of its network: the nodes, their layers, and the way that tokens take through them. The server is
-    the one that --url or PENSTOCK_URL names, else the one at http://127.0.0.1:8000. An API key is taken from PENSTOCK_API_KEY.
+    the one that --url or PENSTOCK_URL names, else that of this machine (at PENSTOCK_PORT, or 8000). An API key is taken from
+    PENSTOCK_API_KEY.
     """
     watch_server(url, "/network", {"network", "nodes", "pipes"}, _picture, as_json=as_json, watch=watch)
 

@@ -131,6 +131,7 @@ def leave(
     joining.leave(found, name)
     left = found.names()
     print(f"This machine has left '{name}'." + (f" It is still in: {', '.join(left)}." if left else ""))
+    print("A server that is running stays in it until you stop it.")
     if left and found.current_name() is None:
         print("`penstock serve` takes part in none of them until you choose one: penstock network use NAME")
 

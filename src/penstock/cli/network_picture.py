@@ -27,8 +27,9 @@ and invite the others:
 and on the laptop: penstock network join TOKEN, then: penstock serve"""
 TO_RUN = ["To complete it, run this on a machine with room for it:"]
 TO_INVITE = [
-    "To complete it, invite a machine with room for it. This prints a token, where",
-    "the network was made; there: penstock network join TOKEN, then: penstock serve",
+    "To complete it, start a machine that was here before, or invite one with room",
+    "for it: this prints a token, where the network was made; on the new machine:",
+    "penstock network join TOKEN, then: penstock serve",
 ]
 PLAIN = str.maketrans({"█": "#", "▉": "#", "░": "%", "·": ".", "→": ">", "…": "~", "–": "-", "✓": "+", "✗": "!", "×": "x"})
 
@@ -92,11 +93,16 @@ def _network(status: Json, named: dict[str, str], width: int, ink: Ink) -> list[
 def _node(node: Json, named: dict[str, str]) -> list[str]:
     return [
         named[node["node"]],
-        "draining" if node["draining"] else "loading" if node.get("loading") else "ready",
+        _state(node),
         ", ".join(node["serves"]) or "layers only",
         "this node" if node["self"] else _time(node["round_trip"]),
         node["version"],
     ]
+
+
+def _state(node: Json) -> str:
+    states = ("draining", "loading", "starting")
+    return next((state for state in states if node.get(state)), "ready")
 
 
 # ---- one model ----

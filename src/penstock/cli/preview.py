@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.node.placing import Preview
+    from penstock.node.preview import Preview
 
 
 def shown(preview: Preview) -> str:
@@ -19,9 +19,9 @@ def shown(preview: Preview) -> str:
     if chosen or not pinned:
         lines.append(_row("layers", ", ".join(map(str, chosen)) or "none"))
     if count:
-        each = f"{_size(preview.layer)} of weights and at least {_size(preview.kv_layer)} of KV"
+        each = f"{_size(preview.layer)} of weights and {_size(preview.kv)} of KV"
         lines.append(_row("each", each))
-    total = preview.ends + count * (preview.layer + preview.kv_layer)
+    total = preview.ends + count * (preview.layer + preview.kv)
     lines.append(_row("in all", f"{_size(total)} of the {_size(preview.budget)} that it may take"))
     lines.append(_row("from", preview.source))
     lines.append(_row("why", preview.decision.why))

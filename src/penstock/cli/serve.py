@@ -143,6 +143,8 @@ def _network(node: Node, command: str) -> str:
     membership = node.membership
     if membership is None:
         return ""
+    from penstock.node.report import exposure
+
     config = node.config.network
     lines = [f"  Network    {config.name}, as node {node.config.node_id}; here are {_held(node)}"]
     lines += [f"  Why        {why}" for why in dict.fromkeys(membership.placements.values()) if why]
@@ -152,6 +154,9 @@ def _network(node: Node, command: str) -> str:
             lines.append(f"  Not yet    {missing} Requests are refused until a node brings them.")
             if not config.open:
                 lines.append(f"             Invite one:  {command} network invite NAME")
+        path = hosted.engine.pipe.path()
+        if path is not None and (exposed := exposure(path.hops, node.config.node_id)):
+            lines.append(f"  Note       {exposed}")
     lines.append(f"  See it     {command} network status --url {node.url}")
     if warning := membership.expiry_warning():
         lines.append(f"  Warning    {warning}")

@@ -14,6 +14,7 @@ from penstock.config.api_key import VARIABLE as KEY_VARIABLE
 from penstock.errors import ConfigError
 
 URL_VARIABLE = "PENSTOCK_URL"
+PORT_VARIABLE = "PENSTOCK_PORT"
 
 UrlOption = Annotated[
     str | None,
@@ -54,7 +55,14 @@ class ServerUrl(NamedTuple):
         return f"http{'s' * self.secure}://{host}{'' if self.port == usual else f':{self.port}'}{self.path}"
 
 
-DEFAULT_URL = ServerUrl(secure=False, host="127.0.0.1", port=8000, path="")
+DEFAULT_PORT = 8000
+
+
+def usual_url(environ: Mapping[str, str] = os.environ) -> ServerUrl:
+    """The server of this machine: at the port that the environment gives to `penstock serve` too."""
+    port = environ.get(PORT_VARIABLE, "")
+    known = port.isdecimal() and 0 < int(port) <= 65535
+    return ServerUrl(secure=False, host="127.0.0.1", port=int(port) if known else DEFAULT_PORT, path="")
 
 
 def named_url(given: str | None, environ: Mapping[str, str] = os.environ) -> ServerUrl | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.output import print_json
-from penstock.cli.server_url import DEFAULT_URL, named_url
+from penstock.cli.server_url import named_url, usual_url
 
 EVERY = 1.0  # seconds
 CLEAR = "\x1b[H\x1b[2J"
@@ -24,7 +24,7 @@ def watch_server(
     """Show what a server answers at `path`, by which it is known: an answer of Penstock has these `keys`."""
     from penstock.cli.client import Client, Refused
 
-    client = Client(named_url(url) or DEFAULT_URL)
+    client = Client(named_url(url) or usual_url())
 
     def ask() -> dict[str, Any]:
         try:

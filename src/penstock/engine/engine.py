@@ -212,7 +212,12 @@ class Engine:
 
     def add_segment(self, segment: Segment) -> None:
         """Run these layers too, from now on. Waits for the compute thread."""
-        self._ask(_Add(segment, threading.Event()))
+        start, end = segment.layers
+        assert all(held.layers.end <= start or end <= held.layers.start for held in self.pipe.segments), "layers are held once"
+        if self._thread is None:
+            self._add(segment)
+        else:
+            self._ask(_Add(segment, threading.Event()))
 
     def drop_segment(self, layers: LayerRange) -> None:
         """Run these layers no more: whoever has a route through them must find another. Waits for the compute thread."""

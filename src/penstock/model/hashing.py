@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.errors import CorruptWeights
+from penstock.model.families import FAMILIES
 from penstock.model.manifest import FILES, HashedFile, Manifest
 from penstock.model.shapes import end_shapes, layer_shapes
 from penstock.model.sources.cache import cache_dir
@@ -30,7 +31,8 @@ def manifest_of(folder: Path, spec: ModelSpec, progress: Progress = silent) -> M
         check_shape(name, tensor.shape, shapes[name])
     *layers, ends = (_group(sorted(group), hashed) for group in groups)
     small = tuple(_small_file(folder / name) for name in FILES if (folder / name).is_file())
-    return Manifest(_config(folder), tuple(layers), ends, small, where={name: files.where[name] for name in hashed})
+    prefix = "" if spec.prefix == FAMILIES[spec.family].prefixes[0] else spec.prefix
+    return Manifest(_config(folder), tuple(layers), ends, small, prefix, {name: files.where[name] for name in hashed})
 
 
 def _group(names: list[str], hashed: Mapping[str, HashedTensor]) -> tuple[HashedTensor, ...] | None:

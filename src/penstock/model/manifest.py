@@ -6,12 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, PenstockError
+from penstock.model.families import FAMILIES
 from penstock.model.shapes import end_shapes, layer_shapes
 from penstock.model.spec import ModelSpec, spec_from_config
 from penstock.model.weights import DTYPES, HashedTensor, digest
@@ -25,6 +26,7 @@ MAX_MANIFEST = 8 << 20
 MAX_CONFIG = 1 << 20
 MAX_FILE = 256 << 20
 MAX_COUNT = 1 << 12  # of layers, experts, heads, …
+MAX_TENSORS = MAX_MANIFEST // 72  # each takes a line of that many bytes at least
 MAX_BYTES = 1 << 44  # of all weights
 
 _PART = re.compile(r"layer:(?P<layer>0|[1-9][0-9]{0,3})|ends|file:(?P<file>[a-z_.]+)")
@@ -73,6 +75,7 @@ class Manifest:
     layers: tuple[tuple[HashedTensor, ...] | None, ...]
     ends: tuple[HashedTensor, ...] | None
     files: tuple[HashedFile, ...]
+    prefix: str = ""  # of the tensors' names, where it is another than the config alone gives
     where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -87,7 +90,7 @@ class Manifest:
     @cached_property
     def spec(self) -> ModelSpec:
         """As config.json has it; `read_spec` also knows the end-of-text ids of generation_config.json."""
-        return spec_from_config(json.loads(self.config))
+        return _named(spec_from_config(json.loads(self.config)), self.prefix)
 
     def layer_hash(self, layers: LayerRange) -> str:
         """What `LlmModel.weight_hash` is for these layers."""
@@ -95,11 +98,6 @@ class Manifest:
         for index in layers.layers():
             hasher.update(digest(self.tensors(Part(index))))
         return hasher.hexdigest()
-
-    @property
-    def end_hash(self) -> str:
-        """What `EndModel.weight_hash` is."""
-        return digest(self.tensors(ENDS)).hex()
 
     # ---- parts ----
 
@@ -131,14 +129,17 @@ class Manifest:
     # ---- as bytes ----
 
     def encode(self) -> bytes:
-        """Of a complete one. There is one way to write it, or it could not be hashed; names and shapes follow from the config."""
-        content = {
+        """Of a complete one. There is one way to write it, or it could not be hashed; shapes, and names but for a prefix that is
+        not the usual one, follow from the config."""
+        content: dict[str, Any] = {
             "version": VERSION,
             "config": self.config,
             "layers": [_wire(self.tensors(Part(index))) for index in range(len(self.layers))],
             "ends": _wire(self.tensors(ENDS)),
             "files": [[file.name, file.size, file.sha256] for file in self.files],
         }
+        if self.prefix:
+            content["prefix"] = self.prefix
         return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
@@ -197,12 +198,14 @@ def _decode(data: bytes) -> Manifest:
     _refuse(content["version"] != VERSION, f"it is of version {content['version']}")
     config, layers = content["config"], content["layers"]
     _refuse(type(config) is not str or len(config) > MAX_CONFIG, "its config.json is none")
-    spec = _spec(config, len(layers))
+    prefix = content.get("prefix", "")
+    spec = _named(_spec(config, len(layers)), prefix)
     found = Manifest(
         config,
         tuple(_tensors(layer_shapes(spec, index), wire) for index, wire in enumerate(layers)),
         _tensors(end_shapes(spec), content["ends"]),
         tuple(_file(*wire) for wire in content["files"]),
+        prefix,
     )
     names = [file.name for file in found.files]
     _refuse(names != sorted(set(names)), "its files are not in order")
@@ -221,7 +224,17 @@ def _spec(config: str, num_layers: int) -> ModelSpec:
         _refuse(type(count) is not int or not 0 <= count <= MAX_COUNT, f"{name} = {str(count)[:40]}")
     spec = spec_from_config(content)
     _refuse(not 0 < spec.num_layers == num_layers, f"it describes {num_layers} of {spec.num_layers} layers")
+    experts = spec.experts.count * sum(spec.experts.sparse) if spec.experts else 0
+    _refuse(2 * experts > MAX_TENSORS, f"{experts} experts in all layers are more than it has room for")  # two matrices at least
     return spec
+
+
+def _named(spec: ModelSpec, prefix: str) -> ModelSpec:
+    """With the names that a model's makers gave its tensors; there is no prefix but those that its family is known to use."""
+    if not prefix:
+        return spec
+    _refuse(prefix not in FAMILIES[spec.family].prefixes[1:], f"its tensors begin with {str(prefix)[:40]}")
+    return replace(spec, prefix=prefix)
 
 
 def _counts(config: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

@@ -22,6 +22,13 @@ class PartReader:
         assert self._manifest.has(part) and 0 <= offset <= offset + length <= self._manifest.size(part), "checked by the caller"
         if part.file:
             return _read(self._folder / part.file, offset, length)
+        try:
+            return self._read_tensors(part, offset, length)
+        except CorruptWeights:
+            self._files = WeightFiles(self._folder)  # it may hold more by now, or hold it elsewhere
+            return self._read_tensors(part, offset, length)
+
+    def _read_tensors(self, part: Part, offset: int, length: int) -> bytes:
         found, begin = [], 0
         for tensor in self._manifest.tensors(part):
             first, last = max(offset, begin), min(offset + length, begin + tensor.size)

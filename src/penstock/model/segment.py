@@ -31,8 +31,9 @@ class Segment(Protocol):
     kv_blocks: int  # capacity of its KV memory
     weight_hash: str
 
-    def process(self, hidden: Tensor, pieces: Sequence[Piece]) -> Tensor:
-        """Run a ragged batch [T, hidden] through the layers; its keys and values are kept at the pieces' blocks.
+    def process(self, hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
+        """Run a ragged batch [T, hidden] through the layers, or through just these of them; its keys and values are kept at the
+        pieces' blocks.
 
         What comes out is in fp32, whatever the type of the weights.
         """
@@ -71,15 +72,16 @@ class LlmModel:
         self.weight_hash = hashes.hexdigest()
 
     @torch.inference_mode()
-    def process(self, hidden: Tensor, pieces: Sequence[Piece]) -> Tensor:
-        spec = self.spec
+    def process(self, hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
+        spec, first = self.spec, self.layers.start
+        part = self._layers if layers is None else self._layers[layers.start - first : layers.end - first]
         plan = AttentionPlan(pieces, self.block_size, self.dtype, self.device)
         turns = [table.rows(plan.positions, plan.up_to) for table in self._ropes]
         rotated = spec.heads + spec.kv_heads
         q_width, head_dim, eps = spec.heads * spec.head_dim, spec.head_dim, spec.norm_eps
         # the residual stream stays in fp32: in bf16 its rounding is half of the whole error, and it is no faster
         x = hidden.float()
-        for layer in self._layers:
+        for layer in part:
             normed = F.rms_norm(x, (spec.hidden,), layer.input_norm, eps).to(self.dtype)
             qkv = layer.qkv(normed)  # [T, (heads + 2 kv_heads) * head_dim]
             qk = qkv[:, : rotated * head_dim].view(-1, rotated, head_dim)

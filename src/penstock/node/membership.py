@@ -25,6 +25,7 @@ from penstock.network.router import Router
 from penstock.network.trust.listening import reachable
 from penstock.network.trust.peers import remember, usable
 from penstock.network.wire import Wire
+from penstock.pipes.meta_pipe import WeightsOf, differs
 from penstock.pipes.pipe_manager import PipeManager
 from penstock.pipes.weights_giver import WeightsGiver
 from penstock.pipes.weights_taker import WeightsTaker
@@ -36,6 +37,7 @@ PUBLISH_EVERY = 1.0  # seconds, if anything has changed
 HANDED_OVER_LOOK = 0.05  # seconds
 MEETING = 1.5  # seconds for the first record of another node
 OFFERING = 5.0  # ... and for the first that says what it has
+REMEMBERED = 4  # endpoints of each other node
 MOST_ENDPOINTS = 8  # of its own that a node tells
 
 
@@ -61,7 +63,8 @@ class Membership:
         self.taker = WeightsTaker(self.wire.send, self._givers)
         self.pipes = PipeManager(node, self.wire)
         self._endpoints = reachable(config.listen, ())[:MOST_ENDPOINTS] if config.peers_file is not None else ()
-        self._known: set[str] = set()  # endpoints of others
+        self._known: dict[str, tuple[str, ...]] = {}  # endpoints of others
+        self._remembered: list[str] = []
         self._draining = False
         self._published = b""
         self._read: dict[str, tuple[bytes, NodeRecord | None]] = {}
@@ -71,7 +74,9 @@ class Membership:
         self.changed = threading.Condition()  # told whenever the network may look different
         self._busy: dict[str, tuple[float, float]] = {}
         self._met = False  # another node
-        self.unfit: dict[tuple[str, int], str] = {}  # nodes whose layers we cannot use, and why
+        self._waited = False
+        self.unfit: dict[str, str] = {}  # nodes whose layers we cannot use, and why
+        self.expected: dict[str, WeightsOf] = {}  # what the weights of models should be
         self._publisher = threading.Thread(target=self._publish_often, name="penstock-records", daemon=True)
 
     @property
@@ -107,8 +112,9 @@ class Membership:
     def wait_for_others(self) -> None:
         """Until other nodes say what they have. Links are made in the background, and one who decides alone decides wrongly; a
         node that has just started takes a moment to know what it has."""
-        if not (self.config.connect or self.config.multicast):
+        if self._waited or not (self.config.connect or self.config.multicast):
             return
+        self._waited = True  # once: who is not here by now is not coming soon
         with self.changed:
             if self.changed.wait_for(lambda: self._others, MEETING):
                 self.changed.wait_for(lambda: any(record.offers for record in self._others), OFFERING)
@@ -208,18 +214,23 @@ class Membership:
                     found.append(record)
             self._tell_changes(found)
             self.pipes.update(found)
-            self._remember(found)
         for engine in list(self.engines.values()):
             engine.on_network_change()
         with self.changed:
             self.changed.notify_all()
 
-    def _remember(self, found: list[NodeRecord]) -> None:
-        """Where others can be reached, for the next start."""
-        now = {endpoint for record in found if record.node != self.node for endpoint in record.endpoints}
-        if self.config.peers_file is not None and not now <= self._known:
-            self._known |= set(usable(sorted(now)))
-            remember(self.config.peers_file, sorted(now) + sorted(self._known - now))
+    def _remember(self) -> None:
+        """Where others can be reached, for the next start: some endpoints of each, those that are here now first."""
+        if self.config.peers_file is None:
+            return
+        for record in self._others:
+            self._known[record.node] = usable(record.endpoints)[:REMEMBERED]
+        here = {record.node for record in self._others}
+        order = sorted(self._known, key=lambda node: (node not in here, node))
+        endpoints = [endpoint for node in order for endpoint in self._known[node]]
+        if endpoints and endpoints != self._remembered:
+            remember(self.config.peers_file, endpoints)
+            self._remembered = endpoints
 
     def _tell_changes(self, found: list[NodeRecord]) -> None:
         before = {(record.node, record.epoch) for record in self.pipes.records}
@@ -234,16 +245,27 @@ class Membership:
         for record in found:
             for meta in record.segments:
                 self._tell_unfit(meta)
+        for node in self.unfit.keys() - {record.node for record in found}:
+            del self.unfit[node]
 
     def _tell_unfit(self, meta: MetaModel) -> None:
         """Once for each node that has layers which we cannot use."""
-        engine = self.engines.get(meta.model)
-        if engine is not None and meta.block_size != engine.config.block_size and (meta.node, meta.block_size) not in self.unfit:
-            self.unfit[meta.node, meta.block_size] = (
+        engine, why = self.engines.get(meta.model), ""
+        if engine is not None and meta.block_size != engine.config.block_size:
+            why = (
                 f"Node {meta.node} and this one cannot work together: KV blocks have {meta.block_size} tokens there and "
                 f"{engine.config.block_size} here (--block-size)."
             )
-            logger.warning("%s", self.unfit[meta.node, meta.block_size])
+        elif meta.node != self.node and differs(meta, self.expected.get(meta.model)):
+            why = (
+                f"Node {meta.node} has other weights for layers {meta.layers} of {meta.model}: it is left out (model_validation)."
+            )
+        if why and self.unfit.get(meta.node) != why:
+            logger.warning("%s", why)
+        if why:
+            self.unfit[meta.node] = why
+        else:
+            self.unfit.pop(meta.node, None)
 
     def _record(self, node: str, data: bytes) -> NodeRecord | None:
         known = self._read.get(node)
@@ -274,6 +296,7 @@ class Membership:
                 logger.warning("no other node of the network '%s' was met yet (%s); trying on", self.config.name, where)
             try:
                 self._publish()
+                self._remember()
             except Exception as error:  # it is tried again in a second
                 logger.warning("the record of this node could not be published: %s", error)
 

@@ -24,7 +24,8 @@ from penstock.workspace.pool import JobEnd, Pool
 
 if TYPE_CHECKING:
     from penstock.node.membership import Membership
-    from penstock.node.placing import Placing, Preview
+    from penstock.node.placing import Placing
+    from penstock.node.preview import Preview
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,9 @@ class Node:
         from penstock.node.placing import Placing
 
         membership.start()
-        for model in self._wanted(membership):
-            placing = Placing(model, self.config, membership, self._progress)
+        wanted = self._wanted(membership)
+        for model in wanted:
+            placing = Placing(model, self.config, membership, self._progress, share=1 / len(wanted))
             self._placings.append(placing)
             placing.open(self._host)
         for placing in self._placings:
@@ -183,20 +185,25 @@ class Node:
 
     def preview(self) -> list[Preview]:
         """What would be loaded now, and why. Nothing is."""
-        from penstock.node.placing import Placing, preview_alone
+        from penstock.node.placing import Placing
+        from penstock.node.preview import preview_alone
 
         if self.membership is None:
             return [preview_alone(model, self.config, self._progress) for model in self.config.models]
         self.membership.start()
         try:
             wanted = self._wanted(self.membership)
-            return [Placing(model, self.config, self.membership, self._progress).preview() for model in wanted]
+            share = 1 / len(wanted)
+            return [
+                Placing(model, self.config, self.membership, self._progress, share=share, download=False).preview()
+                for model in wanted
+            ]
         finally:
             self._leave()
 
     def _wanted(self, membership: Membership) -> Sequence[HostedModelConfig]:
         """The models of the settings; where these name none, the one that the network runs."""
-        from penstock.node.placing import adopted
+        from penstock.node.others import adopted
 
         if not self.config.adopts:
             return self.config.models
@@ -236,6 +243,8 @@ class Node:
             hosted.stop()
 
     def _leave(self) -> None:
+        if self.membership is not None:
+            self.membership.taker.close()  # who fetches weights would be waited for
         for placing in self._placings:
             placing.close()
         self._stop()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 import socket
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
+from penstock.domain.route import Hop
 from penstock.engine.origin import Origin
 from penstock.node.membership import Membership
 from penstock.pipes.meta_pipe import MetaPipe, weights_differ
@@ -47,6 +49,7 @@ def _node(record: NodeRecord, here: str, trips: dict[str, float]) -> Json:
         "pid": record.pid,
         "draining": record.draining,
         "serves": list(record.serves),
+        "starting": not (record.segments or record.serves),
         "loading": [f"{claim} of {offer.model}" for offer in record.offers for claim in offer.claims],
         "round_trip": trips.get(record.node),
     }
@@ -62,7 +65,7 @@ def _pipe(membership: Membership, pipe: MetaPipe) -> Json:
         "complete": pipe.is_complete(),
         "missing": [list(layers) for layers in pipe.missing()],
         "explain": pipe.explain(),
-        "warnings": [*map(str, weights_differ(pipe.segments)), *membership.unfit.values()],
+        "warnings": [*map(str, weights_differ(pipe.segments)), *membership.unfit.values(), *_exposed(origin, membership.node)],
         "segments": [_segment(meta) for meta in pipe.segments],
         "loading": {node: [list(claim) for claim in offer.claims] for node, offer in sorted(offers.items()) if offer.claims},
         "room": {node: offer.room for node, offer in sorted(offers.items()) if offer.room},
@@ -70,6 +73,25 @@ def _pipe(membership: Membership, pipe: MetaPipe) -> Json:
         "route": None if origin is None else _route(origin),
         "run": _how_to_fill(membership, pipe),
     }
+
+
+def _exposed(origin: Origin | None, here: str) -> list[str]:
+    told = "" if origin is None or origin.route is None else exposure(origin.route.hops, here)
+    return [told] if told else []
+
+
+def exposure(hops: Sequence[Hop], here: str) -> str:
+    """What others can read without effort, when text takes this way from `here`; empty where that is nothing."""
+    first, last = hops[0].node, hops[-1].node
+    if first == here == last:
+        return ""
+    if here not in (first, last):
+        what = f"Prompts reach {first} as bare embeddings, and answers come back from {last} as the model's last words"
+    elif first != here:
+        what = f"Prompts reach {first} as bare embeddings"
+    else:
+        what = f"Answers come back from {last} as the model's last words"
+    return f"{what}: who has the weights reads them off. --private-layers 1,1 keeps the first and the last layer here."
 
 
 def _is_of(offer: Offer, pipe: MetaPipe) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KV_TOKENS = 8192  # each layer that is placed by itself has KV for so many, or for the model's context where that is shorter
-SPARE_KV = 0.5  # of what is left beside the layers becomes more KV; the rest is room for layers of nodes that leave
 MAX_KV = 2 << 30  # bytes of KV that are taken without being asked for
+FEWEST_BLOCKS = 2  # of KV, or nothing can be computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
     """Sizes in bytes. `peak` is what loading takes for a moment beside what stays: a tensor's copy in another layout."""
 
+    num_layers: int
     layer: int  # weights of the largest layer
     ends: int
     kv_block: int  # one block of KV in one layer
@@ -27,45 +28,40 @@ class Footprint:
 
 
 class Budget:
-    """The memory that one model may take on this node, and what it has taken so far."""
+    """The memory that one model may take on this node, and how many layers it holds.
 
-    def __init__(self, footprint: Footprint, total: int, *, ends: bool, kv_memory: int | None = None) -> None:
-        self.footprint, self.total = footprint, total
-        self._kv = kv_memory  # what is left of it, where the user said how much there shall be
-        self.spent = (footprint.ends if ends else 0) + (kv_memory or 0)
+    All layers have as many blocks of KV, whenever they come: as many as there can be if the budget is used up, by all layers of
+    the model or by those that fit. So the order in which layers come and go changes nothing, and the budget is never exceeded.
+    """
 
-    @property
-    def left(self) -> int:
-        return self.total - self.spent - self.footprint.peak
+    def __init__(self, footprint: Footprint, total: int, *, ends: bool, kv_memory: int | None = None, layers: int = 0) -> None:
+        """`layers` is how many there shall be, where the settings say so."""
+        self.footprint, self.total, self.held = footprint, total, 0
+        self._kv = kv_memory
+        self._fixed = (footprint.ends if ends else 0) + footprint.peak + (kv_memory or 0)
+        left, wanted = total - self._fixed, layers or footprint.num_layers
+        if kv_memory is None:
+            self.capacity = max(0, min(wanted, left // footprint.least))
+            each = left // self.capacity - footprint.layer if self.capacity else 0
+            most = max(footprint.least_blocks, MAX_KV // (footprint.kv_block * wanted))
+            blocks = min(max(each // footprint.kv_block, footprint.least_blocks), most)
+        else:
+            by_kv = kv_memory // (footprint.kv_block * FEWEST_BLOCKS)
+            self.capacity = max(0, min(wanted, left // footprint.layer, by_kv))
+            blocks = kv_memory // (footprint.kv_block * self.capacity) if self.capacity else 0
+        self.blocks = min(blocks, footprint.most_blocks)
 
     @property
     def room(self) -> int:
         """Layers that still fit."""
-        each = self.footprint.layer if self._kv is not None else self.footprint.least
-        most = self.left // each
-        if self._kv is not None:
-            most = min(most, self._kv // (self.footprint.kv_block * 2))
-        return max(0, most)
+        return self.capacity - self.held
 
-    def blocks(self, layers: int) -> int:
-        """KV blocks for so many layers that are loaded together."""
-        each = self.footprint.kv_block * layers
-        if self._kv is not None:
-            return min(self._kv // each, self.footprint.most_blocks)
-        spare = int((self.left - layers * self.footprint.least) * SPARE_KV)
-        least = self.footprint.least_blocks
-        return max(least, min(least + max(spare, 0) // each, MAX_KV // each, self.footprint.most_blocks))
+    @property
+    def layer(self) -> int:
+        """What a layer takes, with its KV."""
+        return self.footprint.layer + self.blocks * self.footprint.kv_block
 
-    def take(self, layers: int, blocks: int) -> None:
-        self._count(layers, blocks)
-
-    def give_back(self, layers: int, blocks: int) -> None:
-        self._count(-layers, blocks)
-
-    def _count(self, layers: int, blocks: int) -> None:
-        kv = blocks * self.footprint.kv_block * layers
-        self.spent += layers * self.footprint.layer
-        if self._kv is None:
-            self.spent += kv
-        else:
-            self._kv -= kv
+    @property
+    def spent(self) -> int:
+        """What is taken when all KV is in use."""
+        return self._fixed - self.footprint.peak + self.held * (self.footprint.layer if self._kv else self.layer)

@@ -66,11 +66,22 @@ class ModelManager:
         keep_freed_memory()
         return FoundModel(model, folder, read_spec(folder), pick_dtype(dtype, where), where)
 
-    def budget(self, found: FoundModel, *, ends: bool, kv_memory: int | None, max_memory: int | None) -> Budget:
-        """What a model may take here: `max_memory`, or most of what is free now."""
+    def budget(
+        self,
+        found: FoundModel,
+        *,
+        ends: bool,
+        kv_memory: int | None,
+        max_memory: int | None,
+        layers: int = 0,
+        share: float = 1.0,
+    ) -> Budget:
+        """What a model may take here: `max_memory`, or its `share` of most of what is free now. `layers` is how many it shall
+        have, where that is known."""
         spec, size = found.spec, found.dtype.itemsize
         context = -(-spec.context // self._config.block_size)
         footprint = Footprint(
+            num_layers=spec.num_layers,
             layer=spec.layer_params * size,
             ends=end_bytes(spec, found.dtype, found.device),
             kv_block=self._config.block_size * spec.kv_width * size,
@@ -79,7 +90,8 @@ class ModelManager:
             most_blocks=context * self._config.max_sequences,
         )
         free = available_memory(found.device)
-        return Budget(footprint, min(max_memory or int(free * USABLE), free), ends=ends, kv_memory=kv_memory)
+        total = min(max_memory or int(free * USABLE * share), free)
+        return Budget(footprint, total, ends=ends, kv_memory=kv_memory, layers=layers)
 
     def load_ends(self, found: FoundModel) -> EndModel:
         return EndModel(found.spec, found.folder, WeightFiles(found.folder), dtype=found.dtype, device=found.device)

@@ -116,7 +116,6 @@ class WeightsGiver:
                 data = opened.reader.read(part, ask.offset, end - ask.offset)
             except ModelError as error:
                 logger.debug("%s", error)
-                del self._opened[ask.model]  # perhaps it comes, or somebody moves it
                 raise _Refused(f"it does not hold {part}") from None
         return WeightsPart(ask.request, ask.offset, total, data=data)
 

@@ -1,11 +1,11 @@
-"""Correspondent: a part of a model from one node, as a stream of bytes. Asks ahead, and notices who is silent, busy or wrong."""
+"""Correspondent: parts of a model as streams of bytes, each from one node. Notices who is silent, busy, slow or wrong."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
@@ -19,10 +19,11 @@ TIMEOUT = 5.0  # seconds of silence after which everything under way is asked fo
 TRIES = 2
 BUSY = 30.0  # seconds that a node may put us off
 LONGEST_PAUSE = 1.0  # seconds until it is asked again
+SPAN = 15.0  # seconds over which a node is measured
+LEAST_RATE = 200e3  # bytes per second, below which a node is slow
 KEPT = "What was fetched is kept, and the next fetch goes on from there."
 
 Bytes = bytes | bytearray | memoryview
-Mailbox = SimpleQueue[WeightsPart | None]  # None: stop
 
 
 class Failed(Exception):
@@ -33,6 +34,10 @@ class Refused(Failed):
     """A node that does not have what was asked for; it may have other parts."""
 
 
+class TooSlow(Failed):
+    """A node that is slow, while another has time for what it was asked for."""
+
+
 class Stopped(WeightsUnavailable):
     """Fetching was broken off."""
 
@@ -41,87 +46,127 @@ class Stopped(WeightsUnavailable):
 
 
 class Correspondent:
-    """Numbers the asks of this node, and puts each answer into the mailbox of the stream that waits for it."""
+    """Numbers the asks of this node, and gives each answer to the stream that waits for it."""
 
-    def __init__(self, send: Callable[[str, AskWeights], None], timeout: float = TIMEOUT) -> None:
-        self._send, self.timeout = send, timeout
+    def __init__(
+        self,
+        send: Callable[[str, AskWeights], None],
+        timeout: float = TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._send, self.timeout, self.clock = send, timeout, clock
         self._lock = threading.Lock()
-        self._asked: dict[int, tuple[str, Mailbox]] = {}  # by request
+        self._asked: dict[int, Stream] = {}  # by request
         self._numbers = itertools.count(1)
-        self._mailboxes: set[Mailbox] = set()
+        self._streams: set[Stream] = set()
         self.closed = threading.Event()
 
-    def stream(self, peer: str, wanted: AskWeights, total: int | None, mailbox: Mailbox) -> Iterator[Bytes]:
-        """The bytes of the part from `wanted.offset` on, in order; `total` is None where only the other node knows.
-
-        Raises Failed when the node is of no use any more, Refused when it does not have this part.
-        """
-        with self._lock:
-            if self.closed.is_set():
-                raise Stopped
-            self._mailboxes.add(mailbox)
-        stream = _Stream(self, peer, wanted, total, mailbox)
-        try:
-            while not stream.done:
-                yield from stream.next()
-        finally:
-            with self._lock:
-                self._mailboxes.discard(mailbox)
-                for number in stream.asked:
-                    self._asked.pop(number, None)
-
-    def ask(self, peer: str, ask: AskWeights, mailbox: Mailbox) -> AskWeights:
-        """The ask, with its number."""
-        with self._lock:
-            ask = replace(ask, request=next(self._numbers))
-            self._asked[ask.request] = peer, mailbox
-        self._send(peer, ask)
-        return ask
+    def stream(self, peer: str, wanted: AskWeights, total: int | None) -> Stream:
+        """The bytes of the part from `wanted.offset` on; `total` is None where only the other node knows."""
+        return Stream(self, peer, wanted, total)
 
     def on_part(self, sender: str, answer: WeightsPart) -> None:
         with self._lock:
-            peer, mailbox = self._asked.get(answer.request, ("", None))
-            if mailbox is None or peer != sender:
+            stream = self._asked.get(answer.request)
+            if stream is None or stream.peer != sender:
                 return  # too late, or nobody asked it
             del self._asked[answer.request]
-        mailbox.put(answer)
+        stream.put(answer)
 
     def close(self) -> None:
         with self._lock:
             self.closed.set()
-            for mailbox in self._mailboxes:
-                mailbox.put(None)
+            for stream in self._streams:
+                stream.put(Stopped())
+
+    # ---- for streams ----
+
+    def enter(self, stream: Stream) -> None:
+        with self._lock:
+            if self.closed.is_set():
+                raise Stopped
+            self._streams.add(stream)
+
+    def leave(self, stream: Stream) -> None:
+        with self._lock:
+            self._streams.discard(stream)
+
+    def ask(self, stream: Stream, ask: AskWeights) -> AskWeights:
+        """The ask, with its number."""
+        with self._lock:
+            ask = replace(ask, request=next(self._numbers))
+            self._asked[ask.request] = stream
+        self._send(stream.peer, ask)
+        return ask
+
+    def forget(self, requests: Iterable[int]) -> None:
+        """Whoever answers these now is too late."""
+        with self._lock:
+            for request in requests:
+                self._asked.pop(request, None)
 
 
-class _Stream:
-    def __init__(self, desk: Correspondent, peer: str, wanted: AskWeights, total: int | None, mailbox: Mailbox) -> None:
-        self._desk, self._peer, self._wanted, self._total, self._mailbox = desk, peer, wanted, total, mailbox
+class Stream:
+    """A part, or the rest of one, from one node: going through it gives its bytes in order.
+
+    That raises Failed when the node is of no use any more, Refused when it does not have this part, and what another thread
+    has `put`.
+    """
+
+    def __init__(self, desk: Correspondent, peer: str, wanted: AskWeights, total: int | None) -> None:
+        self.peer = peer
+        self._desk, self._wanted, self._total = desk, wanted, total
+        self._mailbox: SimpleQueue[WeightsPart | Exception] = SimpleQueue()  # its own: no answer to another part gets in
         self._at = self._end = wanted.offset  # what was handed on, and what was asked for
-        self.asked: dict[int, AskWeights] = {}  # by request
+        self._asked: dict[int, AskWeights] = {}  # by request
         self._put_off: list[AskWeights] = []  # the node was busy; they wait until nothing else is under way
         self._pause = 0.0  # seconds, then
         self._arrived: dict[int, Bytes] = {}  # by offset
-        self._heard, self._silences = time.monotonic(), 0
+        self._heard, self._silences = desk.clock(), 0
+        self._measured, self._slow = (desk.clock(), self._at), False  # when and where it was then
+
+    def __iter__(self) -> Iterator[Bytes]:
+        self._desk.enter(self)
+        try:
+            while not self.done:
+                yield from self._next()
+        finally:
+            self._desk.leave(self)
+            self._desk.forget(self._asked)
 
     @property
     def done(self) -> bool:
         return self._at == self._total
 
-    def next(self) -> Iterator[Bytes]:
+    def put(self, answer: WeightsPart | Exception) -> None:
+        """Called by any thread; an exception ends it."""
+        self._mailbox.put(answer)
+
+    def is_slow(self) -> bool:
+        """Whether less than LEAST_RATE came in the last SPAN that is over. Called by one thread, which looks after the stream."""
+        now, (then, before) = self._desk.clock(), self._measured
+        if now - then >= SPAN:
+            self._slow = self._at - before < LEAST_RATE * (now - then)
+            self._measured = now, self._at
+        return self._slow and not self.done
+
+    def _next(self) -> Iterator[Bytes]:
         """Hear one answer, and hand on what is in order now."""
-        if not self.asked:
+        if not self._asked:
             self._ask_those_put_off()
         self._ask_ahead()
         answer = self._hear()
         if answer is None:
             self._ask_again()
             return
-        ask = self.asked.pop(answer.request)
+        ask = self._asked.pop(answer.request, None)
+        if ask is None:
+            return  # it came just when it was asked for again
         if answer.reason:
             self._put_off.append(ask)
             self._check_refusal(answer)
             return
-        self._heard, self._total = time.monotonic(), _checked(ask, answer, self._total)
+        self._heard, self._total = self._desk.clock(), _checked(ask, answer, self._total)
         self._arrived[ask.offset] = answer.data
         while self._at in self._arrived:
             data = self._arrived.pop(self._at)
@@ -130,14 +175,14 @@ class _Stream:
 
     def _ask_ahead(self) -> None:
         window = 1 if self._total is None else WINDOW
-        while len(self.asked) + len(self._put_off) + len(self._arrived) < window and self._end != self._total:
+        while len(self._asked) + len(self._put_off) + len(self._arrived) < window and self._end != self._total:
             length = PIECE if self._total is None else min(PIECE, self._total - self._end)
             self._ask(replace(self._wanted, offset=self._end, length=length))
             self._end = self._end + length if self._total is None else min(self._end + length, self._total)
 
     def _ask(self, ask: AskWeights) -> None:
-        ask = self._desk.ask(self._peer, ask, self._mailbox)
-        self.asked[ask.request] = ask
+        ask = self._desk.ask(self, ask)
+        self._asked[ask.request] = ask
 
     def _hear(self) -> WeightsPart | None:
         """The next answer; None when there was none for too long."""
@@ -145,8 +190,8 @@ class _Stream:
             answer = self._mailbox.get(timeout=self._desk.timeout)
         except Empty:
             return None
-        if answer is None:
-            raise Stopped
+        if isinstance(answer, Exception):
+            raise answer
         self._silences = 0
         return answer
 
@@ -154,14 +199,16 @@ class _Stream:
         self._silences += 1
         if self._silences == TRIES:
             raise Failed(f"did not answer for {self._desk.timeout * TRIES:g} seconds")
-        for number in list(self.asked):
-            self._ask(self.asked.pop(number))
+        again, self._asked = self._asked, {}
+        self._desk.forget(again)
+        for ask in again.values():
+            self._ask(ask)
 
     def _check_refusal(self, answer: WeightsPart) -> None:
         reason = "".join(letter if letter.isprintable() else "?" for letter in answer.reason[:200])  # it will be logged
         if not answer.retry_after:
             raise Refused(f"says that {reason}")
-        if time.monotonic() - self._heard > BUSY:
+        if self._desk.clock() - self._heard > BUSY:
             raise Failed(f"put us off for {BUSY:g} seconds: {reason}")
         self._pause = min(answer.retry_after, LONGEST_PAUSE)
 

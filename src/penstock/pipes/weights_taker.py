@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from queue import SimpleQueue
 
 from penstock.domain.messages import AskWeights, WeightsPart
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, WeightsUnavailable
 from penstock.model.manifest import Manifest, Part
 from penstock.model.sources.peers import PeerStore, WrongBytes
-from penstock.pipes.weights_stream import KEPT, PIECE, TIMEOUT, Correspondent, Failed, Mailbox, Refused, Stopped
+from penstock.pipes.weights_stream import KEPT, PIECE, TIMEOUT, Correspondent, Failed, Refused, Stopped, Stream, TooSlow
 from penstock.progress import Progress, silent
 
 MOST_NODES = 4  # that are asked at once
@@ -25,9 +25,14 @@ class WeightsTaker:
     """`peers` names the nodes that may have what is wanted, best first; it is asked again and again while a fetch runs."""
 
     def __init__(
-        self, send: Callable[[str, AskWeights], None], peers: Callable[[], Sequence[str]], *, timeout: float = TIMEOUT
+        self,
+        send: Callable[[str, AskWeights], None],
+        peers: Callable[[], Sequence[str]],
+        *,
+        timeout: float = TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._desk, self._peers = Correspondent(send, timeout), peers
+        self._desk, self._peers = Correspondent(send, timeout, clock), peers
 
     def on_part(self, sender: str, answer: WeightsPart) -> None:
         """Called by the network's thread; never waits."""
@@ -36,10 +41,10 @@ class WeightsTaker:
     def fetch_manifest(self, model: str, weights: str = "") -> Manifest:
         """Of the first node that has one; with `weights` only the one with this hash is taken."""
         failures: dict[str, str] = {}
-        for peer in self._peers():
+        peers = self._peers()
+        for peer in peers:
             try:
-                ask = AskWeights(0, model, weights, "manifest", 0, PIECE)
-                found = Manifest.decode(b"".join(self._desk.stream(peer, ask, None, SimpleQueue())))
+                found = Manifest.decode(self._manifest_of(peer, model, weights, patient=peer == peers[-1]))
             except Failed as failed:
                 failures[peer] = str(failed)
                 continue
@@ -62,6 +67,15 @@ class WeightsTaker:
         """Whoever fetches gets an error; what came is kept."""
         self._desk.close()
 
+    def _manifest_of(self, peer: str, model: str, weights: str, patient: bool) -> bytes:
+        stream = self._desk.stream(peer, AskWeights(0, model, weights, "manifest", 0, PIECE), None)
+        found = bytearray()
+        for data in stream:
+            found += data
+            if stream.is_slow() and not patient:
+                raise TooSlow("sends its manifest too slowly")
+        return bytes(found)
+
     def _unless_closed(self, progress: Progress) -> Progress:
         def watched(what: str, done: int, total: int) -> None:
             if self._desk.closed.is_set():
@@ -81,9 +95,11 @@ class _Fetch:
         self._total = sum(store.manifest.size(part) for part in parts)
         self._changed = threading.Condition()  # guards all below
         self._todo = list(parts)
-        self._at_work: dict[str, tuple[threading.Thread, Mailbox]] = {}
+        self._at_work: dict[str, threading.Thread] = {}  # by node
+        self._coming: dict[str, tuple[Part, Stream]] = {}  # by node: what it gives now, or gave last
         self._without: dict[tuple[str, Part], str] = {}  # nodes that do not have a part
         self._useless: dict[str, str] = {}  # nodes that are not asked any more, and why
+        self._slow: set[str] = set()  # nodes that are asked after all others
         self._stopped = False
         self._error: BaseException | None = None
 
@@ -106,28 +122,37 @@ class _Fetch:
                 raise self._error
             if not self._todo and not self._at_work:
                 return None
-            for peer in self._peers():
-                if len(self._at_work) < MOST_NODES and peer not in self._at_work and self._of_use(peer):
-                    self._hire(peer)
+            peers = sorted(self._peers(), key=lambda peer: peer in self._slow)
+            for peer in peers:
+                if len(self._at_work) < MOST_NODES and peer not in self._at_work and (part := self._claim(peer)) is not None:
+                    self._hire(peer, part)
             if not self._at_work:
                 raise self._nobody_left()
+            self._hand_over([peer for peer in peers if peer not in self._at_work])
             return list(self._at_work)
 
-    def _of_use(self, peer: str) -> bool:
-        return peer not in self._useless and any((peer, part) not in self._without for part in self._todo)
-
-    def _hire(self, peer: str) -> None:
-        mailbox: Mailbox = SimpleQueue()
-        thread = threading.Thread(target=self._work, args=(peer, mailbox), name=f"weights from {peer}", daemon=True)
-        self._at_work[peer] = thread, mailbox
+    def _hire(self, peer: str, part: Part) -> None:
+        thread = threading.Thread(target=self._work, args=(peer, part), name=f"weights from {peer}", daemon=True)
+        self._at_work[peer] = thread
         thread.start()
+
+    def _hand_over(self, idle: list[str]) -> None:
+        """Take a part from a slow node, if one that has nothing to do may have it; what came of it is kept."""
+        for part, stream in self._coming.values():
+            if stream.is_slow() and any(self._may_have(peer, part) for peer in idle):
+                stream.put(TooSlow(f"gives {part} too slowly"))
+                return  # one at a time
+
+    def _may_have(self, peer: str, part: Part) -> bool:
+        return peer not in self._useless and (peer, part) not in self._without
 
     def _stop(self) -> None:
         with self._changed:
             self._stopped = True
-            at_work = list(self._at_work.values())
-        for thread, mailbox in at_work:
-            mailbox.put(None)
+            threads, streams = list(self._at_work.values()), [stream for _, stream in self._coming.values()]
+        for stream in streams:
+            stream.put(Stopped())
+        for thread in threads:
             thread.join()
 
     def _done(self) -> int:
@@ -140,42 +165,55 @@ class _Fetch:
 
     # ---- the thread of one node ----
 
-    def _work(self, peer: str, mailbox: Mailbox) -> None:
+    def _work(self, peer: str, part: Part | None) -> None:
         try:
-            while (part := self._claim(peer)) is not None:
+            while part is not None:
                 try:
-                    self._bring(peer, part, mailbox)
+                    self._bring(peer, part)
                 except Refused as refused:
                     with self._changed:
                         self._todo.insert(0, part)
                         self._without[peer, part] = str(refused)
+                except TooSlow as slow:
+                    with self._changed:
+                        self._todo.insert(0, part)
+                        self._slow.add(peer)
+                    logger.info("another node than %s is asked for weights of %s: it %s", peer, self._model, slow)
+                    return  # and whoever is quicker is hired before it
                 except Failed as failed:
                     with self._changed:
                         self._todo.insert(0, part)
                         self._useless[peer] = str(failed)
                     logger.warning("weights of %s are not taken from %s any more: it %s", self._model, peer, failed)
                     return
+                part = self._claim(peer)
         except BaseException as error:  # a full disk, the end of the node, or a defect: the caller's thread raises it
             with self._changed:
                 self._error = self._error or error
         finally:
             with self._changed:
                 self._at_work.pop(peer, None)
+                self._coming.pop(peer, None)
                 self._changed.notify_all()
 
     def _claim(self, peer: str) -> Part | None:
         with self._changed:
             for part in self._todo:
-                if not self._stopped and (peer, part) not in self._without:
+                if not self._stopped and self._may_have(peer, part):
                     self._todo.remove(part)
                     return part
             return None
 
-    def _bring(self, peer: str, part: Part, mailbox: Mailbox) -> None:
+    def _bring(self, peer: str, part: Part) -> None:
         with self._store.incoming(part) as incoming:
             begun = incoming.offset
             ask = AskWeights(0, self._model, self._store.manifest.hash, str(part), begun, PIECE)
-            for data in self._desk.stream(peer, ask, incoming.size, mailbox):
+            stream = self._desk.stream(peer, ask, incoming.size)
+            with self._changed:
+                if self._stopped:
+                    raise Stopped
+                self._coming[peer] = part, stream
+            for data in stream:
                 incoming.write(data)
             try:
                 incoming.finish()

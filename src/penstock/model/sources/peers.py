@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, ModelError
 from penstock.model.hashing import read_range
 from penstock.model.manifest import Manifest, Part
@@ -24,6 +24,7 @@ from penstock.model.sources.cache import ORIGIN, cache_dir, locked
 from penstock.progress import Progress
 
 MANIFEST = "manifest.json"
+INDEX = "model.safetensors.index.json"
 
 
 class WrongBytes(Exception):
@@ -35,35 +36,53 @@ class WrongBytes(Exception):
 
 
 class PeerStore:
-    """Making one writes what is known already: config.json, and the manifest."""
+    """Making one writes what is known already: config.json, the manifest, and in which file each tensor will lie."""
 
     def __init__(self, manifest: Manifest, model: str) -> None:
         assert manifest.complete, "there is no telling what the parts must be"
         self.manifest = manifest
-        self.folder = cache_dir() / "peers" / manifest.hash
-        origin = json.dumps({"name": model, "source": f"peers:{manifest.hash}", "licence": ""}, indent=2) + "\n"
+        self.folder = _stores() / manifest.hash
+        self._heads: dict[Part, int] = {}  # bytes before the tensors
+        known = {
+            ORIGIN: (json.dumps({"name": model, "source": f"peers:{manifest.hash}", "licence": ""}, indent=2) + "\n").encode(),
+            "config.json": manifest.config.encode(),
+            INDEX: _index(manifest),
+            MANIFEST: manifest.encode(),
+        }
         with _own_disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not (self.folder / ORIGIN).exists():
-                _write_whole(self.folder / ORIGIN, origin.encode())
-            for name, content in (("config.json", manifest.config.encode()), (MANIFEST, manifest.encode())):
+            for name, content in known.items():
                 path = self.folder / name
                 if not path.exists() or path.read_bytes() != content:
                     _write_whole(path, content)
+        with suppress(OSError):  # of a cache that may only be read
+            os.utime(self.folder / MANIFEST)
 
     @classmethod
-    def find(cls, weights: str, model: str) -> PeerStore | None:
-        """The store of the manifest with this hash, if there is one."""
-        if not re.fullmatch(r"[0-9a-f]{64}", weights):
-            return None
-        try:
-            manifest = Manifest.decode((cache_dir() / "peers" / weights / MANIFEST).read_bytes())
-        except (OSError, CorruptWeights):
-            return None
-        return cls(manifest, model) if manifest.hash == weights else None
+    def latest(cls, model: str) -> PeerStore | None:
+        """The store that was last used for the model with this name, if there is one."""
+        dated = []
+        for path in _stores().glob(f"*/{MANIFEST}"):
+            with suppress(OSError):
+                dated.append((path.stat().st_mtime_ns, path))
+        for _, path in sorted(dated, reverse=True):
+            try:
+                origin = json.loads((path.parent / ORIGIN).read_bytes())
+                if origin["name"] != model:
+                    continue
+                manifest = Manifest.decode(path.read_bytes())
+            except (OSError, ValueError, LookupError, TypeError, CorruptWeights):
+                continue  # damaged, or not ours
+            if manifest.hash == path.parent.name:
+                return cls(manifest, model)
+        return None
 
     def has(self, part: Part) -> bool:
-        return (self.folder / _file_name(part)).is_file()
+        """Whether all of it is here, by its size; its hashes were right when it came."""
+        try:
+            return (self.folder / _file_name(part)).stat().st_size == self._head(part) + self.manifest.size(part)
+        except FileNotFoundError:
+            return False
 
     def fetched(self, part: Part) -> int:
         """Bytes of the part that are here, checked or not."""
@@ -73,7 +92,13 @@ class PeerStore:
             size = _draft(self.folder, part).stat().st_size
         except FileNotFoundError:
             return 0
-        return max(0, size - len(_head(self.manifest, part)))
+        return max(0, size - self._head(part))
+
+    def discard(self, part: Part) -> None:
+        """Throw away what is here of a part that turned out damaged, so that it is fetched again."""
+        with _own_disk_errors(self.folder):
+            (self.folder / _file_name(part)).unlink(missing_ok=True)
+            _draft(self.folder, part).unlink(missing_ok=True)
 
     def incoming(self, part: Part) -> Incoming:
         """For who holds the lock."""
@@ -82,6 +107,11 @@ class PeerStore:
     def locked(self, progress: Progress) -> AbstractContextManager[None]:
         """Two processes that want the same weights fetch them once."""
         return locked(f"peers-{self.manifest.hash[:12]}", progress=progress)
+
+    def _head(self, part: Part) -> int:
+        if part not in self._heads:
+            self._heads[part] = len(_head(self.manifest, part))
+        return self._heads[part]
 
 
 class Incoming:
@@ -149,6 +179,17 @@ class Incoming:
         for chunk in read_range(self._file, start, end):
             hasher.update(chunk)
         return hasher.hexdigest()
+
+
+def _stores() -> Path:
+    return cache_dir() / "peers"
+
+
+def _index(manifest: Manifest) -> bytes:
+    """Names every tensor of the model, as the index of a model in several files does, and so also how they are named in it."""
+    parts = [part for part in manifest.parts([LayerRange(0, len(manifest.layers))], ends=True) if not part.file]
+    where = {tensor.name: _file_name(part) for part in parts for tensor in manifest.tensors(part)}
+    return json.dumps({"metadata": {}, "weight_map": where}).encode()
 
 
 def _file_name(part: Part) -> str:
