@@ -37,7 +37,8 @@ class FakeSegment:
         self.passes: list[list[Piece]] = []
         self.break_next: Exception | None = None
 
-    def process(self, hidden: Tensor, pieces: Sequence[Piece]) -> Tensor:
+    def process(self, hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
+        assert layers in (None, self.layers), "it has one KV for all of its layers"
         if self.break_next is not None:
             error, self.break_next = self.break_next, None
             raise error

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.config.engine import POLICY_NAMES, EngineConfig
 from penstock.domain.sampling import SamplingParams
+from penstock.domain.topology import NOTHING_PRIVATE, PrivateLayers
 from tests.engine.node import Place
 from tests.engine.world import Faults
 
@@ -45,7 +46,8 @@ def networks(
     draw: st.DrawFn, *, most_nodes: int = 4, most_layers: int = 6, origins: int = 1, least_blocks: int = 12
 ) -> tuple[int, list[Place]]:
     """The number of layers, and nodes that hold all of them; the first `origins` of them take jobs. Layers are cut anywhere and
-    dealt out anyhow: an origin may have none, a node several ranges."""
+    dealt out anyhow: an origin may have none, a node several ranges, and those of different nodes overlap. What an origin has of
+    the first and last layers may be private."""
     layers = draw(st.integers(1, most_layers))
     names = NAMES[: draw(st.integers(origins, most_nodes))]
     held: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
@@ -53,10 +55,29 @@ def networks(
         cuts = [0, *sorted(draw(st.sets(st.integers(1, layers), max_size=layers)) - {layers}), layers]
         for start, end in itertools.pairwise(cuts):
             owner = draw(st.sampled_from(names))
-            if all(end <= a or b <= start for a, b in held[owner]):
-                held[owner].append((start, end))
+            first, last = max(0, start - draw(st.integers(0, 2))), min(layers, end + draw(st.integers(0, 2)))
+            new = {layer for layer in range(first, last) if all(not a <= layer < b for a, b in held[owner])}
+            held[owner] += zip(
+                sorted(layer for layer in new if layer - 1 not in new),
+                sorted(layer + 1 for layer in new if layer + 1 not in new),
+                strict=True,
+            )
     blocks = st.integers(least_blocks, 30)
     places = [
-        Place(name, tuple(sorted(held[name])), ends=index < origins, blocks=draw(blocks)) for index, name in enumerate(names)
+        Place(
+            name,
+            tuple(sorted(held[name])),
+            ends=index < origins,
+            blocks=draw(blocks),
+            private=draw(_kept(held[name], layers)) if index < origins else NOTHING_PRIVATE,
+        )
+        for index, name in enumerate(names)
     ]
     return layers, places
+
+
+def _kept(held: list[tuple[int, int]], layers: int) -> st.SearchStrategy[PrivateLayers]:
+    """As many of the first and last layers as it has, or fewer."""
+    first = max((end for start, end in held if start == 0), default=0)
+    last = max((layers - start for start, end in held if end == layers), default=0)
+    return st.builds(PrivateLayers, st.integers(0, first), st.integers(0, last))

@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.config.engine import EngineConfig
 from penstock.domain.messages import Message
 from penstock.domain.meta_model import MetaModel, NodeRecord
+from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
 from penstock.engine.engine import Engine
 from penstock.engine.job_receiver import JobReceiver
 from penstock.engine.origin import Origin
@@ -35,20 +36,21 @@ class FakeLayers(FakeSegment):
         self._each = [FakeSegment(layer, layer + 1, blocks, block_size) for layer in range(start, end)]
         self._spend = spend
 
-    def process(self, hidden: Tensor, pieces: Sequence[Piece]) -> Tensor:
+    def process(self, hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
         self._spend(hidden.shape[0])
         if self.break_next is not None:
             error, self.break_next = self.break_next, None
             raise error
         for layer in self._each:
-            hidden = layer.process(hidden, pieces)
+            if layers is None or layers.start <= layer.layers.start < layers.end:
+                hidden = layer.process(hidden, pieces)
         return hidden
 
 
 @dataclass(frozen=True)
 class Place:
     """A node before it starts: `ranges` are the layers that it holds, `ends` whether it takes jobs; a pass takes `seconds`, and
-    `per_token` more for each token in it."""
+    `per_token` more for each token in it. `private` are the layers that no other computes for its jobs."""
 
     name: str
     ranges: tuple[tuple[int, int], ...] = ()
@@ -57,6 +59,7 @@ class Place:
     seconds: float = 0.0
     per_token: float = 0.0
     config: EngineConfig | None = None
+    private: PrivateLayers = NOTHING_PRIVATE
 
 
 class Node:
@@ -102,7 +105,8 @@ class Node:
     @property
     def meta_pipe(self) -> MetaPipe:
         if self._pipe is None:
-            self._pipe = RouterPipes(lambda: self.records).find(MODEL, SHAPE, self.world.layers)
+            found = RouterPipes(lambda: self.records).find(MODEL, SHAPE, self.world.layers)
+            self._pipe = found.without(self.name, private=self.place.private, weights=None)
         return self._pipe
 
     def hear(self, issue: int, records: tuple[NodeRecord, ...]) -> None:

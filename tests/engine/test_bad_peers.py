@@ -134,7 +134,12 @@ def test_routes_of_made_up_nodes_reach_nobody() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"width": 2}, {"block_size": 1}, {"legs": (Leg(LayerRange(0, 3), "x", "x"),)}, {"legs": (Leg(LayerRange(1, 2), "x", "x"),)}],
+    [
+        {"width": 2},
+        {"block_size": 1},
+        {"legs": (Leg(LayerRange(0, 3), "x", "x"),)},
+        {"legs": (Leg(LayerRange(0, 1), "x", "x"), Leg(LayerRange(1, 2), "x", "x"))},
+    ],
     ids=str,
 )
 def test_a_route_that_does_not_fit_is_not_opened(wrong: dict[str, Any]) -> None:
@@ -306,11 +311,11 @@ def test_a_pass_that_fails_because_of_one_origin_fails_for_nobody_else() -> None
     (stage,) = engine.stages.values()
     process, deliver, fused, own = stage.segment.process, engine.deliver, list[int](), list[Asked]()
 
-    def picky(hidden: Tensor, pieces: Sequence[Piece]) -> Tensor:
+    def picky(hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
         if POISON + 7.0 in hidden[:, 0].tolist():  # as the fake embedding has it
             fused.append(len(pieces))
             raise RuntimeError("out of memory")
-        return process(hidden, pieces)
+        return process(hidden, pieces, layers)
 
     def at_the_same_moment(sender: str, message: Message) -> None:
         deliver(sender, message)

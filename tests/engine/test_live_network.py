@@ -124,6 +124,16 @@ def test_answers_are_right_over_real_threads_and_a_bad_network(harm: float) -> N
         assert node.engine.stats.jobs.get("engine", 0) == 0
 
 
+def test_answers_are_right_over_ranges_that_overlap() -> None:
+    hub = Hub()
+    nodes = [LiveNode(hub, "a", 1, ends=True), LiveNode(hub, "b", 2, (0, 3)), LiveNode(hub, "c", 3, (1, 4))]
+    prompt = [1, 2, 3, 4, 5]
+    with live(*nodes):
+        wait_for(nodes[0].engine.pipe.is_complete, "a complete pipe")
+        running = [nodes[0].ask(prompt, seed) for seed in range(4)]
+        assert [said(one) for one in running] == [oracle(prompt, SAMPLING, stages=LAYERS, seed=seed) for seed in range(4)]
+
+
 def test_a_replica_takes_over_when_a_node_is_killed_in_the_middle_of_an_answer() -> None:
     hub = Hub()
     nodes = [LiveNode(hub, "a", 1, (0, 1), ends=True), LiveNode(hub, "b", 2, (1, 4)), LiveNode(hub, "c", 3, (1, 4))]
@@ -171,3 +181,15 @@ def test_layers_can_be_added_and_dropped_while_answers_run() -> None:
         a.add(2, 4)
         wait_for(a.engine.pipe.is_complete, "a complete pipe")
         assert said(a.ask(prompt, 9)) == oracle(prompt, SAMPLING, stages=LAYERS, seed=9)
+
+
+def test_an_idle_origin_moves_to_layers_that_came_to_itself() -> None:
+    hub = Hub()
+    nodes = [LiveNode(hub, "a", 1, ends=True), LiveNode(hub, "b", 2, (0, 4))]
+    a, _ = nodes
+    with live(*nodes):
+        wait_for(lambda: a.engine.origin.route is not None, "a route")  # type: ignore[union-attr]
+        a.add(0, 4)
+        wait_for(lambda: a.engine.origin.route and a.engine.origin.route.nodes == {"a"}, "a route at home")  # type: ignore[union-attr]
+        prompt = [1, 2, 3, 4, 5]
+        assert said(a.ask(prompt, 3)) == oracle(prompt, SAMPLING, stages=LAYERS, seed=3)

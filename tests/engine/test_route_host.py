@@ -112,10 +112,14 @@ def ask(route: RouteId = ROUTE, *, layers: tuple[int, int] = (2, 6), **more: Any
         ({"shape": "s2"}, "not the same"),
         ({"width": 2}, "numbers"),
         ({"block_size": 8}, "scheduler.block_size"),
-        ({"layers": (2, 5)}, "does not hold"),
-        ({"layers": (3, 6)}, "does not hold"),
         ({"layers": (4, 8)}, "does not hold"),
         ({"layers": (0, 6)}, "does not hold"),
+        ({"layers": (0, 2)}, "does not hold"),
+        ({"layers": (3, 3)}, "does not hold"),
+        ({"layers": (5, 3)}, "does not hold"),
+        ({"legs": ()}, "does not hold"),
+        ({"legs": (Leg(LayerRange(2, 3), "a", "c"), Leg(LayerRange(3, 4), "c", "a"))}, "only once"),
+        ({"legs": (Leg(LayerRange(2, 6), "a", "a"), Leg(LayerRange(2, 6), "a", "a"))}, "only once"),
     ],
 )
 def test_what_does_not_fit_is_refused_for_good_with_a_reason(host: RouteHost, wrong: dict[str, Any], why: str) -> None:
@@ -124,6 +128,26 @@ def test_what_does_not_fit_is_refused_for_good_with_a_reason(host: RouteHost, wr
     assert offer.retry_after == 0
     assert why in offer.reason
     assert not host.routes
+
+
+@pytest.mark.parametrize(
+    "layers,parts", [((2, 6), ["2:4", "4:6"]), ((3, 6), ["3:4", "4:6"]), ((2, 5), ["2:4", "4:5"]), ((3, 4), ["3:4"])]
+)
+def test_a_leg_may_begin_and_end_inside_a_stage(host: RouteHost, layers: tuple[int, int], parts: list[str]) -> None:
+    assert host.open("a", ask(layers=layers)).blocks == 16
+    found = host.routes[ROUTE].parts
+    assert [str(part.layers) for part in found.values()] == parts
+    assert [stage for stage in host._stages.values() if ROUTE in stage.leases] == [part.stage for part in found.values()]
+    assert isinstance(host.arrive("a", job(current_layer=layers[0])), list)
+    assert host.routes[ROUTE].successor(layers[1]) == "a"
+
+
+def test_layers_with_a_gap_between_them_are_no_leg() -> None:
+    stages = {start: Stage(FakeSegment(start, start + 2, 16, 4), 4, "b") for start in (0, 3)}
+    gap = RouteHost(stages, model="fake", shape="s1", width=1, block_size=4)
+    assert "does not hold" in gap.open("a", ask(layers=(1, 4))).reason
+    legs = (Leg(LayerRange(1, 2), "a", "c"), Leg(LayerRange(3, 4), "c", "a"))
+    assert gap.open("a", ask(legs=legs)).blocks == 16, "but two legs they are"
 
 
 def test_nobody_opens_a_route_in_another_nodes_name(host: RouteHost) -> None:
@@ -212,6 +236,22 @@ def test_the_first_gets_all_and_is_asked_for_the_half_when_a_second_comes(host: 
     clock.now += 60.0
     host.recalls()
     assert host.ping("a", Ping(ROUTE, 6, 16)) == Pong(ROUTE, 6, 16, 16)
+
+
+def test_an_origin_that_has_nothing_to_do_gives_back_what_another_needs(host: RouteHost) -> None:
+    other = RouteId("c", 1, 0)
+    host.open("a", ask())
+    host.open("c", ask(other))
+    host.recalls()
+    resize(host, ROUTE, 8, 0)
+    host.open("c", ask(other))
+    host.ping("c", Ping(other, 5, 4))  # idle: it would like to have four
+    assert host.ping("a", Ping(ROUTE, 5, 16)) == Pong(ROUTE, 5, 8, 12)
+    assert host.recalls() == [Pong(other, 0, 8, 4)]
+    resize(host, other, 4, 0)
+    assert host.ping("a", Ping(ROUTE, 6, 16)) == Pong(ROUTE, 6, 12, 12)
+    assert host.ping("c", Ping(other, 7, 8)) == Pong(other, 7, 4, 8)  # it has work again: the half is its right
+    assert host.recalls() == [Pong(ROUTE, 0, 12, 8)]
 
 
 def test_an_origin_keeps_its_place_while_it_tries_elsewhere(host: RouteHost, clock: Clock) -> None:

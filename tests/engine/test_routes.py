@@ -13,6 +13,7 @@ from penstock.domain.job import JobDone
 from penstock.domain.messages import Ping, Pong
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob
+from penstock.domain.topology import PrivateLayers
 from penstock.engine.route_host import CREDITS
 from tests.engine import layouts
 from tests.engine.node import Place
@@ -49,6 +50,37 @@ def test_what_leaves_an_origin_that_keeps_the_first_layers_is_never_an_embedding
     jobs = [(sender, message) for sender, _, message in world.seen if isinstance(message, NetworkJob) and message.spans]
     assert {message.current_layer for sender, message in jobs if sender == "a"} == {1}
     assert {message.current_layer for sender, message in jobs if sender == "b"} == {3}
+
+
+def test_private_layers_are_computed_at_home_and_a_neighbour_that_has_all_of_them_does_the_rest() -> None:
+    world = World(Place("a", ((0, 1), (3, 4)), ends=True, private=PrivateLayers(1, 1)), Place("b", ((0, 4),)))
+    world.watching = True
+    for start in range(5):
+        world.ask("a", PROMPT[start:])
+    world.finish()
+    jobs = [(sender, message) for sender, _, message in world.seen if isinstance(message, NetworkJob) and message.spans]
+    assert {message.current_layer for sender, message in jobs if sender == "a"} == {1}
+    assert {message.current_layer for sender, message in jobs if sender == "b"} == {3}
+
+
+def test_ranges_that_overlap_make_a_route() -> None:
+    world = World(Place("a", (), ends=True), Place("b", ((0, 3),)), Place("c", ((1, 4),)))
+    for start in range(5):
+        world.ask("a", PROMPT[start:])
+    world.finish()
+    assert not world.refusals
+
+
+def test_origins_that_enter_a_segment_alike_and_leave_it_at_different_layers_share_it() -> None:
+    """One keeps the last layer for itself: what it leaves out, the other still needs."""
+    places = [Place("a", ((3, 4),), ends=True), Place("b", (), ends=True), Place("x", ((0, 4),), seconds=0.01)]
+    world = World(*places)
+    world.open_routes("a", "b")
+    for start in range(5):
+        for name in "ab":
+            world.ask(name, PROMPT[start:], replace(GREEDY, max_tokens=20))
+    world.finish()
+    assert world["x"].engine.stages[0].shared_passes == 0
 
 
 def test_an_origin_needs_no_layers_of_its_own() -> None:

@@ -6,12 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
+
 from penstock.config.network import NetworkConfig
 from penstock.network.trust import certificates, revocations
 from penstock.network.trust.certificates import Identity
 from penstock.network.trust.keyring import ClosedKeyring
 
 DAY = 24 * 3600.0
+
+
+def mutated(data: bytes) -> st.SearchStrategy[bytes]:
+    """The same bytes with some of them changed, taken out or put in: where a structure is encoded, often a strange one."""
+    edit = st.tuples(st.integers(0, len(data) - 1), st.integers(0, 2), st.binary(max_size=2))
+
+    def edited(edits: list[tuple[int, int, bytes]]) -> bytes:
+        changed = data
+        for place, length, put in edits:
+            changed = changed[:place] + put + changed[place + length :]
+        return changed
+
+    return st.lists(edit, min_size=1, max_size=3).map(edited)
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,7 @@ class Authority:
         self.file = self.folder / "ca.pem"
         self.file.write_bytes(self.identity.certificate_pem())
         self._issued: dict[str, Identity] = {}
-        self._revoked = revocations.nobody(network)
+        self._revoked = revocations.NOBODY
 
     def invite(self, node: str, *, trusting: Path | None = None, seconds: float = DAY) -> Papers:
         """Papers for a node; a rogue trusts another authority than the one that signed its own."""
@@ -58,7 +73,11 @@ class Authority:
         return Papers(self.network, node, trusting or self.file, where["pem"], where["key"], where["revoked"])
 
     def revoke(self, *nodes: str) -> bytes:
-        """The next list, with these certificates and all that were revoked before."""
+        """The list with these certificates and all that were revoked before."""
         more = {self._issued[node].certificate.serial_number: node for node in nodes}
-        self._revoked = revocations.Revocations(self.network, self._revoked.number + 1, dict(self._revoked.revoked) | more)
-        return revocations.sign(self._revoked, self.identity)
+        self._revoked |= revocations.sign(more, self.identity)
+        return self._revoked.encode()
+
+    def forget(self) -> None:
+        """As when its machine is restored from a copy that is older than all revocations."""
+        self._revoked = revocations.NOBODY

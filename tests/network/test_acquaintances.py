@@ -331,21 +331,24 @@ def test_a_list_spreads_with_greetings_and_letters_and_is_kept(authority: Author
         d.asks(b)
 
 
-def test_a_forged_or_older_list_changes_nothing(authority: Authority, tmp_path: Path) -> None:
+def test_a_file_that_could_not_be_read_is_told_once_and_read_when_it_can_be(
+    authority: Authority, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a = member(authority, "a")
-    authority.invite("c")
-    first, second = authority.revoke("c"), authority.revoke()
-    stranger = Authority(tmp_path, "stranger")
-    stranger.invite("b")
-    blocklist = Blocklist(authority.folder / "a.revoked", a.keyring.authority)  # type: ignore[attr-defined]
-    assert blocklist.offer(second)
-    assert not blocklist.offer(first)
-    assert not blocklist.offer(second)
-    for forged in (stranger.revoke("b"), second[:-1] + bytes([second[-1] ^ 1]), b"nonsense"):
-        with pytest.raises(Untrusted):
-            blocklist.offer(forged)
-    assert blocklist.data == second
-    assert (authority.folder / "a.revoked").read_bytes() == second
+    authority.invite("b")
+    (authority.folder / "a.revoked").write_bytes(authority.revoke("b"))
+
+    def too_many_files(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "open", too_many_files)
+        for _ in range(3):
+            a.known.look()
+    assert caplog.text.count("Too many open files") == 1
+    assert a.revocations == 0
+    a.known.look()
+    assert a.revocations == 1
 
 
 def test_a_damaged_list_on_disk_is_told_at_the_start_and_ignored_later(

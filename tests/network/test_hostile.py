@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from penstock.errors import Unreachable
-from penstock.network.acquaintances import RECORD
+from penstock.network import solitude
+from penstock.network.acquaintances import RECORD, Acquaintances
 from penstock.network.trust import certificates, revocations
 from penstock.network.zenoh_router import ZenohRouter
 from penstock.network.zenoh_session import session_settings
@@ -63,6 +64,7 @@ class Session:
         self.questions: list[tuple[str, bytes]] = []
         self.lives: set[str] = set()
         self.answers: dict[str, bytes] = {}  # what it says when a life of this name is asked
+        self.reply_as = ""  # which life it says that it is, when everybody is asked
         self._declared = [
             self.zenoh.declare_subscriber("**", self._keep_letter),
             self.zenoh.declare_subscriber(f"{self.root}/inbox/*/*", self._keep_letter),
@@ -83,7 +85,7 @@ class Session:
         with query:
             answer = self.answers.get(key.split("/")[3])
             if answer is not None:
-                query.reply(query.key_expr, answer)
+                query.reply(f"{self.root}/meet/{self.reply_as}/{key.split('/')[-1]}" if self.reply_as else key, answer)
 
     def declare(self, node: str, epoch: int) -> None:
         self._declared.append(self.zenoh.liveliness().declare_token(f"{self.root}/alive/{node}/{epoch}"))
@@ -207,7 +209,7 @@ def test_an_insider_cannot_speak_for_another(world: World) -> None:
     insider.declare("b", epochs["b"] + 10**9)  # a later life
     insider.declare("ghost", 7)
     stranger = certificates.create_authority(world.authority.network)
-    lies = revocations.sign(revocations.Revocations(world.authority.network, 99, {1: "b"}), stranger)
+    lies = revocations.sign({1: "b"}, stranger).encode()
     insider.ask(f"meet/a/{epochs['a']}/c", msgspec.msgpack.encode([keyring.card(), lies]))
     insider.ask(f"meet/a/{epochs['a']}/c", b"nonsense")
 
@@ -230,6 +232,57 @@ def test_an_insider_that_shows_signs_of_a_node_does_not_keep_it_from_starting(
     wait_for(lambda: a.sees("a", "b"), "the node")
     assert "does not answer; going on" in caplog.text
     exchange(a, b, b"hello")
+
+
+def strange_answer(papers: Papers) -> bytes:
+    """The greeting of a member with a certificate of a version that there is not."""
+    card = msgspec.msgpack.decode(papers.keyring(7).card())
+    card[0] = card[0].replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x07", 1)
+    return msgspec.msgpack.encode([msgspec.msgpack.encode(card), b""])
+
+
+def test_an_insider_whose_answers_nobody_can_read_does_not_keep_a_node_from_starting(world: World) -> None:
+    a = world.join("a")
+    papers = world.authority.invite("c")
+    insider = world.session(papers)
+    insider.answers["*"], insider.reply_as = strange_answer(papers), "c/7"
+    wait_for(insider.links, "the insider")
+    b = world.join("b")
+    assert b.router.refused() == {"untrusted": 1}
+    wait_for(lambda: a.sees("a", "b") and b.sees("a", "b"), "the members")
+
+
+def test_an_answer_that_nobody_thought_of_does_not_keep_a_node_from_starting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("nobody thought of this")
+
+    a = world.join("a")
+    with monkeypatch.context() as broken:
+        broken.setattr(Acquaintances, "hear_answer", fail)
+        b = world.join("b")
+    assert b.router.refused().get("malformed_message", 0) > 0
+    wait_for(lambda: a.sees("a", "b") and b.sees("a", "b"), "the members")
+
+
+def test_what_cannot_be_handled_is_told_now_and_then(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = world.join("a")
+    insider = world.session(world.authority.invite("c"))
+    epoch, asked = epoch_of(insider, "a"), []
+
+    def fail(question: bytes) -> bytes:
+        asked.append(question)
+        raise TypeError("nobody thought of this")
+
+    monkeypatch.setattr(a.router, "on_question", fail)
+    for _ in range(50):
+        insider.ask(f"meet/a/{epoch}/c")
+    wait_for(lambda: len(asked) == 50, "all questions")
+    errors = [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
+    assert [entry.exc_info is not None for entry in errors] == [True]
 
 
 # ---- those who were let go ----
@@ -310,6 +363,19 @@ def test_a_node_that_learns_that_it_is_out_says_so_once_and_has_nobody(world: Wo
     assert again.sees("b")
     out = [entry for entry in caplog.records if "penstock network invite b" in entry.getMessage()]
     assert [entry.levelno for entry in out] == [logging.ERROR] * 2, "once in each life"
+
+
+def test_a_node_that_meets_nobody_any_more_is_told_what_that_may_mean(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = world.join("a"), world.join("b")
+    wait_for(lambda: a.sees("a", "b") and b.sees("a", "b"), "both")
+    monkeypatch.setattr(solitude, "PATIENCE", 0.1)
+    world.revoke("a", "b")  # nobody tells b
+    hint = "refuse this node's certificate"
+    wait_for(lambda: hint in caplog.text, "the hint")
+    assert (a.sees("a"), b.sees("b")) == (True, True)
+    assert caplog.text.count(hint) == 1, "a knows why it is alone"
 
 
 def test_a_node_that_was_let_go_can_be_invited_again(world: World) -> None:

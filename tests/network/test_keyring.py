@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.errors import BadMessage, ConfigError, Unreachable, Untrusted
 from penstock.network.trust import revocations
 from penstock.network.trust.keyring import LIVES_OF_A_NAME, WINDOW, Acquaintance, Keyring, OpenKeyring, Sealed
-from tests.network.certificates import Authority, Papers
+from tests.network.certificates import Authority, Papers, mutated
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +171,17 @@ def test_a_card_that_was_changed_is_refused_or_says_the_same(papers: dict[str, P
     assert (life.node, life.epoch, life.life_key) == ("b", 7, a.meet(b.card()).life_key)
 
 
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+@settings(max_examples=200)
+@given(data=st.data())
+def test_a_card_with_a_changed_certificate_is_refused_by_name(papers: dict[str, Papers], data: st.DataObject) -> None:
+    a = papers["a"].keyring(1)
+    certificate, *rest = msgspec.msgpack.decode(papers["b"].keyring(7).card())
+    changed = data.draw(mutated(certificate).filter(lambda changed: changed != certificate))
+    with pytest.raises(Untrusted):
+        a.meet(msgspec.msgpack.encode([changed, *rest]))
+
+
 @given(st.binary(max_size=200))
 def test_nonsense_is_no_card(papers: dict[str, Papers], nonsense: bytes) -> None:
     with pytest.raises(Untrusted):
@@ -207,6 +218,25 @@ def test_a_revoked_certificate_is_forgotten_and_not_met_again(tmp_path: Path) ->
     b.revoke(taken_back)
     assert b.is_revoked
     a.meet(authority.invite("b").keyring(2).card())  # invited again, with a new certificate
+
+
+def test_a_certificate_that_is_revoked_while_its_card_is_read_is_not_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    a, b = authority.invite("a").keyring(1), authority.invite("b").keyring(1)
+    taken_back = revocations.read(authority.revoke("b"), a.authority)
+    read = a._read
+
+    def read_then_revoke(card: bytes) -> Acquaintance:
+        life = read(card)
+        assert a.revoke(taken_back) == [], "nobody to forget yet"
+        return life
+
+    monkeypatch.setattr(a, "_read", read_then_revoke)
+    with pytest.raises(Untrusted, match="revoked"):
+        a.meet(b.card())
+    assert not a.has_met("b", 1)
 
 
 def test_a_certificate_that_ends_is_forgotten(tmp_path: Path) -> None:

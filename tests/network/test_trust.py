@@ -1,4 +1,4 @@
-"""Certificates, lists of revocations and invitations: what is sound passes, and whatever is not is refused."""
+"""Certificates and invitations: what is sound passes, and whatever is not is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
-from hypothesis import assume, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.home import Home, JoinedNetwork
@@ -32,13 +32,15 @@ from penstock.network.trust.certificates import (
     create_authority,
     issue,
     load_certificate,
+    load_der,
     load_identity,
     node_name,
+    public_key,
     verify,
 )
 from penstock.network.trust.expiry import expiry_warning
 from penstock.network.trust.invitation import Invitation
-from penstock.network.trust.revocations import Revocations
+from tests.network.certificates import mutated
 
 AUTHORITY = create_authority("home")
 NODE = issue(AUTHORITY, "laptop")
@@ -60,6 +62,10 @@ def made_by_hand(common: str, issuer: Identity, *extensions: x509.ExtensionType)
     for extension in extensions:
         builder = builder.add_extension(extension, critical=False)
     return builder.sign(issuer.key, hashes.SHA256())
+
+
+def der(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.DER)
 
 
 # ---- certificates ----
@@ -144,57 +150,31 @@ def test_nonsense_is_no_certificate(data: bytes) -> None:
         load_certificate(data)
 
 
-# ---- lists of revocations ----
-
-LIST = Revocations("home", 3, {NODE.certificate.serial_number: "laptop", 1: "desk"})
-SIGNED = revocations.sign(LIST, AUTHORITY)
+STRANGE_VERSION = der(NODE.certificate).replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x07", 1)
 
 
-@given(number=st.integers(0, 2**61), revoked=st.dictionaries(st.integers(1, 2**159), names, max_size=5))
-def test_a_signed_list_is_read_as_it_was(number: int, revoked: dict[int, str]) -> None:
-    made = Revocations("home", number, revoked)
-    assert revocations.read(revocations.sign(made, AUTHORITY), AUTHORITY.certificate) == made
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+@settings(max_examples=300)
+@example(STRANGE_VERSION)
+@given(mutated(der(NODE.certificate)))
+def test_a_certificate_that_somebody_changed_is_refused_by_name_or_is_the_same(data: bytes) -> None:
+    with suppress(Untrusted):
+        certificate = load_der(data)
+        node_name(certificate)
+        public_key(certificate)
+        verify(certificate, AUTHORITY.certificate)
+        assert certificate.tbs_certificate_bytes == NODE.certificate.tbs_certificate_bytes
 
 
-def test_a_list_names_nodes_and_the_certificates_that_are_out() -> None:
-    assert LIST.names() == {"laptop", "desk"}
-    assert LIST.common_names() == {common_name(NODE.certificate), "desk/1"}
-    assert revocations.nobody("home") == Revocations("home", 0, {})
-
-
-@given(place=st.integers(0, len(SIGNED) - 1), other=st.integers(1, 255))
-def test_any_changed_byte_of_a_list_is_refused(place: int, other: int) -> None:
-    changed = bytearray(SIGNED)
-    changed[place] ^= other
-    with pytest.raises(Untrusted):
-        revocations.read(bytes(changed), AUTHORITY.certificate)
-
-
-@given(length=st.integers(0, len(SIGNED) - 1), more=st.binary(max_size=3))
-def test_a_list_that_was_cut_or_grew_is_refused(length: int, more: bytes) -> None:
-    for data in (SIGNED[:length], SIGNED + more + b"x", more + b"x" + SIGNED):
-        with pytest.raises(Untrusted):
-            revocations.read(data, AUTHORITY.certificate)
-
-
-def test_a_list_of_another_authority_another_network_or_a_node_is_refused() -> None:
-    for signer in (create_authority("home"), NODE):
-        with pytest.raises(Untrusted, match="not signed by this network's authority"):
-            revocations.read(revocations.sign(LIST, signer), AUTHORITY.certificate)
-    with pytest.raises(Untrusted, match="that of the network 'lab'"):
-        revocations.read(revocations.sign(Revocations("lab", 3, {}), AUTHORITY), AUTHORITY.certificate)
-
-
-def test_a_list_is_never_larger_than_a_node_would_read() -> None:
-    crowd = Revocations("home", 1, dict.fromkeys(range(1, 20_000), "x" * 60))
-    with pytest.raises(ConfigError, match="more than a list can hold"):
-        revocations.sign(crowd, AUTHORITY)
-    with pytest.raises(Untrusted, match="larger than"):
-        revocations.read(SIGNED + bytes(1 << 20), AUTHORITY.certificate)
+def test_a_certificate_of_a_strange_version_is_refused() -> None:
+    assert der(NODE.certificate) != STRANGE_VERSION
+    with pytest.raises(Untrusted, match="no certificate"):
+        load_der(STRANGE_VERSION)
 
 
 # ---- invitations ----
 
+SIGNED = revocations.sign({1: "desk"}, AUTHORITY).encode()
 INVITATION = Invitation("home", AUTHORITY.certificate, NODE, ("tls/192.0.2.7:7447", "tls/[2001:db8::7]:7447"), SIGNED)
 TOKEN = invitation.encode(INVITATION)
 
@@ -242,10 +222,6 @@ def packed_token(data: bytes) -> str:
     return "penstock1:" + base64.urlsafe_b64encode(packed + invitation._checksum(packed)).decode()
 
 
-def der(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.DER)
-
-
 @pytest.mark.parametrize(
     "changes, reason",
     [
@@ -275,6 +251,27 @@ def test_a_token_that_would_unpack_to_gigabytes_is_refused() -> None:
         invitation.decode(packed_token(bytes(100 << 20)))
     with pytest.raises(Untrusted, match="no invitation"):
         invitation.decode("penstock1:" + "A" * invitation.MOST_TEXT)
+
+
+@pytest.mark.parametrize("name", ["none", "current", "..", "a/b", "", "a b"])
+def test_an_invitation_to_a_network_that_cannot_be_called_so_is_refused(name: str) -> None:
+    rogue = create_authority(name or "home").certificate
+    with pytest.raises(Untrusted, match="which none can be called"):
+        invitation.decode(token_of(network=name, authority=der(rogue)))
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    packed = base64.urlsafe_b64decode(TOKEN.removeprefix("penstock1:") + "==")[: -invitation.CHECKSUM_BYTES]
+    with pytest.raises(Untrusted, match="holds what none can hold"):
+        invitation.decode(packed_token(zlib.decompress(packed).replace(b"\xa4home", b"\xa4hom\xff", 1)))
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+@settings(max_examples=200)
+@given(which=st.sampled_from(["authority", "certificate"]), changed=mutated(der(NODE.certificate)))
+def test_an_invitation_with_a_changed_certificate_is_refused_by_name(which: str, changed: bytes) -> None:
+    with suppress(Untrusted):
+        assert same(invitation.decode(token_of(**{which: changed})), INVITATION)
 
 
 @given(st.binary(max_size=300))
@@ -370,13 +367,13 @@ def test_revoking_takes_back_every_certificate_of_that_name_and_no_other(network
     assert authority.revoke(network, "laptop") == 2
     assert authority.revoke(network, "laptop") == 0
     found = revocations.read(network.revocations_file.read_bytes(), first.authority)
-    serials = {one.identity.certificate.serial_number for one in (first, second)}
-    assert (found.number, set(found.revoked)) == (1, serials)
+    assert found.records.keys() == {one.identity.certificate.serial_number for one in (first, second)}
     again = authority.invite(network, "laptop")
-    assert again.identity.certificate.serial_number not in serials
+    assert again.identity.certificate.serial_number not in found
     assert [(member.node, member.revoked) for member in authority.members(network)] == [("laptop", False), ("phone", False)]
     authority.revoke(network, "phone")
-    assert revocations.read(network.revocations_file.read_bytes(), other.authority).number == 2
+    later = revocations.read(network.revocations_file.read_bytes(), other.authority)
+    assert later.records.keys() == {*found.records, other.identity.certificate.serial_number}
 
 
 def test_commands_at_the_same_time_lose_nothing(network: JoinedNetwork) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +24,12 @@ Reply = Callable[[AskWeights, WeightsPart], WeightsPart | None]
 class Neighbours:
     """Nodes that give, and one that takes. Messages go through the codec; `change` says what becomes of a node's answers."""
 
-    def __init__(self, timeout: float = 5.0) -> None:
+    def __init__(self, timeout: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.asks: list[tuple[str, AskWeights]] = []
         self.change: dict[str, Reply] = {}
         self.givers: dict[str, WeightsGiver] = {}
         self._open: dict[int, AskWeights] = {}
-        self.taker = WeightsTaker(self._ask, lambda: list(self.givers), timeout=timeout)
+        self.taker = WeightsTaker(self._ask, lambda: list(self.givers), timeout=timeout, clock=clock)
 
     def add(self, name: str, folder: Path, manifest: Manifest, change: Reply | None = None) -> None:
         self.givers[name] = WeightsGiver(

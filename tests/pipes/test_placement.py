@@ -86,10 +86,18 @@ def test_a_node_that_keeps_the_ends_at_home_gets_the_middle_from_another() -> No
     assert planned(member("a", "0:2,28:30", 26, pinned="0:2,28:30")) == {"a": "2:28"}
 
 
-def test_ranges_that_do_not_meet_are_joined_by_the_smallest_range_that_does() -> None:
-    apart = [member("a", "0:10"), member("b", "5:30")]
-    assert lacking(apart, LAYERS) == ranges("0:5")
-    assert planned(*apart, member("c", room=30)) == {"c": "0:5"}
+def test_ranges_that_overlap_lack_nothing() -> None:
+    whole = [member("a", "0:10"), member("b", "5:30")]
+    assert lacking(whole, LAYERS) == ()
+    assert planned(*whole, member("c", room=10)) == {"c": "0:10"}
+    assert planned(member("a", "2:10"), member("b", "5:28"), member("c", room=30)) == {"c": "0:2,28:30"}
+
+
+def test_a_range_that_overlaps_others_makes_room_for_what_is_missing() -> None:
+    members = [member("a", "0:20"), member("b", "10:25")]
+    assert lacking(members, LAYERS) == ranges("20:30")
+    assert superfluous("a", members, LAYERS) == ()
+    assert superfluous("b", members, LAYERS) == ranges("10:25")
 
 
 def test_ranges_that_pinned_ones_leave_no_room_for_are_not_built_upon() -> None:
@@ -186,8 +194,9 @@ def test_several_newcomers_copy_different_ranges() -> None:
     }
 
 
-def test_a_range_that_no_path_uses_is_not_worth_a_copy() -> None:
-    assert planned(member("a", "0:30"), member("b", "0:14"), member("c", room=14)) == {}
+def test_a_range_within_another_is_worth_a_copy_if_the_other_does_not_fit() -> None:
+    assert planned(member("a", "0:30"), member("b", "0:14"), member("c", room=14)) == {"c": "0:14"}
+    assert planned(member("a", "0:30"), member("b", "0:14"), member("c", room=30)) == {"c": "0:30"}
 
 
 def test_a_node_that_has_something_stands_by_with_the_rest_of_its_room() -> None:
@@ -307,15 +316,26 @@ def after(members: list[Member]) -> list[Member]:
 
 
 def has_path(members: list[Member]) -> bool:
-    segments = {(one.node, layers) for one in members for layers in (*one.held, *one.claims)}
-    return pipe(*(segment(node, str(layers)) for node, layers in sorted(segments))).is_complete()
+    return _chained({layers for one in members for layers in (*one.held, *one.claims)}, LayerRange(0, LAYERS))
+
+
+def _chained(found: set[LayerRange], part: LayerRange) -> bool:
+    """Whether ranges lead from the beginning of the part to its end: any part of a range will do."""
+    reached = part.start
+    for start, end in sorted(found):
+        if start <= reached:
+            reached = max(reached, end)
+    return reached >= part.end
 
 
 @given(networks)
 def test_layers_are_lacking_just_when_no_path_leads_through(members: list[Member]) -> None:
     gaps = lacking(members, LAYERS)
     assert has_path(members) == (gaps == ())
-    assert has_path([*members, Member(node="x", held=gaps)])
+    filled = [*members, Member(node="x", held=gaps)]
+    assert has_path(filled)
+    segments = {(one.node, layers) for one in filled for layers in (*one.held, *one.claims)}
+    assert pipe(*(segment(node, str(layers)) for node, layers in sorted(segments))).is_complete()
 
 
 @given(networks)
@@ -341,14 +361,6 @@ def test_whatever_is_taken_when_nothing_is_lacking_is_of_use_at_once(members: li
             for layers in decision.layers:
                 before, behind = LayerRange(0, layers.start), LayerRange(layers.end, LAYERS)
                 assert all(_chained(everything, part) for part in (before, behind)), (node, layers)
-
-
-def _chained(found: set[LayerRange], part: LayerRange) -> bool:
-    reached = {part.start}
-    for start, end in sorted(found):
-        if start in reached:
-            reached.add(end)
-    return part.end in reached
 
 
 @given(networks)

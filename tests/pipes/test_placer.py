@@ -6,11 +6,9 @@ from itertools import combinations
 from math import inf
 from random import Random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.domain.topology import LayerRange
 from penstock.pipes.placement import Member, lacking
 from penstock.pipes.placer import (
     CLAIM_WAIT,
@@ -302,11 +300,12 @@ def no_layer_twice_while_another_is_missing(world: World, event: Event) -> None:
     if isinstance(event.act, Load) and lacking(world.members(), LAYERS):
         others = [other for other in world.members() if other.node != event.node]
         held = {layer for other in others for layer in layers_of(other.held)}
-        begun = {layer for load in world.acts(Load) if load is not event for layer in layers_of(load.act.layers)}
-        assert layers_of(event.act.layers).isdisjoint(held | begun), event
+        acts = [begun.act for begun in world.log if begun is not event]
+        loading = {layer for act in acts if isinstance(act, Load) for layer in layers_of(act.layers)}
+        assert layers_of(event.act.layers).isdisjoint(held | loading), event
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(some_machines, seeds)
 def test_with_records_in_time_nothing_is_loaded_twice_while_something_is_missing(
     found: dict[str, Machine], random: Random
@@ -319,7 +318,7 @@ def test_with_records_in_time_nothing_is_loaded_twice_while_something_is_missing
         assert len(world.acts(Load, node)) <= 2, node
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(machines, machines, pinning), min_size=1, max_size=len(NAMES)).map(named), st.data(), seeds)
 def test_whatever_happens_the_model_is_complete_in_the_end_if_the_rooms_allow_it(
     found: dict[str, Machine], data: st.DataObject, random: Random
@@ -342,12 +341,10 @@ def test_whatever_happens_the_model_is_complete_in_the_end_if_the_rooms_allow_it
     assert len(world.run(2 * QUIET).log) == done, "somebody is never content"
 
 
-@pytest.mark.parametrize("start", [0.0, 0.3])
-def test_a_hundred_nodes_are_no_work(start: float) -> None:
-    many = {f"n{number:02}": Machine(3, start=start * number) for number in range(100)}
-    view = [Member(node=name, room=machine.capacity) for name, machine in many.items()]
-    found = Placer("n07", MODEL, LAYERS)
+def test_among_a_hundred_nodes_each_knows_its_part() -> None:
+    view = [Member(node=f"n{number:02}", room=3) for number in range(100)]
+    found = placer("n07")
     found.look(0.0, view)
     act = found.look(SETTLE, view)
     assert isinstance(act, Claim)
-    assert act.layers == (LayerRange(21, 24),)
+    assert act.layers == ranges("21:24")

@@ -18,7 +18,7 @@ class RouteId(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """A segment on the path."""
+    """A segment on the path, or a part of it: the layers that are run there."""
 
     layers: LayerRange
     node: str

@@ -146,7 +146,7 @@ class Engine:
             )
             if not pipe.networked and pipe.is_complete():
                 self.origin.open_route()
-        context = JobContext(config, pipe, self.stages, self.host, self.stats, predictor, ends, self.origin, clock, device)
+        context = JobContext(config, pipe, self.host, self.stats, predictor, ends, self.origin, clock, device)
         self._processor = JobProcessor(context)
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

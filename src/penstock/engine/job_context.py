@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +16,7 @@ from penstock.domain.span import NetworkJob
 from penstock.engine.engine_sequences import EngineSequenceManager
 from penstock.engine.origin import Origin
 from penstock.engine.predictor import StepTimePredictor
-from penstock.engine.route_host import RouteHost
-from penstock.engine.stage import Stage
+from penstock.engine.route_host import Part, RouteHost
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats
 
@@ -40,7 +39,6 @@ class JobContext:
 
     config: EngineConfig
     pipe: Pipe
-    stages: Mapping[int, Stage]  # the local ones, by their first layer
     host: RouteHost
     stats: EngineStats
     predictor: StepTimePredictor
@@ -55,9 +53,14 @@ class JobContext:
             return NextLayer.MISSING  # the route was closed meanwhile
         if job.current_layer == self.pipe.num_layers:
             return NextLayer.COMPLETE
-        if hosted is not None and hosted.runs(job.current_layer):
+        if hosted is not None and job.current_layer in hosted.parts:
             return NextLayer.LOCAL
         return NextLayer.REMOTE
+
+    def part(self, job: NetworkJob) -> Part | None:
+        """What the job runs here next."""
+        hosted = self.host.routes.get(job.route)
+        return None if hosted is None else hosted.parts.get(job.current_layer)
 
     def successor(self, job: NetworkJob) -> str:
         """The node that comes next on the job's route."""

@@ -21,6 +21,7 @@ from penstock.domain.sequence import Job, Sequence
 from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Span, Verdict
 from penstock.engine.engine_sequences import Step
 from penstock.engine.job_context import JobContext
+from penstock.engine.route_host import Part
 from penstock.errors import ComputeFailed, PenstockError
 from penstock.model.sampler import Sample, SampleRow, sample, score
 from penstock.pipes.hidden import unpack
@@ -90,7 +91,7 @@ class JobProcessor:
                 origin.done(visit.job)
 
     def _take_batch(self) -> list[Visit]:
-        """The oldest visit and those behind it in the same state and at the same layer: one of each route, then more of them
+        """The oldest visit and those behind it that wait for the same thing: one of each route, then more of them
         while there is room, so that a busy origin holds up nobody. Within a route nobody is overtaken: its part of the batch
         ends before a second Span of one sequence, and before a notice that takes away the memory of one in it."""
         known = [visit for visit in self._visits if self._context.next_layer(visit.job) is not NextLayer.MISSING]
@@ -103,11 +104,11 @@ class JobProcessor:
             self._visits.remove(first)
             return [first]
         lines: dict[RouteId, list[Visit]] = {}
-        blocked = {visit.job.route for visit in known if visit.alone}
+        blocked, what = {visit.job.route for visit in known if visit.alone}, self._awaits(first)
         for visit in known:
             if visit.job.route in blocked:
                 continue
-            if visit.state is first.state and visit.job.current_layer == first.job.current_layer:
+            if self._awaits(visit) == what:
                 lines.setdefault(visit.job.route, []).append(visit)
         batch = [line[0] for line in lines.values()]
         room = 2 * self._context.config.chunk - sum(visit.tokens for visit in batch)
@@ -124,6 +125,10 @@ class JobProcessor:
         for visit in batch:
             self._visits.remove(visit)
         return batch
+
+    def _awaits(self, visit: Visit) -> tuple[JobState, int, Part | None]:
+        """Routes may enter a stage at the same layer and leave it at different ones."""
+        return visit.state, visit.job.current_layer, self._context.part(visit.job)
 
     # ---- actions: each takes a batch of visits in one state and leaves each in its next ----
 
@@ -145,13 +150,15 @@ class JobProcessor:
     def _process_layers(self, batch: list[Visit]) -> None:
         context = self._context
         jobs = [visit.job for visit in batch]
-        stage = context.stages[jobs[0].current_layer]
+        part = context.part(jobs[0])
+        assert part is not None, "the batch is of routes that are open, and stands before layers that are here"
+        stage, layers = part
         with _Timed(context, batch) as timed:
-            stage.run(jobs)
-        layers = str(stage.segment.layers)
-        context.stats.stages[layers] = context.stats.stages.get(layers, 0.0) + timed.elapsed
+            stage.run(jobs, layers)
+        name = str(stage.segment.layers)
+        context.stats.stages[name] = context.stats.stages.get(name, 0.0) + timed.elapsed
         for visit in batch:
-            self._move_on(visit, first=stage.segment.layers.start == 0)
+            self._move_on(visit, first=layers.start == 0)
 
     def _move_on(self, visit: Visit, *, first: bool) -> None:
         """A stage is passed. Where all are, the rows that nobody asked for stay behind."""
@@ -309,9 +316,9 @@ class JobProcessor:
         """A pass failed that routes shared: each NetworkJob tries again by itself, so that nobody pays for another's."""
         if batch[0].state is not JobState.PROCESS_LAYERS or len({visit.job.route for visit in batch}) < 2:
             return False
-        stage = self._context.stages[batch[0].job.current_layer]
         for visit in batch:
-            stage.undo(visit.job)
+            if (part := self._context.part(visit.job)) is not None:
+                part.stage.undo(visit.job)
             visit.alone = True
         return True
 
@@ -327,9 +334,9 @@ class JobProcessor:
                     seq = self._context.sequences.get(span)
                     if seq is not None:
                         self._context.sequences.fail(seq.job, error)
-            elif visit.state is JobState.PROCESS_LAYERS and (stage := self._context.stages.get(job.current_layer)) is not None:
-                stage.undo(job)
-                job.refusals += [stage.refusal(job, span, Verdict.FAILED) for span in job.spans]
+            elif visit.state is JobState.PROCESS_LAYERS and (part := self._context.part(job)) is not None:
+                part.stage.undo(job)
+                job.refusals += [part.stage.refusal(job, span, Verdict.FAILED) for span in job.spans]
             # without its Spans it goes on, in its old place: the stages behind still need its notices, in order
             job.spans, job.hidden = [], None
             if visit.state in (JobState.HEAD, JobState.SEND):

@@ -349,8 +349,15 @@ class Origin:
                 self.lose_route(f"node {' and '.join(gone)} is gone")
             elif leaving := self._leaving(route):
                 self.lose_route(f"node {leaving} is leaving")
+        if self.route is not None and self._is_idle() and self.opener.is_outdone(self.route):
+            logger.info("the route %s gives way to a better one", self.route)
+            self.opener.close(self.route)
+            self.route, self.window = None, Window()
         if self.route is None:
             self.opener.hurry()
+
+    def _is_idle(self) -> bool:
+        return not (self.in_flight or self.at_home or self.sequences.queued or self.sequences.holders)
 
     def _leaving(self, route: Route) -> str:
         """The nodes of the route that announced to leave, if there is a way without them; otherwise they finish what runs."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.messages import CloseRoute, OpenRoute, RouteOffer
 from penstock.domain.route import Hop, RouteId, legs_of
 from penstock.engine.route_host import RouteHost
+from penstock.pipes.path import Path
 from penstock.pipes.pipe import Pipe
 
 logger = logging.getLogger("penstock.route")
@@ -33,6 +34,7 @@ class Route:
     why: str
     reach: int  # blocks of the smallest segment: what a sequence could have if nobody else had any
     lives: Mapping[str, int]
+    choices: frozenset[Hop] = frozenset()  # that there were
     waiting: list[str] = field(default_factory=list)  # nodes still to be asked, in the order of their names
     asked: float = 0.0  # the first of them
     told: float = 0.0  # ... and when it was last told so
@@ -88,7 +90,7 @@ class RouteOpener:
         """Begin to open a route. It is returned where nobody has to be asked; others come from `on_offer`."""
         now = self._clock()
         avoid = [node for node, until in self._avoid.items() if until > now]
-        path = self._pipe.path(avoid=avoid, round_trips=self.round_trips, block_size=self._config.block_size)
+        path = self._best(avoid)
         if path is None:
             self.trouble = self._pipe.explain()
             self._retry_at = now + RETRY_MOST  # a change in the network is told at once
@@ -99,6 +101,7 @@ class RouteOpener:
             why=path.why,
             reach=min(MOST_BLOCKS, self._pipe.kv_blocks_on(path)),
             lives={hop.node: self._pipe.lives().get(hop.node, -1) for hop in path.hops},
+            choices=self._pipe.choices(),
         )
         route.waiting = sorted(route.nodes)
         self.opening = route
@@ -149,12 +152,23 @@ class RouteOpener:
     def close(self, route: Route) -> None:
         self._close(route.id, route.nodes)
 
+    def is_outdone(self, route: Route) -> bool:
+        """Whether there is a better way now than when the route was opened."""
+        choices = self._pipe.choices()
+        if choices == route.choices:
+            return False
+        route.choices, path = choices, self._best([node for node, until in self._avoid.items() if until > self._clock()])
+        return path is not None and path.hops != route.hops
+
     def other_path(self, without: set[str]) -> bool:
         """Whether there is a way that avoids these nodes."""
-        path = self._pipe.path(avoid=without, round_trips=self.round_trips, block_size=self._config.block_size)
+        path = self._best(without)
         return path is not None and not without & {hop.node for hop in path.hops}
 
     # ---- inside ----
+
+    def _best(self, avoid: Collection[str]) -> Path | None:
+        return self._pipe.path(avoid=avoid, round_trips=self.round_trips, block_size=self._config.block_size)
 
     def _can_do_without(self, node: str, now: float) -> bool:
         return self.other_path({node, *(other for other, until in self._avoid.items() if until > now)})

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.domain.messages import Bounce, BounceReason, OpenRoute, Ping, Pong, RouteOffer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob
+from penstock.domain.topology import LayerRange
 from penstock.engine.stage import Stage
 
 CREDITS = 32  # NetworkJobs of one route on this node at once
@@ -71,10 +73,18 @@ class Arrivals:
             self._next += 1
 
 
+class Part(NamedTuple):
+    """The layers of a stage that a route runs: it may enter and leave the stage in its middle."""
+
+    stage: Stage
+    layers: LayerRange
+
+
 @dataclass(slots=True, eq=False)
 class HostedRoute:
     id: RouteId
     legs: Mapping[int, Leg]  # by their first layer
+    parts: Mapping[int, Part]  # of the legs, one for each stage on them, by their first layer
     width: int
     lease: float
     heard: float  # when anything came of it
@@ -82,9 +92,6 @@ class HostedRoute:
     owes: float | None = None  # since when it keeps blocks that were called back
     arrivals: dict[int, Arrivals] = field(default_factory=dict)
     here: int = 0  # NetworkJobs that are on this node now
-
-    def runs(self, layer: int) -> bool:
-        return any(leg.layers.start <= layer < leg.layers.end for leg in self.legs.values())
 
     def successor(self, layer: int) -> str:
         """Who comes after the leg that ends here."""
@@ -120,15 +127,15 @@ class RouteHost:
         if route not in self.routes:
             if len(self.routes) >= MAX_ROUTES:
                 return RouteOffer(route, reason="too many routes pass this node", retry_after=1.0)
-            stages = self._stages_of(ask)
-            blocks = min(ask.blocks, *(stage.unleased for stage in stages))
+            parts = [part for leg in ask.legs for part in self._parts(leg)]
+            blocks = min(ask.blocks, *(part.stage.unleased for part in parts))
             if (blocks < LEAST_BLOCKS or sender in self._waiting) and len(self._waiting) < MAX_ROUTES:
                 self._waiting[sender] = self._clock() + STILL_WANTED
             if blocks < LEAST_BLOCKS:
                 return RouteOffer(route, reason="all its KV memory is leased (some is called back)", retry_after=RECALL_TIME)
-            for stage in stages:
-                stage.open(route, blocks, prefix_cache=ask.prefix_cache)
-            self._enter(ask)
+            for part in parts:
+                part.stage.open(route, blocks, prefix_cache=ask.prefix_cache)
+            self._enter(ask, parts)
         return RouteOffer(route, blocks=self._granted(self.routes[route]), credits=CREDITS)
 
     def close(self, route: RouteId) -> None:
@@ -162,6 +169,8 @@ class RouteHost:
         have = {route: (self._granted(route), self._share(route)) for route in self.routes.values()}
         if not self._still_waiting and not any(granted < min(route.wants, share) for route, (granted, share) in have.items()):
             have = {}
+        # who does not use what it has gives it back first
+        have = {route: (granted, min(share, max(route.wants, LEAST_BLOCKS))) for route, (granted, share) in have.items()}
         over = {route: pong for route, pong in have.items() if pong[0] > pong[1]}
         for route in list(self.routes.values()):
             route.owes = None if route not in over else now if route.owes is None else route.owes
@@ -235,21 +244,32 @@ class RouteHost:
             return "a later start of that node has routes here"
         if not ask.legs or any(not self._can_run(leg) for leg in ask.legs):
             return "this node does not hold these layers"
+        parts = [part for leg in ask.legs for part in self._parts(leg)]
+        if len({part.stage for part in parts}) < len(parts):  # the KV of a lease is one log for each stage
+            return "a route passes a segment only once"
         return ""
 
     def _can_run(self, leg: Leg) -> bool:
+        parts = self._parts(leg)
+        return bool(parts) and parts[-1].layers.end == leg.layers.end
+
+    def _parts(self, leg: Leg) -> list[Part]:
+        """What a leg runs of the stages here, as far as they hold its layers without a gap."""
+        parts: list[Part] = []
         layer = leg.layers.start
-        while layer in self._stages and layer < leg.layers.end:
-            layer = self._stages[layer].segment.layers.end
-        return layer == leg.layers.end
+        while layer < leg.layers.end and (stage := self._holder(layer)) is not None:
+            parts.append(Part(stage, LayerRange(layer, min(stage.segment.layers.end, leg.layers.end))))
+            layer = parts[-1].layers.end
+        return parts
 
-    def _stages_of(self, ask: OpenRoute) -> list[Stage]:
-        starts = [start for start in self._stages if any(leg.layers.start <= start < leg.layers.end for leg in ask.legs)]
-        return [self._stages[start] for start in starts]
+    def _holder(self, layer: int) -> Stage | None:
+        found = (stage for stage in self._stages.values() if stage.segment.layers.start <= layer < stage.segment.layers.end)
+        return next(found, None)
 
-    def _enter(self, ask: OpenRoute) -> None:
+    def _enter(self, ask: OpenRoute, parts: Iterable[Part]) -> None:
         legs = {leg.layers.start: leg for leg in ask.legs}
-        route = HostedRoute(ask.route, legs, ask.width, min(ask.lease, LONGEST_LEASE), self._clock(), ask.blocks)
+        stays = {part.layers.start: part for part in parts}
+        route = HostedRoute(ask.route, legs, stays, ask.width, min(ask.lease, LONGEST_LEASE), self._clock(), ask.blocks)
         route.arrivals = {start: Arrivals() for start in legs}
         self.routes[ask.route] = route
 

@@ -10,6 +10,7 @@ import torch
 from penstock.domain.blocks import BlockPool
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
+from penstock.domain.topology import LayerRange
 from penstock.engine.worker_sequences import WorkerSequenceManager
 from penstock.model.attention import Piece
 from penstock.model.segment import Segment
@@ -34,7 +35,7 @@ class Stage:
         self._unleased = list(range(segment.kv_blocks, 0, -1))
         self.leases: dict[RouteId, WorkerSequenceManager] = {}
         self.seconds = 0.0  # of compute in all
-        self.lately = 0.0  # seconds that a pass took, smoothed
+        self.lately = 0.0  # seconds that a pass through all layers takes, smoothed
         self.passes = self.shared_passes = 0  # shared: with Spans of more than one origin
 
     @property
@@ -60,8 +61,9 @@ class Stage:
         if lease is not None:
             self._unleased += lease.all_blocks()
 
-    def run(self, jobs: Sequence[NetworkJob]) -> None:
-        """Run NetworkJobs through the segment in one pass. Afterwards they hold what was taken, one layer range further."""
+    def run(self, jobs: Sequence[NetworkJob], layers: LayerRange) -> None:
+        """Run NetworkJobs through these layers of the segment in one pass. Afterwards they hold what was taken, and stand behind
+        the last of the layers."""
         started = self._clock()
         for job in jobs:
             verdicts = self.leases[job.route].on_schedule(job)
@@ -71,7 +73,7 @@ class Stage:
         if full:
             pieces = [Piece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in full for s in job.spans]
             hidden = full[0].hidden if len(full) == 1 else torch.cat([job.hidden for job in full])
-            out = self.segment.process(hidden, pieces)
+            out = self.segment.process(hidden, pieces, layers)
             if self._shared and not torch.isfinite(out).all():
                 out = out[self._leave_out_infinite(full, pieces, torch.isfinite(out).all(1).tolist())]
             row = 0
@@ -80,16 +82,17 @@ class Stage:
                 job.hidden = out[row : row + count]
                 row += count
         for job in jobs:
-            job.current_layer = self.segment.layers.end
+            job.current_layer = layers.end
             self.leases[job.route].on_stage_completed(job.spans)
-        self._observe(jobs, full, self._clock() - started)
+        self._observe(jobs, full, layers, self._clock() - started)
 
-    def _observe(self, jobs: Sequence[NetworkJob], full: Sequence[NetworkJob], took: float) -> None:
+    def _observe(self, jobs: Sequence[NetworkJob], full: Sequence[NetworkJob], layers: LayerRange, took: float) -> None:
         for job in jobs:
             job.services.append(took if job.spans else 0.0)  # fused ones all wait for the whole pass
         self.seconds += took
         if full:
-            self.lately = took if not self.lately else 0.9 * self.lately + 0.1 * took
+            through_all = took * self.segment.layers.size / layers.size
+            self.lately = through_all if not self.lately else 0.9 * self.lately + 0.1 * through_all
             self.passes += 1
             self.shared_passes += len({job.route.origin for job in full}) > 1
 

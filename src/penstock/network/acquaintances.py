@@ -1,6 +1,6 @@
 """Acquaintances: how a node gets to know the others and what they publish, in bytes. Who carries them is not its business.
 
-Hearing of a life, a node asks it: "this is my card, and the newest list of revocations that I know". The answer has the same of
+Hearing of a life, a node asks it: "this is my card, and these are the revocations that I know of". The answer has the same of
 the other side, and its record, sealed for the asker. So after one round trip each has the other's keys, and the asker knows that
 the other one is who it says: nobody else can have sealed that record.
 
@@ -29,6 +29,7 @@ import msgspec
 from penstock.errors import MalformedMessage, PenstockError, Unreachable, Untrusted
 from penstock.network.blocklist import Blocklist
 from penstock.network.roster import Issue, Roster
+from penstock.network.seldom import Seldom
 from penstock.network.trust.keyring import MOST_CARD, Keyring, Sealed, read_envelope
 from penstock.network.trust.revocations import MOST_BYTES
 
@@ -36,7 +37,6 @@ MESSAGE, RECORD, RECEIPT, REVOCATIONS = range(4)  # kinds of letters
 MOST_RECORD = 1 << 20  # bytes
 COUNTER = struct.Struct(">Q")  # of a record, which follows; alone it is a receipt
 MOST_GREETING = MOST_CARD + MOST_BYTES + MOST_RECORD + 1024
-QUIET = 10.0  # seconds between two log lines about what is refused
 
 logger = logging.getLogger("penstock.network")
 
@@ -67,7 +67,7 @@ class Acquaintances:
         self._on_change, self._on_revoked, self._clock = on_change, on_revoked, clock
         self._revoking = threading.Lock()
         self.refused: Counter[str] = Counter()
-        self._quiet_until = 0.0
+        self._telling = Seldom(clock)
 
     # ---- meeting ----
 
@@ -144,7 +144,7 @@ class Acquaintances:
         return self._sealed(letters)
 
     def warnings(self) -> list[tuple[str, Sealed]]:
-        """The newest list of revocations, for everybody who is there."""
+        """The list of revocations, for everybody who is there."""
         lives = [(node, self._roster.life(node)) for node in self._roster.records()]
         return self._sealed([(node, epoch, REVOCATIONS, self._list()) for node, epoch in lives if epoch is not None])
 
@@ -174,7 +174,7 @@ class Acquaintances:
     # ---- who is out ----
 
     def look(self) -> None:
-        """Whether the file has a newer list of revocations, and whose certificate has ended meanwhile."""
+        """Whether the file has new revocations, and whose certificate has ended meanwhile."""
         for life in self._keyring.expire():
             if (life.node, life.epoch) == (self._keyring.node, self._keyring.epoch):
                 logger.error("the certificate of this node has ended: other nodes do not talk to it any more")
@@ -189,7 +189,7 @@ class Acquaintances:
                 if self._blocklist.look():
                     self._revoke(self._blocklist)
             except Untrusted as error:
-                logger.error("the list of revocations cannot be used, the one before still counts: %s", error)
+                logger.error("the list of revocations cannot be used, what is known still counts: %s", error)
 
     def _hear_list(self, data: bytes) -> None:
         if self._blocklist is None:
@@ -214,9 +214,7 @@ class Acquaintances:
     def refuse(self, error: PenstockError) -> None:
         """Count it, and tell now and then: a hostile member must not fill the log."""
         self.refused[error.code] += 1
-        now = self._clock()
-        if now >= self._quiet_until:
-            self._quiet_until = now + QUIET
+        if self._telling.may_tell():
             logger.warning("something from the network was refused (%d so far): %s", self.refused.total(), error)
         else:
             logger.debug("something from the network was refused: %s", error)

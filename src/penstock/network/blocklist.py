@@ -1,38 +1,39 @@
-"""The Blocklist: the newest list of revoked certificates that this node knows, on disk and from others."""
+"""The Blocklist: all revoked certificates that this node knows of, from its file and from others."""
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
 
 from penstock.errors import ConfigError, Untrusted
 from penstock.network.trust import files
-from penstock.network.trust.certificates import common_name
-from penstock.network.trust.revocations import MOST_BYTES, nobody, read
+from penstock.network.trust.revocations import MOST_BYTES, NOBODY, Revocations, read
 
 logger = logging.getLogger("penstock.network")
 
 
 class Blocklist:
-    """`data` is the list as its authority signed it, empty while there is none. A list is replaced only by one with a higher
-    number, so whoever hands round an older one, or one of their own making, changes nothing."""
+    """`data` is `current` as it is handed on. It only grows, and only by what the authority has signed: whoever hands round a
+    shorter list, or one of their own making, changes nothing."""
 
     def __init__(self, file: Path | None, authority: x509.Certificate) -> None:
         self._file, self._authority = file, authority
-        self.current, self.data = nobody(common_name(authority)), b""
+        self.current, self.data = NOBODY, NOBODY.encode()
         self._looked_at: object = None
+        self._trouble = ""
         try:
             self.look()
         except Untrusted as error:
             raise ConfigError(
                 f"The list of revocations {file} cannot be used: {error}",
-                hint="Remove it: other nodes of the network bring the newest one.",
+                hint="Remove it: other nodes of the network bring it again.",
             ) from error
 
     def look(self) -> bool:
-        """Whether the file has a newer list. Raises Untrusted, once, for one that cannot be used."""
+        """Whether the file has something new. Raises Untrusted, once, for one that cannot be used."""
         if self._file is None:
             return False
         try:
@@ -40,28 +41,49 @@ class Blocklist:
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
             if stamp == self._looked_at:
                 return False
-            self._looked_at = stamp
-            with self._file.open("rb") as stream:
-                return self._take(stream.read(MOST_BYTES + 1))
+            data = _contents(self._file)
         except FileNotFoundError:
             return False
-        except OSError as error:
+        except OSError as error:  # it is tried again, but not told again
+            told, self._trouble = self._trouble, str(error)
+            if self._trouble == told:
+                return False
             raise Untrusted(f"It cannot be read: {error}.") from error
+        self._looked_at, self._trouble = stamp, ""
+        before = self.current
+        if len(self._join(data).records) < len(self.current.records):  # the file is that of a copy
+            self._keep(self._file)
+        return self.current is not before
 
     def offer(self, data: bytes) -> bool:
-        """Whether another node's list is newer; then it is kept. Raises Untrusted."""
-        if not data or data == self.data or not self._take(data):
+        """Whether another node's list has something new; then it is kept. Raises Untrusted."""
+        before = self.current
+        if data and data != self.data:
+            self._join(data)
+        if self.current is before:
             return False
         if self._file is not None:
-            try:
-                files.replace(self._file.parent, {self._file.name: data})
-            except ConfigError as error:  # it counts all the same, until this node ends
-                logger.error("the newest list of revocations could not be kept: %s", error)
+            self._keep(self._file)
         return True
 
-    def _take(self, data: bytes) -> bool:
-        newer = read(data, self._authority)
-        if newer.number <= self.current.number:
-            return False
-        self.current, self.data = newer, data
-        return True
+    def _join(self, data: bytes) -> Revocations:
+        """Know what this list says, too; the list."""
+        listed = read(data, self._authority, self.current)
+        if listed.records.keys() - self.current.records.keys():
+            self.current |= listed
+            self.data = self.current.encode()
+        return listed
+
+    def _keep(self, file: Path) -> None:
+        try:
+            with files.alone_in(file.parent):
+                with suppress(OSError, Untrusted):  # a command may have revoked somebody just now
+                    self._join(_contents(file))
+                files.replace(file.parent, {file.name: self.data})
+        except ConfigError as error:  # it counts all the same, until this node ends
+            logger.error("the list of revocations could not be kept: %s", error)
+
+
+def _contents(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(MOST_BYTES + 1)

@@ -103,7 +103,7 @@ WireSegment = tuple[
 WireAskWeights = tuple[Count, Model, WeightsHash, PartName, Count, Annotated[int, Meta(ge=1, le=MAX_PIECE)]]
 WireWeightsPart = tuple[Count, Count, Count, Reason, Seconds]
 WireClaims = Annotated[tuple[WireRange, ...], Meta(max_length=MAX_LAYERS)]
-WireOfferOfLayers = tuple[Model, Name, Layer, Layer, WireClaims, WireClaims, Count, Name, bool]
+WireOfferOfLayers = tuple[Model, Name, Layer, Layer, WireClaims, WireClaims, Count, WeightsHash, bool]
 WireRecord = tuple[
     NodeId,
     Clock,
@@ -296,6 +296,7 @@ def _record(header: Any) -> NodeRecord:
         segments=tuple(_segment(segment, plain[0]) for segment in segments),
         offers=tuple(_offer(offer) for offer in offers),
     )
+    _refuse(len({offer.model for offer in record.offers}) < len(record.offers), "it offers for one model twice")
     _refuse(record.protocol != PROTOCOL, f"it speaks protocol version {record.protocol}")
     return record
 

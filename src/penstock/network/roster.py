@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -59,6 +59,10 @@ class Roster:
 
     def records(self) -> Mapping[str, bytes]:
         return self._snapshot
+
+    def nodes(self) -> Collection[str]:
+        """All that are live, with a record or without one."""
+        return self._newest.keys()
 
     def is_live(self, node: str) -> bool:
         return node in self._newest

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from penstock.config.network import NAME
 from penstock.errors import ConfigError, Unreachable
 
 OnMessage = Callable[[str, bytes], None]  # sender, data
 OnChange = Callable[[], None]
-
-_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # nothing that means something in a key, a path or a URL
 
 logger = logging.getLogger("penstock.network")
 
@@ -49,7 +47,7 @@ class Router(Protocol):
 
 
 def is_node_id(text: str) -> bool:
-    return _NODE_ID.fullmatch(text) is not None
+    return NAME.fullmatch(text) is not None  # nothing that means something in a key, a path or a URL
 
 
 def check_node_id(text: str) -> str:
@@ -64,7 +62,8 @@ def check_node_id(text: str) -> str:
 def name_taken(node_id: str) -> ConfigError:
     return ConfigError(
         f"The network already has a live node named {node_id!r}.",
-        hint="Give this one another: --node-id NAME, or node_id in its file.",
+        hint="Is it running already? Otherwise give this one another name: --node-id NAME in an open network, an invitation in a "
+        "closed one.",
     )
 
 

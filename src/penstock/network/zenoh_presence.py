@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.network.router import is_node_id, join, unreachable
+from penstock.network.seldom import Seldom
 from penstock.network.trust.keyring import Sealed
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Place(NamedTuple):
 
 
 class Listener(Protocol):
-    """What hears of all that comes. Each method is called on a thread of its own; what it raises is logged."""
+    """What hears of all that comes. Each method is called on a thread of its own; what it raises is logged, now and then."""
 
     def on_letter(self, sender: str, sealed: Sealed) -> None: ...
 
@@ -86,6 +87,8 @@ class Presence:
         self._listen("lives", lives, lambda sample: self._hear_life(sample, listener))
 
     def _listen(self, name: str, source: Iterable[Any], handle: Callable[[Any], None]) -> None:
+        telling = Seldom()
+
         def run() -> None:
             for item in source:  # ends when the session is closed
                 if self._ended.is_set():
@@ -94,7 +97,8 @@ class Presence:
                     handle(item)
                 except Exception:
                     if not self._ended.is_set():
-                        logger.exception("what the network brought could not be handled (%s)", name)
+                        level = logging.ERROR if telling.may_tell() else logging.DEBUG
+                        logger.log(level, "what the network brought could not be handled (%s)", name, exc_info=True)
 
         thread = threading.Thread(target=run, name=f"network-{name}-{self._place.node}", daemon=True)
         self._threads.append(thread)

@@ -13,11 +13,12 @@ import time
 from collections.abc import Collection, Mapping
 
 from penstock.config.network import NetworkConfig
-from penstock.errors import BadMessage, ConfigError, PenstockError, Unreachable, Untrusted
+from penstock.errors import ConfigError, MalformedMessage, PenstockError, Unreachable
 from penstock.network.acquaintances import MOST_RECORD, Acquaintances
 from penstock.network.blocklist import Blocklist
 from penstock.network.roster import Issue, Roster
 from penstock.network.router import Bell, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
+from penstock.network.solitude import Solitude
 from penstock.network.trust.keyring import ClosedKeyring, Keyring, OpenKeyring, Sealed
 from penstock.network.zenoh_presence import Place, Presence
 from penstock.network.zenoh_session import MAX_MESSAGE, check_certificates, knowing, open_session
@@ -42,6 +43,7 @@ class ZenohRouter:
         self._asking, self._telling = threading.Event(), threading.Event()
         self._presence: Presence | None = None
         self._denying: Collection[str] = ()
+        self._solitude = self._expecting()
         self._bell: Bell | None = None
         self._keeper = threading.Thread(target=self._keep, name=f"network-keeper-{node_id}", daemon=True)
         self._herald = threading.Thread(target=self._tell, name=f"network-herald-{node_id}", daemon=True)
@@ -160,11 +162,15 @@ class ZenohRouter:
         return self._denied() != self._denying
 
     def _proves(self, node: str, epoch: int, answer: bytes) -> bool:
-        """Whether that life has answered."""
+        """Whether that life has answered. One who sends what nobody thought of must not keep this node from starting."""
         try:
             self._known.hear_answer(node, epoch, answer)
-        except (Untrusted, BadMessage) as error:
+        except PenstockError as error:
             self._known.refuse(error)
+            return False
+        except Exception as error:
+            logger.debug("an answer could not be handled", exc_info=True)
+            self._known.refuse(MalformedMessage(f"The answer of '{node}' could not be handled: {error!r:.200}."))
             return False
         return True
 
@@ -258,7 +264,7 @@ class ZenohRouter:
     def on_letter(self, sender: str, sealed: Sealed) -> None:
         try:
             message = self._known.open(sender, sealed)
-        except (Untrusted, BadMessage) as error:
+        except PenstockError as error:
             self._known.refuse(error)
             return
         if message is None:
@@ -320,7 +326,20 @@ class ZenohRouter:
             presence.ask(node, epoch, self._known.question())
         if self._roster.records() is not before:
             self._ring()
+        self._tell_of_solitude()
         return wait
+
+    def _expecting(self) -> Solitude:
+        return Solitude(expects=bool(self._config.connect))
+
+    def _tell_of_solitude(self) -> None:
+        alone = set(self._roster.nodes()) <= {self._node_id}
+        if self._solitude.is_strange(alone, time.monotonic()) and not self._config.open:
+            logger.warning(
+                "no other node of the network '%s' can be met: they are off, or cannot be reached, or refuse this node's "
+                "certificate. Whether it was revoked is told where the network was made by: penstock network list",
+                self._config.name,
+            )
 
     def _open_again(self, presence: Presence) -> Presence | None:
         """Zenoh cannot close one link, nor deny anybody anything later on: all links are closed, and opened again with the rule
@@ -330,6 +349,7 @@ class ZenohRouter:
         self._presence = None
         presence.end(self._closing)
         self._roster.keep_only(self._node_id, self._epoch)
+        self._solitude = self._expecting()  # all who were met may be out now
         self._ring()
         if self._is_out():
             return None

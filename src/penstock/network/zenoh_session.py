@@ -182,7 +182,8 @@ def refusal(config: NetworkConfig, reason: str) -> ConfigError:
     if "Address already in use" in reason:
         return ConfigError(
             f"The network cannot listen at {endpoints}: the port is taken.",
-            hint="Another node or program has it. Stop that, or set network.listen to another port.",
+            hint="Another program has it, or this node is running already (`penstock network status` shows it). Otherwise set "
+            "network.listen to another port.",
         )
     if "Cannot assign requested address" in reason or "an't assign requested address" in reason:
         return ConfigError(

@@ -60,7 +60,7 @@ class Membership:
         self.receiver = JobReceiver(decode, self.engines, self.wire.send, self._on_weights)
         self._weights: dict[str, tuple[Path, Manifest]] = {}  # that others may have, by model
         self.giver = WeightsGiver(self._weights.get, self.wire.send, rate=config.weights_rate, unsent=self.wire.waiting)
-        self.taker = WeightsTaker(self.wire.send, self._givers)
+        self.taker = WeightsTaker(self.wire.send, lambda: sorted(self.givers()))
         self.pipes = PipeManager(node, self.wire)
         self._endpoints = reachable(config.listen, ())[:MOST_ENDPOINTS] if config.peers_file is not None else ()
         self._known: dict[str, tuple[str, ...]] = {}  # endpoints of others
@@ -108,6 +108,10 @@ class Membership:
     def give(self, model: str, folder: Path, manifest: Manifest) -> None:
         """Hand the weights of a model to nodes that ask for them."""
         self._weights[model] = (folder, manifest)
+
+    def givers(self) -> set[str]:
+        """The nodes that hand out weights."""
+        return {record.node for record in self._others if not record.draining and any(offer.gives for offer in record.offers)}
 
     def wait_for_others(self) -> None:
         """Until other nodes say what they have. Links are made in the background, and one who decides alone decides wrongly; a
@@ -195,13 +199,6 @@ class Membership:
             self.giver.on_ask(sender, message)
         else:
             self.taker.on_part(sender, message)
-
-    def _givers(self) -> list[str]:
-        return [
-            record.node
-            for record in self.records
-            if record.node != self.node and not record.draining and any(offer.gives for offer in record.offers)
-        ]
 
     def _on_change(self) -> None:
         with self._changing:

@@ -67,6 +67,7 @@ class Placing:
         self._placer = Placer(node.node_id, model.id, self._found.spec.num_layers)
         self._loading: tuple[LayerRange, ...] = self._pinned  # what the settings ask for and is not here yet
         self._offered = 0  # room
+        self._starved: set[str] | None = None  # who gave weights when those that were needed could not be had
         self._why = ""  # it holds what it holds
         self._chosen: set[LayerRange] = set()  # that are here because the network needed them
         self._claims: dict[tuple[str, LayerRange], float] = {}  # of others: since when
@@ -239,6 +240,9 @@ class Placing:
 
     def _look(self) -> bool:
         """Do the next thing that there is to do, or wait for it; True if it waited."""
+        if self._starved is not None and not self._membership.givers() <= self._starved:
+            self._starved = None
+            self._placer.try_again()
         if self._room() != self._offered:  # it held back for a while, and does no more
             self._offer()
         members = self._members()
@@ -286,6 +290,7 @@ class Placing:
         told = str(error) if known else f"{type(error).__name__}: {error}"
         logger.warning("%s: layers %s could not be loaded: %s", self._model.id, listed(ranges), told, exc_info=not known)
         self._placer.failed(time.monotonic(), ranges, told)
+        self._starved = self._membership.givers() if isinstance(error, WeightsUnavailable) else None
 
     def _load(self, layers: LayerRange) -> None:
         assert self._hosted is not None

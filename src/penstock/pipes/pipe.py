@@ -8,9 +8,11 @@ from typing import Protocol
 from penstock.domain.messages import Control, Message
 from penstock.domain.route import Hop
 from penstock.domain.span import NetworkJob
+from penstock.domain.topology import LayerRange
 from penstock.model.segment import Segment
 from penstock.pipes.hidden import pack
-from penstock.pipes.meta_pipe import MetaPipe, Path
+from penstock.pipes.meta_pipe import MetaPipe
+from penstock.pipes.path import Path
 
 
 class Wire(Protocol):
@@ -53,9 +55,9 @@ class Pipe:
     def networked(self) -> bool:
         return self._view is not None
 
-    def get_layer(self, start_layer: int) -> Segment | None:
-        """The local segment that starts at this layer."""
-        return next((segment for segment in self.segments if segment.layers.start == start_layer), None)
+    def get_layer(self, layer: int) -> Segment | None:
+        """The local segment that holds this layer."""
+        return next((segment for segment in self.segments if segment.layers.start <= layer < segment.layers.end), None)
 
     def is_complete(self) -> bool:
         """Whether some path leads from the first layer to the last."""
@@ -75,6 +77,12 @@ class Pipe:
             hops = self._local_hops()
             return None if hops is None else Path(hops, 0.0, "All layers are on this node.")
         return self._view.pipe().path(self.node, avoid=avoid, round_trips=round_trips or {}, block_size=block_size)
+
+    def choices(self) -> frozenset[Hop]:
+        """All that paths can be made of."""
+        return (
+            frozenset() if self._view is None else frozenset(Hop(meta.layers, meta.node) for meta in self._view.pipe().segments)
+        )
 
     def lives(self) -> Mapping[str, int]:
         return {} if self._view is None else self._view.lives()
@@ -102,8 +110,8 @@ class Pipe:
     def kv_blocks_on(self, path: Path) -> int:
         if self._view is None:
             return min(segment.kv_blocks for segment in self.segments)
-        hops = set(path.hops)
-        return min(meta.kv_blocks for meta in self._view.pipe().segments if Hop(meta.layers, meta.node) in hops)
+        metas = self._view.pipe().segments
+        return min(meta.kv_blocks for hop in path.hops for meta in metas if meta.node == hop.node and _is_part(hop, meta.layers))
 
     def _send(self, node: str, message: Message) -> None:
         assert self._wire is not None, "a pipe without a network has nobody to send to"
@@ -116,6 +124,10 @@ class Pipe:
             segment = self.get_layer(layer)
             if segment is None:
                 return None
-            hops.append(Hop(segment.layers, self.node))
+            hops.append(Hop(LayerRange(layer, segment.layers.end), self.node))
             layer = segment.layers.end
         return tuple(hops)
+
+
+def _is_part(hop: Hop, layers: LayerRange) -> bool:
+    return layers.start <= hop.layers.start and hop.layers.end <= layers.end

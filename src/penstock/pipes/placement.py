@@ -1,8 +1,8 @@
 """Which layers a node takes of a model: pure decisions over what all nodes hold, claim, and have room for.
 
-A path enters a segment at its first layer and leaves it after its last. So "missing" is a question about paths: of all ways from
-the first layer to the last, the one on which the fewest layers would still have to be loaded tells what is lacking. That covers
-layers that nobody has, and ranges that do not meet.
+A path may enter and leave a segment in its middle, so what is lacking are the layers that nobody has. Where there is no room for
+them, ranges that overlap others are in the way: of all ways from the first layer to the last, one that does without some of these
+ranges tells what to load in the room that they make.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def uncontested(node: str, members: Iterable[Member], num_layers: int) -> tuple[
     if {*me.held} <= {*me.pinned} and not _best_way(others, num_layers).lacking:
         depth, gaps = _next_pipe(others, num_layers, me.max_pipes)
         opening = _layers(gaps) if depth < me.max_pipes else set()
-        copying = _on_paths(others, num_layers)
+        copying = {piece.layers for piece in others}
         extras = {claim for claim in mine if claim in copying or _layers([claim]) <= opening}
     parts = ((claim,) if claim in extras else _ranges(_layers([claim]) & wanted) for claim in mine)
     return tuple(found for part in parts for found in part)
@@ -180,7 +180,7 @@ def _extras(members: Sequence[Member], pieces: Collection[_Piece], num_layers: i
             shares = _allot(gaps, openers, present, num_layers)
             found |= {m.node: _piping(m, shares[m.node], num_layers) for m in openers if m.node in shares}
         else:
-            shares = {waiting[0].node: _copies(waiting[0], pieces, present, num_layers)}
+            shares = {waiting[0].node: _copies(waiting[0], pieces, present)}
             found |= {node: _copying(node, layers, pieces) for node, layers in shares.items() if layers}
         waiting = [member for member in waiting if member.node not in shares]
         present |= {_Piece(layers, _Hold.CLAIMED, node) for node, taken in shares.items() for layers in taken}
@@ -198,11 +198,11 @@ def _next_pipe(pieces: Iterable[_Piece], num_layers: int, most: int) -> tuple[in
     return most, ()
 
 
-def _copies(member: Member, pieces: Collection[_Piece], present: Collection[_Piece], num_layers: int) -> tuple[LayerRange, ...]:
+def _copies(member: Member, pieces: Collection[_Piece], present: Collection[_Piece]) -> tuple[LayerRange, ...]:
     """Ranges of others, as many as fit: first those that the fewest nodes have, then larger ones, then lower ones."""
     holders = Counter(layer for _, layer in {(piece.node, layer) for piece in present for layer in piece.layers.layers()})
     own, left, chosen = _layers([*member.held, *member.claims]), member.room, []
-    fewest = {layers: min(holders[layer] for layer in layers.layers()) for layers in _on_paths(pieces, num_layers)}
+    fewest = {layers: min(holders[layer] for layer in layers.layers()) for layers in {piece.layers for piece in pieces}}
     for layers in sorted(fewest, key=lambda layers: (fewest[layers], -layers.size, layers)):
         if layers.size <= left and own.isdisjoint(layers.layers()):
             chosen.append(layers)
@@ -272,22 +272,24 @@ def _pieces(members: Iterable[Member], num_layers: int) -> set[_Piece]:
 
 def _best_way(pieces: Iterable[_Piece], num_layers: int, price: Callable[[_Piece], int] = lambda piece: 0) -> _Way:
     """From the first layer to the last: with the fewest layers that nobody has (and what the pieces cost), then the fewest parts,
-    then what is more certain to stay, then by name."""
-    starting = defaultdict(list)
-    for piece in sorted(pieces):
-        starting[piece.layers.start].append(piece)
-    cuts = sorted({0, num_layers, *starting, *(piece.layers.end for found in starting.values() for piece in found)})
-    best = {0: _Way(0, 0, 0, (), ())}
+    then what is more certain to stay, then by name. Any part of a piece will do."""
+    ordered = sorted(pieces, key=lambda piece: (piece.hold, piece.node, piece.layers))
+    cuts = sorted({0, num_layers, *(cut for piece in ordered for cut in piece.layers)})
+    ways: dict[_Piece | None, _Way] = {None: _Way(0, 0, 0, (), ())}  # by the piece that they are in
     for here, following in pairwise(cuts):
-        way = best[here]
-        steps = [(following, _across(way, here, following))]
-        for piece in starting[here]:
-            onto = _Way(way.cost + price(piece), way.lacking, way.parts + 1, way.gaps, (*way.pieces, piece))
-            steps.append((piece.layers.end, onto))
-        for end, step in steps:
-            if end not in best or step[:3] < best[end][:3]:
-                best[end] = step
-    return best[num_layers]
+        best = min(ways.values(), key=_rank)
+        steps: dict[_Piece | None, _Way] = {}
+        for piece in ordered:
+            if piece.layers.start <= here < piece.layers.end:
+                onto = _Way(best.cost + price(piece), best.lacking, best.parts + 1, best.gaps, (*best.pieces, piece))
+                steps[piece] = min(ways.get(piece, onto), onto, key=_rank)
+        steps[None] = min((_across(way, here, following) for way in ways.values()), key=_rank)
+        ways = steps
+    return min(ways.values(), key=_rank)
+
+
+def _rank(way: _Way) -> tuple[int, int, int]:
+    return way.cost, way.lacking, way.parts
 
 
 def _across(way: _Way, here: int, there: int) -> _Way:
@@ -302,7 +304,7 @@ def _across(way: _Way, here: int, there: int) -> _Way:
 
 def _aim(pieces: Collection[_Piece], room: int, num_layers: int) -> _Way:
     """The way that is to be completed: the best one, unless there would not be room enough, whatever moved out of its way. Then
-    ranges that could move are in the way of pinned ones, and the way that uses most of the pinned ones may still do."""
+    ranges that could move overlap others, and the way that uses the fewest of them may still do."""
     best = _best_way(pieces, num_layers)
     for way in (best, _best_way(pieces, num_layers, _price_of_moving)):
         movable = _size(piece.layers for piece in {*pieces} - {*way.pieces} if piece.hold is not _Hold.PINNED)
@@ -314,17 +316,6 @@ def _aim(pieces: Collection[_Piece], room: int, num_layers: int) -> _Way:
 def _price_of_moving(piece: _Piece) -> int:
     """What is pinned is free. All else could as well be elsewhere, and costs as much as loading it there."""
     return 0 if piece.hold is _Hold.PINNED else piece.layers.size
-
-
-def _on_paths(pieces: Iterable[_Piece], num_layers: int) -> set[LayerRange]:
-    """The ranges that lie on a path from the first layer to the last: a copy of another one would be of no use."""
-    ranges = sorted({piece.layers for piece in pieces})
-    reached, leading = {0}, {num_layers}
-    for start, end in ranges:
-        reached |= {end} if start in reached else set()
-    for start, end in reversed(ranges):
-        leading |= {start} if end in leading else set()
-    return {layers for layers in ranges if layers.start in reached and layers.end in leading}
 
 
 def _room(members: Iterable[Member], num_layers: int) -> int:

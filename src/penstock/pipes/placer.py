@@ -130,6 +130,10 @@ class Placer:
         self._failures, self._paused_until = self._failures + 1, now + pause
         self._doing = f"The last load failed: {reason} For {pause:.0f} seconds this node takes nothing."
 
+    def try_again(self) -> None:
+        """What the last load failed for is over."""
+        self._paused_until = -inf
+
     def dropped(self, layers: Iterable[LayerRange]) -> None:
         self._gone = {*layers}
         self._end(self._gone)

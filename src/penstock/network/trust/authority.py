@@ -17,7 +17,6 @@ from penstock.network.trust.certificates import NODE_DAYS, Identity, create_auth
 from penstock.network.trust.expiry import ends_soon
 from penstock.network.trust.invitation import Invitation
 from penstock.network.trust.listening import check_further, check_listen, free_endpoint, reachable
-from penstock.network.trust.revocations import Revocations
 
 
 class Issued(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +65,7 @@ def create(home: Home, name: str, *, node: str, listen: str | None = None, furth
         "ca.key": authority.key_pem(),
         "node.pem": identity.certificate_pem(),
         "node.key": identity.key_pem(),
-        "revoked.bin": revocations.sign(revocations.nobody(name), authority),
+        "revoked.bin": revocations.NOBODY.encode(),
         "issued.json": _register_json(_with({}, node, identity)),
     }
     with files.told(network.folder, "made"):
@@ -90,9 +89,9 @@ def invite(network: JoinedNetwork, node: str, *, days: float = NODE_DAYS, furthe
         authority = _authority(network)
         identity = issue(authority, node, days=days)
         files.replace(network.folder, {"issued.json": _register_json(_with(_register(network), node, identity))})
-        newest = files.read(network.revocations_file)
+        revoked = files.read(network.revocations_file)
     endpoints = reachable(network.listen, further)
-    return Invitation(network.name, authority.certificate, identity, endpoints, newest)
+    return Invitation(network.name, authority.certificate, identity, endpoints, revoked)
 
 
 def revoke(network: JoinedNetwork, node: str) -> int:
@@ -111,15 +110,15 @@ def revoke(network: JoinedNetwork, node: str) -> int:
                 hint=f"These were: {known}." if known else "Nobody was invited yet.",
             )
         before = revocations.read(files.read(network.revocations_file), authority.certificate)
-        new = {int(issued.serial, 16): node for issued in register[node]}.items() - before.revoked.items()
+        new = {int(issued.serial, 16) for issued in register[node]} - before.records.keys()
         if new:
-            after = Revocations(network.name, before.number + 1, {**before.revoked, **dict(new)})
-            files.replace(network.folder, {"revoked.bin": revocations.sign(after, authority)})
+            after = before | revocations.sign(dict.fromkeys(new, node), authority)
+            files.replace(network.folder, {"revoked.bin": after.encode()})
     return len(new)
 
 
 def members(network: JoinedNetwork) -> list[Member]:
-    revoked = revocations.read(files.read(network.revocations_file), _authority(network).certificate).revoked
+    revoked = revocations.read(files.read(network.revocations_file), _authority(network).certificate)
     return [
         Member(node, max(one.until for one in issued), all(int(one.serial, 16) in revoked for one in issued))
         for node, issued in sorted(_register(network).items())

@@ -7,11 +7,12 @@ name, so that a rule against one certificate never meets its successor.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -120,13 +121,24 @@ def _key_usage(*, authority: bool) -> x509.KeyUsage:
 # ---- reading them ----
 
 
-def load_certificate(pem: bytes) -> x509.Certificate:
+@contextmanager
+def _or_untrusted(reason: str, hint: str = "") -> Iterator[None]:
+    """Others send certificates, and the parser reads each part only when it is asked for. What it raises for one that somebody
+    made up can be anything, not a ValueError alone."""
     try:
+        yield
+    except Exception:
+        raise Untrusted(reason, hint=hint) from None
+
+
+def load_certificate(pem: bytes) -> x509.Certificate:
+    with _or_untrusted("This is no certificate.", hint="A certificate is a PEM file that begins with BEGIN CERTIFICATE."):
         return x509.load_pem_x509_certificate(pem)
-    except ValueError:
-        raise Untrusted(
-            "This is no certificate.", hint="A certificate is a PEM file that begins with BEGIN CERTIFICATE."
-        ) from None
+
+
+def load_der(der: bytes) -> x509.Certificate:
+    with _or_untrusted("This is no certificate."):
+        return x509.load_der_x509_certificate(der)
 
 
 def load_identity(certificate_pem: bytes, key_pem: bytes) -> Identity:
@@ -146,17 +158,23 @@ def key_of(number: int) -> ec.EllipticCurvePrivateKey:
 
 
 def paired(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Identity:
-    if key.public_key() != certificate.public_key():
+    if key.public_key() != public_key(certificate):
         raise Untrusted("The private key is not that of the certificate.", hint="Join the network again with a new invitation.")
     return Identity(certificate, key)
 
 
+def public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
+    with _or_untrusted("The key in the certificate cannot be read."):
+        key = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise Untrusted("The certificate has a key of another kind than the network's.")
+    return key
+
+
 def common_name(certificate: x509.Certificate) -> str:
-    try:
+    with _or_untrusted("The certificate does not say whose it is."):  # or several times
         (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    except ValueError:  # none, or several, or a subject that cannot be read
-        raise Untrusted("The certificate does not say whose it is.") from None
-    return str(name.value)
+        return str(name.value)
 
 
 def node_name(certificate: x509.Certificate) -> str:
@@ -169,36 +187,32 @@ def node_name(certificate: x509.Certificate) -> str:
 def verify(certificate: x509.Certificate, authority: x509.Certificate, *, now: datetime | None = None) -> None:
     """Raise Untrusted unless the authority has issued this certificate to a node, and it is valid now."""
     now = now or datetime.now(UTC)
-    try:
+    with _or_untrusted("The certificate was signed by another authority than this network's."):
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
-        raise Untrusted("The certificate was signed by another authority than this network's.") from None
     if _is_authority(certificate):
         raise Untrusted("The certificate is that of an authority, not of a node.")
     if not _for_clients(certificate):
         raise Untrusted("The certificate is not for client authentication.")
     for whose, dated in (("certificate", certificate), ("certificate of the network's authority", authority)):
-        if now < dated.not_valid_before_utc:
+        with _or_untrusted(f"The {whose} does not say for how long it is valid."):
+            begins, ends = dated.not_valid_before_utc, dated.not_valid_after_utc
+        if now < begins:
             raise Untrusted(
-                f"The {whose} is not valid before {dated.not_valid_before_utc:%Y-%m-%d %H:%M} UTC.",
-                hint="Is the clock of this machine right?",
+                f"The {whose} is not valid before {begins:%Y-%m-%d %H:%M} UTC.", hint="Is the clock of this machine right?"
             )
-        if now >= dated.not_valid_after_utc:
-            raise Untrusted(f"The {whose} ended on {dated.not_valid_after_utc:%Y-%m-%d %H:%M} UTC.")
+        if now >= ends:
+            raise Untrusted(f"The {whose} ended on {ends:%Y-%m-%d %H:%M} UTC.")
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:
-    try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return False
-    except ValueError:
-        raise Untrusted("The certificate has extensions that cannot be read.") from None
+    return any(isinstance(value, x509.BasicConstraints) and value.ca for value in _extensions(certificate))
 
 
 def _for_clients(certificate: x509.Certificate) -> bool:
-    try:
-        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    except x509.ExtensionNotFound:
-        return False
-    return ExtendedKeyUsageOID.CLIENT_AUTH in usage
+    purposes = [value for value in _extensions(certificate) if isinstance(value, x509.ExtendedKeyUsage)]
+    return any(ExtendedKeyUsageOID.CLIENT_AUTH in purpose for purpose in purposes)
+
+
+def _extensions(certificate: x509.Certificate) -> list[x509.ExtensionType]:
+    with _or_untrusted("The certificate has extensions that cannot be read."):
+        return [extension.value for extension in certificate.extensions]

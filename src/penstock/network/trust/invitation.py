@@ -17,9 +17,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from msgspec import Meta
 
+from penstock.config.home import RESERVED
+from penstock.config.network import NAME
 from penstock.errors import ConfigError, Untrusted
 from penstock.network.trust import revocations
-from penstock.network.trust.certificates import Identity, common_name, key_of, node_name, paired, verify
+from penstock.network.trust.certificates import Identity, common_name, key_of, load_der, node_name, paired, verify
 from penstock.network.trust.listening import check_connect
 
 MARK = "penstock1:"
@@ -37,7 +39,7 @@ Endpoint = Annotated[str, Meta(min_length=1, max_length=300)]
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """`endpoints` lead to members, `revocations` is the newest signed list."""
+    """`endpoints` lead to members, `revocations` is the list of them as the authority knows it."""
 
     network: str
     authority: x509.Certificate
@@ -79,12 +81,13 @@ def decode(text: str) -> Invitation:
     """Raises Untrusted unless the token is whole, and holds a certificate that its authority stands behind."""
     contents = _contents(_unpacked(text))
     try:
-        authority = x509.load_der_x509_certificate(contents.authority)
-        certificate = x509.load_der_x509_certificate(contents.certificate)
+        authority, certificate = load_der(contents.authority), load_der(contents.certificate)
         key = key_of(int.from_bytes(contents.key, "big"))
         check_connect(contents.endpoints)
-    except (ValueError, ConfigError):
+    except (ValueError, ConfigError, Untrusted):
         raise _unreadable() from None
+    if not NAME.fullmatch(contents.network) or contents.network in RESERVED:  # it becomes the name of a folder
+        raise Untrusted(f"The invitation is to a network called {contents.network!r}, which none can be called.")
     if common_name(authority) != contents.network:
         raise Untrusted("The invitation names another network than its authority.")
     verify(certificate, authority)
@@ -115,7 +118,7 @@ def _contents(packed: bytes) -> _Contents:
         if not unpacking.eof or unpacking.unused_data:
             raise _unreadable()
         return msgspec.msgpack.decode(data, type=_Contents)
-    except (zlib.error, msgspec.DecodeError):
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError):
         raise _unreadable() from None
 
 

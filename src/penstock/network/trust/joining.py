@@ -13,6 +13,7 @@ from penstock.network.trust import addresses, files, revocations
 from penstock.network.trust.certificates import load_certificate, node_name
 from penstock.network.trust.invitation import Invitation
 from penstock.network.trust.listening import EVERYWHERE, check_listen, free_endpoint, is_loopback, split
+from penstock.network.trust.revocations import Revocations
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +39,19 @@ def join(home: Home, invitation: Invitation, *, listen: str | None = None) -> Jo
             addresses=(),
             created=f"{datetime.now(UTC):%Y-%m-%d}",
         )
-        _refuse_revoked(invitation, invitation.revocations)
+        brought = revocations.read(invitation.revocations, invitation.authority)
+        _refuse_revoked(invitation, brought)
         with files.told(network.folder, "made"):
-            files.make_folder(network.folder, _contents(network, invitation, invitation.revocations))
+            files.make_folder(network.folder, _contents(network, invitation, brought))
         return Joined(network, None)
     there = home.network(name)
     with files.alone_in(there.folder):
         _refuse_other_network(there, invitation)
         _refuse_older(there, invitation)
-        newest = _newest(there, invitation)
-        _refuse_revoked(invitation, newest)
+        revoked = _all_revoked(there, invitation)
+        _refuse_revoked(invitation, revoked)
         network = replace(there, node=node, listen=(listen,) if listen else there.listen, connect=invitation.endpoints)
-        files.replace(network.folder, _contents(network, invitation, newest))
+        files.replace(network.folder, _contents(network, invitation, revoked))
     return Joined(network, there.node)
 
 
@@ -67,11 +69,11 @@ def leave(home: Home, name: str) -> None:
     files.remove_folder(home.folder(name))
 
 
-def _contents(network: JoinedNetwork, invitation: Invitation, revoked: bytes) -> dict[str, bytes]:
+def _contents(network: JoinedNetwork, invitation: Invitation, revoked: Revocations) -> dict[str, bytes]:
     return {
         "network.json": network.contents(),
         "ca.pem": invitation.authority.public_bytes(Encoding.PEM),
-        "revoked.bin": revoked,
+        "revoked.bin": revoked.encode(),
         "node.pem": invitation.identity.certificate_pem(),
         "node.key": invitation.identity.key_pem(),
     }
@@ -86,14 +88,14 @@ def _free_endpoint(home: Home, endpoints: tuple[str, ...]) -> str:
     return free_endpoint(home, host=addresses.LOOPBACK if local else EVERYWHERE, taken=here)
 
 
-def _newest(there: JoinedNetwork, invitation: Invitation) -> bytes:
-    """Of both lists, so that an invitation that lay around brings nobody back."""
+def _all_revoked(there: JoinedNetwork, invitation: Invitation) -> Revocations:
+    """In both lists, so that an invitation that lay around brings nobody back."""
+    brought = revocations.read(invitation.revocations, invitation.authority)
     try:
-        stored = files.read(there.revocations_file)
-        number = revocations.read(stored, invitation.authority).number
+        stored = revocations.read(files.read(there.revocations_file), invitation.authority)
     except (Untrusted, ConfigError):  # missing or damaged: the invitation's is sound
-        return invitation.revocations
-    return stored if number >= revocations.read(invitation.revocations, invitation.authority).number else invitation.revocations
+        return brought
+    return stored | brought
 
 
 def _refuse_other_network(there: JoinedNetwork, invitation: Invitation) -> None:
@@ -122,6 +124,6 @@ def _refuse_older(there: JoinedNetwork, invitation: Invitation) -> None:
         )
 
 
-def _refuse_revoked(invitation: Invitation, newest: bytes) -> None:
-    if invitation.identity.certificate.serial_number in revocations.read(newest, invitation.authority).revoked:
+def _refuse_revoked(invitation: Invitation, revoked: Revocations) -> None:
+    if invitation.identity.certificate.serial_number in revoked:
         raise Untrusted("The invitation was taken back.", hint=f"Ask for a new one: penstock network invite {invitation.node}")

@@ -1,7 +1,8 @@
-"""Revocations: which certificates the authority has taken back, as one numbered list that it signs.
+"""Revocations: which certificates the authority has taken back, each in a record that it signs.
 
-A signed list is a mark, a JSON object and a signature over both. Whoever has the authority's certificate can check it, so it
-travels from node to node, and of two lists the one with the higher number counts.
+What was taken back stays so. Lists only ever come together, therefore: it does not matter which one is newer, in which order they
+come, or whether the authority's machine was restored from a copy and has forgotten what the others still know. A list is a mark
+and its records; whoever has the authority's certificate can check each of them, so they travel from node to node.
 """
 
 from __future__ import annotations
@@ -15,76 +16,96 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from msgspec import Meta
 
+from penstock.config.network import NAME
 from penstock.errors import ConfigError, Untrusted
-from penstock.network.trust.certificates import Identity, common_name
+from penstock.network.trust.certificates import Identity, common_name, public_key
 
-MARK = b"penstock revocations 1\n"  # signed too: the signature is good for nothing else, and nothing else's for this
-MOST_BYTES = 1 << 20
-NUMBER_BYTES = 32  # of the two in a P-256 signature
+LIST_MARK = b"penstock revocations 2\n"
+RECORD_MARK = b"penstock revocation 2\n"  # signed too: the signature is good for nothing else, and nothing else's for this
+MOST = 4096  # records
+MOST_BYTES = 1 << 20  # more than so many take
 
-Name = Annotated[str, Meta(max_length=64, pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
-Serial = Annotated[str, Meta(max_length=40, pattern=r"\A[1-9a-f][0-9a-f]*\Z")]
+Name = Annotated[str, Meta(pattern=rf"\A{NAME.pattern}\Z")]
+Serial = Annotated[str, Meta(max_length=40, pattern=r"\A[1-9a-f][0-9a-f]*\Z")]  # msgpack has no numbers as large
+Signature = Annotated[bytes, Meta(max_length=72)]  # the most that one of P-256 takes
+
+
+class Record(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """One certificate, and the node that it was issued to."""
+
+    serial: Serial
+    node: Name
+    signature: Signature
+
+    def signed(self, network: str) -> bytes:
+        return RECORD_MARK + msgspec.msgpack.encode([network, self.serial, self.node])
+
+
+_Records = Annotated[list[Record], Meta(max_length=MOST)]
 
 
 @dataclass(frozen=True, slots=True)
 class Revocations:
-    """`number` grows with each list; `revoked` has the node's name by the serial of its certificate."""
+    """Records, by the serials of their certificates."""
 
-    network: str
-    number: int
-    revoked: Mapping[int, str]
+    records: Mapping[int, Record]
 
-    def names(self) -> frozenset[str]:
-        return frozenset(self.revoked.values())
+    def __contains__(self, serial: int) -> bool:
+        return serial in self.records
+
+    def __or__(self, other: Revocations) -> Revocations:
+        both = {**other.records, **self.records}
+        if len(both) > MOST:
+            raise ConfigError(
+                f"{len(both)} revoked certificates are more than a list can hold ({MOST}).",
+                hint="Make a new network and invite who is left.",
+            )
+        return Revocations(both)
 
     def common_names(self) -> frozenset[str]:
-        return frozenset(f"{name}/{serial:x}" for serial, name in self.revoked.items())
+        return frozenset(f"{record.node}/{record.serial}" for record in self.records.values())
+
+    def encode(self) -> bytes:
+        return LIST_MARK + msgspec.msgpack.encode([record for _, record in sorted(self.records.items())])
 
 
-class _Payload(msgspec.Struct, forbid_unknown_fields=True):
-    network: Name
-    number: Annotated[int, Meta(ge=0, lt=1 << 62)]
-    revoked: dict[Serial, Name]  # JSON has no numbers as large as serials
+NOBODY = Revocations({})
 
 
-def nobody(network: str) -> Revocations:
-    return Revocations(network, 0, {})
+def sign(revoked: Mapping[int, str], authority: Identity) -> Revocations:
+    """Take certificates back; `revoked` has the node's name by the serial of each."""
+    network = common_name(authority.certificate)
+    records = {}
+    for serial, node in revoked.items():
+        record = Record(f"{serial:x}", node, b"")
+        signature = authority.key.sign(record.signed(network), ec.ECDSA(hashes.SHA256()))
+        records[serial] = msgspec.structs.replace(record, signature=signature)
+    return Revocations(records)
 
 
-def sign(revocations: Revocations, authority: Identity) -> bytes:
-    revoked = {f"{serial:x}": name for serial, name in sorted(revocations.revoked.items())}
-    signed = MARK + msgspec.json.encode(_Payload(revocations.network, revocations.number, revoked))
-    r, s = decode_dss_signature(authority.key.sign(signed, ec.ECDSA(hashes.SHA256())))
-    data = signed + r.to_bytes(NUMBER_BYTES, "big") + s.to_bytes(NUMBER_BYTES, "big")
-    if len(data) > MOST_BYTES:
-        raise ConfigError(
-            f"{len(revoked)} revoked certificates are more than a list can hold.",
-            hint="Make a new network and invite who is left.",
-        )
-    return data
-
-
-def read(data: bytes, authority: x509.Certificate) -> Revocations:
+def read(data: bytes, authority: x509.Certificate, known: Revocations = NOBODY) -> Revocations:
+    """The list that `data` is. Records of certificates that are `known` to be out are not checked again. Raises Untrusted."""
     if len(data) > MOST_BYTES:
         raise Untrusted(f"A list of revocations of {len(data)} bytes is larger than {MOST_BYTES}.")
-    signed, r, s = data[: -2 * NUMBER_BYTES], data[-2 * NUMBER_BYTES : -NUMBER_BYTES], data[-NUMBER_BYTES:]
-    if not signed.startswith(MARK):
+    if not data.startswith(LIST_MARK):
         raise Untrusted("This is no list of revocations.")
-    key = authority.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise Untrusted("The network's authority has a key that cannot sign lists of revocations.")
-    signature = encode_dss_signature(int.from_bytes(r, "big"), int.from_bytes(s, "big"))
     try:
-        key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
+        listed = msgspec.msgpack.decode(data[len(LIST_MARK) :], type=_Records)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Untrusted(f"The list of revocations cannot be read: {error}.") from None
+    network, key = common_name(authority), public_key(authority)
+    records = {}
+    for record in listed:
+        serial = int(record.serial, 16)
+        records[serial] = known.records.get(serial) or _checked(record, network, key)
+    return Revocations(records)
+
+
+def _checked(record: Record, network: str, key: ec.EllipticCurvePublicKey) -> Record:
+    try:
+        key.verify(record.signature, record.signed(network), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
         raise Untrusted("The list of revocations was not signed by this network's authority.") from None
-    try:
-        payload = msgspec.json.decode(signed[len(MARK) :], type=_Payload)
-    except msgspec.DecodeError as error:
-        raise Untrusted(f"The list of revocations cannot be read: {error}.") from None
-    if payload.network != common_name(authority):
-        raise Untrusted(f"The list of revocations is that of the network '{payload.network}'.")
-    return Revocations(payload.network, payload.number, {int(serial, 16): name for serial, name in payload.revoked.items()})
+    return record

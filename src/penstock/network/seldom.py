@@ -1,0 +1,21 @@
+"""Seldom: lets one of many log lines through, since others can cause as many as they like."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+QUIET = 10.0  # seconds between two log lines
+
+
+class Seldom:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._quiet_until = -QUIET
+
+    def may_tell(self) -> bool:
+        now = self._clock()
+        if now < self._quiet_until:
+            return False
+        self._quiet_until = now + QUIET
+        return True

@@ -1,0 +1,297 @@
+"""Which path one token had best take through the layers: what segments and hops cost an origin, and the search for the least.
+
+A path may enter and leave a segment in its middle, and passes each segment once: the KV of a route is one log there. All layers
+of a segment cost the same. So where two segments hold the same layers, moving the place at which a path changes from one to the
+other makes it steadily better or steadily worse, and only two places are worth a look: where the one ends, and where the other
+begins.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from penstock.domain.meta_model import MetaModel
+from penstock.domain.route import Hop
+from penstock.domain.topology import LayerRange
+
+PER_LAYER = 0.001  # seconds that a layer is expected to take where nothing at all was measured
+ROUND_TRIP = 0.001  # seconds, to a node that was not asked yet
+MOST_LOAD = 0.9  # above it the share says little, and a division by almost nothing would rule the choice
+LONGEST = 1e6  # seconds; what a peer says beyond is not believed
+FAILED = 60.0  # seconds that are added for a node that failed lately: worse than any detour, better than no answer
+FULL = 10.0  # for a node whose KV memory is leased: it may give some back, and asking costs time
+_SECOND = 1_000_000_000  # costs are whole nanoseconds: sums are exact, so equal paths compare as equal
+
+
+class Path(NamedTuple):
+    hops: tuple[Hop, ...]  # from layer 0 to the last
+    seconds: float  # predicted for one token
+    why: str  # it was taken, in a sentence for people
+
+
+class Reach(NamedTuple):
+    """A segment, and those of its layers that may be used."""
+
+    segment: MetaModel
+    layers: LayerRange
+
+
+def best_path(
+    choices: Iterable[Sequence[Reach]],
+    num_layers: int,
+    origin: str,
+    *,
+    avoid: Collection[str],
+    round_trips: Mapping[str, float],
+) -> Path | None:
+    """The path of least predicted time from `origin` and home again; a path stays within one of the choices."""
+    choices = list(choices)
+    prices = _Prices([reach.segment for reaches in choices for reach in reaches], origin, avoid, round_trips)
+    found: list[_Trip] = []
+    keeps_ends = False
+    for reaches in choices:
+        kept = _keep_ends(reaches, num_layers, origin)
+        keeps_ends |= kept != list(reaches)
+        found += prices.best_trips(kept, num_layers)
+    if not found:
+        return None
+    best, *others = sorted(found)
+    other = next((trip for trip in others if trip.hops != best.hops), None)  # a node may have the same layers twice
+    return Path(best.hops, best.nanoseconds / _SECOND, prices.reason(best, other, keeps_ends=keeps_ends))
+
+
+def _keep_ends(reaches: Iterable[Reach], num_layers: int, origin: str) -> list[Reach]:
+    """No other node runs the first or the last layers where the origin has them too: text is easily read off those. There is
+    always a way without, since the origin can run them itself."""
+    own = [reach.layers for reach in reaches if reach.segment.node == origin]
+    first = max((layers.end for layers in own if layers.start == 0), default=0)
+    last = min((layers.start for layers in own if layers.end == num_layers), default=num_layers)
+    return [reach for reach in (narrowed(one, origin, first, last) for one in reaches) if reach.layers.size > 0]
+
+
+def narrowed(reach: Reach, owner: str, first: int, last: int) -> Reach:
+    """Without the layers before `first` and from `last` on, unless it is the owner's."""
+    if reach.segment.node == owner:
+        return reach
+    return Reach(reach.segment, LayerRange(max(reach.layers.start, first), min(reach.layers.end, last)))
+
+
+# ---- the search ----
+
+
+class _Stop(NamedTuple):
+    node: str
+    layers: LayerRange
+    full: bool  # its KV memory is leased
+
+
+class _Range(NamedTuple):
+    """A segment as the search sees it, with its price."""
+
+    layers: LayerRange
+    node: str
+    rate: int  # nanoseconds for each layer
+    toll: int  # ... and what is added for trouble
+    foreign: bool
+    full: bool
+
+
+class _Trip(NamedTuple):
+    """Part of a path; the smaller one is taken. Beside the cost, ties are broken in the order of the fields."""
+
+    cost: int  # nanoseconds, with what is added for trouble
+    foreign: int  # layers that are not the origin's own
+    length: int
+    stops: tuple[_Stop, ...]
+    nanoseconds: int  # without
+    shut: tuple[_Range, ...] = ()  # what it left in its middle, and cannot enter again
+
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        return tuple(Hop(stop.layers, stop.node) for stop in self.stops)
+
+
+class _Entry(NamedTuple):
+    """A trip that has entered a range. Cost and foreign layers are counted as if it had been in the range since layer 0: so of
+    several the least stays the least, however far they go."""
+
+    cost: int
+    foreign: int
+    length: int
+    stops: tuple[_Stop, ...]
+    at: int
+    trip: _Trip
+
+    def leave(self, found: _Range, here: int) -> _Trip:
+        trip, size = self.trip, here - self.at
+        return _Trip(
+            trip.cost + found.rate * size,
+            trip.foreign + found.foreign * size,
+            trip.length + 1,
+            (*trip.stops, _Stop(found.node, LayerRange(self.at, here), found.full)),
+            trip.nanoseconds + found.rate * size,
+            trip.shut if found.layers.end == here else (*trip.shut, found),
+        )
+
+
+_Standing = tuple[int, _Range, _Entry]  # the cost so far, where it is, and how it came there
+
+
+class _Prices:
+    """What segments and hops cost an origin, and how it says so."""
+
+    def __init__(
+        self, segments: Sequence[MetaModel], origin: str, avoid: Collection[str], round_trips: Mapping[str, float]
+    ) -> None:
+        self._origin, self._avoid = origin, avoid
+        self._ways = {s.node: _nanoseconds(round_trips.get(s.node, ROUND_TRIP) / 2) for s in segments} | {origin: 0}
+        self._farthest = max(self._ways.values())
+        measured = [segment for segment in segments if segment.seconds > 0]
+        layers = sum(segment.layers.size for segment in measured)
+        self._per_layer = sum(min(s.seconds, LONGEST) for s in measured) / layers if layers else PER_LAYER
+
+    def best_trips(self, reaches: Iterable[Reach], num_layers: int) -> list[_Trip]:
+        """The best trip, and the next best if there is one: from cut to cut, so that each place is known before it is left.
+
+        Of the trips into a range the best two are followed, and the best of those that left all before it at their ends: nothing
+        is shut to that one, so it finds a way if there is any. To follow all that differ in what is shut to them would take too
+        long, and find a better path in about one of a thousand small random networks.
+        """
+        starting: dict[int, list[_Range]] = defaultdict(list)
+        for found in sorted(self._ranges(reaches)):
+            starting[found.layers.start].append(found)
+        inside: list[tuple[_Range, list[_Entry]]] = []
+        for here in sorted({0, num_layers, *starting, *(found.layers.end for some in starting.values() for found in some)}):
+            standing = [(entry.cost + found.rate * here, found, entry) for found, entries in inside for entry in entries]
+            ended = [one for one in standing if one[1].layers.end == here]
+            if here == num_layers:
+                return sorted(self._home(entry.leave(found, here)) for _, found, entry in ended)[:2]
+            inside = [(found, entries) for found, entries in inside if found.layers.end > here]
+            if onward := self._leaving(ended, here):
+                for found, entries in inside:
+                    self._enter(found, here, onward, entries)
+            if starting[here]:
+                onward = self._leaving(standing, here) if here else [_Trip(0, 0, 0, (), 0)]
+                for found in starting[here]:
+                    inside.append((found, []))
+                    self._enter(found, here, onward, inside[-1][1])
+        return []
+
+    def _leaving(self, standing: Collection[_Standing], here: int) -> list[_Trip]:
+        """The trips that may lead somewhere, the best first: not those to whose node two others would come at less cost. One to
+        which nothing is shut gives way to its like alone."""
+        free = [one for one in standing if one[1].layers.end == here and not one[2].trip.shut]
+        others = [one for one in standing if one[1].layers.end > here or one[2].trip.shut]
+        kept: list[tuple[int, int, str]] = []
+        trips: list[_Trip] = []
+        for some in (free, others):
+            for cost, found, entry in sorted(some, key=itemgetter(0)):
+                if len(kept) > 1 and cost > kept[1][0] + self._farthest:
+                    break
+                way, node = self._ways[found.node], found.node
+                if not self._is_worse(cost, way, node, kept):
+                    kept.append((cost, way, node))
+                    trips.append(entry.leave(found, here))
+        return sorted(trips)
+
+    @staticmethod
+    def _is_worse(cost: int, way: int, node: str, others: Iterable[tuple[int, int, str]]) -> bool:
+        better = 0
+        for its_cost, its_way, its_node in others:
+            if its_cost + (0 if its_node == node else way if way > its_way else its_way) < cost:
+                better += 1
+                if better == 2:
+                    return True
+        return False
+
+    def _enter(self, found: _Range, here: int, trips: Iterable[_Trip], entries: list[_Entry]) -> None:
+        """Let trips go on in a range, those that are among the best there."""
+        way, start = self._ways[found.node], found.toll - found.rate * here
+        for trip in trips:
+            last = None
+            if len(entries) > 1 and (trip.shut or not all(entry.trip.shut for entry in entries)):
+                last = entries[1 if trip.shut else -1].cost
+            if last is not None and not trip.shut and trip.cost + start > last:
+                break  # those behind it are no better
+            node = trip.stops[-1].node if trip.stops else self._origin
+            time = 0 if node == found.node else max(way, self._ways[node])
+            cost = trip.cost + time + start
+            if (last is not None and cost > last) or found in trip.shut:
+                continue
+            onto = trip._replace(cost=trip.cost + time + found.toll, nanoseconds=trip.nanoseconds + time)
+            insort(entries, _Entry(cost, trip.foreign - found.foreign * here, trip.length, trip.stops, here, onto))
+            free = next((entry for entry in entries if not entry.trip.shut), entries[0])
+            entries[2:] = [free] if free not in entries[:2] else []
+
+    def _home(self, trip: _Trip) -> _Trip:
+        """The trip with the hop to the origin."""
+        time = self._ways[trip.stops[-1].node]
+        return trip._replace(cost=trip.cost + time, nanoseconds=trip.nanoseconds + time)
+
+    def _ranges(self, reaches: Iterable[Reach]) -> Iterable[_Range]:
+        """Of a node's segments with the same layers the best one: a hop does not tell them apart."""
+        best: dict[Hop, _Range] = {}
+        for found in sorted((self._range(reach) for reach in reaches), key=lambda found: (found.toll, found.rate)):
+            best.setdefault(Hop(found.layers, found.node), found)
+        return best.values()
+
+    def reason(self, taken: _Trip, other: _Trip | None, *, keeps_ends: bool) -> str:
+        """Why `taken`, when `other` is the next best."""
+        troubles = self._troubles(taken)
+        although = f", although {listed(troubles)}" if troubles else ""
+        if other is None:
+            kept = f" that keeps the first and the last layers that {self._origin} has there" if keeps_ends else ""
+            return f"It is the only one{kept}{although}."
+        detour = _arrows(other, self._origin)
+        if other.cost - other.nanoseconds > taken.cost - taken.nanoseconds:
+            worse = self._troubles(other)
+            new = [trouble for trouble in worse if trouble not in troubles]
+            return f"It is taken rather than {detour}, because {listed(new or worse)}{although}."
+        if other.cost > taken.cost:
+            return f"It is the quickest with {_told_time(taken)} per token; {detour} would take {_told_time(other)}{although}."
+        if other.foreign > taken.foreign:
+            merit = f"keeps more layers on {self._origin}"
+        else:
+            merit = "has fewer hops" if other.length > taken.length else "comes first by name"
+        return f"It is as quick as {detour}, and {merit}{although}."
+
+    def _range(self, reach: Reach) -> _Range:
+        segment = reach.segment
+        foreign = segment.node != self._origin
+        full = segment.kv_free < 1 and foreign
+        toll = _nanoseconds(FAILED * (segment.node in self._avoid) + FULL * full)
+        return _Range(reach.layers, segment.node, self._rate(segment), toll, foreign, full)
+
+    def _rate(self, segment: MetaModel) -> int:
+        """Nanoseconds that a token takes in each of its layers, beside the other work of its node."""
+        per_layer = segment.seconds / segment.layers.size if segment.seconds > 0 else self._per_layer
+        load = max(segment.load, 0.0) if segment.load < MOST_LOAD else MOST_LOAD
+        return _nanoseconds(per_layer / (1 - load))
+
+    def _troubles(self, trip: _Trip) -> list[str]:
+        failed = [f"{stop.node} failed lately" for stop in trip.stops if stop.node in self._avoid]
+        full = [f"{stop.node} has no free KV memory" for stop in trip.stops if stop.full]
+        return list(dict.fromkeys([*failed, *full]))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(min(max(seconds, 0.0), LONGEST) * _SECOND)
+
+
+def _told_time(trip: _Trip) -> str:
+    return f"{trip.nanoseconds / 1e6:.1f} ms"
+
+
+def _arrows(trip: _Trip, origin: str) -> str:
+    stops = [f"{stop.node} {stop.layers}" for stop in trip.stops]
+    return " → ".join(stops if trip.stops[-1].node == origin else [*stops, origin])
+
+
+def listed(names: Iterable[str]) -> str:
+    """`"a, b and c"`."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
