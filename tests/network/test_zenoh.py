@@ -172,7 +172,7 @@ def test_a_taken_name_is_an_error_and_leaves_no_threads(net: ZenohNet) -> None:
     net.join("twin", b"first")
     before = set(threading.enumerate())
     second = net.router("twin")
-    with pytest.raises(ConfigError, match=r"already has a live node named 'twin'.*node_id"):
+    with pytest.raises(ConfigError, match=r"already has a live node named 'twin'.*--node-id"):
         second.start(lambda sender, data: None, lambda: None)
     assert set(threading.enumerate()) <= before
 

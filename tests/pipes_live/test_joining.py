@@ -133,6 +133,24 @@ def test_three_machines_from_create_to_a_streamed_answer_and_a_lost_laptop(machi
         assert names(first) == ["a", "cellar"]
 
 
+def test_private_layers_work_beside_a_node_that_holds_everything_and_a_long_prompt_gets_the_memory_of_an_idle_one(
+    machine: Callable[..., Machine],
+) -> None:
+    a, b = machine("a", own_cache=False), machine("b", own_cache=False)
+    b.create("home")
+    a.join(b.penstock("network", "invite", "a"))
+    everything = b.serve("--max-memory", "900MB")
+    assert held(everything) == {"b": [[0, 30]]}
+    private = a.serve("--private-layers", "2,2", "--max-memory", "200MB")
+    until_ready(private)
+    hops = private.get("/network")["pipes"][0]["route"]["hops"]
+    assert [(hop["node"], hop["layers"]) for hop in hops] == [("a", [0, 2]), ("b", [2, 28]), ("a", [28, 30])]
+    client = OpenAI(base_url=f"{private.url}/v1", api_key="none", max_retries=0)
+    long = client.completions.create(model=MODEL, prompt="The river runs to the sea. " * 1000, max_tokens=4, temperature=0)
+    assert long.usage is not None
+    assert long.usage.prompt_tokens > 6000
+
+
 def test_a_node_may_keep_the_first_and_last_layers_and_another_have_only_the_ends(machine: Callable[..., Machine]) -> None:
     a, b, c = machine("a", own_cache=False), machine("b", own_cache=False), machine("c", own_cache=False)
     a.create("home")

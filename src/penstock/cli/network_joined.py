@@ -161,14 +161,14 @@ def _token_text(token: str) -> str:
 
 def _entry(found: Home, name: str, current: str | None) -> dict[str, Any]:
     """One that cannot be read is listed too, with why: whoever wants to repair or leave it must see it."""
-    from penstock.network.trust import authority
+    from penstock.network.trust import authority, files
     from penstock.network.trust.certificates import load_certificate
     from penstock.network.trust.expiry import ends_soon, expiry_warning
 
     entry: dict[str, Any] = {"name": name, "current": name == current, "node": "", "role": "", "until": "", "members": []}
     try:
         network = found.network(name)
-        ends = load_certificate(network.certificate_file.read_bytes()).not_valid_after_utc
+        ends = load_certificate(files.read(network.certificate_file)).not_valid_after_utc
         entry |= {"node": network.node, "role": "authority" if network.is_authority else "member"}
         members = authority.members(network) if network.is_authority else []
         entry |= {"until": f"{ends:%Y-%m-%d}", "warning": expiry_warning(network.certificate_file)}
