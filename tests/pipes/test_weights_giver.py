@@ -19,22 +19,8 @@ from penstock.model.sources.peers import PeerStore
 from penstock.model.spec import read_spec
 from penstock.pipes.weights_giver import BURST, MOST_ASKS, MOST_ASKS_OF_ONE, WeightsGiver
 from tests.pipes.neighbours import MODEL
-from tests.tiny_weights import write_model
 
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_model(tmp_path / "model", shards=True)
-
-
-@pytest.fixture
-def manifest(folder: Path) -> Manifest:
-    return manifest_of(folder, read_spec(folder))
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def answer_to(folder: Path, manifest: Manifest, ask: AskWeights) -> WeightsPart:

@@ -8,18 +8,13 @@ from pathlib import Path
 import pytest
 
 from penstock.domain.messages import AskWeights, WeightsPart
-from penstock.model.hashing import manifest_of
 from penstock.model.manifest import Manifest, Part
 from penstock.model.sources.peers import PeerStore
-from penstock.model.spec import read_spec
 from penstock.pipes import weights_stream, weights_taker
 from tests.pipes.neighbours import MODEL, Neighbours
 from tests.tiny_weights import write_model
 
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +22,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a part of a tiny model takes many."""
     monkeypatch.setattr(weights_stream, "PIECE", 1000)
     monkeypatch.setattr(weights_taker, "PIECE", 1000)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_model(tmp_path / "model", shards=True)
-
-
-@pytest.fixture
-def manifest(folder: Path) -> Manifest:
-    return manifest_of(folder, read_spec(folder))
 
 
 class Ticking:

@@ -32,22 +32,9 @@ from penstock.pipes.weights_taker import WeightsTaker
 from tests.pipes.neighbours import MODEL, Neighbours, is_whole, silent, wrong
 from tests.tiny_weights import LAYERS, write_model
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 ALL = [LayerRange(0, LAYERS)]
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_model(tmp_path / "model", shards=True)
-
-
-@pytest.fixture
-def manifest(folder: Path) -> Manifest:
-    return manifest_of(folder, read_spec(folder))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Literal
 from penstock.config.checks import check_seconds, check_whole, is_address, unusable
 from penstock.config.engine import EngineConfig
 from penstock.config.kinds import shown
-from penstock.config.network import NetworkConfig
+from penstock.config.network import NAME, NetworkConfig
 from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers, covering
 from penstock.errors import ConfigError
 
@@ -233,7 +233,7 @@ class NodeConfig:
     adopts: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.node_id):
+        if not NAME.fullmatch(self.node_id):
             raise unusable("node_id", self.node_id, "Use up to 64 letters, digits, dots, dashes and underscores.")
         check_whole("max_pipes", self.max_pipes, least=1)
         self._check_models()

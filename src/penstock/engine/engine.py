@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
@@ -21,6 +20,7 @@ from penstock.domain.route import RouteId
 from penstock.domain.sequence import Job
 from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.domain.topology import LayerRange
+from penstock.engine.commands import Add, Cancel, Changed, Command, Deliver, Drop, Stop, Submit, Unsent
 from penstock.engine.engine_sequences import EngineSequenceManager
 from penstock.engine.job_context import Ends, JobContext
 from penstock.engine.job_processor import JobProcessor
@@ -42,53 +42,6 @@ IDLE_LOOK = 0.05  # seconds between looks when there is work that cannot go on y
 LOG_EVERY = 10.0  # seconds between two lines about the same kind of refusal
 TICK = 0.01  # seconds between looks at the clock on behalf of the network
 RECALL_EVERY = 0.25  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class _Deliver:
-    sender: str
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class _Unsent:
-    node: str
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class _Changed:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Add:
-    segment: Segment
-    done: threading.Event
-
-
-@dataclass(frozen=True, slots=True)
-class _Drop:
-    layers: LayerRange
-    done: threading.Event
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-_Command = _Submit | _Cancel | _Deliver | _Unsent | _Changed | _Add | _Drop | _Stop
 
 
 class Engine:
@@ -148,7 +101,7 @@ class Engine:
                 self.origin.open_route()
         context = JobContext(config, pipe, self.host, self.stats, predictor, ends, self.origin, clock, device)
         self._processor = JobProcessor(context)
-        self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._closing = threading.Lock()  # a job is either seen by the loop or refused, never in between
@@ -177,10 +130,10 @@ class Engine:
         with self._closing:
             if self._stopped:
                 raise EngineStopped("The engine has stopped.", hint="Make a new one.")
-            self._inbox.put(_Submit(job))
+            self._inbox.put(Submit(job))
 
     def cancel(self, job: Job) -> None:
-        self._inbox.put(_Cancel(job))
+        self._inbox.put(Cancel(job))
 
     def deliver(self, sender: str, message: Message) -> None:
         """A message from another node, decoded and checked. What is too much is dropped: its origin will notice."""
@@ -192,7 +145,7 @@ class Engine:
                 self.count_refused("backlog", sender)
                 return
             self._pending += size
-        self._inbox.put(_Deliver(sender, message))
+        self._inbox.put(Deliver(sender, message))
 
     def count_refused(self, why: str, sender: str, detail: str = "") -> None:
         """Something that another node sent was not taken. Each kind is logged once in a while."""
@@ -205,10 +158,10 @@ class Engine:
 
     def on_unsent(self, node: str, message: Message) -> None:
         """A message could not be handed to another node."""
-        self._inbox.put(_Unsent(node, message))
+        self._inbox.put(Unsent(node, message))
 
     def on_network_change(self) -> None:
-        self._inbox.put(_Changed())
+        self._inbox.put(Changed())
 
     def add_segment(self, segment: Segment) -> None:
         """Run these layers too, from now on. Waits for the compute thread."""
@@ -217,13 +170,13 @@ class Engine:
         if self._thread is None:
             self._add(segment)
         else:
-            self._ask(_Add(segment, threading.Event()))
+            self._ask(Add(segment, threading.Event()))
 
     def drop_segment(self, layers: LayerRange) -> None:
         """Run these layers no more: whoever has a route through them must find another. Waits for the compute thread."""
-        self._ask(_Drop(layers, threading.Event()))
+        self._ask(Drop(layers, threading.Event()))
 
-    def _ask(self, command: _Add | _Drop) -> None:
+    def _ask(self, command: Add | Drop) -> None:
         self._inbox.put(command)
         while self.running and not command.done.wait(IDLE_LOOK):
             pass
@@ -241,7 +194,7 @@ class Engine:
         """End all jobs with an error, then the thread."""
         with self._closing:
             self._stopped = True
-            self._inbox.put(_Stop())
+            self._inbox.put(Stop())
         if self._thread is None:
             self._end_all(EngineStopped("The engine was stopped before it was started."))
         elif self._thread is not threading.current_thread():
@@ -320,25 +273,25 @@ class Engine:
                 return True
             wait = False
             match command:
-                case _Submit(job):
+                case Submit(job):
                     self._enter(job)
-                case _Cancel(job):
+                case Cancel(job):
                     self.sequences.cancel(job)
-                case _Deliver(sender, message):
+                case Deliver(sender, message):
                     with self._counting:
                         self._pending -= _size(message)
                     self._take(sender, message)
-                case _Unsent(node, message):
+                case Unsent(node, message):
                     self._on_unsent(node, message)
-                case _Changed():
+                case Changed():
                     self._on_change()
-                case _Add(segment, done):
+                case Add(segment, done):
                     self._add(segment)
                     done.set()
-                case _Drop(layers, done):
+                case Drop(layers, done):
                     self._drop(layers)
                     done.set()
-                case _Stop():
+                case Stop():
                     return False
 
     def _patience(self) -> float | None:
@@ -379,7 +332,7 @@ class Engine:
                 command = self._inbox.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(command, _Submit):
+            if isinstance(command, Submit):
                 open_jobs.add(command.job)
         for job in open_jobs:  # no bookkeeping: whatever broke may have left it in pieces, and nobody will need it
             if job.open:

@@ -23,8 +23,9 @@ from penstock.node.preview import Preview, preview
 from penstock.node.sourcing import WeightsSource, find_source
 from penstock.pipes.meta_pipe import WeightsOf
 from penstock.pipes.model_manager import FoundModel, LoadedModel, ModelManager
+from penstock.pipes.path import listed
 from penstock.pipes.pipe import Pipe
-from penstock.pipes.placement import Member, decide, listed
+from penstock.pipes.placement import Member, decide
 from penstock.pipes.placer import SETTLE, Claim, Drop, Load, Placer, Wait, Withdraw
 from penstock.progress import Progress, silent
 

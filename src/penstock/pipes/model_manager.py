@@ -19,11 +19,10 @@ from penstock.model.shapes import layer_shapes, layer_weights
 from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
-from penstock.pipes.footprint import KV_TOKENS, Budget, Footprint
+from penstock.pipes.footprint import KV_TOKENS, MAX_KV, Budget, Footprint
 from penstock.progress import Progress, silent
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-MAX_AUTO_KV = 2 << 30
 AUTO_KV_SHARE = 0.2  # of the memory that is free after the weights
 USABLE = 0.8  # of the memory that is free: what a node takes by itself leaves some for everything else
 
@@ -178,7 +177,7 @@ class ModelManager:
             if max_memory is not None:
                 wanted = min(max_memory, free) - weights
             else:
-                wanted = max(min(MAX_AUTO_KV, int((free - weights) * AUTO_KV_SHARE)), 2 * per_block)
+                wanted = max(min(MAX_KV, int((free - weights) * AUTO_KV_SHARE)), 2 * per_block)
             return max(2, min(wanted // per_block, context * self._config.max_sequences))
         if type(kv_memory) is not int or kv_memory < 2 * per_block:
             raise ConfigError(

@@ -291,7 +291,7 @@ def _arrows(trip: _Trip, origin: str) -> str:
     return " → ".join(stops if trip.stops[-1].node == origin else [*stops, origin])
 
 
-def listed(names: Iterable[str]) -> str:
-    """`"a, b and c"`."""
-    *most, last = names
+def listed(things: Iterable[object]) -> str:
+    """`"a, b and c"`, for people."""
+    *most, last = map(str, things)
     return f"{', '.join(most)} and {last}" if most else last

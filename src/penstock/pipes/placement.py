@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from penstock.domain.topology import LayerRange
+from penstock.pipes.path import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,9 +337,3 @@ def _ranges(layers: Collection[int]) -> tuple[LayerRange, ...]:
     starts = sorted(layer for layer in layers if layer - 1 not in layers)
     ends = sorted(layer + 1 for layer in layers if layer + 1 not in layers)
     return tuple(map(LayerRange, starts, ends))
-
-
-def listed(things: Iterable[object]) -> str:
-    """`"a, b and c"`, for people."""
-    *most, last = map(str, things)
-    return f"{', '.join(most)} and {last}" if most else last

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from penstock.domain.topology import LayerRange
-from penstock.pipes.placement import Decision, Kind, Member, lacking, listed, plan, superfluous, uncontested
+from penstock.pipes.path import listed
+from penstock.pipes.placement import Decision, Kind, Member, lacking, plan, superfluous, uncontested
 
 SETTLE = 1.0  # seconds without a change before a node claims something
 SETTLE_MOST = 5.0  # ... but not for longer, when others keep changing
