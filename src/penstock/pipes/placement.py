@@ -84,12 +84,17 @@ def uncontested(node: str, members: Iterable[Member], num_layers: int) -> tuple[
     room = _room(everyone, num_layers) + _size(piece.layers for piece in pieces - stronger)
     wanted, extras = _layers(_aim(stronger, room, num_layers).gaps), set()
     if {*me.held} <= {*me.pinned} and not _best_way(others, num_layers).lacking:
-        depth, gaps = _next_pipe(others, num_layers, me.max_pipes)
+        depth, gaps = _next_pipe(stronger, num_layers, me.max_pipes)
         opening = _layers(gaps) if depth < me.max_pipes else set()
         copying = {piece.layers for piece in others}
-        extras = {claim for claim in mine if claim in copying or _layers([claim]) <= opening}
+        extras = {claim for claim in mine if claim in copying or _is_nested(opening, _layers([claim]))}
     parts = ((claim,) if claim in extras else _ranges(_layers([claim]) & wanted) for claim in mine)
     return tuple(found for part in parts for found in part)
+
+
+def _is_nested(gaps: set[int], claim: set[int]) -> bool:
+    """Whether a claim fills gaps of another pipe: a part of them, or a little more, since others have begun with it meanwhile."""
+    return bool(gaps) and (claim <= gaps or gaps <= claim)
 
 
 def superfluous(node: str, members: Iterable[Member], num_layers: int) -> tuple[LayerRange, ...]:
@@ -161,7 +166,9 @@ def _allot(
         taken[node] |= _layers([LayerRange(gap.start, end)])
         left[node] = left[node] - (end - gap.start) if end == gap.end else 0
         left = {node: room for node, room in left.items() if room}
-    return {node: _ranges(layers) for node, layers in taken.items()}
+    own = {member.node: _layers([*member.held, *member.claims]) for member in members}  # serves in another pipe as well
+    shares = {node: _ranges(layers - own[node]) for node, layers in taken.items()}
+    return {node: layers for node, layers in shares.items() if layers}
 
 
 # ---- when nothing is lacking ----
@@ -177,8 +184,8 @@ def _extras(members: Sequence[Member], pieces: Collection[_Piece], num_layers: i
     while waiting:
         depth, gaps = _next_pipe(present, num_layers, most)
         openers = [member for member in waiting if member.max_pipes > depth]
-        if openers and _room(openers, num_layers) >= _size(gaps):
-            shares = _allot(gaps, openers, present, num_layers)
+        enough = openers and _room(openers, num_layers) >= _size(gaps)
+        if enough and (shares := _allot(gaps, openers, present, num_layers)):
             found |= {m.node: _piping(m, shares[m.node], num_layers) for m in openers if m.node in shares}
         else:
             shares = {waiting[0].node: _copies(waiting[0], pieces, present)}
