@@ -25,10 +25,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside one process records arrive at once."""
-    for name, seconds in {"SETTLE": 0.15, "CLAIM_WAIT": 0.15, "PATIENCE": 0.5, "OVERDUE": 1.0}.items():
+    """Inside one process records arrive at once, or nearly so on a busy machine."""
+    for name, seconds in {"SETTLE": 0.3, "CLAIM_WAIT": 0.4, "PATIENCE": 0.5, "OVERDUE": 1.0}.items():
         monkeypatch.setattr(placer, name, seconds)
-    monkeypatch.setattr("penstock.node.placing.SETTLE", 0.15)
+    monkeypatch.setattr("penstock.node.placing.SETTLE", 0.3)
     monkeypatch.setattr("penstock.node.membership.MEETING", 0.1)
     monkeypatch.setattr("penstock.node.membership.OFFERING", 0.1)
 
@@ -61,7 +61,7 @@ def test_four_nodes_started_at_the_same_instant_make_a_whole_pipe_and_load_nothi
     nodes = [node(name, room) for name, room in zip("abcd", rooms, strict=True)]
     with running(*nodes):
         assert held(*nodes) == set(range(LAYERS))
-        assert complete(nodes[attempt % 4])
+        wait_for(lambda: all(map(complete, nodes)), "all to hear of it")
         assert nodes[0]._loads.wasted == []
 
 

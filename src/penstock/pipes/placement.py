@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
 from itertools import pairwise
 from typing import NamedTuple
@@ -84,17 +84,21 @@ def uncontested(node: str, members: Iterable[Member], num_layers: int) -> tuple[
     room = _room(everyone, num_layers) + _size(piece.layers for piece in pieces - stronger)
     wanted, extras = _layers(_aim(stronger, room, num_layers).gaps), set()
     if {*me.held} <= {*me.pinned} and not _best_way(others, num_layers).lacking:
-        depth, gaps = _next_pipe(stronger, num_layers, me.max_pipes)
+        # an extra is wanted if it is a copy, a part of a pipe that is begun, or what all would plan if they looked again
+        depth, gaps = _next_pipe(others, num_layers, me.max_pipes)
         opening = _layers(gaps) if depth < me.max_pipes else set()
-        copying = {piece.layers for piece in others}
-        extras = {claim for claim in mine if claim in copying or _is_nested(opening, _layers([claim]))}
+        again = plan(map(_without_claims, everyone), num_layers, "")[node].layers
+        copying = {*again, *(piece.layers for piece in others)}
+        extras = {claim for claim in mine if claim in copying or _layers([claim]) <= opening}
     parts = ((claim,) if claim in extras else _ranges(_layers([claim]) & wanted) for claim in mine)
     return tuple(found for part in parts for found in part)
 
 
-def _is_nested(gaps: set[int], claim: set[int]) -> bool:
-    """Whether a claim fills gaps of another pipe: a part of them, or a little more, since others have begun with it meanwhile."""
-    return bool(gaps) and (claim <= gaps or gaps <= claim)
+def _without_claims(member: Member) -> Member:
+    """As it was before it claimed anything."""
+    free = [claim for claim in member.claims if claim not in member.pinned]
+    kept = tuple(claim for claim in member.claims if claim in member.pinned)
+    return replace(member, claims=kept, room=member.room + _size(free))
 
 
 def superfluous(node: str, members: Iterable[Member], num_layers: int) -> tuple[LayerRange, ...]:

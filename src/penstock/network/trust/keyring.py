@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -101,7 +102,7 @@ class Acquaintance:
         return True
 
 
-class Keyring:
+class Keyring(ABC):
     """What open and closed networks share: who was met, in which lives, and numbers that are used once. Safe in many threads."""
 
     def __init__(self, node: str, epoch: int) -> None:
@@ -110,12 +111,13 @@ class Keyring:
         self._met: dict[str, dict[int, Acquaintance]] = {}
         self._number = 0  # one for all keys of this life, so none can be repeated with any of them, whoever is forgotten
 
+    @abstractmethod
     def card(self) -> bytes:
-        raise NotImplementedError
+        """Who this node is in this life, for others to check."""
 
+    @abstractmethod
     def _read(self, card: bytes) -> Acquaintance:
         """Raises Untrusted."""
-        raise NotImplementedError
 
     def _is_out(self, life: Acquaintance) -> bool:
         return False
