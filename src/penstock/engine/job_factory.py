@@ -8,6 +8,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate, new_job_id
@@ -57,6 +58,14 @@ class JobHandle:
         self._cancel(self._job)
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A job that was checked and tokenized, and is not in the engine yet."""
+
+    job: Job
+    updates: queue.SimpleQueue[JobUpdate] | None
+
+
 class JobFactory:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, context: int, vocab: int, max_jobs: int | None = None) -> None:
         """`max_jobs` is how many outputs may be open at once, running or waiting; None for any number."""
@@ -74,13 +83,16 @@ class JobFactory:
         counted: bool = True,
         job_id: str | None = None,
     ) -> JobHandle:
-        """Check and tokenize in the caller's thread, so that bad input is refused at once and costs the engine nothing.
-
-        Updates go to the handle, or to `sink` (called on the compute thread: it must be quick) if one is given. A job that is
-        not `counted` is never refused with QueueFull and takes no room from others: it comes from a queue with its own bound.
-        """
+        """Check, tokenize and submit. Updates go to the handle, or to `sink` (called on the compute thread: it must be quick)
+        if one is given."""
         if counted:
             self.check_room(request.sampling.n)
+        return self.submit(self.prepare(request, sink, job_id=job_id), counted=counted)
+
+    def prepare(
+        self, request: JobRequest, sink: Callable[[JobUpdate], None] | None = None, *, job_id: str | None = None
+    ) -> PreparedJob:
+        """Check and tokenize in the caller's thread, so that bad input is refused at once and costs the engine nothing."""
         prompt = self._prompt(request)
         if not all(0 <= token < self._vocab for token in request.resume):
             raise RequestError("resume holds ids that are no tokens.", field="resume", hint=self._id_hint)
@@ -100,7 +112,7 @@ class JobFactory:
                 field="prompt" if request.messages is None else "messages",
                 hint="Shorten it." if limit == self._context else "Shorten it, or give the engine more KV memory (kv_memory).",
             )
-        updates: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
+        updates: queue.SimpleQueue[JobUpdate] | None = None if sink else queue.SimpleQueue()
         room = limit - len(prompt)
         job = Job(
             job_id=job_id or new_job_id(),
@@ -109,8 +121,16 @@ class JobFactory:
             max_tokens=min(sampling.max_tokens or room, room),
             seed=sampling.seed if sampling.seed is not None else secrets.randbits(63),
             arrival=time.monotonic(),
-            sink=sink or updates.put,
+            sink=sink or updates.put,  # type: ignore[union-attr]
         )
+        return PreparedJob(job, updates)
+
+    def submit(self, prepared: PreparedJob, *, counted: bool = True) -> JobHandle:
+        """One that is not `counted` is never refused with QueueFull and takes no room from others: it comes from a queue with its
+        own bound."""
+        job = prepared.job
+        if counted:
+            self.check_room(job.sampling.n)
         among = self._open if counted else self._uncounted
         among.add(job)
         job.on_end = among.discard
@@ -119,7 +139,7 @@ class JobFactory:
         except EngineError:
             among.discard(job)
             raise
-        return JobHandle(job, self._engine.cancel, None if sink else updates)
+        return JobHandle(job, self._engine.cancel, prepared.updates)
 
     @property
     def open_jobs(self) -> list[Job]:
