@@ -89,6 +89,16 @@ def test_logprobs_come_with_the_tokens(llm: LLM) -> None:
     assert llm.generate("x", GREEDY)[0].outputs[0].logprobs is None
 
 
+def test_embeddings_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    texts = ["The sea is wide.", "The sky is blue.", "The sea is wide."]
+    sea, sky, again = llm.embed(texts)
+    assert len(sea) == len(sky) == llm.spec.hidden
+    assert sea == pytest.approx(again, abs=0.05)  # in bf16 it matters a little who else is in the batch
+    assert sea != pytest.approx(sky, abs=0.5)
+    assert llm.embed(llm.tokenizer.encode(texts[0])) == [pytest.approx(sea, abs=0.05)]
+    assert llm.embed([]) == []
+
+
 def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     (result,) = llm.generate("1, 2, 3, 4, 5,", SamplingParams(temperature=0, max_tokens=40, stop=["9"]))
     assert result.outputs[0].text == " 6, 7, 8, "
@@ -264,6 +274,9 @@ def test_a_prompt_longer_than_the_memory_names_the_memory(default_model_folder: 
         (result,) = small.generate("Count: 1, 2, 3,", SamplingParams(temperature=0, ignore_eos=True, max_tokens=None))
         assert result.outputs[0].finish_reason == "length"
         assert result.usage.prompt_tokens + result.usage.completion_tokens == small.engine.max_tokens
+        assert len(small.embed([1] * small.engine.max_tokens)) == 1, "an embedding leaves no room for an answer"
+        with pytest.raises(PromptTooLong, match="KV memory"):
+            small.embed([1] * (small.engine.max_tokens + 1))
     with pytest.raises(EngineStopped):
         small.generate("x", GREEDY)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.job import (
+    Embedded,
     FinishReason,
     JobDone,
     JobFailed,
@@ -32,6 +33,8 @@ from penstock.pipes.model_manager import ModelManager
 from penstock.progress import Progress, silent
 from penstock.stats import EngineStats
 
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]  # one or several, each text or token ids
+
 
 @dataclass(slots=True)
 class CompletionOutput:
@@ -52,6 +55,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: list[TokenLogprob | None] | None = None  # the first token has none
+    embedding: list[float] = field(default_factory=list)  # where that was asked for
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
 
@@ -65,6 +69,8 @@ class RequestOutput:
                     output.logprobs += logprobs
             case PromptLogprobs(_, logprobs):
                 self.prompt_logprobs = [*(self.prompt_logprobs or [None]), *logprobs]
+            case Embedded(vector):
+                self.embedding = list(vector)
             case OutputFinished(index, reason, stop_reason):
                 self.outputs[index].finish_reason, self.outputs[index].stop_reason = reason, stop_reason
             case JobDone(usage, timings):
@@ -117,13 +123,13 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete each prompt (text or token ids), all of them together, and return the results in the same order."""
-        several: Sequence[Any] = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else prompts
+        several = _several(prompts)
         each = _params_for(len(several), sampling_params)
         return self._run([JobRequest(prompt=p, sampling=s) for p, s in zip(several, each, strict=True)], use_tqdm)
 
@@ -139,6 +145,12 @@ class LLM:
         each = _params_for(len(conversations), sampling_params)
         return self._run([JobRequest(messages=m, sampling=s) for m, s in zip(conversations, each, strict=True)], use_tqdm)
 
+    def embed(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[list[float]]:
+        """The embedding of each prompt (text or token ids), in the same order: the mean of its last hidden states, not scaled
+        to any length."""
+        results = self._run([JobRequest(prompt=p, embed=True) for p in _several(prompts)], use_tqdm, "Embedding")
+        return [result.embedding for result in results]
+
     def close(self) -> None:
         """End what is running; the memory goes with the object."""
         self.engine.stop()
@@ -149,12 +161,12 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _run(self, requests: list[JobRequest], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(self, requests: list[JobRequest], use_tqdm: bool, doing: str = "Generating") -> list[RequestOutput]:
         handles: list[JobHandle] = []
         try:
             for request in requests:
                 handles.append(self.start(request))  # noqa: PERF401 - if one is refused, those before it are cancelled
-            return list(_with_bar(self._collect(requests, handles), len(requests), use_tqdm))
+            return list(_with_bar(self._collect(requests, handles), len(requests), use_tqdm, doing))
         except BaseException:
             for handle in handles:  # nothing goes on in the background that nobody will read
                 handle.cancel()
@@ -173,6 +185,11 @@ class LLM:
             yield result
 
 
+def _several(prompts: Prompts) -> Sequence[Any]:
+    """A single prompt is a list of one."""
+    return [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else prompts
+
+
 def _params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * count
@@ -181,7 +198,7 @@ def _params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | N
     return list(given)
 
 
-def _with_bar(results: Iterable[RequestOutput], total: int, show: bool) -> Iterable[RequestOutput]:
+def _with_bar(results: Iterable[RequestOutput], total: int, show: bool, doing: str) -> Iterable[RequestOutput]:
     """A bar on a terminal, and nothing anywhere else."""
     import sys
 
@@ -190,4 +207,4 @@ def _with_bar(results: Iterable[RequestOutput], total: int, show: bool) -> Itera
         return
     from rich.progress import track
 
-    yield from track(results, description="Generating", total=total)
+    yield from track(results, description=doing, total=total)

@@ -89,6 +89,19 @@ def mix(values: object) -> int:
     return state
 
 
+def last_rows(tokens: Sequence[int], stages: int) -> list[int]:
+    """What comes out of the last stage for each token."""
+    row = [token + 7 for token in tokens]
+    for _ in range(stages):
+        row = [mix(row[: i + 1]) for i in range(len(row))]
+    return row
+
+
+def embedding(prompt: Sequence[int], stages: int) -> float:
+    """The one number that the embedding of a prompt has."""
+    return sum(last_rows(prompt, stages)) / len(prompt)
+
+
 def oracle(
     prompt: Sequence[int], params: SamplingParams, *, stages: int, seed: int, output: int = 0, room: int = 10**6
 ) -> list[int]:
@@ -97,10 +110,7 @@ def oracle(
     ends = FakeEnds()
     limit = min(params.max_tokens or room, room)
     while True:
-        row = [token + 7 for token in tokens]
-        for _ in range(stages):
-            row = [mix(row[: i + 1]) for i in range(len(row))]
-        logits = ends.compute_head(torch.tensor([[row[-1]]]))
+        logits = ends.compute_head(torch.tensor([[last_rows(tokens, stages)[-1]]]))
         banned = (EOS, *params.stop_token_ids) if len(tokens) - len(prompt) < params.min_tokens else ()
         token = sample(logits, [SampleRow(params, seed, output, tokens, len(prompt), banned)])[0].token_id
         tokens.append(token)
@@ -130,9 +140,10 @@ def make_job(
     priority: int = 0,
     deadline: float | None = None,
     room: int = 10**6,
+    embed: bool = False,
 ) -> tuple[Job, list[JobUpdate]]:
     updates: list[JobUpdate] = []
-    request = JobRequest(prompt=list(prompt), sampling=params, priority=priority, deadline=deadline)
+    request = JobRequest(prompt=list(prompt), sampling=params, priority=priority, deadline=deadline, embed=embed)
     limit = min(params.max_tokens or room, room)
     return Job(f"job-{arrival}-{len(prompt)}", request, list(prompt), limit, seed, arrival, updates.append), updates
 

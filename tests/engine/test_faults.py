@@ -19,7 +19,9 @@ from tests.engine.world import GREEDY, Faults, World
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-asks = st.lists(st.tuples(layouts.prompts, layouts.params, st.floats(0, 0.3), st.booleans()), min_size=1, max_size=6)
+asks = st.lists(
+    st.tuples(layouts.prompts, layouts.params | st.none(), st.floats(0, 0.3), st.booleans()), min_size=1, max_size=6
+)  # None: an embedding
 
 
 @settings(slow, max_examples=40)
@@ -34,7 +36,7 @@ def test_every_job_gets_its_own_tokens_and_one_end_over_any_bad_network(
     network: tuple[int, list[Place]],
     config: EngineConfig,
     faults: Faults,
-    jobs: list[tuple[list[int], SamplingParams, float, bool]],
+    jobs: list[tuple[list[int], SamplingParams | None, float, bool]],
     seed: int,
 ) -> None:
     layers, places = network
@@ -42,7 +44,8 @@ def test_every_job_gets_its_own_tokens_and_one_end_over_any_bad_network(
     world = World(*places, layers=layers, config=config, faults=faults, seed=seed, recovery_timeout=300.0)
     world.open_routes("a")
     for prompt, sampling, later, cancel in jobs:
-        asked = world.ask("a", prompt[: world["a"].engine.max_tokens - 1], sampling)
+        prompt = prompt[: world["a"].engine.max_tokens - 1]
+        asked = world.embed("a", prompt) if sampling is None else world.ask("a", prompt, sampling)
         world.run(later)
         if cancel and later < 0.05:
             world.cancel(asked)

@@ -24,16 +24,13 @@ from penstock.domain.job import (
 from penstock.domain.sampling import SamplingParams
 from penstock.engine.engine import Engine
 from penstock.errors import RequestError
-from tests.engine.fakes import EOS, VOCAB, FakeEnds, finish, make_engine, make_job, mix, oracle
+from tests.engine.fakes import EOS, VOCAB, FakeEnds, finish, last_rows, make_engine, make_job, oracle
 
 SCORED = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=2)
 
 
 def expected(prompt: list[int], stages: int) -> list[float]:
-    row = [token + 7 for token in prompt]
-    for _ in range(stages):
-        row = [mix(row[: i + 1]) for i in range(len(row))]
-    logits = FakeEnds().compute_head(torch.tensor(row).unsqueeze(1))
+    logits = FakeEnds().compute_head(torch.tensor(last_rows(prompt, stages)).unsqueeze(1))
     logprobs = torch.log_softmax(logits, dim=-1)
     return [float(logprobs[i, token]) for i, token in enumerate(prompt[1:])]
 

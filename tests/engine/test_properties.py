@@ -6,16 +6,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import POLICY_NAMES, EngineConfig
 from penstock.domain.blocks import BlockPool
-from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
+from penstock.domain.job import Embedded, FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import HOLDS_KV, QUEUED, TERMINAL, Job, Sequence
 from penstock.engine.scheduler import SchedulerOutput
-from tests.engine.fakes import FakeSegment, finish, make_engine, make_job, oracle, own
+from tests.engine.fakes import FakeSegment, embedding, finish, make_engine, make_job, oracle, own
 
 configs = st.builds(
     EngineConfig,
@@ -58,6 +59,7 @@ events = st.lists(
         submissions,
         submissions,
         submissions,
+        st.tuples(st.just("embed"), prompts, st.integers(-1, 1)),
         st.tuples(st.just("turn"), st.integers(1, 6)),
         st.tuples(st.just("turn"), st.integers(4, 20)),
         st.tuples(st.just("cancel"), st.integers(0, 9)),
@@ -111,6 +113,14 @@ class World:
         if sampling.n == 1:
             right = oracle(prompt, sampling, stages=self.stages, seed=job.seed, room=job.max_tokens)
             job.request = replace(job.request, resume=right[:known])
+        self._enter(job, updates)
+
+    def embed(self, prompt: list[int], priority: int) -> None:
+        """It may fill the memory to its last token."""
+        arrival = float(len(self.jobs))
+        self._enter(*make_job(prompt[: self.room], SamplingParams(), arrival=arrival, priority=priority, embed=True))
+
+    def _enter(self, job: Job, updates: list[JobUpdate]) -> None:
         self.jobs.append((job, updates))
         self.engine.submit(job)
         self.engine.take_commands(wait=False)
@@ -235,8 +245,14 @@ class World:
             said = [token for u in updates if isinstance(u, TokensOut) and u.index == seq.index for token in u.token_ids]
             ends = [u for u in updates if isinstance(u, OutputFinished) and u.index == seq.index]
             assert len(ends) <= 1
-            right = oracle(job.prompt_ids, job.sampling, stages=self.stages, seed=job.seed, output=seq.index, room=job.max_tokens)
-            if ends and ends[0].reason is not FinishReason.CANCELLED:
+            done = bool(ends) and ends[0].reason is not FinishReason.CANCELLED
+            right: list[int] = []
+            if job.request.embed:
+                check_embedding(job, updates, self.stages, done=done)
+            else:
+                room = job.max_tokens
+                right = oracle(job.prompt_ids, job.sampling, stages=self.stages, seed=job.seed, output=seq.index, room=room)
+            if done:
                 assert said == right
             else:
                 assert self.broke if isinstance(final, JobFailed) else job in self.disturbed
@@ -244,6 +260,12 @@ class World:
 
 
 setattr(World, "break", World._break)
+
+
+def check_embedding(job: Job, updates: list[JobUpdate], stages: int, *, done: bool) -> None:
+    """Every row of the prompt was counted once."""
+    found = [update.vector for update in updates if isinstance(update, Embedded)]
+    assert found == ([pytest.approx((embedding(job.prompt_ids, stages),))] if done else [])
 
 
 def check_pool(pool: BlockPool, tables: list[list[int]]) -> None:

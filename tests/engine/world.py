@@ -36,7 +36,7 @@ from penstock.errors import PenstockError
 from penstock.network.codec import decode, decode_record, encode, encode_record
 from tests.engine.fakes import make_job, oracle
 from tests.engine.node import Node, Place
-from tests.engine.test_properties import check_pool
+from tests.engine.test_properties import check_embedding, check_pool
 from tests.network.faults import _flipped
 
 TICK = 0.01  # seconds: how often a node looks at its clock when nothing comes
@@ -168,6 +168,9 @@ class World:
         self.asked.append(asked)
         node.engine.submit(job)
         return asked
+
+    def embed(self, name: str, prompt: Sequence[int], **more: Any) -> Asked:
+        return self.ask(name, prompt, SamplingParams(), embed=True, **more)
 
     def cancel(self, asked: Asked) -> None:
         asked.may_fail = True
@@ -360,10 +363,15 @@ class World:
             assert asked.may_fail, asked.final.error
         for index in range(job.sampling.n):
             said = asked.said(index)
-            right = oracle(job.prompt_ids, job.sampling, stages=self.layers, seed=job.seed, output=index, room=asked.room)
             ends = [u.reason for u in asked.updates if isinstance(u, OutputFinished) and u.index == index]
             assert len(ends) <= 1
-            if ends and ends[0] is not FinishReason.CANCELLED:
+            done = bool(ends) and ends[0] is not FinishReason.CANCELLED
+            right: list[int] = []
+            if job.request.embed:
+                check_embedding(job, asked.updates, self.layers, done=done)
+            else:
+                right = oracle(job.prompt_ids, job.sampling, stages=self.layers, seed=job.seed, output=index, room=asked.room)
+            if done:
                 assert said == right, f"{said} is not {right}"
             else:
                 assert asked.may_fail

@@ -8,7 +8,7 @@ import operator
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -44,6 +44,7 @@ class JobRequest:
     constraint: ConstraintFactory | None = None  # makes, for each output, what decides which tokens may come
     template: Mapping[str, Any] = field(default_factory=dict)  # further variables for the chat template, such as tools
     resume: Sequence[int] = ()  # tokens that were generated for this very request before: the answer goes on behind them
+    embed: bool = False  # nothing is generated: the prompt's embedding is asked for
 
     def __post_init__(self) -> None:
         if type(self.priority) is not int:
@@ -64,6 +65,8 @@ class JobRequest:
                 hint="Leave one of them out.",
             )
         self._check_resume()
+        if self.embed:
+            self._check_embed()
 
     def _check_resume(self) -> None:
         try:
@@ -84,6 +87,17 @@ class JobRequest:
                     hint=f"Leave {name} out, or start from the beginning.",
                 )
 
+    def _check_embed(self) -> None:
+        """Whatever is about an answer contradicts it. `max_tokens` does not: nothing comes near it."""
+        asked, plain = self.sampling, SamplingParams()
+        names = [one.name for one in fields(plain) if getattr(asked, one.name) != getattr(plain, one.name)]
+        names += ["constraint"] * (self.constraint is not None) + ["resume"] * bool(self.resume)
+        for name in names:
+            if name != "max_tokens":
+                raise RequestError(
+                    f"{name} cannot be used for an embedding: nothing is generated.", field=name, hint="Leave it out."
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -97,6 +111,13 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
+
+    def __add__(self, more: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + more.prompt_tokens,
+            self.completion_tokens + more.completion_tokens,
+            self.cached_tokens + more.cached_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +150,17 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedded:
+    """The prompt's embedding: the mean of the last hidden states of all its tokens, after the final norm, as fp32 numbers.
+
+    It is the whole of what such a job says, and comes once. Then the job ends as any other does: its one output is finished,
+    with the reason `stop`. One that was cancelled has none.
+    """
+
+    vector: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokensOut:
     """New tokens of output `index`. `text` may be empty while bytes of a character or a possible stop string are held back."""
 
@@ -158,4 +190,4 @@ class JobFailed:
     error: PenstockError
 
 
-JobUpdate = PrefillProgress | PromptLogprobs | TokensOut | OutputFinished | JobDone | JobFailed
+JobUpdate = PrefillProgress | PromptLogprobs | Embedded | TokensOut | OutputFinished | JobDone | JobFailed

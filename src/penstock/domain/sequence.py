@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from penstock.domain.blocks import KeyChain
 from penstock.domain.constraint import Constraint
@@ -50,7 +51,8 @@ class Job:
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     prefilled: int = 0  # prompt tokens reported as read
-    scored: int = 0  # prompt tokens whose successor's likelihood was reported, where that was asked for
+    rows_home: int = 0  # prompt tokens whose rows have come home and were used, where all of them are wanted
+    row_sum: Any = None  # ... and their sum, where an embedding is: a numpy array in fp64
     preemptions: int = 0
     deadline: float = math.inf  # seconds from arrival
     first_grant: float | None = None
@@ -133,10 +135,17 @@ class Sequence:
         return self.step_processed == len(self.tokens) - 1 and self.generated > 0
 
     @property
-    def scoring(self) -> bool:
-        """Its prompt's own likelihood was asked for and is not known yet, so all of it must be computed."""
+    def wants_rows(self) -> bool:
+        """Its prompt's own likelihood or embedding was asked for and is not known yet, so all of it must be computed."""
+        if self.job.request.embed:
+            return self.job.rows_home < self.prompt_len
         wanted = self.index == 0 and self.job.sampling.prompt_logprobs is not None
-        return wanted and self.job.scored < self.prompt_len - 1
+        return wanted and self.job.rows_home < self.prompt_len - 1  # the last row foretells no token of the prompt
+
+    @property
+    def least_length(self) -> int:
+        """Tokens that there must be memory for: those it has, and one more if anything is to be generated."""
+        return len(self.tokens) + (not self.job.request.embed)
 
     def move(self, state: SequenceState) -> None:
         assert state in _ALLOWED[self.state], f"sequence {self.seq_id}: {self.state.name} -> {state.name}"

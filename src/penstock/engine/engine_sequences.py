@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.domain.blocks import BlockPool, KeyChain
 from penstock.domain.job import (
+    Embedded,
     FinishReason,
     JobDone,
     JobFailed,
@@ -32,13 +35,14 @@ from penstock.stats import EngineStats
 
 
 class Step(NamedTuple):
-    """A Span that passed all stages, with the token that was sampled if it was the last of its tokens, and the likelihood
-    of the prompt's own tokens where that was asked for."""
+    """A Span that passed all stages, with the token that was sampled if it was the last of its tokens, and where that was
+    asked for, the likelihood of the prompt's own tokens, or the sum of its rows (in fp64) for an embedding."""
 
     span: Span
     token_id: int | None = None
     logprob: TokenLogprob | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    row_sum: np.ndarray | None = None
 
 
 class EngineSequenceManager:
@@ -156,7 +160,7 @@ class EngineSequenceManager:
             seq.in_flight -= 1
             if step.span.end <= seq.step_processed:
                 continue  # a later chunk of its prompt was quicker on the way home
-            if seq.scoring and step.span.end - step.span.rows > seq.job.scored:
+            if seq.wants_rows and step.span.end - step.span.rows > seq.job.rows_home:
                 self.rewind_seq(seq)  # ... and here the one before it is needed first
                 continue
             seq.step_processed = step.span.end
@@ -164,8 +168,10 @@ class EngineSequenceManager:
                 seq.furthest, seq.refused = seq.step_processed, 0
             self._commit(seq)
             if step.prompt_logprobs is not None:
-                seq.job.scored = step.span.end
+                seq.job.rows_home = step.span.end
                 seq.job.emit(step.prompt_logprobs)
+            if step.row_sum is not None:
+                self._add_rows(seq, step.span, step.row_sum)
             if step.token_id is None:
                 continue
             seq.move(SequenceState.PAUSED)
@@ -292,7 +298,7 @@ class EngineSequenceManager:
         first = seq.step_processed == start == seq.prefix
         keys = tuple(seq.chain.up_to(seq.tokens, seq.prefix // self.pool.block_size)) if first else ()
         last = seq.remaining == n
-        rows = max(0, min(n, start + n - seq.job.scored)) if seq.scoring else int(last)
+        rows = max(0, min(n, start + n - seq.job.rows_home)) if seq.wants_rows else int(last)
         for _ in range(self.pool.blocks_for(start + n) - len(seq.table)):
             seq.table.append(self.pool.allocate())
         seq.scheduled += n
@@ -312,6 +318,16 @@ class EngineSequenceManager:
             self.pool.commit(block, key)
         self._tell(NoticeKind.STEP_COMPLETED, seq, seq.committed, tuple(keys))
         seq.committed = full
+
+    def _add_rows(self, seq: Sequence, span: Span, row_sum: np.ndarray) -> None:
+        """More of an embedding, and its end when the last row is there."""
+        job = seq.job
+        assert span.end - span.rows == job.rows_home, "every row counts once, whatever is computed again"
+        job.rows_home = span.end
+        job.row_sum = row_sum if job.row_sum is None else job.row_sum + row_sum
+        if job.rows_home == seq.prompt_len:
+            job.emit(Embedded(tuple((job.row_sum / seq.prompt_len).astype(np.float32).tolist())))
+            self.free_seq(seq, FinishReason.STOP)
 
     def _accept(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
         seq.tokens.append(token_id)

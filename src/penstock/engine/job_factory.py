@@ -106,14 +106,15 @@ class JobFactory:
                     hint=self._id_hint,
                 )
         limit, what = min((self._context, "the model's context"), (self._engine.max_tokens, "the KV memory"))
-        if len(prompt) >= limit:
+        room = limit - len(prompt)
+        if room < 0 or (room == 0 and not request.embed):
+            answer = "" if request.embed else ", and one is needed for the answer"
             raise PromptTooLong(
-                f"The prompt has {len(prompt)} tokens, but {what} holds {limit}, and one is needed for the answer.",
+                f"The prompt has {len(prompt)} tokens, but {what} holds {limit}{answer}.",
                 field="prompt" if request.messages is None else "messages",
                 hint="Shorten it." if limit == self._context else "Shorten it, or give the engine more KV memory (kv_memory).",
             )
         updates: queue.SimpleQueue[JobUpdate] | None = None if sink else queue.SimpleQueue()
-        room = limit - len(prompt)
         job = Job(
             job_id=job_id or new_job_id(),
             request=request,
@@ -132,6 +133,7 @@ class JobFactory:
         if counted:
             self.check_room(job.sampling.n)
         among = self._open if counted else self._uncounted
+        job.arrival = time.monotonic()  # whoever was prepared long ago does not go before those who were here first
         among.add(job)
         job.on_end = among.discard
         try:

@@ -9,27 +9,23 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_state
-from penstock.domain.job import PromptLogprobs
 from penstock.domain.route import RouteId
-from penstock.domain.sequence import Job, Sequence
+from penstock.domain.sequence import Job
 from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Span, Verdict
 from penstock.engine.engine_sequences import Step
+from penstock.engine.head import Head, Homecomer
 from penstock.engine.job_context import JobContext
 from penstock.engine.route_host import Part
 from penstock.errors import ComputeFailed, PenstockError
-from penstock.model.sampler import Sample, SampleRow, sample, score
 from penstock.pipes.hidden import unpack
 
 logger = logging.getLogger("penstock.engine")
 
 FREEING = (NoticeKind.PREEMPTED, NoticeKind.FREED)
-SCORED_AT_ONCE = 256  # rows of logits over the vocabulary, where a prompt's own likelihood is asked for
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +43,7 @@ class Visit:
 
 class JobProcessor:
     def __init__(self, context: JobContext) -> None:
-        self._context = context
+        self._context, self._at_head = context, Head(context)
         self._visits: deque[Visit] = deque()  # in the order in which they entered their present state
         self._actions = {
             JobState.VALIDATING: self._validate,
@@ -218,36 +214,23 @@ class JobProcessor:
 
     def _head(self, batch: list[Visit]) -> None:
         context = self._context
+        assert context.origin is not None
         hidden = torch.cat([visit.job.hidden for visit in batch]) if len(batch) > 1 else batch[0].job.hidden
-        homecomers: list[_Homecomer] = []
+        homecomers: list[Homecomer] = []
         at = 0
         for visit in batch:
             for span in visit.job.spans:
                 at += span.rows
                 seq = context.sequences.get(span)
                 if seq is not None:
-                    homecomers.append(_Homecomer(span, seq, at - span.rows, at))
-        rows = [(one, row) for one in homecomers if one.wants_token and (row := self._sample_row(one.seq)) is not None]
-        samples: dict[Span, Sample] = {}
+                    homecomers.append(Homecomer(span, seq, at - span.rows, at))
         with _Timed(context, batch) as timed:
-            scores = {one.span: self._score(one, hidden) for one in homecomers if one.seq.scoring}
-            if rows:
-                last = [one.end - 1 for one, _ in rows]
-                normed = context.own_ends.compute_norm(hidden if len(last) == at else hidden[last])
-                found = sample(context.own_ends.compute_head(normed), [row for _, row in rows])
-                samples = {one.span: sampled for (one, _), sampled in zip(rows, found, strict=True)}
-        steps = []
-        for one in homecomers:
-            found_one = samples.get(one.span)
-            if found_one is not None:
-                steps.append(Step(one.span, found_one.token_id, found_one.logprob, scores.get(one.span)))
-            elif not one.wants_token:
-                steps.append(Step(one.span, prompt_logprobs=scores.get(one.span)))
+            steps = self._at_head.steps(homecomers, hidden)
         context.sequences.on_step_completed(steps)
-        context.stats.generated_tokens += len(samples)
-        assert context.origin is not None
+        context.stats.generated_tokens += sum(step.token_id is not None for step in steps)
         context.origin.ends_seconds = 0.8 * context.origin.ends_seconds + 0.2 * timed.elapsed
-        context.origin.on_tokens(one.seq for one in homecomers if one.span in samples)
+        further = {step.span for step in steps if step.token_id is not None or step.row_sum is not None}
+        context.origin.on_progress(one.seq for one in homecomers if one.span in further)
         for job in {one.seq.job for one in homecomers}:
             self._after_head(job)
         for visit in batch:
@@ -279,32 +262,6 @@ class JobProcessor:
             seq = self._context.sequences.get(span)
             if seq is not None and not seq.job.reachable:
                 self._context.sequences.cancel(seq.job)
-
-    def _sample_row(self, seq: Sequence) -> SampleRow | None:
-        """What the sampler needs to know; None if the grammar of this one gave up, which ends its job and nobody else's."""
-        job, params = seq.job, seq.job.sampling
-        banned: tuple[int, ...] = ()
-        if seq.generated < params.min_tokens:
-            banned = (*self._context.own_ends.eos_ids, *params.stop_token_ids)
-        try:
-            allowed = None if seq.constraint is None else seq.constraint.mask()
-        except Exception as error:
-            known = error if isinstance(error, PenstockError) else ComputeFailed(f"The grammar failed: {error}.")
-            self._context.sequences.fail(job, known)
-            return None
-        return SampleRow(params, job.seed, seq.index, seq.tokens, seq.prompt_len, banned, allowed)
-
-    def _score(self, one: _Homecomer, hidden: Tensor) -> PromptLogprobs:
-        """How likely the prompt's tokens were, a slice of rows at a time: logits over a vocabulary are large."""
-        seq, ends = one.seq, self._context.own_ends
-        first = one.span.end - one.span.rows + 1  # the token that the first row foretells
-        targets = seq.tokens[first : min(one.span.end + 1, seq.prompt_len)]
-        logprobs = []
-        for i in range(0, len(targets), SCORED_AT_ONCE):
-            some = targets[i : i + SCORED_AT_ONCE]
-            logits = ends.compute_head(ends.compute_norm(hidden[one.start + i : one.start + i + len(some)]))
-            logprobs += score(logits, some, seq.job.sampling.prompt_logprobs or 0)
-        return PromptLogprobs(first, tuple(logprobs))
 
     def _observe(self, visit: Visit) -> None:
         stats = self._context.stats
@@ -362,19 +319,6 @@ _GONE = Facts(step=ComputeStep.HEAD, job_exists=False)
 _READY = Facts(step=ComputeStep.HEAD)
 _MORE = Facts(step=ComputeStep.HEAD, prefill_left=True)
 _ALL_UNDER_WAY = Facts(step=ComputeStep.HEAD, prefill_left=True, grantable=False)
-
-
-class _Homecomer(NamedTuple):
-    """A Span at HEAD, its sequence, and the place of its rows in the batch: [start, end)"""
-
-    span: Span
-    seq: Sequence
-    start: int
-    end: int
-
-    @property
-    def wants_token(self) -> bool:
-        return self.span.end == len(self.seq.tokens)
 
 
 class _Timed:

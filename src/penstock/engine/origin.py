@@ -180,8 +180,8 @@ class Origin:
         """Nothing is left to do for a NetworkJob that came home: whoever was in it can be granted again."""
         self.at_home.discard(job.number)
 
-    def on_tokens(self, seqs: Iterable[Sequence]) -> None:
-        """Tokens came out: answers that had stood still go on."""
+    def on_progress(self, seqs: Iterable[Sequence]) -> None:
+        """Tokens came out, or rows of an embedding: answers that had stood still go on."""
         self._pause.go_on(seqs, self._clock())
 
     def _measure(self, route: Route, sent: InFlight, job: NetworkJob, now: float) -> None:

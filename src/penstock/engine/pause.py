@@ -34,7 +34,7 @@ class Pause:
         self._count = max(self._count, len(self._still))
 
     def go_on(self, seqs: Iterable[Sequence], now: float) -> None:
-        """These have a token again."""
+        """These have a token again, or what else they are computed for."""
         if not self._still:
             return
         first = len(self._still) == self._count
@@ -81,12 +81,12 @@ class Hopeless:
 
     def _end_cramped(self, waiting: list[Sequence], now: float) -> None:
         pool = self._sequences.pool
-        cramped = [seq for seq in waiting if pool.blocks_for(len(seq.tokens) + 1) > pool.capacity]
+        cramped = [seq for seq in waiting if pool.blocks_for(seq.least_length) > pool.capacity]
         self._cramped = {seq.seq_id: self._cramped.get(seq.seq_id, now) for seq in cramped}
         for seq in cramped:
             if now - self._cramped[seq.seq_id] > LEASE_WAIT and seq.job.open:
                 error = NotReady(
-                    f"The prompt needs KV memory for {len(seq.tokens) + 1} tokens, and other nodes' work leaves "
+                    f"The prompt needs KV memory for {seq.least_length} tokens, and other nodes' work leaves "
                     f"{pool.capacity * pool.block_size}.",
                     hint="Try again later, shorten it, or give the nodes more KV memory (kv_memory).",
                 )

@@ -188,7 +188,7 @@ class _Round:
             return True
         pool = self._pool
         whole = pool.blocks_for(len(seq.tokens))
-        if (most := pool.blocks_for(len(seq.tokens) + 1)) > pool.capacity:
+        if (most := pool.blocks_for(seq.least_length)) > pool.capacity:
             if most > self._reach:
                 self.out.ignored.append(seq)
             return most > self._reach
@@ -209,7 +209,7 @@ class _Round:
 
     def _hits(self, seq: Sequence) -> list[int]:
         """Known blocks of the prompt, at most all but its last token: that one must be computed to get logits."""
-        if not self._config.prefix_cache or not seq.prefix_trusted or seq.scoring:
+        if not self._config.prefix_cache or not seq.prefix_trusted or seq.wants_rows:
             return []
         full = (len(seq.tokens) - 1) // self._pool.block_size
         return self._pool.lookup(seq.chain.up_to(seq.tokens, full))
@@ -245,6 +245,6 @@ class _Round:
         """The further outputs of a job (n > 1) wait until the first has computed the prompt, then find it in the cache; and
         where the prompt's likelihood was asked for, until it is known: it is told before their first token."""
         leader = seq.job.sequences[0]
-        if seq is leader or not (self._config.prefix_cache or leader.scoring):
+        if seq is leader or not (self._config.prefix_cache or leader.wants_rows):
             return False
         return leader.finish is None and leader.step_processed < leader.prompt_len
