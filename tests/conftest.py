@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ import pytest
 from tests.server import penstock_server as penstock_server
 
 os.environ["PENSTOCK_HOME"] = os.devnull  # in no network, whatever whoever runs the tests has joined; nothing can be made there
+
+_state = tempfile.TemporaryDirectory(prefix="penstock-tests-")
+os.environ["XDG_STATE_HOME"] = _state.name  # where servers keep their jobs by default, away from those of whoever runs the tests
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers with a thread per core each would fight for the cores. Set before torch is imported, and inherited by

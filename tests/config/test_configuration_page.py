@@ -56,7 +56,8 @@ def test_the_node_file_of_the_page_can_be_used(folder: Path) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_page_works(command: str, folder: Path) -> None:
     """`penstock config` takes the flags of `penstock serve`, and ends."""
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "PENSTOCK_HOME": str(folder / "home")}
     checked = command.replace("penstock serve", "penstock config")
     done = subprocess.run(["bash", "-c", checked], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -30,6 +30,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "server.host": ("localhost", "127.0.0.2", "::1"),
     "server.port": (1, 2, 0),
     "server.api_key_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
+    "server.keys": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
     "server.allow_insecure": (True, False, True),
     "server.cors_origins": (("https://a.example",), ("https://b.example", "http://localhost:3000"), ("*",)),
     "server.max_body": (10**6, 1 << 10, 1001),
@@ -57,6 +58,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "workspace.path": (Path("/jobs/a"), Path("/jobs/b"), Path("/jobs/c")),
     "workspace.jobs": (1, 2, 3),
     "workspace.deaths": (1, 2, 4),
+    "workspace.keep_responses": (60.0, 3600.0, 0.5),
     "scheduler.policy": ("edf", "lrs", "fcfs"),
     "prefill_chunk_size": (1, 2, 3),
     "scheduler.idle_chunk": (1, 2, 3),
@@ -364,8 +366,28 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_and_its_value_stays_hid
 
 
 def test_variables_of_others_and_empty_ones_are_let_be() -> None:
-    environ = dict.fromkeys(OTHER_VARIABLES, "") | {"HOME": "/", "PENSTOCK_API_KEY": "a-long-enough-key", "PENSTOCK_PORT": ""}
+    environ = dict.fromkeys(OTHER_VARIABLES, "") | {"PENSTOCK_API_KEY": "a-long-enough-key", "PENSTOCK_PORT": ""}
     assert load_settings(None, environ, {}).node == NodeConfig()
+
+
+def test_a_server_that_was_told_no_workspace_has_its_own() -> None:
+    at_home = Path("/home/ann/.local/state/penstock/workspace")
+    for environ, flags, expected in (
+        ({"HOME": "/home/ann"}, {}, at_home),
+        ({"HOME": "/home/ann", "XDG_STATE_HOME": "/var/ann"}, {}, Path("/var/ann/penstock/workspace")),
+        ({}, {}, None),
+        ({"HOME": "/home/ann"}, {"workspace.path": "jobs"}, Path("jobs")),
+        ({"HOME": "/home/ann"}, {"workspace.path": "none"}, None),
+        ({"HOME": "/home/ann"}, {f"{MODELS}.load_ends": "false", "network.open": "true", "network.listen": "tcp/[::]:0"}, None),
+    ):
+        workspace = load_settings(None, environ, flags).node.workspace
+        assert workspace.path == expected
+        assert workspace.by_default == ("workspace.path" not in flags)
+
+
+def test_a_file_can_say_that_there_is_no_workspace(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text('[workspace]\npath = "none"\n')
+    assert load_settings(tmp_path / "node.toml", {"HOME": "/home/ann"}, {}).node.workspace.path is None
 
 
 def test_what_kubernetes_says_of_a_service_named_penstock_is_let_be() -> None:

@@ -21,9 +21,10 @@ from cryptography.x509.oid import NameOID
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from penstock.config import files
 from penstock.config.home import Home, JoinedNetwork
 from penstock.errors import ConfigError, PenstockError, Untrusted
-from penstock.network.trust import authority, files, invitation, joining, listening, revocations
+from penstock.network.trust import authority, invitation, joining, listening, revocations
 from penstock.network.trust.addresses import USUAL_PORT, free_port, own_hosts
 from penstock.network.trust.certificates import (
     LONGEST_NODE,

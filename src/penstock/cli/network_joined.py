@@ -20,7 +20,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `
 def this_home() -> Home:
     if (found := home(os.environ)) is None:
         raise ConfigError(
-            "There is no place for the networks of this machine: HOME is not set.", hint=f"Set {VARIABLE} to a folder."
+            "There is no place for the networks and keys of this machine: HOME is not set.", hint=f"Set {VARIABLE} to a folder."
         )
     return found
 
@@ -161,7 +161,8 @@ def _token_text(token: str) -> str:
 
 def _entry(found: Home, name: str, current: str | None) -> dict[str, Any]:
     """One that cannot be read is listed too, with why: whoever wants to repair or leave it must see it."""
-    from penstock.network.trust import authority, files
+    from penstock.config import files
+    from penstock.network.trust import authority
     from penstock.network.trust.certificates import load_certificate
     from penstock.network.trust.expiry import ends_soon, expiry_warning
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+from penstock.config.state import state_folder
 from penstock.errors import RequestError
 
 REMEMBERED = 1000  # lines of input
@@ -83,9 +84,7 @@ class Terminal:
 
 
 def history_file() -> Path:
-    state = os.environ.get("XDG_STATE_HOME", "")
-    folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    return folder / "penstock" / "chat_history"
+    return (state_folder(os.environ) or Path.home() / ".local" / "state" / "penstock") / "chat_history"
 
 
 def _editing() -> ModuleType | None:

@@ -1,4 +1,4 @@
-"""The API key: where it comes from, and that a server that others can reach has one.
+"""The owner's API key: where it comes from, where the keys of others lie, and that a server that others can reach has one.
 
 A key is in PENSTOCK_API_KEY or in a file, never in a flag (everybody on the machine sees those) or in the node file (which
 is copied and shown around). It is in no setting and in no message.
@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from penstock.config.home import home
 from penstock.config.node import ServerConfig
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.config.keys import KeyFolder
 
 VARIABLE = "PENSTOCK_API_KEY"
 SHORTEST = 8
@@ -24,17 +29,31 @@ def api_key_source(config: ServerConfig, environ: Mapping[str, str]) -> str:
     return "" if config.api_key_file is None else f"file {config.api_key_file}"
 
 
+def key_folder(config: ServerConfig, environ: Mapping[str, str]) -> KeyFolder | None:
+    """Where keys with limits lie, whether or not there are any; None where the machine has no place for them."""
+    from penstock.config.keys import KeyFolder  # hashes and locks would cost every `--help` some milliseconds
+
+    if config.keys is not None:
+        return KeyFolder(config.keys)
+    here = home(environ)
+    return None if here is None else KeyFolder(here.keys)
+
+
 def read_api_key(config: ServerConfig, environ: Mapping[str, str]) -> str | None:
-    """The key that clients must send, None when they need none; refuses to leave a server open that others can reach."""
+    """The owner's key, None where there is none; refuses to leave a server open that others can reach, and keys that cannot be
+    read."""
+    folder = key_folder(config, environ)
+    records = folder.records() if folder is not None else ()
     if VARIABLE in environ:
         return _checked(environ[VARIABLE].strip(), f"The API key in {VARIABLE}", empty=f"Give it a key, or unset {VARIABLE}.")
     if config.api_key_file is not None:
         text = _contents(config.api_key_file)
         return _checked(text.strip(), f"The API key in {config.api_key_file}", empty="Write a key into the file.")
-    if config.beyond_loopback and not config.allow_insecure:
+    live = any(record.revoked is None for record in records)
+    if config.beyond_loopback and not config.allow_insecure and not live:
         raise ConfigError(
             f"The server would listen on {config.host}, where other machines can reach it, without an API key.",
-            hint=f"Set {VARIABLE} or server.api_key_file, or listen on 127.0.0.1. "
+            hint=f"Make a key (penstock keys add NAME), set {VARIABLE} or server.api_key_file, or listen on 127.0.0.1. "
             "If whoever can reach this machine may use the model, say --allow-insecure.",
         )
     return None

@@ -1,6 +1,7 @@
 """Where this machine keeps the networks that it belongs to, and how they are read: paths and plain values, no keys.
 
 `networks/<name>/` has a network's files, and the file `networks/current` the name of the one that `penstock serve` joins.
+`keys/` is for the API keys that its server takes.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class JoinedNetwork:
 
 class Home:
     def __init__(self, root: Path) -> None:
-        self.networks = root / "networks"
+        self.networks, self.keys = root / "networks", root / "keys"
         self.current_file = self.networks / CURRENT
 
     def names(self) -> list[str]:

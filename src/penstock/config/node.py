@@ -125,13 +125,15 @@ class HostedModelConfig:
 class ServerConfig:
     """Where the API listens and whom it lets in. `read_api_key` decides whether it may listen there at all.
 
-    `max_body` is in bytes. `keep_alive` is how many seconds a silent stream waits before it sends a comment, `ready_within`
-    for how many seconds a generated token proves that the node is ready.
+    `keys` is a folder of keys, None for that of the machine; whoever names one wants keys, also while it is empty. `max_body`
+    is in bytes. `keep_alive` is how many seconds a silent stream waits before it sends a comment, `ready_within` for how many
+    seconds a generated token proves that the node is ready.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_key_file: Path | None = None
+    keys: Path | None = None
     allow_insecure: bool = False
     cors_origins: tuple[str, ...] = ()
     max_body: int = 8 << 20
@@ -182,17 +184,21 @@ class LimitsConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceConfig:
     """A folder of jobs to work on. `jobs` may run at once; one whose server died `deaths` times, with no other job running, is
-    given up."""
+    given up. Responses are kept for `keep_responses` seconds. One that nobody asked for (`by_default`) may be missing where it
+    cannot be made."""
 
     path: Path | None = None
     jobs: int = 64
     deaths: int = 3
+    keep_responses: float = 30 * 24 * 3600.0
+    by_default: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         check_whole("jobs", self.jobs, least=1)
         if self.jobs > MAX_WORKSPACE_JOBS:
             raise unusable("jobs", self.jobs, f"Give at most {MAX_WORKSPACE_JOBS}: more would only wait inside the engine.")
         check_whole("deaths", self.deaths, least=1)
+        check_seconds("keep_responses", self.keep_responses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

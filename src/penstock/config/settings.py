@@ -23,6 +23,7 @@ from penstock.config.node import (
     ServerConfig,
     WorkspaceConfig,
 )
+from penstock.config.state import default_workspace
 from penstock.config.table import BY_KEY, MODELS, OTHER_VARIABLES, OWNERS, SETTINGS, Setting, in_table
 from penstock.errors import ConfigError
 
@@ -77,6 +78,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str], flags: Mapping[
     joined = _from_joined_network(given, environ)
     sources |= {key_of(found.setting, found.place): Sourced(found.value, found.source) for found in [*joined, *given]}
     _refuse_another_name(sources["node_id"], joined)
+    sources["workspace.path"] = _workspace(sources, models, environ)
     node = _node(sources, models)
     _refuse_unknown_network(node.network, sources["network.name"], environ)
     _refuse_two_keys(sources["server.api_key_file"], environ)
@@ -97,12 +99,20 @@ def _node(sources: Mapping[str, Sourced], models: int) -> NodeConfig:
         server=ServerConfig(**values(ServerConfig)),
         network=NetworkConfig(**values(NetworkConfig)),
         limits=LimitsConfig(**values(LimitsConfig)),
-        workspace=WorkspaceConfig(**values(WorkspaceConfig)),
+        workspace=WorkspaceConfig(**values(WorkspaceConfig), by_default=sources["workspace.path"].source == "default"),
         engine=EngineConfig(**values(EngineConfig)),
         log=LogConfig(**values(LogConfig)),
         adopts=models == 1 and sources[f"{MODELS}[0].id"].source == "default",
         **values(NodeConfig),
     )
+
+
+def _workspace(sources: Mapping[str, Sourced], models: int, environ: Mapping[str, str]) -> Sourced:
+    """Whoever answers requests has one, unless it was told to have none."""
+    path, source = sources["workspace.path"]
+    if source == "default" and any(sources[f"{MODELS}[{place}].load_ends"].value for place in range(models)):
+        return Sourced(default_workspace(environ), source)
+    return Sourced(path, source)
 
 
 # ---- the network that this machine has joined ----
@@ -166,7 +176,7 @@ def _in_table(file: Path, table: str, found: Mapping[str, Any], place: int = 0) 
         if name in known:
             setting = known[name]
             read = setting.read(value, f"{file}: {key_of(setting, place)}")
-            if setting.kind is PATH:
+            if setting.kind is PATH and read is not None:
                 read = file.parent / read  # so that a node file works from every folder
             yield Given(setting, read, f"file {file}", place)
         elif not table and name in OWNERS:

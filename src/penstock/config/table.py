@@ -50,7 +50,7 @@ OTHER_VARIABLES = {
     "PENSTOCK_API_KEY": "The key that clients must send, and that `penstock` sends as a client.",
     "PENSTOCK_URL": "The server that `penstock` talks to as a client.",
     "PENSTOCK_CACHE": "The folder where models are kept.",
-    "PENSTOCK_HOME": "The folder with the networks that this machine has joined; otherwise ~/.config/penstock.",
+    "PENSTOCK_HOME": "The folder with the networks and the API keys of this machine; otherwise ~/.config/penstock.",
     "PENSTOCK_DEBUG": "With 1, an error shows where in the code it arose.",
     "PENSTOCK_PROMPT": "The prompt of `make run`.",
 }
@@ -114,6 +114,8 @@ class Setting:
 
     def read(self, value: Any, where: str = "") -> Any:
         """Check a value that TOML has read; `where` is what errors call it, the setting's name when empty."""
+        if self.kind is PATH and self.optional and value == "none":
+            return self.default
         return self._checked(self.kind.read, value, where)
 
     def parse(self, text: str, where: str = "") -> Any:
@@ -175,6 +177,7 @@ SETTINGS = (
     Setting("server.host", TEXT, "The address to listen on; 0.0.0.0 is all of this machine's."),
     Setting("server.port", WHOLE, "The port to listen on; 0 takes a free one."),
     Setting("server.api_key_file", PATH, "A file that holds the key which clients must send.", sample="api-key.txt"),
+    Setting("server.keys", PATH, "A folder of keys, each with its limits; otherwise that of `penstock keys`.", sample="keys"),
     Setting("server.allow_insecure", SWITCH, "Let other machines in without a key."),
     Setting("server.cors_origins", WORDS, "Web sites whose pages may use it; * is all.", sample=("https://chat.example.org",)),
     Setting("server.max_body", SIZE, "The largest request to accept."),
@@ -211,9 +214,16 @@ SETTINGS = (
     Setting("limits.max_jobs", WHOLE, "Answers (requests times n) open at once; one more is told to come back later (429)."),
     Setting("limits.max_tokens", WHOLE, "The most tokens that a request may ask for; otherwise any number.", sample=4096),
     Setting("limits.drain_timeout", SECONDS, "Time for running answers when the server is told to stop."),
-    Setting("workspace.path", PATH, "A folder of jobs to work on beside the API's requests.", "--workspace", sample="jobs"),
+    Setting(
+        "workspace.path",
+        PATH,
+        "A folder of jobs to work on beside the API's requests; otherwise one in ~/.local/state/penstock. none is to have none.",
+        "--workspace",
+        sample="jobs",
+    ),
     Setting("workspace.jobs", WHOLE, "Jobs of the workspace that run at once.", "--workspace-jobs"),
     Setting("workspace.deaths", WHOLE, "A job during which the server died so often, alone, is given up.", "--workspace-deaths"),
+    Setting("workspace.keep_responses", SECONDS, "How long a response is kept that a conversation may go on from."),
     Setting("scheduler.policy", kinds.one_of(*POLICY_NAMES), "Who is first: by arrival (fcfs), deadline (edf) or slack (lrs)."),
     Setting("prefill_chunk_size", WHOLE, "Prompt tokens in a step beside running answers.", field=(EngineConfig, "chunk")),
     Setting(

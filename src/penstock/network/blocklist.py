@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cryptography import x509
 
+from penstock.config import files
 from penstock.errors import ConfigError, Untrusted
-from penstock.network.trust import files
 from penstock.network.trust.revocations import MOST_BYTES, NOBODY, Revocations, read
 
 logger = logging.getLogger("penstock.network")

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.config import files
 from penstock.config.home import RESERVED, Home, JoinedNetwork
 from penstock.config.network import NAME
 from penstock.errors import ConfigError, Untrusted
-from penstock.network.trust import files, revocations
+from penstock.network.trust import revocations
 from penstock.network.trust.certificates import NODE_DAYS, Identity, create_authority, issue, load_identity
 from penstock.network.trust.expiry import ends_soon
 from penstock.network.trust.invitation import Invitation

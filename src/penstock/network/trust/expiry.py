@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from penstock.network.trust import files
+from penstock.config import files
 from penstock.network.trust.certificates import load_certificate, node_name
 
 EARLY = timedelta(days=30)

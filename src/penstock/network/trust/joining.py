@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from penstock.config import files
 from penstock.config.home import Home, JoinedNetwork
 from penstock.errors import ConfigError, Untrusted
-from penstock.network.trust import addresses, files, revocations
+from penstock.network.trust import addresses, revocations
 from penstock.network.trust.certificates import load_certificate, node_name
 from penstock.network.trust.invitation import Invitation
 from penstock.network.trust.listening import EVERYWHERE, check_listen, free_endpoint, is_loopback, split

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.config import files
 from penstock.errors import ConfigError, PenstockError
-from penstock.network.trust import files
 from penstock.network.trust.listening import check_connect
 
 MOST = 32  # endpoints

@@ -1,4 +1,4 @@
-"""Files of a network's folder: private from their first byte, and never seen half written."""
+"""Files that are this user's alone: private from their first byte, and never seen half written."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ def replace(folder: Path, files: Mapping[str, bytes]) -> None:
             for path in waiting.values():
                 path.unlink(missing_ok=True)
         _sync(folder)
+
+
+def keep_folder(path: Path) -> None:
+    """Make it where it is not there yet, for this user alone."""
+    with told(path, "made"):
+        path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)  # with `parents` the mode is that of the last one alone
 
 
 def make_folder(path: Path, files: Mapping[str, bytes]) -> None:

@@ -1,0 +1,210 @@
+"""The API keys that a server takes: a folder with a file for each, which tells what the key may do and never the key itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.config import files
+from penstock.config.checks import check_whole, unusable
+from penstock.config.network import NAME
+from penstock.errors import ConfigError
+
+MARK = "sk-penstock-"  # tells people, and programs that look for leaked keys, what it is
+RANDOM_BYTES = 32
+TAIL = 4  # characters by which somebody finds the key that they hold
+SUFFIX = ".json"
+MOST_BYTES = 1 << 16
+PRIORITIES = range(-10, 11)  # as requests have them
+WRITABLE_BY_OTHERS = 0o022
+SETTLED = 2 * 10**9  # nanoseconds; the clock of some file systems goes in steps as long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """What a key may do; None is no limit. `jobs` are answers open at once, `tokens_per_minute` those of prompts and answers
+    together, `priority` is the highest that it may ask for, `models` are the only ones that it may use."""
+
+    jobs: int | None = None
+    tokens_per_minute: int | None = None
+    priority: int | None = None
+    models: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "tokens_per_minute"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least=1)
+        if self.priority is not None and (type(self.priority) is not int or self.priority not in PRIORITIES):
+            raise unusable("priority", self.priority, f"Give a whole number from {PRIORITIES[0]} to {PRIORITIES[-1]}.")
+        if self.models is not None and not (self.models and all(isinstance(name, str) and name.strip() for name in self.models)):
+            raise unusable("models", list(self.models), "Name at least one model, or leave models out.")
+
+
+NO_LIMITS = KeyLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord:
+    """What is kept of a key. `created` and `revoked` are times (ISO 8601, UTC). A revoked key keeps its record: a server whose
+    last key is taken back must not become one that needs none."""
+
+    name: str
+    sha256: str
+    tail: str
+    created: str
+    limits: KeyLimits = NO_LIMITS
+    revoked: str | None = None
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise unusable("name", self.name, "Use up to 64 letters, digits, dots, dashes and underscores.")
+        if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
+            raise unusable("sha256", self.sha256, "It is 64 digits from 0 to f.")
+        for name in ("tail", "created", "revoked"):
+            if not isinstance(getattr(self, name), str) and not (name == "revoked" and self.revoked is None):
+                raise unusable(name, getattr(self, name), "It is a text.")
+
+
+class Contents(NamedTuple):
+    """What a folder holds: the records, and what was wrong with those files that are none."""
+
+    records: tuple[KeyRecord, ...]
+    broken: tuple[ConfigError, ...]
+
+
+def digest(key: str) -> str:
+    """What is kept in place of a key. A slow hash is for what people think of; nobody guesses 256 random bits, however fast."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class KeyFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, name: str, limits: KeyLimits = NO_LIMITS) -> str:
+        """The new key. It is nowhere else: whoever loses it makes another."""
+        key = MARK + secrets.token_urlsafe(RANDOM_BYTES)
+        record = KeyRecord(name=name, sha256=digest(key), tail=key[-TAIL:], created=_now(), limits=limits)
+        files.keep_folder(self.path)
+        with files.alone_in(self.path):
+            self._refuse_writable(self.path)
+            if self._file(name).exists():
+                raise ConfigError(
+                    f"There is a key '{name}' already, or was one that is revoked.",
+                    hint="Use another name: one is never used again.",
+                )
+            self._write(record)
+        return key
+
+    def records(self) -> tuple[KeyRecord, ...]:
+        """All of them, by name; raises if one file is not what it should be."""
+        found = self.look()
+        if found.broken:
+            raise found.broken[0]
+        return found.records
+
+    def look(self) -> Contents:
+        """As `records`, for whoever must go on beside a broken file. Raises only if the folder itself cannot be used."""
+        records: list[KeyRecord] = []
+        broken: list[ConfigError] = []
+        for file in self._files():
+            try:
+                records.append(self._read(file))
+            except ConfigError as error:
+                broken.append(error)
+        return Contents(tuple(records), tuple(broken))
+
+    def revoke(self, name: str) -> bool:
+        """Whether it was good until now."""
+        if not self._file(name).exists():
+            known = ", ".join(file.name.removesuffix(SUFFIX) for file in self._files())
+            raise ConfigError(f"There is no key '{name}'.", hint=f"There are: {known}." if known else f"{self.path} has none.")
+        with files.alone_in(self.path):
+            record = self._read(self._file(name))
+            if record.revoked is not None:
+                return False
+            self._write(replace(record, revoked=_now()))
+        return True
+
+    def stamp(self) -> object:
+        """Whoever has an equal one has seen all that the folder holds. None where there is no folder."""
+        try:
+            found = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be looked at: {error.strerror}.") from None
+        now = time.time_ns()
+        # Two changes in one step of the file system's clock look like one: until that has gone on, no stamp equals another.
+        settled = now - found.st_mtime_ns > SETTLED
+        return found.st_ino, found.st_mtime_ns, None if settled else now
+
+    # ---- inside ----
+
+    def _file(self, name: str) -> Path:
+        return self.path / f"{name}{SUFFIX}"
+
+    def _files(self) -> list[Path]:
+        try:
+            names = sorted(os.listdir(self.path))
+            self._refuse_writable(self.path)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError | NotADirectoryError) and not self.path.exists():
+                return []
+            raise ConfigError(f"{self.path} cannot be read: {error.strerror}.", hint="It is a folder of API keys.") from None
+        # what begins with a dot is being written, or was when the power failed
+        return [self.path / name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
+
+    def _read(self, file: Path) -> KeyRecord:
+        try:
+            self._refuse_writable(file)
+            with file.open("rb") as stream:
+                record = _record(json.loads(stream.read(MOST_BYTES)))
+            if record.name != file.name.removesuffix(SUFFIX):
+                raise unusable("name", record.name, "It is the name of the file.")
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read: {error.strerror}.", hint=_again(file)) from None
+        except ConfigError as error:
+            raise ConfigError(f"{file} cannot be used: {error.message}", hint=error.hint) from None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise ConfigError(f"{file} does not hold what it should.", hint=_again(file)) from None
+        return record
+
+    def _write(self, record: KeyRecord) -> None:
+        data = json.dumps(asdict(record), indent=2).encode() + b"\n"
+        files.replace(self.path, {self._file(record.name).name: data})
+
+    def _refuse_writable(self, path: Path) -> None:
+        """Whoever can write there can make a key."""
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & WRITABLE_BY_OTHERS:
+            raise ConfigError(
+                f"Other users of this machine can write to {path} (its mode is {mode:04o}).",
+                hint=f"If they have not, run: chmod {'700' if path.is_dir() else '600'} {path}",
+            )
+
+
+def _record(found: dict[str, Any]) -> KeyRecord:
+    limits = found.pop("limits")
+    if isinstance(limits["models"], list):
+        limits["models"] = tuple(limits["models"])
+    elif limits["models"] is not None:
+        raise TypeError
+    return KeyRecord(**found, limits=KeyLimits(**limits))
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _again(file: Path) -> str:
+    return f"Restore it; or make another key (penstock keys add NAME), and then remove {file.name}."

@@ -1,0 +1,101 @@
+"""`penstock keys add`, `list` and `revoke`, as people type them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.config.keys import KeyFolder, KeyLimits
+from tests.server import clean_environment
+
+Done = subprocess.CompletedProcess[str]
+
+
+def penstock(home: Path, *args: str, rc: int = 0, **env: str) -> Done:
+    command = [sys.executable, "-m", "penstock.cli", *args]
+    environment = clean_environment(PENSTOCK_HOME=str(home), **env)
+    done = subprocess.run(command, text=True, capture_output=True, env=environment, timeout=60, check=False)
+    assert done.returncode == rc, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_a_key_is_made_shown_once_listed_and_revoked(tmp_path: Path) -> None:
+    limits = ("--jobs", "2", "--tokens-per-minute", "6000", "--priority", "-5", "--model", "smollm2-135m", "--model", "gpt-4o")
+    made = penstock(tmp_path, "keys", "add", "bob", *limits)
+    assert re.fullmatch(r"sk-penstock-[\w-]{43}\n", made.stdout)  # nothing but the key
+    key = made.stdout.strip()
+    assert key not in made.stderr
+    assert "2 answers at once, 6000 tokens a minute, priority up to -5, only smollm2-135m and gpt-4o." in made.stderr
+    assert "penstock keys revoke bob" in made.stderr
+
+    told = penstock(tmp_path, "keys", "list").stdout
+    assert re.search(
+        rf"^bob +\.\.\.{re.escape(key[-4:])} +\d{{4}}-\d\d-\d\d +2 answers at once, .*gpt-4o$", told, flags=re.MULTILINE
+    )
+    (entry,) = json.loads(penstock(tmp_path, "keys", "list", "--json").stdout)["keys"]
+    created = entry.pop("created")
+    assert entry == {
+        "name": "bob",
+        "tail": key[-4:],
+        "limits": {"jobs": 2, "tokens_per_minute": 6000, "priority": -5, "models": ["smollm2-135m", "gpt-4o"]},
+        "revoked": None,
+    }
+
+    assert "'bob' is revoked" in penstock(tmp_path, "keys", "revoke", "bob").stdout
+    assert "Nothing has changed" in penstock(tmp_path, "keys", "revoke", "bob").stdout
+    (entry,) = json.loads(penstock(tmp_path, "keys", "list", "--json").stdout)["keys"]
+    assert entry["revoked"] >= created
+    assert "There is a key 'bob' already" in penstock(tmp_path, "keys", "add", "bob", rc=1).stderr
+
+
+def test_without_keys_the_list_says_what_that_means(tmp_path: Path) -> None:
+    assert "`penstock keys add NAME` makes one" in penstock(tmp_path, "keys", "list").stdout
+    assert json.loads(penstock(tmp_path, "keys", "list", "--json").stdout) == {"keys": []}
+    assert "There is no key 'bob'" in penstock(tmp_path, "keys", "revoke", "bob", rc=1).stderr
+
+
+def test_a_key_without_limits_says_so(tmp_path: Path) -> None:
+    assert "The key 'bob': no limits." in penstock(tmp_path, "keys", "add", "bob").stderr
+
+
+@pytest.mark.parametrize("wrong", [("--jobs", "0"), ("--tokens-per-minute", "-1"), ("--priority", "11"), ("--model", " ")])
+def test_a_limit_that_cannot_be_is_wrong_usage_and_makes_no_key(tmp_path: Path, wrong: tuple[str, str]) -> None:
+    done = penstock(tmp_path, "keys", "add", "bob", *wrong, rc=2)
+    assert "cannot be used" in done.stderr
+    assert KeyFolder(tmp_path / "keys").records() == ()
+
+
+def test_a_server_with_a_folder_of_its_own_gets_its_keys_there(tmp_path: Path) -> None:
+    home, own, other = tmp_path / "home", tmp_path / "own", tmp_path / "other"
+    penstock(home, "keys", "add", "bob", "--keys", str(own))
+    penstock(home, "keys", "add", "eve", PENSTOCK_KEYS=str(other))
+    assert [record.name for folder in (own, other) for record in KeyFolder(folder).records()] == ["bob", "eve"]
+    assert not home.exists()
+
+
+def test_a_damaged_record_is_named_beside_the_list_of_the_others(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.add("bob", KeyLimits(jobs=1))
+    folder.add("eve")
+    (folder.path / "eve.json").write_bytes(b"{")
+    done = penstock(tmp_path, "keys", "list", rc=1)
+    assert "bob" in done.stdout
+    assert "eve.json does not hold what it should" in done.stderr
+    assert "eve.json" in penstock(tmp_path, "config", rc=1).stderr  # and no server starts
+
+
+def test_a_server_that_others_reach_is_configured_with_a_key_alone(tmp_path: Path) -> None:
+    assert "penstock keys add NAME" in penstock(tmp_path, "config", "--host", "0.0.0.0", rc=1).stderr
+    KeyFolder(tmp_path / "keys").add("bob")
+    penstock(tmp_path, "config", "--host", "0.0.0.0")
+
+
+@pytest.mark.parametrize("path", [["keys"], ["keys", "add"], ["keys", "list"], ["keys", "revoke"]], ids=" ".join)
+def test_every_command_explains_itself(tmp_path: Path, path: list[str]) -> None:
+    assert penstock(tmp_path, *path, "--help").stdout.startswith(f"Usage: {' '.join(['penstock', *path])}")
