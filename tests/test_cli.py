@@ -21,6 +21,7 @@ COMMANDS = [
     ["work"],
     ["flow"],
     ["drain"],
+    ["batch"],
     ["chat"],
     ["ps"],
     ["network"],

@@ -347,7 +347,7 @@ def test_gc_removes_what_ended_long_ago(ws: Path, quickly: Run) -> None:
         (["--timeout", "soon", "-W"], "'soon' is not a time."),
         (["--tag", "x", "1_2_3"], "--tag: It does not go with a JOB"),
         (["--gc", "--older-than", "7d", "--tag", "x"], "--tag: It does not go with --gc"),
-        (["--limit", "3", "-W"], "--limit: It does not go with --wait-idle, but with the list of jobs."),
+        (["--limit", "3", "-W"], "--limit: It does not go with --wait-idle, but with the list of jobs and --children"),
         (["--limit", "0"], "--limit"),
         (["--tag", ""], "--tag: It is empty."),
         (["-f", "--json", "1_2_3"], "--json: It does not go with --follow, but with --wait."),

@@ -52,6 +52,12 @@ class PromptTooLong(RequestError):
     code = "prompt_too_long"
 
 
+class NoPreviousResponse(RequestError):
+    """A conversation that is to go on from a response that is not kept."""
+
+    code = "previous_response_not_found"
+
+
 class InvalidSampling(RequestError):
     code = "invalid_sampling"
 
@@ -83,10 +89,43 @@ class InvalidKey(PenstockError):
     code = "invalid_api_key"
 
 
+class KeyRevoked(InvalidKey):
+    """A key that was good once. Its open answers end with this, too."""
+
+    code = "key_revoked"
+
+
+class KeyForbids(PenstockError):
+    """A good key that is not for this model, or not for this priority."""
+
+    code = "key_forbids"
+
+
+class KeyLimit(PenstockError):
+    """A good key that has used up what it may, for now."""
+
+    code = "key_limit"
+
+    def __init__(self, message: str, *, retry_after: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after  # seconds
+
+
 class ForbiddenOrigin(PenstockError):
     """A web page of another site, or a name that is not this server's, speaks to it."""
 
     code = "forbidden_origin"
+
+
+class NoSuchPath(PenstockError):
+    """An address, or a method at one, that the API does not have."""
+
+    code = "not_found"
+
+    def __init__(self, message: str, *, hint: str = "", wrong_method: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        if wrong_method:
+            self.code = "method_not_allowed"
 
 
 class NotReady(PenstockError):
@@ -169,6 +208,18 @@ class UnknownJob(WorkspaceError):
     code = "unknown_job"
 
 
+class UnknownResponse(WorkspaceError):
+    code = "unknown_response"
+
+
+class UnknownFile(WorkspaceError):
+    code = "unknown_file"
+
+
+class UnknownBatch(WorkspaceError):
+    code = "unknown_batch"
+
+
 class NotFinished(WorkspaceError):
     """A job whose result was asked for before there was one."""
 
@@ -189,6 +240,12 @@ class BadJob(WorkspaceError):
 
 class Cancelled(WorkspaceError):
     code = "cancelled"
+
+
+class ParentFailed(WorkspaceError):
+    """A job that comes after one that failed or is gone: it is not run."""
+
+    code = "parent_failed"
 
 
 class DiedTooOften(WorkspaceError):

@@ -17,7 +17,7 @@ from penstock.workspace import crew as crew_module
 from penstock.workspace.layout import Workspace
 from penstock.workspace.pool import Pool
 from penstock.workspace.request import WorkRequest
-from penstock.workspace.runner import Sink
+from penstock.workspace.runner import Sink, TextWriter
 
 POISON = "POISON"  # a prompt with this kills the process that runs it
 BREAKS = "BREAKS"  # ... and with this it makes the pass fail, for all who are in it
@@ -39,10 +39,12 @@ def text_of(prompt: str) -> str:
 class FakeTask:
     model = "fake"
     seed = None
+    resumable = True
 
     def __init__(self, runner: FakeRunner, prompt: str) -> None:
         self._runner, self.prompt = runner, prompt
         self.fingerprint = hashlib.sha256(prompt.encode()).digest()[:16]
+        self.writer = TextWriter()
 
     def start(self, job_id: str, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
         return self._runner.enter(self, seed, said, sink)

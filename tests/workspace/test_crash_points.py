@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -215,16 +215,16 @@ class TidiesTooLate(Workspace):
 
 
 class WritesInTheOpen(Workspace):
-    def _new_folder(self) -> str:
-        job_id = super()._new_folder()
+    def _new_folder(self, after: Collection[str], place: Place = Place.READY) -> str:
+        job_id = super()._new_folder(after, place)
         self.disk.move(job_id, self._folders[Place.WRITING], self._folders[Place.READY])
         self._folders[Place.WRITING] = self._folders[Place.READY]
         return job_id
 
 
 class TellsTheKeyTooLate(Workspace):
-    def submit(self, files: dict[str, bytes], *, key: str | None = None) -> str:  # type: ignore[override]
-        job_id = super().submit(files)
+    def submit(self, files: Mapping[str, bytes], *, key: str | None = None, after: Collection[str] = ()) -> str:
+        job_id = super().submit(files, after=after)
         if key is not None:
             put_file(self.disk, self._folders[Place.KEYS], key, job_id.encode())
         return job_id

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.config.engine import EngineConfig
 from penstock.config.node import DEFAULT_MODEL, LimitsConfig
-from penstock.doors.openai.served import Served
+from penstock.doors.served import Served
 from penstock.doors.workspace import EngineRunner
 from penstock.engine.hosted_model import host_alone
 from penstock.pipes.model_manager import ModelManager

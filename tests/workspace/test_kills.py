@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from penstock.workspace.files import Place
-from penstock.workspace.flow import Flow
+from penstock.workspace.flow import Flow, Status
 from penstock.workspace.recovery import MAX_DEATHS
 from penstock.workspace.work import Work
 from tests.server import clean_environment
 from tests.workspace.crashing import quick_folder
-from tests.workspace.queues import needed, prompts
-from tests.workspace.runners import POISON, text_of
+from tests.workspace.queues import needed, prompts, until
+from tests.workspace.runners import POISON, length_of, text_of
 from tests.workspace.servers import (
     Client,
     Witness,
@@ -96,6 +96,29 @@ def test_only_the_poisonous_job_fails(folder: Path) -> None:
             assert told.startswith(f"The server died {MAX_DEATHS} times while it ran this job and no other.")
             assert usage_of(path, job, Place.FAILED)["error"]["code"] == "died_too_often"
             assert runs_alone(path, job) == MAX_DEATHS
+
+
+def test_a_chain_goes_on_where_its_server_was_killed(folder: Path) -> None:
+    """Killed in the middle of the second job: the first is not run again, and the third is given what the second says then."""
+    path, made = folder / "workspace", folder / "made"
+    work, flow = Work(path), Flow(path)
+    first_text, last_text = "first", "last"
+    middle_text = next(text for text in prompts(100) if length_of(f"{text} {text_of(first_text)}") > 20)  # it takes a second
+    first = work.submit(first_text)
+    middle = work.submit(middle_text + " {{before}}", after={"before": first})
+    last = work.submit(last_text + " {{before}} {{first}}", after={"before": middle, "first": first})
+    filled = f"{middle_text} {text_of(first_text)}"
+    with Witness(path) as witness:
+        with servers(lambda: fake_server(path, made, "--step", "0.05", "--save-every", "0.01"), 1, folder / "log") as one:
+            until(lambda: flow.status(middle) is Status.RUNNING and flow.describe(middle).usage.get("completion_tokens"), "words")
+            one.end()
+        assert [flow.status(job) for job in (first, middle, last)] == [Status.DONE, Status.RUNNING, Status.QUEUED]
+        drain(path, made)
+    assert [result_of(path, job) for job in (first, middle)] == [text_of(text).encode() for text in (first_text, filled)]
+    assert result_of(path, last) == text_of(f"{last_text} {text_of(filled)} {text_of(first_text)}").encode()
+    assert len(witness.finished) == 3
+    assert usage_of(path, middle)["resumed_tokens"] > 0
+    assert len({line for line in made.read_text().splitlines() if repr(first_text) in line}) == 1, "by one process alone"
 
 
 def drain(path: Path, made: Path) -> None:

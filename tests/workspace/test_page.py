@@ -39,8 +39,7 @@ def run(command: list[str], where: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_commands_of_the_page_do_what_they_say(where: Path) -> None:
     """In one shell, as somebody would type them; then the jobs that were made by hand and from Python are drained too."""
-    first, by_hand = blocks("console")
-    lines = [line.removeprefix("$ ") for line in (first + by_hand).splitlines() if line.startswith("$ ")]
+    lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
     (program,) = blocks("python")
     waits = program.replace("timeout=600", "timeout=120")
     (where / "program.py").write_text(waits, encoding="utf-8")
@@ -49,7 +48,9 @@ def test_the_commands_of_the_page_do_what_they_say(where: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("Paris") == 2, ran.stdout
     assert "2 done" in ran.stdout
-    assert "4 done" in ran.stdout.splitlines()[-7]
+    assert "└─" in ran.stdout, "the tree of those that come after others"
+    assert "3 done, 0 failed." in ran.stdout
+    assert "jobs: 7 done." in ran.stdout.splitlines()
     assert (where / "jobs/output/1700000000_1_0/result.txt").read_text(encoding="utf-8")
 
 

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import models, network
+from penstock.cli import keys, models, network
 from penstock.cli.audit import audit
+from penstock.cli.batch import batch
 from penstock.cli.bench import bench
 from penstock.cli.chat import chat
 from penstock.cli.config import config
@@ -52,9 +53,11 @@ app.command()(serve)
 app.command()(work)
 app.command()(flow)
 app.command()(drain)
+app.command()(batch)
 app.command()(chat)
 app.command()(ps)
 app.add_typer(network.app, name="network", context_settings={"help_option_names": HELP})
+app.add_typer(keys.app, name="keys", context_settings={"help_option_names": HELP})
 app.add_typer(models.app, name="models", context_settings={"help_option_names": HELP})
 app.command()(config)
 app.command()(bench)

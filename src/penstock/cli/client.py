@@ -6,16 +6,19 @@ server answered with an error.
 
 from __future__ import annotations
 
+import itertools
 import json
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any
+from typing import Any, BinaryIO
 
 from penstock.cli.server_url import DEFAULT_PORT, URL_VARIABLE, ServerUrl, api_key
 from penstock.config.api_key import VARIABLE as KEY_VARIABLE
 from penstock.errors import PenstockError
 
+CHUNK = 1 << 20  # bytes of an upload
 CONNECT = 5.0  # seconds until a server that says nothing counts as not there
 PATIENCE = 300.0  # seconds that an answer may pause: a long prompt on a slow machine, on a server that sends no sign of life
 
@@ -51,6 +54,34 @@ class Client:
         with _Exchange(self.url) as exchange:
             response = exchange.send("GET", path, None, self._headers)
             return _decoded(b"".join(exchange.lines(response)), self.url)
+
+    def send(self, path: str, body: Any = None) -> Any:
+        """The JSON that answers `body`."""
+        headers = self._headers | {"Content-Type": "application/json"}
+        with _Exchange(self.url) as exchange:
+            response = exchange.send("POST", path, json.dumps({} if body is None else body).encode(), headers)
+            return _decoded(b"".join(exchange.lines(response)), self.url)
+
+    def upload(self, path: str, fields: Mapping[str, str], name: str, content: BinaryIO, size: int) -> Any:
+        """The JSON that answers a form with a file in it, which is not held in memory."""
+        mark = secrets.token_hex(16)
+        parts = [f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{fields[key]}\r\n' for key in fields]
+        quoted = name.translate({ord(mark): f"%{ord(mark):02X}" for mark in '"\r\n'})
+        parts.append(f'--{mark}\r\nContent-Disposition: form-data; name="file"; filename="{quoted}"\r\n')
+        head = ("".join(parts) + "Content-Type: application/jsonl\r\n\r\n").encode("utf-8", "replace")
+        tail = f"\r\n--{mark}--\r\n".encode()
+        headers = self._headers | {
+            "Content-Type": f"multipart/form-data; boundary={mark}",
+            "Content-Length": str(len(head) + size + len(tail)),
+        }
+        body = itertools.chain([head], iter(lambda: content.read(CHUNK), b""), [tail])
+        with _Exchange(self.url) as exchange:
+            response = exchange.send("POST", path, body, headers)
+            return _decoded(b"".join(exchange.lines(response)), self.url)
+
+    def download(self, path: str) -> Iterator[bytes]:
+        with _Exchange(self.url) as exchange:
+            yield from exchange.lines(exchange.send("GET", path, None, self._headers))
 
     def post(self, path: str, body: Any) -> Events:
         """The events that answer `body`; nothing is sent before they are read."""
@@ -106,7 +137,7 @@ class _Exchange:
         self._connection: HTTPConnection | None = None
         self._response: HTTPResponse | None = None
 
-    def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> HTTPResponse:
+    def send(self, method: str, path: str, body: bytes | Iterable[bytes] | None, headers: Mapping[str, str]) -> HTTPResponse:
         kind = HTTPSConnection if self._url.secure else HTTPConnection
         self._connection = kind(self._url.host, self._url.port, timeout=CONNECT)
         with _told(self._url):

@@ -38,7 +38,7 @@ def drain(
         bool, typer.Option("--json", help="Print a JSON object on a line for each job that ends, and one with the counts.")
     ] = False,
 ) -> None:
-    """Work on a queue until it is empty.
+    """Work on a queue until it is empty, and on its batches.
 
     Jobs come from `penstock work`, also while it is running; `penstock flow` fetches results. It takes the settings of
     `penstock serve`, and opens no port. It works alone, unless --network names a network: then with its nodes.
@@ -59,19 +59,21 @@ def drain(
     quiet = settings.sources["log.level"].source == "default"  # who drains sees the jobs pass by otherwise
     set_up_logging(config.log.format, "warning" if quiet else config.log.level)
 
+    from penstock.workspace.batches import open_batches
     from penstock.workspace.flow import Flow, Status
+    from penstock.workspace.layout import Workspace
 
     with on_disk(workspace):
-        flow = Flow(workspace)
-        waits = any(flow.counts()[status] for status in (Status.QUEUED, Status.RUNNING))
+        flow = Flow(place := Workspace(workspace))
+        waits = any(flow.counts()[status] for status in (Status.QUEUED, Status.RUNNING)) or open_batches(place)
     if not waits:  # known without loading a model
         _conclude(workspace, {"done": 0, "failed": 0, "left": 0}, as_json)
         return
 
     from penstock.node import Node
 
-    _leave_politely()
-    with ProgressBars() as bars, Node(config, api_key=None, progress=bars, door=False) as node:
+    leave_politely()
+    with ProgressBars() as bars, Node(config, progress=bars, door=False) as node:
         watch = Watch(flow.path, bars, as_json)
         try:
             report = node.drain(on_end=watch)
@@ -115,7 +117,7 @@ class Watch:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _leave_politely() -> None:
+def leave_politely() -> None:
     """Whoever ends us with a signal wants what Ctrl-C does: jobs of a server that just died would count as suspects."""
     for name in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(name) is not signal.SIG_IGN:  # as nohup wants it

@@ -22,6 +22,7 @@ from penstock.errors import NotFinished, UnknownJob
 from penstock.workspace.root import on_disk
 
 if TYPE_CHECKING:
+    from penstock.cli.flow_page import Survey
     from penstock.workspace.flow import Flow, JobResult
     from penstock.workspace.layout import Workspace
 
@@ -39,14 +40,17 @@ class Action(StrEnum):
     WAIT_IDLE = "--wait-idle"
     CANCEL = "--cancel"
     RETRY = "--retry"
+    CHILDREN = "--children"
+    TREE = "--tree"
     GC = "--gc"
 
 
-OF_ONE_JOB = (Action.WAIT, Action.FOLLOW, Action.CANCEL, Action.RETRY)
+OF_ONE_JOB = (Action.WAIT, Action.FOLLOW, Action.CANCEL, Action.RETRY, Action.CHILDREN)
+OF_ALL_JOBS = (Action.WAIT_IDLE, Action.GC)
 GOES_WITH = {
     "--timeout": (Action.WAIT, Action.FOLLOW, Action.WAIT_IDLE),
     "--tag": (Action.LIST, Action.WAIT_IDLE),
-    "--limit": (Action.LIST,),
+    "--limit": (Action.LIST, Action.CHILDREN, Action.TREE),
     "--older-than": (Action.GC,),
     "--json": tuple(action for action in Action if action is not Action.FOLLOW),  # it is for people and pipes, as it comes
 }
@@ -68,6 +72,10 @@ def flow(
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="End JOB, whether it waits or runs.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Submit once more what JOB asked, and print the new job's id.")] = False,
+    children: Annotated[
+        bool, typer.Option("--children", help="List the jobs that come after JOB (penstock work --after).")
+    ] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="Draw which jobs come after which; with a JOB, from there on.")] = False,
     gc: Annotated[bool, typer.Option("--gc", help="Remove jobs that ended, with their results; needs --older-than.")] = False,
     older_than: Annotated[
         float | None,
@@ -76,7 +84,9 @@ def flow(
     tag: Annotated[
         str | None, typer.Option(metavar="WORD", help="Only jobs with this tag, in the list and for --wait-idle.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help=f"How many jobs to list.  [default: {SHOWN}]")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help=f"How many jobs to list, or trees to draw.  [default: {SHOWN}]")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """See what became of the jobs in a queue, and fetch results.
@@ -87,6 +97,7 @@ def flow(
     penstock flow nightly                    what waits, runs, is done, has failed
     penstock flow nightly $job > answer.txt  a result, byte for byte
     penstock flow nightly --wait $job        the same, once it is there
+    penstock flow nightly --tree             which jobs come after which
     penstock flow nightly --gc --older-than 7d
 
     The exit code is 0 when the job is done, 1 when it failed or there is none, 2 when it is not ready (it waits or runs, or a
@@ -98,6 +109,8 @@ def flow(
         Action.WAIT_IDLE: wait_idle,
         Action.CANCEL: cancel,
         Action.RETRY: retry,
+        Action.CHILDREN: children,
+        Action.TREE: tree,
         Action.GC: gc,
     }
     action = _chosen([name for name, given in asked.items() if given], job)
@@ -130,6 +143,10 @@ def flow(
                 _cancel(place, named, as_json)
             case Action.RETRY:
                 _retry(place, named, as_json)
+            case Action.CHILDREN:
+                _children(looking, named, limit or SHOWN, as_json)
+            case Action.TREE:
+                _tree(looking, job, limit or SHOWN, as_json)
             case Action.GC:
                 _clean(looking, older_than or 0.0, as_json)
 
@@ -145,7 +162,7 @@ def _chosen(actions: list[Action], job: str | None) -> Action:
     action = actions[0]
     if action in OF_ONE_JOB and job is None:
         raise typer.BadParameter(f"Which job? For example: penstock flow WORKSPACE {action} {EXAMPLE_ID}", param_hint="JOB")
-    if action not in OF_ONE_JOB and job is not None:
+    if action in OF_ALL_JOBS and job is not None:
         raise typer.BadParameter(f"{action} is about all jobs. Leave out {job[:80]!r}.", param_hint="JOB")
     return action
 
@@ -175,11 +192,33 @@ def _list(flow: Flow, tag: str | None, limit: int, as_json: bool) -> None:
     with on_disk(flow.path):
         jobs = list(flow.jobs(tag=tag, limit=None if tag else limit))
         counts = _counts(flow) if tag is None else _counts_of([view.status for view in jobs])
-        survey = Survey(flow.path, flow.is_served(), counts, jobs[:limit], flow.strays(), tag)
+        about = "" if tag is None else f"with the tag {tag}"
+        _print_survey(Survey(flow.path, flow.is_served(), counts, jobs[:limit], flow.strays(), about), as_json)
+
+
+def _print_survey(survey: Survey, as_json: bool) -> None:
     if as_json:
         print_json(survey.described())
     else:
         print(survey.page(_width()))
+
+
+def _tree(flow: Flow, job: str | None, limit: int, as_json: bool) -> None:
+    from penstock.cli.flow_page import heading
+    from penstock.cli.flow_tree import forest
+
+    with on_disk(flow.path):
+        if job is not None:
+            flow.describe(job)  # or who asks for one that is not there would see nothing
+        found, served = forest(flow.jobs(), job, limit), flow.is_served()
+        below = found.jobs if job is None else found.below([job])
+        counts = _counts_of([found.jobs[one].status for one in below])
+    if as_json:
+        print_json({"workspace": flow.path.absolute(), "served": served, "counts": counts, **found.described()})
+        return
+    about = "" if job is None else f"from {job} on"
+    lines = found.lines(served, _width())
+    print("\n".join([*heading(flow.path, about, counts, served), *([""] if lines else []), *lines]))
 
 
 def _wait_idle(flow: Flow, tag: str | None, timeout: float | None, as_json: bool) -> None:
@@ -233,8 +272,19 @@ def _show(flow: Flow, job: str, as_json: bool) -> None:
             if not flow.is_served():
                 note(nobody_works(flow.path))
             how = f"penstock flow {shlex.quote(str(flow.path))} --wait {job}"
-            raise NotFinished(error.message, hint=f"Wait for it: {how}") from None
+            parents = ", ".join(flow.describe(job).waits_for)
+            waits = f" It waits for {parents}." if parents else ""
+            raise NotFinished(f"{error.message}{waits}", hint=f"Wait for it: {how}") from None
     _print_result(result)
+
+
+def _children(flow: Flow, job: str, limit: int, as_json: bool) -> None:
+    from penstock.cli.flow_page import Survey
+
+    with on_disk(flow.path):
+        jobs = flow.children(job)
+        counts = _counts_of([view.status for view in jobs])
+        _print_survey(Survey(flow.path, flow.is_served(), counts, jobs[:limit], about=f"after {job}"), as_json)
 
 
 def _wait(flow: Flow, job: str, timeout: float | None, as_json: bool) -> None:

@@ -23,14 +23,14 @@ NAMED = 5  # strays
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """`counts` are of all jobs (with `tag`: that have it), `jobs` the newest of them."""
+    """`counts` are of all jobs (that `about` tells of), `jobs` the newest of them."""
 
     path: Path
     served: bool
     counts: Mapping[str, int]
     jobs: Sequence[JobView]
     strays: Sequence[str] = ()
-    tag: str | None = None
+    about: str = ""
 
     def described(self) -> dict[str, Any]:
         return {
@@ -42,12 +42,9 @@ class Survey:
         }
 
     def page(self, width: int) -> str:
-        tagged = f" with the tag {harmless(self.tag)}" if self.tag else ""
-        lines = [f"{self.path}{tagged}: {counted(self.counts, self.served)}"]
-        if (self.counts["queued"] or self.counts["running"]) and not self.served:
-            lines.append(nobody_works(self.path))
+        lines = heading(self.path, self.about, self.counts, self.served)
         if self.jobs:
-            rows = [_row(view, self.served) for view in self.jobs]
+            rows = [row(view, self.served) for view in self.jobs]
             lines += ["", *table(HEADINGS, rows, width, Ink(False), numbers=[2, 4], elastic=[TAGS, NOTE])]
         hidden = sum(self.counts.values()) - len(self.jobs)
         if self.jobs and hidden > 0:
@@ -57,15 +54,23 @@ class Survey:
         return "\n".join(lines)
 
 
+def heading(path: Path, about: str, counts: Mapping[str, int], served: bool) -> list[str]:
+    lines = [f"{path}{about and ' ' + harmless(about)}: {counted(counts, served)}"]
+    if (counts["queued"] or counts["running"]) and not served:
+        lines.append(nobody_works(path))
+    return lines
+
+
 def described(view: JobView) -> dict[str, Any]:
     """A job as JSON, without its result."""
     import json
 
     request = None if view.request is None else json.loads(view.request.to_json())
-    return job_record(view.job_id, view.status, view.usage) | {"submitted": view.submitted, "request": request}
+    more = {"submitted": view.submitted, "waits_for": view.waits_for, "request": request}
+    return job_record(view.job_id, view.status, view.usage) | more
 
 
-def _row(view: JobView, served: bool) -> list[str]:
+def row(view: JobView, served: bool) -> list[str]:
     said = tokens(view.usage)
     return [
         view.job_id,
@@ -83,8 +88,10 @@ def _note(view: JobView) -> str:
     if isinstance(error, Mapping):
         return str(error.get("message") or error.get("code") or "")
     alone = ["runs alone, since its server died"] if view.suspect else []
+    parents = [f"waits for {', '.join(view.waits_for)}"] if view.waits_for else []
     model = [f"asks for {view.request.model}"] if view.status == "queued" and view.request and view.request.model else []
-    return str(view.usage.get("finish_reason") or ", ".join([*alone, *model]))
+    batch = [f"of batch_{view.request.batch}"] if view.request and view.request.batch else []
+    return str(view.usage.get("finish_reason") or ", ".join([*alone, *parents, *model, *batch]))
 
 
 def _of_strays(path: Path, strays: Sequence[str]) -> str:

@@ -33,8 +33,8 @@ def _page(status: dict[str, Any]) -> str:
     for model in status["models"]:
         where = f"{model['id']} on {model['device']}, {model['dtype']}"
         lines.append(f"{where} · layers {', '.join(model['layers'])} · {_memory(model)}")
-    if status.get("workspace"):
-        told = status["workspace"]
+    told = status.get("workspace") or {}
+    if any(told.values()):
         lines.append(f"workspace · {told['queued']} wait · {told['running']} run · {told['done']} done · {told['failed']} failed")
     jobs = [_row(job, model["id"]) for model in status["models"] for job in model["jobs"]]
     if jobs:

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +15,9 @@ from penstock.cli.bars import ProgressBars
 from penstock.cli.logs import set_up_logging
 from penstock.cli.preview import shown
 from penstock.cli.settings import takes_settings
-from penstock.config.api_key import read_api_key
+from penstock.config.api_key import key_folder, read_api_key
 from penstock.config.network import NetworkConfig
+from penstock.config.node import WorkspaceConfig
 from penstock.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,23 +40,26 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
     """
     config = settings.node
     set_up_logging(config.log.format, config.log.level)
-    key = read_api_key(config.server, os.environ)
+    folder, owner_key = key_folder(config.server, os.environ), read_api_key(config.server, os.environ)
     _renew(config.network)
 
+    from penstock.doors.keys import Keys
     from penstock.node import Node
 
     if dry_run:
         with ProgressBars() as bars:
-            previews = Node(config, api_key=key, progress=bars, door=False).preview()
+            config = replace(config, workspace=WorkspaceConfig())  # nothing is made
+            previews = Node(config, progress=bars, door=False).preview()
         print("\n".join(map(shown, previews)), end="")
         return
     with ProgressBars() as bars:
-        node = Node(config, api_key=key, progress=bars)
+        keys = Keys(folder, owner_key, always=config.server.keys is not None)
+        node = Node(config, keys=keys, progress=bars)
         with node:
 
             def ready() -> None:
                 bars.clear()
-                print(_welcome(node, has_key=key is not None), flush=True)
+                print(_welcome(node, has_key=keys.required), flush=True)
 
             def leaving() -> None:
                 count = node.open_jobs
@@ -132,7 +137,7 @@ def _layers(hosted: HostedLayers) -> str:
 
 
 def _workspace(node: Node, command: str) -> str:
-    if node.workspace is None:
+    if node.workspace is None or node.config.workspace.by_default:
         return ""
     path = shlex.quote(str(node.workspace.path))
     return f'  Workspace  {path}; try: {command} work {path} "{QUESTION}"\n'

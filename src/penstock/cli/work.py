@@ -61,6 +61,14 @@ def work(
         list[str] | None,
         typer.Option(metavar="WORD", help="A word to find the job by (penstock flow --tag); may be given several times."),
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="JOBS",
+            help="Jobs to wait for, such as ID or left=ID,right=ID: {{ID}} or {{left}} in the PROMPT becomes the result. "
+            "May be given several times.",
+        ),
+    ] = None,
     priority: Annotated[int, typer.Option(help=f"From {LOWEST} to {HIGHEST}; a higher one goes first.")] = BACKGROUND,
     deadline: Annotated[
         float | None,
@@ -81,6 +89,7 @@ def work(
     job=$(penstock work nightly "Name three rivers.")
     cat report.txt | penstock work nightly - --system "Summarise." --tag reports
     penstock work nightly "A person, as JSON." --schema person.json --key person-1
+    penstock work nightly --after draft=$job "Shorten this: {{draft}}"
     """
     asked = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     sampling: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
@@ -98,6 +107,7 @@ def work(
             priority=priority,
             deadline=deadline,
             tags=tuple(tag or ()),
+            after=_parents(after or []),
             key=key,
             submitted=round(time.time(), 3),
         )
@@ -105,10 +115,13 @@ def work(
 
     from penstock.workspace.flow import Flow
     from penstock.workspace.layout import Workspace
+    from penstock.workspace.parents import check_marks
     from penstock.workspace.work import Work
 
+    with wrong_usage("PROMPT"):
+        check_marks(text, request.after)
     with on_disk(workspace):
-        place = Workspace(workspace, create=True)
+        place = Workspace(workspace, create=not request.after)  # where there is none, there is nothing to come after
         job, new = Work(place).submit_request(request, text)
         served, status = place.is_served(), Flow(place).status(job)
     if as_json:
@@ -120,6 +133,16 @@ def work(
         print(f"The key was used before: its job is {status}.{again}", file=sys.stderr)
     elif not served:
         note(f"The job waits. {nobody_works(workspace)}")
+
+
+def _parents(given: list[str]) -> dict[str, str]:
+    """The jobs that --after names: `ID,left=ID`. A job without a name is called by its id."""
+    found: dict[str, str] = {}
+    for part in (part.strip() for one in given for part in one.split(",")):
+        name, _, job_id = (word.strip() for word in part.rpartition("="))
+        if found.setdefault(name or job_id, job_id) != job_id:
+            raise typer.BadParameter(f"{name} is the name of two jobs.", param_hint="--after")
+    return found
 
 
 def _schema(file: Path) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,9 +62,9 @@ class Disk:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)  # what people ask is their own business
 
 
-def put_file(disk: Disk, folder: int, name: str, data: bytes) -> None:
-    """A file that is whole after a power cut. One that an earlier life left half-written is replaced, not written over: after a
-    failed sync nobody knows which of its bytes are on the disk."""
+def put_file(disk: Disk, folder: int, name: str, data: bytes | Iterable[bytes]) -> None:
+    """A file that is whole after a power cut; what is large comes in parts. One that an earlier life left half-written is
+    replaced, not written over: after a failed sync nobody knows which of its bytes are on the disk."""
     clear(disk, folder, name)
     _fill(disk, disk.create(name, folder), data)
 
@@ -89,9 +90,10 @@ def clear(disk: Disk, folder: int, name: str) -> None:
             disk.remove(name, folder)
 
 
-def _fill(disk: Disk, file: int, data: bytes) -> None:
+def _fill(disk: Disk, file: int, data: bytes | Iterable[bytes]) -> None:
     try:
-        disk.write(file, data)
+        for part in [data] if isinstance(data, bytes) else data:
+            disk.write(file, part)
         disk.sync(file)
     finally:
         os.close(file)

@@ -28,6 +28,9 @@ class Place(StrEnum):
     FAILED = "failed"
     KEYS = "keys"  # one file for each idempotency key: the job that it belongs to
     CANCEL = "cancel"  # one empty file for each job that is to be cancelled
+    RESPONSES = "responses"  # answers of the API that conversations go on from
+    FILES = "files"  # what a batch reads and writes, and clients fetch
+    BATCHES = "batches"  # many requests in one file, each of which becomes a job
     TRASH = "trash"  # finished jobs on their way out
 
 
@@ -73,6 +76,21 @@ class End:
 
 def read_file(folder: int, name: str, limit: int) -> bytes | None:
     """A file of a job's folder; None if there is none. BadJob if it is a link, no plain file, or larger than `limit`."""
+    file = open_file(folder, name)
+    if file is None:
+        return None
+    try:
+        size = os.fstat(file).st_size
+        if size > limit:
+            raise BadJob(f"{name} has {size} bytes; {limit} are read at most.", hint="Make it shorter.")
+        return _all_of(file, limit)
+    finally:
+        os.close(file)
+
+
+def open_file(folder: int, name: str) -> int | None:
+    """A descriptor to read from, which the caller closes; None if there is no such file. BadJob if it is a link or no plain
+    file."""
     try:
         file = os.open(name, _FILE, dir_fd=folder)
     except FileNotFoundError:
@@ -82,15 +100,10 @@ def read_file(folder: int, name: str, limit: int) -> bytes | None:
             why = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {os.strerror(error.errno or 0)}"
             raise BadJob(f"{name} {why}.", hint="A job's files are plain files.") from None
         raise
-    try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            raise BadJob(f"{name} is not a plain file.", hint="A job's files are plain files.")
-        if found.st_size > limit:
-            raise BadJob(f"{name} has {found.st_size} bytes; {limit} are read at most.", hint="Make it shorter.")
-        return _all_of(file, limit)
-    finally:
+    if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
+        raise BadJob(f"{name} is not a plain file.", hint="A job's files are plain files.")
+    return file
 
 
 def has_file(folder: int, name: str) -> bool:

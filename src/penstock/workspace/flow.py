@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import BadJob, NotFinished, RequestError, UnknownJob, WorkspaceError
+from penstock.workspace.batches import is_open
 from penstock.workspace.files import (
     ERROR,
     FINISHED,
@@ -29,6 +31,7 @@ from penstock.workspace.files import (
 )
 from penstock.workspace.job_id import order
 from penstock.workspace.layout import Workspace
+from penstock.workspace.parents import open_parents
 from penstock.workspace.request import WorkRequest, read_request
 from penstock.workspace.root import on_disk
 from penstock.workspace.tokens import said_so_far
@@ -74,13 +77,15 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as it is now. `request` is None where request.json cannot be read; a `suspect` runs alone, since its server died."""
+    """A job as it is now. `request` is None where request.json cannot be read; a `suspect` runs alone, since its server died.
+    `waits_for` are those that it comes after and that have not ended."""
 
     job_id: str
     status: Status
     request: WorkRequest | None
     usage: Mapping[str, Any] = field(default_factory=dict)
     suspect: bool = False
+    waits_for: tuple[str, ...] = ()
 
     @property
     def submitted(self) -> float:
@@ -183,7 +188,15 @@ class Flow:
         with self._workspace.looking_at(job_id) as (place, folder):
             usage = (read_record(folder, USAGE) or {}) if place in FINISHED else said_so_far(folder)
             suspect = place not in FINISHED and has_file(folder, SUSPECT)
-            return JobView(job_id, STATUS[place], _request_of(folder), usage, suspect)
+            request = _request_of(folder)
+        return JobView(job_id, STATUS[place], request, usage, suspect, self._waits_for(job_id, place, request))
+
+    def children(self, job_id: str) -> list[JobView]:
+        """The jobs that come after this one, the newest first. All that are younger are looked at."""
+        if self.status(job_id) is Status.MISSING:
+            raise self._workspace.unknown(job_id)
+        younger = takewhile(lambda view: order(view.job_id) > order(job_id), self.jobs())
+        return [view for view in younger if view.request is not None and job_id in view.request.after.values()]
 
     def strays(self) -> list[str]:
         """What lies among the waiting jobs and is none."""
@@ -194,23 +207,53 @@ class Flow:
         return self._workspace.is_served()
 
     def gc(self, older_than: float) -> int:
-        """Remove jobs that ended more than so many seconds ago, and tell how many. Each vanishes whole."""
+        """Remove jobs that ended more than so many seconds ago, and tell how many. Each vanishes whole. One whose result an open
+        job, or an open batch, still waits for stays. Batches that are over go too; the files that they left stay."""
         workspace, removed = self._workspace, 0
         with on_disk(self.path):
+            wanted = self._wanted()
             for place in FINISHED:
                 old = {}
-                for job_id in workspace.names(place):
+                for job_id in set(workspace.names(place)) - wanted:
                     with suppress(FileNotFoundError, UnknownJob):
                         if workspace.age_of(job_id, place) > older_than:
                             with workspace.looking_at(job_id) as (_, folder):
-                                old[job_id] = _request_of(folder)
+                                request = _request_of(folder)
+                            if request is None or request.batch is None or not is_open(workspace, request.batch):
+                                old[job_id] = request
                 gone = workspace.throw_away(old, place)
                 removed += len(gone)
                 for job_id in gone:
                     self._free_key(old[job_id])
+            self._remove_batches(older_than)
             workspace.empty_trash()
             workspace.sweep()
         return removed
+
+    def _remove_batches(self, older_than: float) -> None:
+        workspace, old = self._workspace, []
+        for batch_id in workspace.names(Place.BATCHES):
+            with suppress(FileNotFoundError):
+                if not is_open(workspace, batch_id) and workspace.age_of(batch_id, Place.BATCHES) > older_than:
+                    old.append(batch_id)
+        workspace.throw_away(old, Place.BATCHES)
+
+    def _wanted(self) -> set[str]:
+        """Those that open jobs come after."""
+        found: set[str] = set()
+        for job_id in self._workspace.open_jobs():
+            with suppress(UnknownJob), self._workspace.looking_at(job_id) as (_, folder):
+                request = _request_of(folder)
+                found.update(request.after.values() if request is not None else ())
+        return found
+
+    def _waits_for(self, job_id: str, place: Place, request: WorkRequest | None) -> tuple[str, ...]:
+        if place is not Place.READY or request is None:
+            return ()
+        try:
+            return tuple(sorted(open_parents(self._workspace, job_id, request.after), key=order))
+        except WorkspaceError:
+            return ()  # it will not be run
 
     def _free_key(self, request: WorkRequest | None) -> None:
         if request is None or request.key is None:

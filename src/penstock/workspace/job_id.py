@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from penstock.errors import UnknownJob
+from penstock.errors import RequestError, UnknownJob
 
 _ID = re.compile(r"(0|[1-9]\d{0,17})_(0|[1-9]\d{0,17})_(0|[1-9]\d{0,17})", re.ASCII)
 
@@ -13,6 +14,17 @@ def order(job_id: str) -> tuple[int, int, int]:
     """What ids sort by: `_10` comes after `_2`."""
     when, pid, count = job_id.split("_")
     return int(when), int(pid), int(count)
+
+
+def later_than(others: Iterable[str], job_id: str) -> str:
+    """The id; with a later time, if it would not sort after those others. Clocks differ, and so do the numbers of processes."""
+    last = max(map(order, others), default=None)
+    if last is None or order(job_id) > last:
+        return job_id
+    later = "_".join([str(last[0] + 1), *job_id.split("_")[1:]])
+    if not is_job_id(later):
+        raise RequestError(f"No id sorts after {'_'.join(map(str, last))}.", field="after", hint="That job's id is made up.")
+    return later
 
 
 def is_job_id(name: str) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from penstock.domain.job import new_job_id
@@ -35,7 +35,7 @@ from penstock.workspace.files import (
     has_file,
     names_in,
 )
-from penstock.workspace.job_id import checked
+from penstock.workspace.job_id import checked, later_than
 from penstock.workspace.places import HeldJob as HeldJob
 from penstock.workspace.places import Places
 from penstock.workspace.root import disk_trouble
@@ -43,15 +43,31 @@ from penstock.workspace.root import disk_trouble
 logger = logging.getLogger(__name__)
 
 STALE = 3600.0  # seconds after which what lies in `writing` without a living owner is swept
+NOT_KEPT = "Nothing was submitted."
 
 
 class Workspace(Places):
     # ---- submit: writing -> ready ----
 
-    def submit(self, files: Mapping[str, bytes], *, key: str | None = None) -> str:
-        """When this returns, the job survives a power cut. `key` is the name of a file in `keys` that shall tell its id."""
+    def submit(self, files: Mapping[str, bytes], *, key: str | None = None, after: Collection[str] = ()) -> str:
+        """When this returns, the job survives a power cut. `key` is the name of a file in `keys` that shall tell its id. The
+        id sorts after those in `after`."""
+        return self._put(self._new_folder(after), files, Place.READY, key)
+
+    def add(self, files: Mapping[str, bytes | Iterable[bytes]], place: Place, job_id: str | None = None) -> str:
+        """A folder that is no job, but is kept like one and has such an id: whole at its place, or not there at all. When this
+        returns, it survives a power cut. Only one may add a given id at a time; what it left half-written is replaced."""
+        if job_id is None:
+            return self._put(self._new_folder((), place), files, place)
+        try:
+            with suppress(FileExistsError):
+                self.disk.make_folder(checked(job_id), self._folders[Place.WRITING])
+        except OSError as error:
+            raise disk_trouble(self.path, error, NOT_KEPT) from error
+        return self._put(job_id, files, place)
+
+    def _put(self, job_id: str, files: Mapping[str, bytes | Iterable[bytes]], place: Place, key: str | None = None) -> str:
         disk = self.disk
-        job_id = self._new_folder()
         moved = False
         try:
             held = self._lock(job_id, Place.WRITING)
@@ -66,46 +82,46 @@ class Workspace(Places):
                     disk.sync(self._folders[Place.KEYS])
             finally:
                 held.let_go()  # before it can be seen: or a server that is quick would find it locked
-            disk.move(job_id, self._folders[Place.WRITING], self._folders[Place.READY])
+            disk.move(job_id, self._folders[Place.WRITING], self._folders[place])
             moved = True
-            self.settle_submits()
+            self.settle_submits(place)
         except OSError as error:
-            self._take_back(job_id, moved)
-            raise disk_trouble(self.path, error, "The job was not submitted.") from error
+            self._take_back(job_id, place, moved)
+            raise disk_trouble(self.path, error, NOT_KEPT) from error
         return job_id
 
-    def settle_submits(self) -> None:
-        """Jobs that were moved into `ready` stay there after a power cut."""
-        self.disk.sync(self._folders[Place.READY])
+    def settle_submits(self, place: Place = Place.READY) -> None:
+        """What was moved there out of `writing` stays there after a power cut."""
+        self.disk.sync(self._folders[place])
         self.disk.sync(self._folders[Place.WRITING])
 
-    def _new_folder(self) -> str:
-        """A folder in `writing` with an id that no job has. Ids can meet: containers that share a workspace count their
-        processes alike, and clocks go backwards."""
+    def _new_folder(self, after: Collection[str], place: Place = Place.READY) -> str:
+        """A folder in `writing` with an id that no job has, nor anything at its place. Ids can meet: containers that share a
+        workspace count their processes alike, and clocks go backwards."""
         for _ in range(1000):
-            job_id = new_job_id()
+            job_id = later_than(after, new_job_id())
             try:
                 self.disk.make_folder(job_id, self._folders[Place.WRITING])
             except FileExistsError:
                 continue
             except OSError as error:
-                raise disk_trouble(self.path, error, "The job was not submitted.") from error
-            if self.find(job_id) is None:
+                raise disk_trouble(self.path, error, NOT_KEPT) from error
+            if self.find(job_id) is None and not self._is_at(job_id, place):
                 return job_id
             with suppress(OSError):
                 self.disk.remove_folder(job_id, self._folders[Place.WRITING])
-        raise WorkspaceError(f"No free job id was found in {self.path}.", hint="Is the clock of this machine standing still?")
+        raise WorkspaceError(f"No free id was found in {self.path}.", hint="Is the clock of this machine standing still?")
 
-    def _take_back(self, job_id: str, moved: bool) -> None:
-        """After an error nobody should find the job: the client was told that it is not there."""
+    def _take_back(self, job_id: str, place: Place, moved: bool) -> None:
+        """After an error nobody should find it: the client was told that it is not there."""
         if moved:
-            with self.holding(job_id, Place.READY) as held, suppress(OSError):
+            with self.holding(job_id, place) as held, suppress(OSError):
                 if held is None:
                     return  # a server has it
-                self.disk.move(job_id, self._folders[Place.READY], self._folders[Place.WRITING])
+                self.disk.move(job_id, self._folders[place], self._folders[Place.WRITING])
         with suppress(OSError):
             if moved:
-                self.settle_submits()  # or a power cut could show it again, without its files
+                self.settle_submits(place)  # or a power cut could show it again, without its files
             self.disk.remove_folder(job_id, self._folders[Place.WRITING])
 
     # ---- claim: ready -> processing ----

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RequestError
 from penstock.workspace.files import Outcome
 
 
@@ -15,7 +15,12 @@ def done(text: str, facts: Mapping[str, Any]) -> Outcome:
 
 
 def failed(error: PenstockError, facts: Mapping[str, Any] | None = None) -> Outcome:
-    told = {"code": error.code, "message": error.message, "hint": error.hint}
     return Outcome(
-        False, f"{error}\n".encode("utf-8", "replace"), {"finished": round(time.time(), 3), "error": told, **(facts or {})}
+        False, f"{error}\n".encode("utf-8", "replace"), {"finished": round(time.time(), 3), "error": told(error), **(facts or {})}
     )
+
+
+def told(error: PenstockError) -> dict[str, str]:
+    """An error as a record has it."""
+    field = {"field": error.field} if isinstance(error, RequestError) and error.field else {}
+    return {"code": error.code, "message": error.message, "hint": error.hint, **field}

@@ -52,8 +52,13 @@ class Pool:
         max_running: int = MAX_RUNNING,
         max_deaths: int = MAX_DEATHS,
         on_end: Callable[[JobEnd], None] = lambda end: None,
+        on_sweep: Callable[[], object] = lambda: None,
+        refill: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._workspace, self._runner, self._on_end = workspace, runner, on_end
+        """`on_sweep` is called now and then, for what else is to be swept. `refill` is asked by `drain` when the queue is empty:
+        True if there may be more to do now."""
+        self._workspace, self._runner = workspace, runner
+        self._on_end, self._on_sweep, self._refill = on_end, on_sweep, refill
         self._max_running, self._max_deaths = max_running, max_deaths
         self._woken = threading.Event()
         self._scanner = Scanner(workspace, self.wake)
@@ -72,8 +77,9 @@ class Pool:
 
     @property
     def odd(self) -> set[str]:
-        """Jobs that cannot be taken, and why is in the log."""
-        return self._conflicts | self._scanner.closed
+        """Jobs that cannot be taken, and why is in the log; and those that come after them."""
+        stuck = self._conflicts | self._scanner.closed
+        return stuck | self._scanner.behind(stuck)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._serve, name="penstock-pool", daemon=True)
@@ -88,7 +94,8 @@ class Pool:
 
     def drain(self) -> list[Waiting]:
         """Work until nothing waits and nothing runs, here or elsewhere; those that wait for a model that is not here are
-        returned. Ctrl-C is heard on the caller's thread, and ends nothing half-way: the work is done on another."""
+        returned, with those that come after them. Ctrl-C is heard on the caller's thread, and ends nothing half-way: the work is
+        done on another."""
         self._workspace.check_writable()
         interruption: KeyboardInterrupt | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="penstock-pool") as loop:
@@ -113,9 +120,12 @@ class Pool:
             while not self._stopping:
                 self._runner.check()
                 self._turn()
-                if self._is_empty():
+                if not self._is_empty():
+                    self._rest()
+                elif self._refill():
+                    self._next_look = 0.0
+                else:
                     break
-                self._rest()
             return self._scanner.left(self._runner.accepts)
 
     def _serve(self) -> None:
@@ -190,6 +200,7 @@ class Pool:
             self._next_sweep = now + SWEEP_EVERY
             self._workspace.sweep()
             self._workspace.empty_trash()
+            self._on_sweep()
         self._scanner.look()
         self._scanner.refresh(job_id for job_id, place in moved.items() if place is Place.READY)
 
@@ -323,6 +334,7 @@ class Pool:
             self.done += 1
         else:
             self.failed += 1
+        self._scanner.on_end(end.job_id)
         facts = {name: end.facts[name] for name in LOGGED if name in end.facts}
         logger.info("job", extra={"fields": {"id": end.job_id, "outcome": "done" if end.done else "failed", **facts}})
         self._on_end(replace(end, left=len(self._scanner) + len(self._crew)))

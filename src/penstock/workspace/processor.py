@@ -19,8 +19,9 @@ from penstock.errors import BadJob, Cancelled, EngineError, EngineStopped, NotRe
 from penstock.workspace.files import Outcome, Place
 from penstock.workspace.layout import HeldJob, Workspace
 from penstock.workspace.outcomes import done, failed
+from penstock.workspace.parents import resolved
 from penstock.workspace.request import read_job
-from penstock.workspace.runner import Runner, Task
+from penstock.workspace.runner import Part, Runner, Task
 from penstock.workspace.tokens import Said, Transcript, read_tokens
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,6 @@ class _Heard:
     """What the model has said so far. `tokens` and `unsaved` are what is not on the disk yet."""
 
     tokens: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
     unsaved: list[str] = field(default_factory=list)
     reason: FinishReason | None = None
     last: JobDone | JobFailed | None = None
@@ -59,7 +59,7 @@ class Processor:
         self._workspace, self._held, self._runner, self._wake = workspace, held, runner, wake
         self._max_deaths = max_deaths
         self._lock = threading.Lock()
-        self._news: deque[JobUpdate] = deque()
+        self._news: deque[JobUpdate | Part] = deque()
         self._heard = _Heard()
         self._task: Task | None = None
         self._transcript: Transcript | None = None
@@ -91,7 +91,7 @@ class Processor:
         if self._cancel is not None:
             self._cancel()
 
-    def _hear(self, update: JobUpdate) -> None:
+    def _hear(self, update: JobUpdate | Part) -> None:
         """On the compute thread."""
         self._news.append(update)
         if isinstance(update, JobDone | JobFailed):
@@ -108,6 +108,8 @@ class Processor:
         with self._lock:
             try:
                 self._start()
+                if self._stopping or self._cancelled:
+                    self._call_off()  # it was said while we were starting
             except PenstockError as error:
                 self._heard.last = JobFailed(error)
             except OSError as error:
@@ -122,7 +124,11 @@ class Processor:
 
     def _start(self) -> None:
         request, prompt = read_job(self._held.folder)
+        prompt = resolved(self._workspace, self.job_id, request, prompt)
         task = self._task = self._runner.prepare(request.dated(self.job_id), prompt)
+        if not task.resumable:
+            self._cancel = task.start(self.job_id, secrets.randbits(63) if task.seed is None else task.seed, (), self._hear)
+            return
         before = read_tokens(self._held.folder)
         if before is None or before.fingerprint != task.fingerprint:
             before = Said(secrets.randbits(63) if task.seed is None else task.seed % (1 << 64), task.fingerprint)
@@ -130,8 +136,6 @@ class Processor:
         self._resumed = self._to_skip = len(before.tokens)
         seed = before.seed if task.seed is None else task.seed
         self._cancel = task.start(self.job_id, seed, before.tokens, self._hear)
-        if self._stopping or self._cancelled:
-            self._cancel()  # it was said while we were starting
 
     def save(self) -> None:
         """Put what was said since the last time on the disk."""
@@ -198,14 +202,15 @@ class Processor:
     def _take_news(self) -> None:
         heard = self._heard
         while self._news:
-            match self._news.popleft():
-                case TokensOut(text=text, token_ids=ids):
+            update = self._news.popleft()
+            if self._task is not None and (text := self._task.writer.take(update)):
+                heard.unsaved.append(text)
+            match update:
+                case TokensOut(token_ids=ids):
                     skipped = min(self._to_skip, len(ids))
                     self._to_skip -= skipped
                     heard.tokens += ids[skipped:]
-                    heard.text.append(text)
-                    heard.unsaved.append(text)
-                case OutputFinished(reason=reason):
+                case OutputFinished(reason=reason) if heard.reason is not FinishReason.CANCELLED:
                     heard.reason = reason
                 case JobDone() | JobFailed() as last:
                     heard.last = last
@@ -228,7 +233,8 @@ class Processor:
             return self._judged(heard.last.error)
         assert heard.last is not None
         if heard.reason is not FinishReason.CANCELLED:
-            return done("".join(heard.text), self._facts())
+            assert self._task is not None
+            return done(self._task.writer.result(heard.last.usage), self._facts())
         if self._cancelled:
             return failed(Cancelled("The job was cancelled."), self._facts())
         return Back()

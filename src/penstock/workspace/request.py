@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -18,6 +19,8 @@ from penstock.workspace.job_id import is_job_id, order
 LOWEST, HIGHEST = -10, 10  # priorities; interactive requests have 0 unless they say otherwise
 BACKGROUND = -5  # the priority of a job that names none
 MAX_TAGS, MAX_NAME = 32, 200
+MAX_PARENTS = 64
+NAME = r"[\w-]+"  # of a parent, as prompts write it in braces
 FAR = 1e15  # seconds: no time is later, and all below are exact
 
 UNASKED = ("key", "retry_of", "submitted")  # what belongs to a submission, not to what it asks
@@ -29,9 +32,12 @@ SAMPLING = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name no
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRequest:
     """`raw`: the model continues the prompt as it stands, without a chat template. `sampling` has only what was given; the
-    model's own recommendation fills the rest. `deadline` is in seconds after `submitted` (Unix time) and orders the queue."""
+    model's own recommendation fills the rest. `deadline` is in seconds after `submitted` (Unix time) and orders the queue.
+    With an `endpoint` of the API, the prompt is the body of a request to it, and the result that of its answer. `after` are the
+    jobs that it comes after, by the names that the prompt has for their results. `batch` is the one that it is a line of."""
 
     model: str | None = None
+    endpoint: str | None = None
     system: str | None = None
     raw: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -41,16 +47,18 @@ class WorkRequest:
     priority: int = BACKGROUND
     deadline: float | None = None
     tags: tuple[str, ...] = ()
+    after: Mapping[str, str] = field(default_factory=dict)
     key: str | None = None
     retry_of: str | None = None
+    batch: str | None = None
     submitted: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("model", "system", "grammar", "regex", "key"):
+        for name in ("model", "endpoint", "system", "grammar", "regex", "key"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise _bad(name, value, "a text that is not empty")
-        for name in ("model", "key"):
+        for name in ("model", "endpoint", "key"):
             if len(getattr(self, name) or "") > MAX_NAME:
                 raise _bad(name, getattr(self, name), f"at most {MAX_NAME} characters")
         if type(self.raw) is not bool:
@@ -70,8 +78,12 @@ class WorkRequest:
         if not isinstance(tags, list | tuple) or len(tags) > MAX_TAGS or not all(map(_is_tag, tags)):
             raise _bad("tags", tags, f"up to {MAX_TAGS} words of at most {MAX_NAME} characters")
         object.__setattr__(self, "tags", tuple(tags))
-        if self.retry_of is not None and not (isinstance(self.retry_of, str) and is_job_id(self.retry_of)):
-            raise _bad("retry_of", self.retry_of, "the id of a job")
+        for name, what in (("retry_of", "a job"), ("batch", "a batch")):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and is_job_id(value)):
+                raise _bad(name, value, f"the id of {what}")
+        self._check_endpoint()
+        self._check_after()
         self._check_sampling()
         given = [name for name in SHAPES if getattr(self, name) is not None]
         if len(given) > 1:
@@ -80,6 +92,26 @@ class WorkRequest:
             name = "ignore_eos" if self.sampling.get("ignore_eos") else "min_tokens"
             raise RequestError(f"{name} and a {given[0]} contradict each other: it says when the text ends.", field=name)
         self._check_size()
+
+    def _check_endpoint(self) -> None:
+        """The body says all that the model is asked: nobody should say it twice."""
+        if self.endpoint is None:
+            return
+        for name in ("system", "raw", "sampling", "after", *SHAPES):
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise RequestError(f"{name} is not for a job with an endpoint: its body says that.", field=name)
+
+    def _check_after(self) -> None:
+        if not isinstance(self.after, Mapping) or len(self.after) > MAX_PARENTS:
+            raise _bad("after", self.after, f"up to {MAX_PARENTS} names, each with the id of a job")
+        for name, job_id in self.after.items():
+            if not isinstance(name, str) or len(name) > MAX_NAME or not re.fullmatch(NAME, name):
+                raise _bad("after", name, "names of letters, digits, _ and -")
+            if not isinstance(job_id, str) or not is_job_id(job_id):
+                raise _bad("after", job_id, "the id of a job, as `penstock work` prints it")
+            if is_job_id(name) and name != job_id:
+                raise RequestError(f"{name} is a job's id, and cannot be the name of {job_id}.", field="after")
+        object.__setattr__(self, "after", dict(self.after))
 
     def _check_sampling(self) -> None:
         if not isinstance(self.sampling, Mapping):

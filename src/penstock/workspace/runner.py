@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.domain.job import JobUpdate
+from penstock.domain.job import JobUpdate, TokensOut, Usage
 from penstock.workspace.request import WorkRequest
 
-Sink = Callable[[JobUpdate], None]
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An update about one of the several jobs that a task is for the model. The last update of a task is never one."""
+
+    number: int
+    update: JobUpdate
+
+
+Sink = Callable[[JobUpdate | Part], None]
+
+
+class Writer(Protocol):
+    """Makes the result of a task out of its updates."""
+
+    def take(self, update: JobUpdate | Part) -> str:
+        """The text that is new, for whoever watches."""
+
+    def result(self, usage: Usage) -> str:
+        """All of it, when it is done: what result.txt holds."""
+
+
+class TextWriter:
+    """The result is what was said."""
+
+    def __init__(self) -> None:
+        self._said: list[str] = []
+
+    def take(self, update: JobUpdate | Part) -> str:
+        if not isinstance(update, TokensOut):
+            return ""
+        self._said.append(update.text)
+        return update.text
+
+    def result(self, usage: Usage) -> str:
+        return "".join(self._said)
 
 
 class Task(Protocol):
@@ -25,6 +61,13 @@ class Task(Protocol):
     @property
     def seed(self) -> int | None:
         """The one that was asked for."""
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it can go on after tokens that it has said."""
+
+    @property
+    def writer(self) -> Writer: ...
 
     def start(self, job_id: str, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
         """Begin, or go on after the tokens `said`, which come first in the updates. Returns what cancels it. The last update is a

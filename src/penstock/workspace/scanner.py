@@ -1,7 +1,8 @@
 """Scanner: which jobs wait, in the order in which they should be taken.
 
 The kernel tells of new ones as they come (inotify and its like); now and then the whole folder is looked through, since
-events can be lost. A job's request is read once, when it is first seen.
+events can be lost. A job's request is read once, when it is first seen. One that comes after others is held back until they have
+ended: it is read again when one of them has.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.workspace.files import SUSPECT, Place, has_file
+from penstock.errors import WorkspaceError
+from penstock.workspace.files import FINISHED, SUSPECT, Place, has_file
 from penstock.workspace.job_id import is_job_id, order
 from penstock.workspace.layout import Workspace
+from penstock.workspace.parents import open_parents
 from penstock.workspace.request import WorkRequest, read_request
 
 logger = logging.getLogger(__name__)
@@ -33,7 +36,8 @@ Urgency = tuple[int, bool, float, tuple[int, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A job in the queue. `due` is when it should be done by, in Unix time; `seen` is when we first saw it, by our own clock."""
+    """A job in the queue. `due` is when it should be done by, in Unix time; `seen` is when we first saw it, by our own clock.
+    It is held back while some in `waits_for` have not ended."""
 
     job_id: str
     model: str | None
@@ -41,6 +45,7 @@ class Waiting:
     due: float
     suspect: bool
     seen: float
+    waits_for: frozenset[str] = frozenset()
 
     @property
     def urgency(self) -> Urgency:
@@ -58,6 +63,7 @@ class Scanner:
         self._waiting: dict[str, Waiting] = {}
         self._queues: dict[str | None, list[tuple[Urgency, str]]] = {}  # a heap for each model; who left stays in it a while
         self._entered: dict[str, Urgency] = {}  # which of a job's entries counts
+        self._children: dict[str, set[str]] = {}  # who is held back, by each whom it waits for
         self._news: set[str] = set()  # told by the watcher
         self._unread: set[str] = set()
         self._lock, self._leaving = threading.Lock(), threading.Event()
@@ -80,8 +86,11 @@ class Scanner:
             self.forget(job_id)
         self._unread = there - self._waiting.keys()
         for job in self._waiting.values():
-            if job.suspect:
+            if job.suspect and not job.waits_for:
                 self._enter(job)  # its turn may have come
+        for parent in self._children.keys() - there:  # it runs, or another server has ended it
+            if self._workspace.find(parent) in (None, *FINISHED):
+                self.on_end(parent)
         self._tell_strays(set(strays))
 
     def read_news(self, seconds: float = READING) -> None:
@@ -99,9 +108,17 @@ class Scanner:
             self.forget(job_id)
             self._unread.add(job_id)
 
+    def on_end(self, job_id: str) -> None:
+        """A job has ended: those that wait for it are read again."""
+        self.refresh(list(self._children.get(job_id, ())))
+
     def forget(self, job_id: str) -> None:
-        self._waiting.pop(job_id, None)
         self._entered.pop(job_id, None)
+        known = self._waiting.pop(job_id, None)
+        for parent in known.waits_for if known else ():
+            self._children[parent].discard(job_id)
+            if not self._children[parent]:
+                del self._children[parent]
 
     @property
     def unread(self) -> int:
@@ -115,17 +132,32 @@ class Scanner:
         return self._waiting[min(tops)[1]] if tops else None
 
     def left(self, accepts: Callable[[str | None], bool]) -> list[Waiting]:
-        """Those that wait for a model that is not here."""
-        return [job for job in self._waiting.values() if not accepts(job.model)]
+        """Those that wait for a model that is not here, and those that come after them; what the latter ask for may be here."""
+        lacking = {job_id: job for job_id, job in self._waiting.items() if not accepts(job.model)}
+        behind = self.behind(lacking) - lacking.keys()
+        return [*lacking.values(), *(replace(self._waiting[job_id], model=None) for job_id in behind)]
+
+    def behind(self, job_ids: Iterable[str]) -> set[str]:
+        """Those that are held back by one of these, or by one that is."""
+        found: set[str] = set()
+        ahead = list(job_ids)
+        while ahead:
+            held = self._children.get(ahead.pop(), set()) - found
+            found |= held
+            ahead += held
+        return found
 
     # ---- inside ----
 
     def _add(self, job_id: str) -> None:
+        self.forget(job_id)
         found = self._read(job_id)
         if found is None:
-            self.forget(job_id)
-        else:
-            self._waiting[job_id] = found
+            return
+        self._waiting[job_id] = found
+        for parent in found.waits_for:
+            self._children.setdefault(parent, set()).add(job_id)
+        if not found.waits_for:
             self._enter(found)
 
     def _enter(self, job: Waiting) -> None:
@@ -159,8 +191,12 @@ class Scanner:
             with suppress(Exception):  # nobody's request must keep others from being seen
                 request = read_request(folder).dated(job_id)
             due = math.inf if request.deadline is None else request.submitted + request.deadline
-            suspect = has_file(folder, SUSPECT)
-            return Waiting(job_id, request.model, request.priority, due, suspect, time.monotonic())
+            suspect, model, waits_for = has_file(folder, SUSPECT), request.model, frozenset[str]()
+            try:
+                waits_for = open_parents(self._workspace, job_id, request.after)
+            except WorkspaceError:
+                model = None  # none is needed: whoever takes it tells why it is not run
+            return Waiting(job_id, model, request.priority, due, suspect, time.monotonic(), waits_for)
         finally:
             os.close(folder)
 

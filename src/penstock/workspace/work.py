@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from penstock.errors import BadJob, EmptyPrompt, KeyTaken, NotFinished, RequestError, UnknownJob
 from penstock.workspace.files import FINISHED, MAX_PROMPT, PROMPT, REQUEST, Place
 from penstock.workspace.layout import Workspace
+from penstock.workspace.parents import check_marks
 from penstock.workspace.recovery import cancel_unowned
 from penstock.workspace.request import BACKGROUND, WorkRequest, read_job
 from penstock.workspace.root import on_disk
@@ -46,13 +47,16 @@ class Work:
         priority: int = BACKGROUND,
         deadline: float | None = None,
         tags: Sequence[str] = (),
+        after: Sequence[str] | Mapping[str, str] = (),
         key: str | None = None,
         **sampling: Any,
     ) -> str:
         """The id of a new job, which from now on survives a power cut; of the old one, if `key` was used for the same request
-        before. `sampling` are fields of SamplingParams, such as max_tokens."""
-        if isinstance(tags, str):
-            raise RequestError(f"tags = {tags!r} is one text.", field="tags", hint="Give a list of words.")
+        before. `sampling` are fields of SamplingParams, such as max_tokens. The job waits for those in `after`, and `{{name}}` in
+        its prompt becomes the result of the one of that name; without a name it is called by its id."""
+        for name, value, what in (("tags", tags, "words"), ("after", after, "ids")):
+            if isinstance(value, str):
+                raise RequestError(f"{name} = {value!r} is one text.", field=name, hint=f"Give a list of {what}.")
         request = WorkRequest(
             model=model,
             system=system,
@@ -64,6 +68,7 @@ class Work:
             priority=priority,
             deadline=deadline,
             tags=tuple(tags),
+            after=after if isinstance(after, Mapping) else {job_id: job_id for job_id in after},
             key=key,
             submitted=round(time.time(), 3),
         )
@@ -71,16 +76,24 @@ class Work:
 
     def submit_request(self, request: WorkRequest, prompt: str) -> Submission:
         data = _checked_prompt(prompt)
+        check_marks(prompt, request.after)
         files = {PROMPT: data, REQUEST: request.to_json()}
         if request.key is None:
-            return Submission(self._workspace.submit(files), new=True)
+            return Submission(self._new_job(files, request), new=True)
         name = key_file(request.key)
         with on_disk(self._workspace.path), self._workspace.keys_locked():
             known = self._workspace.job_of_key(name)
             if known is None or not self._is_same(request, data, known):
-                return Submission(self._workspace.submit(files, key=name), new=True)
+                return Submission(self._new_job(files, request, key=name), new=True)
             self._workspace.settle_submits()  # whoever submitted it may have died before it did
             return Submission(known, new=False)
+
+    def _new_job(self, files: Mapping[str, bytes], request: WorkRequest, *, key: str | None = None) -> str:
+        parents = [*request.after.values()]
+        for parent in parents:
+            if self._workspace.find(parent) is None:
+                raise self._workspace.unknown(parent)
+        return self._workspace.submit(files, key=key, after=parents)
 
     def cancel(self, job_id: str) -> Place:
         """Ask for a job's end, and tell where it is now. One that waits ends here and now, in `failed`; a running one when its
@@ -110,7 +123,7 @@ class Work:
                 if self._workspace.find(job_id) is None:
                     raise self._workspace.unknown(job_id) from None  # it is being cleaned away
                 raise
-        again = replace(request, key=None, retry_of=job_id, submitted=round(time.time(), 3))
+        again = replace(request, key=None, retry_of=job_id, batch=None, submitted=round(time.time(), 3))
         return self.submit_request(again, prompt).job_id
 
     def _is_same(self, request: WorkRequest, prompt: bytes, known: str) -> bool:

@@ -1,0 +1,264 @@
+"""Batches: many requests in one file, as their folders in a workspace tell of them. Making one, looking at it, calling it off.
+
+batches/ID/
+  input.jsonl    the requests, one on each line       } never changed
+  batch.json     what is asked for all of them        }
+  results.jsonl  how lines ended, as they do: the journal
+  cancel         an empty file: it is to be called off
+  end.json       how it ended; when it is there and whole, the batch is over
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from penstock.errors import UnknownBatch
+from penstock.workspace.disk import touch
+from penstock.workspace.files import Place, has_file, read_record
+from penstock.workspace.job_id import is_job_id, order
+from penstock.workspace.journal import read_entries
+from penstock.workspace.layout import Workspace
+from penstock.workspace.root import on_disk
+from penstock.workspace.uploads import Uploads
+
+INPUT, ASKED, CANCEL, END = "input.jsonl", "batch.json", "cancel", "end.json"
+
+
+class BatchStatus(StrEnum):
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """What is asked, as batch.json has it. `window` is in seconds after `created`, and `completion_window` the words for it;
+    `sha256` is that of the input. The files that it leaves are kept for `keep_output` seconds, None for good."""
+
+    input_file: str
+    endpoint: str
+    window: float
+    completion_window: str
+    created: float
+    sha256: str
+    owner: str | None = None
+    metadata: Mapping[str, str] | None = None
+    keep_output: float | None = None
+
+    @property
+    def due(self) -> float:
+        return self.created + self.window
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+    @property
+    def ended(self) -> int:
+        return self.completed + self.failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEnd:
+    """As end.json has it. `mistakes` are why the input is no batch; the files are ids."""
+
+    status: BatchStatus
+    ended: float
+    begun: float | None = None
+    finalizing: float | None = None
+    counts: Counts = Counts()
+    output_file: str | None = None
+    error_file: str | None = None
+    mistakes: tuple[Mapping[str, Any], ...] = ()
+
+    def record(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """A batch as it is now. `end` is None while it is open."""
+
+    batch_id: str
+    asked: BatchRequest
+    status: BatchStatus
+    counts: Counts
+    begun: float | None = None
+    cancelling: float | None = None
+    end: BatchEnd | None = None
+
+
+@dataclass(slots=True)
+class _Read:
+    """How far a journal was read, and what it told so far."""
+
+    offset: int = 0
+    begun: float | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+    def go_on(self, folder: int) -> None:
+        for entry in read_entries(folder, self.offset):
+            self.offset = entry.end
+            match entry.fact:
+                case {"lines": total, "at": at}:
+                    self.total, self.begun = total, at
+                case {"body": _}:
+                    self.completed += 1
+                case {"n": _}:
+                    self.failed += 1
+
+
+class Batches:
+    """Each owner finds only their own. What was read of a journal is kept: who looks again reads only what is new."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace, self._uploads = workspace, Uploads(workspace)
+        self._read: dict[str, _Read] = {}
+        self._lock = threading.Lock()
+
+    def create(
+        self,
+        input_file: str,
+        *,
+        endpoint: str,
+        window: float,
+        completion_window: str,
+        owner: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        keep_output: float | None = None,
+    ) -> BatchView:
+        """When this returns, the batch survives a power cut. It has a copy of its input, which may be deleted then."""
+        found = self._uploads.get(input_file, owner)
+        asked = BatchRequest(
+            input_file=input_file,
+            endpoint=endpoint,
+            window=window,
+            completion_window=completion_window,
+            created=round(time.time(), 3),
+            sha256=found.sha256,
+            owner=owner,
+            metadata=metadata,
+            keep_output=keep_output,
+        )
+        with self._uploads.reading(input_file, owner) as chunks:
+            record = json.dumps(dataclasses.asdict(asked)).encode() + b"\n"
+            batch_id = self._workspace.add({INPUT: chunks, ASKED: record}, Place.BATCHES)
+        return self.get(batch_id, owner)
+
+    def get(self, batch_id: str, owner: str | None = None) -> BatchView:
+        with self._folder(batch_id) as folder:
+            asked = None if folder is None else read_asked(folder)
+            if folder is None or asked is None or asked.owner != owner:
+                raise UnknownBatch(f"There is no batch {batch_id[:80]}.", hint="It was cleaned away, or it was never here.")
+            return self._view(batch_id, folder, asked)
+
+    def all(self, owner: str | None = None) -> Iterator[BatchView]:
+        """The newest first."""
+        for batch_id in sorted(self._workspace.names(Place.BATCHES), key=order, reverse=True):
+            with self._folder(batch_id) as folder:
+                asked = None if folder is None else read_asked(folder)
+                if folder is None or asked is None or asked.owner != owner:
+                    continue
+                view = self._view(batch_id, folder, asked)
+            yield view
+
+    def cancel(self, batch_id: str, owner: str | None = None) -> BatchView:
+        """Ask for its end. Whoever drives it sees that in a moment; one that is over stays as it is."""
+        view = self.get(batch_id, owner)
+        if view.end is None:
+            with on_disk(self._workspace.path), self._folder(batch_id) as folder:
+                if folder is not None:
+                    touch(self._workspace.disk, folder, CANCEL)
+                    self._workspace.disk.sync(folder)
+        return self.get(batch_id, owner)
+
+    def _view(self, batch_id: str, folder: int, asked: BatchRequest) -> BatchView:
+        cancelling = _time_of(folder, CANCEL)
+        end = read_end(folder)
+        if end is not None:
+            self._read.pop(batch_id, None)
+            return BatchView(batch_id, asked, end.status, end.counts, end.begun, cancelling, end)
+        with self._lock:
+            known = self._read.setdefault(batch_id, _Read())
+            known.go_on(folder)
+            counts = Counts(known.total, known.completed, known.failed)
+        if cancelling is not None:
+            status = BatchStatus.CANCELLING
+        elif known.begun is None:
+            status = BatchStatus.VALIDATING
+        else:
+            status = BatchStatus.FINALIZING if counts.ended >= counts.total else BatchStatus.IN_PROGRESS
+        return BatchView(batch_id, asked, status, counts, known.begun, cancelling)
+
+    @contextmanager
+    def _folder(self, batch_id: str) -> Iterator[int | None]:
+        folder = self._workspace.open_folder(batch_id, Place.BATCHES) if is_job_id(batch_id) else None
+        try:
+            yield folder
+        finally:
+            if folder is not None:
+                os.close(folder)
+
+
+def is_open(workspace: Workspace, batch_id: str) -> bool:
+    """Whether there is such a batch, and it is not over."""
+    folder = workspace.open_folder(batch_id, Place.BATCHES) if is_job_id(batch_id) else None
+    if folder is None:
+        return False
+    try:
+        return read_end(folder) is None
+    finally:
+        os.close(folder)
+
+
+def open_batches(workspace: Workspace) -> list[str]:
+    return [batch_id for batch_id in workspace.names(Place.BATCHES) if is_open(workspace, batch_id)]
+
+
+def read_asked(folder: int) -> BatchRequest | None:
+    told = read_record(folder, ASKED)
+    try:
+        return None if told is None else BatchRequest(**told)
+    except TypeError:
+        return None  # made by hand, or by another version
+
+
+def read_end(folder: int) -> BatchEnd | None:
+    told = read_record(folder, END)
+    if told is None:
+        return None
+    try:
+        counts = Counts(**told.pop("counts"))
+        return BatchEnd(**told | {"status": BatchStatus(told["status"]), "counts": counts, "mistakes": tuple(told["mistakes"])})
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def is_asked_to_end(folder: int) -> bool:
+    return has_file(folder, CANCEL)
+
+
+def _time_of(folder: int, name: str) -> float | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return None

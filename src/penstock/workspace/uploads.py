@@ -1,0 +1,144 @@
+"""Uploads: files that lie in a workspace and are no job's. What a batch is made of, and what it leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import UnknownFile
+from penstock.workspace.files import Place, open_file, read_record
+from penstock.workspace.job_id import is_job_id, order
+from penstock.workspace.layout import Workspace
+
+CONTENT, RECORD = "content", "file.json"
+CHUNK = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """`owner` is the name of the key that brought it, None for the owner of the machine; times are Unix time."""
+
+    file_id: str
+    name: str
+    purpose: str
+    created: float
+    bytes: int
+    sha256: str
+    owner: str | None = None
+    expires: float | None = None
+
+
+class Uploads:
+    """Each owner finds only their own."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def add(
+        self,
+        chunks: Iterable[bytes],
+        *,
+        name: str,
+        purpose: str,
+        owner: str | None = None,
+        expires_after: float | None = None,
+        file_id: str | None = None,
+    ) -> StoredFile:
+        """`expires_after` is in seconds. When this returns, the file survives a power cut."""
+        content = _Counted(chunks)
+        now = round(time.time(), 3)
+        facts: dict[str, Any] = {"name": name, "purpose": purpose, "created": now, "owner": owner}
+        facts["expires"] = None if expires_after is None else now + expires_after
+
+        def record() -> Iterator[bytes]:
+            facts.update(bytes=content.bytes, sha256=content.sha256.hexdigest())
+            yield json.dumps(facts).encode() + b"\n"
+
+        # the record is written last: only then is the size known
+        file_id = self._workspace.add({CONTENT: content, RECORD: record()}, Place.FILES, file_id)
+        return StoredFile(file_id=file_id, **facts)
+
+    def get(self, file_id: str, owner: str | None = None) -> StoredFile:
+        found = self._find(file_id)
+        if found is None or found.owner != owner:
+            raise UnknownFile(f"There is no file {file_id[:80]}.", hint="It was deleted, has expired, or was never here.")
+        return found
+
+    def has(self, file_id: str) -> bool:
+        return self._find(file_id) is not None
+
+    def all(self, owner: str | None = None) -> Iterator[StoredFile]:
+        """The newest first."""
+        for file_id in sorted(self._workspace.names(Place.FILES), key=order, reverse=True):
+            found = self._find(file_id)
+            if found is not None and found.owner == owner:
+                yield found
+
+    @contextmanager
+    def reading(self, file_id: str, owner: str | None = None) -> Iterator[Iterator[bytes]]:
+        """Its content, in chunks. Who has begun to read may go on, also when it is deleted meanwhile."""
+        self.get(file_id, owner)
+        folder = self._workspace.open_folder(file_id, Place.FILES)
+        if folder is None:
+            raise UnknownFile(f"There is no file {file_id}.", hint="It was deleted a moment ago.")
+        try:
+            file = open_file(folder, CONTENT)
+        finally:
+            os.close(folder)
+        if file is None:
+            raise UnknownFile(f"The content of the file {file_id} is missing.", hint="Somebody removed it. Upload it again.")
+        try:
+            yield iter(lambda: os.read(file, CHUNK), b"")
+        finally:
+            os.close(file)
+
+    def remove(self, file_id: str, owner: str | None = None) -> None:
+        self.get(file_id, owner)
+        self._workspace.throw_away([file_id], Place.FILES)
+
+    def sweep(self) -> None:
+        """Remove those whose time is over."""
+        now = time.time()
+        records = {file_id: self._record(file_id) for file_id in self._workspace.names(Place.FILES)}
+        expired = [file_id for file_id, found in records.items() if found and found.expires and found.expires <= now]
+        self._workspace.throw_away(expired, Place.FILES)
+
+    def _find(self, file_id: str) -> StoredFile | None:
+        found = self._record(file_id) if is_job_id(file_id) else None
+        return None if found is None or (found.expires is not None and found.expires <= time.time()) else found
+
+    def _record(self, file_id: str) -> StoredFile | None:
+        folder = self._workspace.open_folder(file_id, Place.FILES)
+        if folder is None:
+            return None
+        try:
+            told = read_record(folder, RECORD) or {}
+        finally:
+            os.close(folder)
+        try:
+            return StoredFile(file_id=file_id, **{name: told[name] for name in _FIELDS})
+        except KeyError:
+            return None  # made by hand, or changed by it
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(StoredFile) if field.name != "file_id")
+
+
+class _Counted:
+    """Chunks, and what is known of them when the last one has passed."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks, self.bytes, self.sha256 = chunks, 0, hashlib.sha256()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self.bytes += len(chunk)
+            self.sha256.update(chunk)
+            yield chunk

@@ -1,0 +1,172 @@
+"""`penstock batch`: in this process with a node that needs no model, and at a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server import clean_environment, free_port, running_server
+
+ROOT = Path(__file__).parent.parent
+CHAT = "/v1/chat/completions"
+
+
+def lines(*texts: str, **body: Any) -> bytes:
+    """One for each text, which is its name as well."""
+    made = [{"custom_id": text, "method": "POST", "url": CHAT, "body": {"say": text, **body}} for text in texts]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in made)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "in.jsonl").write_bytes(lines("a", "b", "c"))
+    return tmp_path / "in.jsonl"
+
+
+@pytest.fixture
+def ws(tmp_path: Path) -> list[str]:
+    return ["--workspace", str(tmp_path / "ws")]
+
+
+def command(*args: str | Path) -> list[str]:
+    return [sys.executable, "-m", "tests.stub_node", "batch", *map(str, args)]
+
+
+def batch(*args: str | Path, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        command(*args), input=stdin, cwd=ROOT, capture_output=True, env=clean_environment(**env), timeout=60, check=False
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def names(results: str) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in results.splitlines()]
+
+
+def batch_id(told: str) -> str:
+    (found,) = set(re.findall(r"batch_\d+_\d+_\d+", told))
+    return str(found)
+
+
+def test_stdout_is_only_the_results_in_the_order_of_the_input(file: Path, ws: list[str]) -> None:
+    done = batch(file, *ws)
+    assert done.returncode == 0, done.stderr
+    assert names(done.stdout) == ["a", "b", "c"]
+    assert json.loads(done.stdout.splitlines()[1])["response"]["body"] == {"SAY": "B"}
+    assert "3 done, 0 failed; the batch is completed." in done.stderr
+
+
+def test_the_same_command_gives_the_same_batch_unless_it_asks_for_a_new_one(file: Path, ws: list[str]) -> None:
+    first, second = batch(file, *ws), batch(file, *ws)
+    assert second.stdout == first.stdout
+    assert f"The same was asked before: {batch_id(first.stderr)} is completed." in second.stderr
+    assert "loading" not in second.stderr
+    again = batch(file, *ws, "--new")
+    assert batch_id(again.stderr) != batch_id(first.stderr)
+    assert names(again.stdout) == ["a", "b", "c"]
+
+
+def test_stdin_is_a_batch_and_files_take_results_and_errors(tmp_path: Path, ws: list[str]) -> None:
+    out, bad = tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    done = batch("-", *ws, "-o", out, "--errors", bad, stdin=lines("a", "fail", "c"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert names(out.read_text()) == ["a", "c"]
+    (error,) = bad.read_text().splitlines()
+    assert json.loads(error)["response"]["body"]["error"]["message"] == "It had to."
+
+
+def test_who_keeps_no_errors_is_told_how_to_see_them(tmp_path: Path, ws: list[str]) -> None:
+    done = batch("-", *ws, stdin=lines("fail"))
+    assert (done.returncode, done.stdout) == (1, "")
+    (how,) = re.findall(r"Why lines failed: penstock batch (.*)", done.stderr)
+    seen = batch(*how.replace("errors.jsonl", str(tmp_path / "errors.jsonl")).split())
+    assert (seen.returncode, names((tmp_path / "errors.jsonl").read_text())) == (1, ["fail"])
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_what_is_interrupted_goes_on_with_the_same_command(tmp_path: Path, ws: list[str], how: signal.Signals) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(lines("a", "interrupt me", "c"))
+    with subprocess.Popen(
+        command(file, *ws), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
+    ) as process:
+        assert process.stderr is not None
+        told = ""
+        while "it runs" not in (line := process.stderr.readline()):
+            assert process.poll() is None
+            told += line
+        process.send_signal(how)
+        out, rest = process.communicate(timeout=30)
+    assert out == ""
+    if how is signal.SIGINT:
+        assert (process.returncode, f"penstock batch --resume {batch_id(told)}{' '.join(['', *ws])}" in rest) == (2, True)
+    done = batch(file, *ws, STUB_CALM="1")
+    assert (done.returncode, names(done.stdout)) == (0, ["a", "interrupt me", "c"])
+    assert f"The same was asked before: {batch_id(told)} is in_progress." in done.stderr
+
+
+def test_a_batch_is_listed_cancelled_and_told_as_json(tmp_path: Path, ws: list[str]) -> None:
+    first = batch("-", *ws, "--json", stdin=lines("a"))
+    state = json.loads(first.stdout)
+    assert (state["status"], state["completed"], state["failed"]) == ("completed", 1, 0)
+    left = batch("-", *ws, stdin=lines("b", model="other"))
+    assert (left.returncode, left.stdout) == (2, "")
+    assert "Lines wait for what is not here: other." in left.stderr
+    listed = json.loads(batch("--list", *ws, "--json").stdout)["batches"]
+    assert [one["status"] for one in listed] == ["in_progress", "completed"]
+    assert batch("--cancel", listed[0]["id"], *ws).stdout == f"{listed[0]['id']} is cancelling.\n"
+    ended = batch("--resume", listed[0]["id"], *ws)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "0 done, 1 failed; the batch is cancelled." in ended.stderr
+    assert re.search(r"batch_\S+ +cancelled +\S+ s +1 +0 +1\n", batch("--list", *ws).stdout)
+
+
+def test_an_input_that_is_no_batch_is_told_by_line(ws: list[str]) -> None:
+    done = batch("-", *ws, stdin=lines("a", "a") + b"{oops\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: line 2: The custom_id is that of line 1, too.\nerror: line 3: The line is not a JSON object." in done.stderr
+
+
+@pytest.mark.parametrize(
+    "args, told",
+    [
+        ([], "Name a FILE"),
+        (["FILE", "--list"], "FILE and --list contradict each other."),
+        (["no-such-file"], "no-such-file cannot be read"),
+        (["FILE", "--window", "soon"], "is not a time"),
+        (["FILE", "--url", "http://127.0.0.1:1"], "--url and --workspace contradict each other."),
+        (["-"], "- is empty."),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_is_made(args: Sequence[str], told: str, file: Path, ws: list[str]) -> None:
+    done = batch(*(str(file) if arg == "FILE" else arg for arg in args), *ws)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+
+
+def test_without_a_server_the_usual_workspace_is_used(file: Path, tmp_path: Path) -> None:
+    done = batch(file, PENSTOCK_PORT=str(free_port()), XDG_STATE_HOME=str(tmp_path / "state"))
+    assert (done.returncode, names(done.stdout)) == (0, ["a", "b", "c"])
+    assert f"the batch is kept in {tmp_path / 'state' / 'penstock' / 'workspace'}." in done.stderr
+
+
+def test_a_server_does_it_when_there_is_one(tmp_path: Path, default_model_folder: Path) -> None:
+    body = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
+    file, bad = tmp_path / "in.jsonl", tmp_path / "bad.jsonl"
+    file.write_bytes(lines("a", "b").replace(b'{"say": "a"}', json.dumps(body).encode()))
+    with running_server("--workspace", str(tmp_path / "ws")) as server:
+        done = batch(file, "--url", server.url, "--errors", bad)
+        assert (done.returncode, names(done.stdout), names(bad.read_text())) == (1, ["a"], ["b"])
+        again = batch("--resume", batch_id(done.stderr), PENSTOCK_URL=server.url)
+        assert again.stdout == done.stdout
+        assert "completed" in batch("--list", "--url", server.url).stdout
+        missing = batch("--cancel", "batch_1_2_3", "--url", server.url)
+        assert (missing.returncode, missing.stderr[:6]) == (1, "error:")
