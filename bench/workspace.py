@@ -202,7 +202,7 @@ def batch(args: argparse.Namespace) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"together": [], "one at a time": []}
     with a_folder(args) as folder:
         base = NodeConfig(models=(HostedModelConfig(id=args.model),), workspace=WorkspaceConfig(path=folder / "ws"))
-        with Node(base, api_key=None, door=False) as node:
+        with Node(base, door=False) as node:
             work = Work(folder / "ws")
             work.submit("Warm up.", max_tokens=4)
             node.drain()

@@ -1,11 +1,13 @@
 """The command line with a node that needs no model: `python -m tests.stub_node drain WORKSPACE`.
 
-It answers each job with its prompt in capitals; the prompts "fail", "interrupt me" and "submit more" do what they say, and
-jobs for a model named "other" are left. Its jobs, their files and their order are those of the real workspace.
+It answers each job with its prompt in capitals; the prompts "fail", "interrupt me" and "submit more" do what they say, also as a
+text inside a line of a batch (with STUB_CALM nothing is interrupted), and jobs for a model named "other" are left. Its jobs,
+their files and their order are those of the real workspace.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import types
@@ -15,11 +17,13 @@ from typing import Any
 
 from penstock.cli import main
 from penstock.errors import ComputeFailed
+from penstock.workspace.batch_driver import BatchDriver
 from penstock.workspace.files import Place
 from penstock.workspace.job_id import order
 from penstock.workspace.layout import HeldJob, Workspace
 from penstock.workspace.outcomes import done, failed
 from penstock.workspace.pool import JobEnd
+from penstock.workspace.recovery import recover
 from penstock.workspace.request import read_job
 from penstock.workspace.work import Work
 
@@ -34,9 +38,8 @@ class Drained:
 
 
 class Node:
-    def __init__(self, config: Any, *, api_key: str | None, progress: Callable[[str, int, int], None], door: bool) -> None:
+    def __init__(self, config: Any, *, progress: Callable[[str, int, int], None], door: bool) -> None:
         assert not door
-        assert api_key is None
         self._workspace = Workspace(config.workspace.path)
         print(f"loading {config.models[0].id}", file=sys.stderr)
 
@@ -48,7 +51,11 @@ class Node:
 
     def drain(self, on_end: Callable[[JobEnd], None]) -> Drained:
         report, workspace = Drained(), self._workspace
-        while names := sorted(workspace.names(Place.READY), key=order)[report.left :]:
+        recover(workspace)
+        batches = BatchDriver(workspace, room=8, refusal=lambda told: (400, {"error": dict(told)}))
+        while (names := sorted(workspace.names(Place.READY), key=order)[report.left :]) or batches.turn():
+            if not names:
+                continue
             held = workspace.claim(names[0])
             assert held is not None
             request, prompt = read_job(held.folder)
@@ -63,7 +70,7 @@ class Node:
         return report
 
     def _run(self, held: HeldJob, prompt: str) -> JobEnd:
-        if prompt == "interrupt me":
+        if _says(prompt, "interrupt me") and "STUB_CALM" not in os.environ:
             try:
                 print("it runs", file=sys.stderr, flush=True)
                 time.sleep(60)
@@ -72,11 +79,15 @@ class Node:
                 raise
         if prompt == "submit more":
             Work(self._workspace).submit("late")
-        fails = prompt == "fail"
+        fails = _says(prompt, "fail")
         outcome = failed(ComputeFailed("It had to.")) if fails else done(prompt.upper(), {"completion_tokens": len(prompt)})
         job_id = held.job_id
         self._workspace.finish(held, outcome)
         return JobEnd(job_id, not fails, outcome.facts)
+
+
+def _says(prompt: str, word: str) -> bool:
+    return prompt == word or f'"{word}"' in prompt
 
 
 if __name__ == "__main__":

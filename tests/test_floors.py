@@ -51,7 +51,7 @@ THIRD_PARTY = {"": set(), "errors": set(), "stats": set(), "progress": set(), "d
 THIRD_PARTY["network"] = {"zenoh", "msgspec", "cryptography"}
 THIRD_PARTY["workspace"] = {"watchfiles"}
 IMPORTERS = {"gguf", "huggingface_hub"}  # only in model/sources, and only inside functions
-BLOCKED = ("llguidance", "typer", "rich", "gguf", "huggingface_hub", "msgspec", "zenoh", "fastapi", "transformers", "pydantic")
+BLOCKED = ("llguidance", "typer", "rich", "gguf", "huggingface_hub", "msgspec", "zenoh", "starlette", "transformers", "pydantic")
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def test_the_default_model_is_that_of_the_catalogue() -> None:
         (ServerConfig, "cors_origins", ("https://a.example/",), "without a path"),
         (ServerConfig, "cors_origins", ("a.example",), "without a path"),
         (ServerConfig, "max_body", 0, "max_body"),
+        (ServerConfig, "max_upload", 0, "max_upload"),
         (ServerConfig, "keep_alive", 0, "above 0"),
         (ServerConfig, "ready_within", float("inf"), "above 0"),
         (LimitsConfig, "max_jobs", 0, "from 1 up"),

@@ -34,6 +34,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "server.allow_insecure": (True, False, True),
     "server.cors_origins": (("https://a.example",), ("https://b.example", "http://localhost:3000"), ("*",)),
     "server.max_body": (10**6, 1 << 10, 1001),
+    "server.max_upload": (10**6, 1 << 10, 1001),
     "server.keep_alive": (1.0, 2.5, 0.1),
     "server.ready_within": (1.0, 2.5, 0.1),
     "network.name": ("home", "lab", "home"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,11 +14,15 @@ from starlette.types import Receive, Scope, Send
 from penstock.config.engine import EngineConfig
 from penstock.domain.job import JobRequest
 from penstock.domain.sampling import SamplingParams
+from penstock.domain.sequence import Job
 from penstock.doors.access import AccessLog
+from penstock.doors.answering import AnswerResponse
+from penstock.doors.errors import headers_of, openai_body, send_error, status_of
+from penstock.doors.exchange import Exchange
+from penstock.doors.keys import OWNER
 from penstock.doors.mailbox import Mailbox
+from penstock.doors.metering import Meter, Ticket
 from penstock.doors.openai.answers import Head, TextAnswer
-from penstock.doors.openai.errors import body_of, headers_of, status_of
-from penstock.doors.openai.responses import AnswerResponse, send_error
 from penstock.doors.readiness import Readiness
 from penstock.doors.running import RunningRequest
 from penstock.engine.engine import Engine
@@ -27,6 +32,10 @@ from penstock.pipes.pipe import Pipe
 from tests.engine.fakes import VOCAB, FakeEnds, FakeSegment, FakeStream
 
 SECRET = "the words of a prompt"
+
+
+def everybody(jobs: Sequence[Job]) -> Ticket:
+    return Meter().admit(OWNER, outputs=len(jobs), prompt_tokens=0, max_tokens=0)
 
 
 class Hosted:
@@ -43,13 +52,13 @@ class Hosted:
 def test_missing_layers_are_503_with_a_time_to_come_back() -> None:
     async def ask() -> None:
         hosted: Any = Hosted((0, 2))
-        await RunningRequest(Mailbox(), hosted).start([])
+        await RunningRequest(Mailbox(), hosted, everybody).start([])
 
     with pytest.raises(NotReady) as caught:
         asyncio.run(ask())
     assert status_of(caught.value) == 503
     assert "retry-after" in headers_of(caught.value)
-    assert "fake" in body_of(caught.value)["error"]["message"]
+    assert "fake" in openai_body(caught.value)["error"]["message"]
 
 
 def test_a_node_is_ready_when_a_token_comes_out_and_not_before() -> None:
@@ -74,7 +83,7 @@ def test_after_an_error_a_stream_says_nothing_more() -> None:
 
     async def hear() -> bytes:
         hosted: Any = Hosted((0, 2), (2, 4))
-        running = RunningRequest(Mailbox(), hosted)
+        running = RunningRequest(Mailbox(), hosted, everybody)
         sampling = SamplingParams(max_tokens=50, ignore_eos=True)
         await running.start([JobRequest(prompt=[1, 2], sampling=sampling), JobRequest(prompt=[3], sampling=sampling)])
         hosted.engine.take_commands(wait=False)
@@ -82,9 +91,16 @@ def test_after_an_error_a_stream_says_nothing_more() -> None:
         hosted.engine.sequences.fail(hosted.jobs.open_jobs[0], ComputeFailed("The computation failed."))
         head = Head("cmpl-1", "fake", "f")
         answer = TextAnswer(
-            head, [[1, 2], [3]], 1, token_bytes=lambda ids: [b"x"] * len(ids), hidden=frozenset(), echo=None, logprobs=None
+            head,
+            [[1, 2], [3]],
+            1,
+            token_bytes=lambda ids: [b"x"] * len(ids),
+            hidden=frozenset(),
+            echo=None,
+            logprobs=None,
+            include_usage=True,
         )
-        response = AnswerResponse(running, answer, stream=True, include_usage=True, keep_alive=9.0, request_id="1")
+        response = AnswerResponse(running, answer, Exchange([], lambda *_: answer, stream=True), keep_alive=9.0)
         sent: list[bytes] = []
 
         async def send(message: Any) -> None:

@@ -126,8 +126,8 @@ class ServerConfig:
     """Where the API listens and whom it lets in. `read_api_key` decides whether it may listen there at all.
 
     `keys` is a folder of keys, None for that of the machine; whoever names one wants keys, also while it is empty. `max_body`
-    is in bytes. `keep_alive` is how many seconds a silent stream waits before it sends a comment, `ready_within` for how many
-    seconds a generated token proves that the node is ready.
+    and `max_upload` (of a file) are in bytes. `keep_alive` is how many seconds a silent stream waits before it sends a comment,
+    `ready_within` for how many seconds a generated token proves that the node is ready.
     """
 
     host: str = "127.0.0.1"
@@ -137,6 +137,7 @@ class ServerConfig:
     allow_insecure: bool = False
     cors_origins: tuple[str, ...] = ()
     max_body: int = 8 << 20
+    max_upload: int = 200 * 10**6
     keep_alive: float = 10.0
     ready_within: float = 30.0
 
@@ -149,6 +150,7 @@ class ServerConfig:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
                 raise unusable("cors_origins", origin, "Write origins as https://example.org, without a path, or * for all.")
         check_whole("max_body", self.max_body, least=1)
+        check_whole("max_upload", self.max_upload, least=1)
         check_seconds("keep_alive", self.keep_alive)
         check_seconds("ready_within", self.ready_within)
 

@@ -181,6 +181,7 @@ SETTINGS = (
     Setting("server.allow_insecure", SWITCH, "Let other machines in without a key."),
     Setting("server.cors_origins", WORDS, "Web sites whose pages may use it; * is all.", sample=("https://chat.example.org",)),
     Setting("server.max_body", SIZE, "The largest request to accept."),
+    Setting("server.max_upload", SIZE, "The largest file for a batch to accept."),
     Setting("server.keep_alive", SECONDS, "A stream sends a comment when it was silent for so long."),
     Setting("server.ready_within", SECONDS, "So long a token proves that the node is ready; then /ready generates one."),
     Setting(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.errors import EngineError, ForbiddenOrigin, InvalidKey, PenstockError, RequestTooLarge
+from penstock.doors.keys import OWNER, Keys
+from penstock.errors import EngineError, ForbiddenOrigin, PenstockError, RequestTooLarge
 
 logger = logging.getLogger("penstock.http")
 
-Refuse = Callable[[Send, PenstockError], Awaitable[None]]
+Refuse = Callable[[Scope, Send, PenstockError], Awaitable[None]]
 
 OPEN_PATHS = frozenset(("/health", "/ready"))  # for whoever watches over the process; they tell nothing
 CLIENT_LEFT = 499
@@ -56,7 +55,7 @@ class AccessLog:
             logger.error("a request met a %s that nobody expected:\n%s", type(error).__name__, frames.rstrip())
             facts["error"] = type(error).__name__
             if not began:
-                await self._refuse(watched, EngineError("The server met something that it did not expect."))
+                await self._refuse(scope, watched, EngineError("The server met something that it did not expect."))
         finally:
             seconds = round(time.perf_counter() - started, 3)
             quiet = scope["path"] in OPEN_PATHS or scope["path"] == "/metrics"
@@ -75,16 +74,17 @@ class Gate:
         self,
         app: ASGIApp,
         *,
-        key: str | None,
+        keys: Keys,
         hosts: Collection[str] | None,
         origins: Collection[str],
         max_body: int,
+        max_upload: Mapping[str, int],
         refuse: Refuse,
     ) -> None:
-        """`hosts` are the names that this server goes by; None if anybody may call it anything."""
-        self._app, self._hosts, self._origins = app, hosts, frozenset(origins)
-        self._key = None if key is None else _digest(key)
-        self._max_body, self._refuse = max_body, refuse
+        """`hosts` are the names by which a server without keys may be called; None if anybody may call it anything.
+        `max_upload` has the paths where a body may be larger, since it goes to the disk."""
+        self._app, self._keys, self._hosts, self._origins = app, keys, hosts, frozenset(origins)
+        self._max_body, self._max_upload, self._refuse = max_body, max_upload, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,20 +93,20 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             self._check_site(headers)
-            self._check_key(scope["path"], headers)
-            self._check_length(headers)
+            scope["state"]["caller"] = OWNER if scope["path"] in OPEN_PATHS else self._keys.find(_key(headers))
+            self._check_length(scope["path"], headers)
         except PenstockError as error:
             scope["state"]["log"]["error"] = error.code
-            await self._refuse(send, error)
+            await self._refuse(scope, send, error)
             return
-        read = 0
+        read, most = 0, self._most(scope["path"])
 
         async def counted() -> Message:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > self._max_body:
-                raise self._too_large()
+            if read > most:
+                raise self._too_large(scope["path"])
             return message
 
         await self._app(scope, counted, send)
@@ -115,7 +115,7 @@ class Gate:
         """A web page that somebody visits must not talk to a server on their machine: neither by its own name (Origin) nor
         by a name that it makes point here (Host)."""
         host = headers.get("host", "")
-        if self._hosts is not None and host and _hostname(f"//{host}") not in self._hosts:
+        if not self._keys.required and self._hosts is not None and host and _hostname(f"//{host}") not in self._hosts:
             raise ForbiddenOrigin(
                 f"This server is not called '{host[:80]}'.", hint="Use 127.0.0.1 or localhost, or give the server an API key."
             )
@@ -124,27 +124,26 @@ class Gate:
             return
         raise ForbiddenOrigin(f"Pages of '{origin[:80]}' may not use this server.", hint="List it in server.cors_origins.")
 
-    def _check_key(self, path: str, headers: Headers) -> None:
-        if self._key is None or path in OPEN_PATHS:
-            return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not given:
-            raise InvalidKey("This server wants an API key.", hint="Send it as 'Authorization: Bearer KEY'.")
-        if not hmac.compare_digest(_digest(given.strip()), self._key):
-            raise InvalidKey("The API key is not the one of this server.")
-
-    def _check_length(self, headers: Headers) -> None:
+    def _check_length(self, path: str, headers: Headers) -> None:
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._max_body:
-            raise self._too_large()
+        if length.isdigit() and int(length) > self._most(path):
+            raise self._too_large(path)
 
-    def _too_large(self) -> RequestTooLarge:
-        return RequestTooLarge(f"The body is larger than {self._max_body} bytes.", hint="Raise server.max_body, or send less.")
+    def _most(self, path: str) -> int:
+        return self._max_upload.get(path, self._max_body)
+
+    def _too_large(self, path: str) -> RequestTooLarge:
+        setting = "max_upload" if path in self._max_upload else "max_body"
+        return RequestTooLarge(
+            f"The body is larger than {self._most(path)} bytes.", hint=f"Raise server.{setting}, or send less."
+        )
 
 
-def _digest(key: str) -> bytes:
-    """Of equal length for every key, so that comparing tells nothing about it."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _key(headers: Headers) -> str | None:
+    """As OpenAI's clients send it, or Anthropic's."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    bearer = given.strip() if scheme.lower() == "bearer" else ""
+    return bearer or headers.get("x-api-key", "").strip() or None
 
 
 def _hostname(url: str) -> str:

@@ -2,80 +2,115 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
-from penstock.domain.job import JobDone, JobFailed, JobRequest, Timings, Usage
+from penstock.domain.job import JobDone, JobFailed, JobRequest, Timings, TokensOut, Usage, new_job_id
+from penstock.domain.sequence import Job
 from penstock.doors.mailbox import Mailbox, Numbered
+from penstock.doors.metering import Ticket
+from penstock.doors.reading import aside
 from penstock.engine.hosted_model import HostedModel
-from penstock.engine.job_factory import JobHandle
-from penstock.errors import NotReady, PenstockError
+from penstock.engine.job_factory import JobHandle, PreparedJob
+from penstock.errors import NotReady, PenstockError, QueueFull
 
 SEE_STATUS = "`penstock network status` shows who holds what, and what to run."
 LONG_TEXT = 20_000  # characters; tokenizing more than that would hold up the other streams
+AT_ONCE = 128  # jobs of one request in the engine: whoever comes later waits for these, not for all of a long list
+
+
+Admit = Callable[[Sequence[Job]], Ticket]  # whether its client may have these jobs now
 
 
 class RunningRequest:
-    """`error` is the first failure of any of its jobs; `usage` and `timings` are known when it is `done`."""
+    """`job_id` names it, and is that of its first job where it has one. `prompts` are the tokens of each job's prompt. `error` is
+    the first failure of any of its jobs; `usage` and `timings` are known when it is `done`."""
 
-    def __init__(self, mailbox: Mailbox, hosted: HostedModel) -> None:
-        self._updates, self._hosted = mailbox.open(), hosted
+    def __init__(self, mailbox: Mailbox, hosted: HostedModel, admit: Admit) -> None:
+        self._updates, self._hosted, self._admit = mailbox.open(), hosted, admit
+        self._ticket: Ticket | None = None
+        self._waiting: deque[PreparedJob] = deque()  # not in the engine yet
         self._handles: list[JobHandle] = []
         self._ended = 0
+        self.job_id, self.prompts = "", list[Sequence[int]]()
         self.error: PenstockError | None = None
         self.usage, self.timings = Usage(), Timings()
 
     async def start(self, requests: Sequence[JobRequest]) -> None:
-        """Refused whole if one of them is: those before it are cancelled."""
-        if not self._hosted.engine.pipe.is_complete():
-            raise NotReady(self._hosted.engine.pipe.explain(), hint=SEE_STATUS)
+        """Refused whole if one of them is."""
+        hosted = self._hosted
+        if not hosted.engine.pipe.is_complete():
+            raise NotReady(hosted.engine.pipe.explain(), hint=SEE_STATUS)
+
+        def prepare() -> list[PreparedJob]:
+            return [hosted.jobs.prepare(request, self._updates.sink(number)) for number, request in enumerate(requests)]
+
+        prepared = await aside(prepare, when=sum(map(_length, requests)) > LONG_TEXT)
+        self.job_id = prepared[0].job.job_id if prepared else new_job_id()
+        self.prompts = [one.job.prompt_ids for one in prepared]
+        self._ticket = self._admit([one.job for one in prepared])
+        self._waiting.extend(prepared)
         try:
-            long = sum(map(_length, requests)) > LONG_TEXT
-            for number, request in enumerate(requests):
-                sink = self._updates.sink(number)
-                if long:
-                    handle = await asyncio.to_thread(self._hosted.jobs.start_job, request, sink)
-                else:
-                    handle = self._hosted.jobs.start_job(request, sink)
-                self._handles.append(handle)
+            self._submit_some()
         except BaseException:
-            self.cancel()
+            self.close()
             raise
-
-    @property
-    def job_id(self) -> str:
-        return self._handles[0].job_id
-
-    def prompt_ids(self, number: int) -> Sequence[int]:
-        return self._handles[number].prompt_ids
+        self._ticket.count(sum(map(len, self.prompts)))
+        self._ticket.on_revoked(self._fail)
 
     @property
     def done(self) -> bool:
-        return self._ended == len(self._handles)
+        return not self._waiting and self._ended == len(self._handles)
 
     async def read(self, timeout: float | None = None) -> list[Numbered]:
         found = await self._updates.read(timeout)
         for _, update in found:
-            if isinstance(update, JobDone):
+            if isinstance(update, TokensOut):
+                self._count(len(update.token_ids))
+            elif isinstance(update, JobDone):
                 self._ended += 1
                 self._add(update)
             elif isinstance(update, JobFailed):
                 self._ended += 1
-                self.error = self.error or update.error
-                self.cancel()
+                self._fail(update.error)
+        try:
+            self._submit_some()
+        except PenstockError as error:
+            self._fail(error)
         return found
 
     def cancel(self) -> None:
+        self._waiting.clear()
         for handle in self._handles:
             handle.cancel()
 
+    def close(self) -> None:
+        """Whoever started it does this, whatever happens."""
+        self.cancel()
+        if self._ticket is not None:
+            self._ticket.close()
+
+    def _count(self, tokens: int) -> None:
+        if self._ticket is not None:
+            self._ticket.count(tokens)
+
+    def _submit_some(self) -> None:
+        """As many as may be in the engine. Where the node is full, the next waits for one of its own to end."""
+        while self._waiting and len(self._handles) - self._ended < AT_ONCE:
+            try:
+                self._handles.append(self._hosted.jobs.submit(self._waiting[0]))
+            except QueueFull:
+                if self._ended == len(self._handles):
+                    raise  # none of its own will
+                return
+            self._waiting.popleft()
+
+    def _fail(self, error: PenstockError) -> None:
+        self.error = self.error or error
+        self.cancel()
+
     def _add(self, done: JobDone) -> None:
-        ours, more = self.usage, done.usage
-        self.usage = Usage(
-            ours.prompt_tokens + more.prompt_tokens,
-            ours.completion_tokens + more.completion_tokens,
-            ours.cached_tokens + more.cached_tokens,
-        )
+        self.usage += done.usage
         if self.timings.total < done.timings.total:
             self.timings = done.timings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,17 +11,22 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.node import HostedModelConfig, NodeConfig
+from penstock.config.node import HostedModelConfig, NodeConfig, WorkspaceConfig
+from penstock.doors.errors import refusal
+from penstock.doors.keys import Keys
 from penstock.doors.listener import Listener, begin_to_listen, deaf_to_signals, take_port
-from penstock.doors.openai.served import Served
-from penstock.doors.openai.server import OAIHttpServer
+from penstock.doors.served import Served
+from penstock.doors.server import OAIHttpServer
 from penstock.doors.workspace import EngineRunner
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_alone
+from penstock.errors import WorkspaceError
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
+from penstock.workspace.batch_driver import BatchDriver
 from penstock.workspace.layout import Workspace
 from penstock.workspace.pool import JobEnd, Pool
+from penstock.workspace.responses import Responses
 
 if TYPE_CHECKING:
     from penstock.node.membership import Membership
@@ -40,22 +46,27 @@ class Drained:
     odd: int = 0
 
 
+logger = logging.getLogger(__name__)
+
+WINDOW = 4  # times the jobs that run at once: so many lines of batches are jobs
 LEAST_LEASE = 120.0  # seconds that a route outlives the last word of its origin: longer than any pass takes
 
 
 class Node:
     """Takes its port when made, loads its models when entered, and serves until it is told to leave.
 
-    with Node(config, api_key=None) as node:
+    with Node(config) as node:
         node.serve()
 
     One that only drains a workspace has no port: `door` is False.
     """
 
-    def __init__(self, config: NodeConfig, *, api_key: str | None, progress: Progress = silent, door: bool = True) -> None:
-        self.config, self._api_key, self._progress = config, api_key, progress
+    def __init__(self, config: NodeConfig, *, keys: Keys | None = None, progress: Progress = silent, door: bool = True) -> None:
+        """Without `keys` its API is for everybody who can reach it."""
+        self.config, self.keys, self._progress = config, keys or Keys(None, None), progress
         self._socket = take_port(config.server.host, config.server.port) if door else None
-        self.workspace = None if config.workspace.path is None else Workspace(config.workspace.path, create=True)
+        self.workspace = _workspace(config.workspace)
+        self._responses = None if self.workspace is None else Responses(self.workspace, keep=config.workspace.keep_responses)
         self._epoch = time.time_ns() // 1_000_000  # of this life of the node: each is later than the one before
         self._route_numbers = itertools.count()
         self.hosted: list[HostedLayers] = []
@@ -101,44 +112,57 @@ class Node:
         config, socket = self.config, self._socket
         assert socket is not None
         served = self._served()
-        pool = None if self.workspace is None else self._pool(self.workspace, served)
+        batches = None if self.workspace is None else self._batch_driver(self.workspace, served)
+        pool = None if self.workspace is None or batches is None else self._pool(self.workspace, served, batches)
         door = OAIHttpServer(
             served,
             layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
             network=dict if self.membership is None else self._report,
             workspace=(lambda: None) if pool is None else pool.describe,
+            responses=self._responses,
+            store=self.workspace,
+            on_batch=(lambda: None) if batches is None else batches.wake,
             node_id=config.node_id,
             server=config.server,
             limits=config.limits,
             aliases=config.aliases,
-            api_key=self._api_key,
+            keys=self.keys,
         )
 
         def leaving() -> None:
             on_leaving()
-            if pool is not None:
-                threading.Thread(target=pool.stop, daemon=True).start()
+            for worker in (pool, batches):
+                if worker is not None:
+                    threading.Thread(target=worker.stop, daemon=True).start()
             if self.membership is not None:
                 threading.Thread(target=self.membership.announce_leaving, daemon=True).start()
 
         listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, end=self._stop)
         begin_to_listen(socket)
         try:
-            if pool is not None:
-                pool.start()
+            for worker in (pool, batches):
+                if worker is not None:
+                    worker.start()
             listener.run(sockets=[socket])
         finally:
-            if pool is not None:
-                with deaf_to_signals():  # it takes a second, and jobs that are not given back count as those of a dead server
-                    pool.stop()
+            with deaf_to_signals():  # it takes a second, and jobs that are not given back count as those of a dead server
+                for worker in (pool, batches):
+                    if worker is not None:
+                        worker.stop()
         if self.membership is not None:
             self.membership.wait_until_unused(config.limits.drain_timeout)
 
     def drain(self, on_end: Callable[[JobEnd], None] = lambda end: None) -> Drained:
         """Work on the workspace until it is empty."""
         assert self.workspace is not None
-        pool = self._pool(self.workspace, self._served(), on_end)
-        left = pool.drain()
+        served = self._served()
+        batches = self._batch_driver(self.workspace, served)
+        pool = self._pool(self.workspace, served, batches, on_end)
+        batches.start()
+        try:
+            left = pool.drain()
+        finally:
+            batches.stop()
         return Drained(pool.done, pool.failed, len(left), sorted({job.model or "" for job in left}), len(pool.odd))
 
     def _report(self) -> dict[str, Any]:
@@ -150,12 +174,38 @@ class Node:
     def _served(self) -> dict[str, Served]:
         return {hosted.name: Served(hosted) for hosted in self.models}
 
+    def _batch_driver(self, workspace: Workspace, served: Mapping[str, Served]) -> BatchDriver:
+        runner, keys = EngineRunner(served, self.config.aliases, self.config.limits), self.keys
+
+        def vet(owner: str | None, model: str | None) -> None:
+            keys.check_model(owner, *runner.names_of(model))
+
+        room = WINDOW * self.config.workspace.jobs
+        return BatchDriver(workspace, room=room, refusal=refusal, may_go_on=keys.is_good, vet=vet)
+
     def _pool(
-        self, workspace: Workspace, served: Mapping[str, Served], on_end: Callable[[JobEnd], None] = lambda end: None
+        self,
+        workspace: Workspace,
+        served: Mapping[str, Served],
+        batches: BatchDriver,
+        on_end: Callable[[JobEnd], None] = lambda end: None,
     ) -> Pool:
         config = self.config
         runner = EngineRunner(served, config.aliases, config.limits)
-        return Pool(workspace, runner, max_running=config.workspace.jobs, max_deaths=config.workspace.deaths, on_end=on_end)
+
+        def ended(end: JobEnd) -> None:
+            batches.wake()
+            on_end(end)
+
+        return Pool(
+            workspace,
+            runner,
+            max_running=config.workspace.jobs,
+            max_deaths=config.workspace.deaths,
+            on_end=ended,
+            refill=batches.turn,
+            on_sweep=lambda: self._responses.sweep() if self._responses is not None else None,
+        )
 
     def _load(self, model: HostedModelConfig) -> HostedLayers:
         """All of it, without a network."""
@@ -252,3 +302,15 @@ class Node:
             self.membership.leave()
         if self._socket is not None:
             self._socket.close()
+
+
+def _workspace(config: WorkspaceConfig) -> Workspace | None:
+    if config.path is None:
+        return None
+    try:
+        return Workspace(config.path, create=True)
+    except WorkspaceError as error:
+        if not config.by_default:
+            raise
+        logger.warning("there is no workspace, so files, batches and stored responses are refused: %s", error)
+        return None

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, PromptLogprobs, TokenLogprob, TokensOut, Usage
+from penstock.doors.errors import openai_body
+from penstock.doors.framing import EVENTS_UNTIL_DONE
 from penstock.doors.openai import wire
-from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolEvent, ToolParser
+from penstock.doors.speech import Speech
+from penstock.doors.tools import ArgumentsDelta, CallStarted, TextDelta, ToolEvent
+from penstock.errors import PenstockError
 
 TokenBytes = Callable[[Sequence[int]], list[bytes]]
 
@@ -29,16 +33,6 @@ class Head:
         return {"id": self.id, "created": self.created, "model": self.model, "system_fingerprint": self.fingerprint}
 
 
-class Answer(Protocol):
-    """An answer in the making: `take` turns an update about job `number` into chunks, `whole` puts all of them together."""
-
-    def take(self, number: int, update: JobUpdate) -> Iterable[Any]: ...
-
-    def usage_chunk(self, usage: Usage) -> Any: ...
-
-    def whole(self, usage: Usage) -> Any: ...
-
-
 def usage_out(usage: Usage) -> wire.UsageOut:
     return wire.UsageOut(
         prompt_tokens=usage.prompt_tokens,
@@ -52,19 +46,25 @@ def usage_out(usage: Usage) -> wire.UsageOut:
 
 
 class ChatAnswer:
+    framing = EVENTS_UNTIL_DONE
+
     def __init__(
         self,
         head: Head,
-        n: int,
+        outputs: Sequence[Speech],
         *,
         token_bytes: TokenBytes,
         hidden: frozenset[int],
-        parser: Callable[[], ToolParser] | None,
         logprobs: bool,
+        include_usage: bool,
     ) -> None:
         """`hidden` are the tokens that end an answer: they are no part of it."""
-        self._head, self._token_bytes, self._hidden, self._logprobs = head, token_bytes, hidden, logprobs
-        self._choices = [_ChatChoice(parser() if parser else None) for _ in range(n)]
+        self._head, self._token_bytes, self._hidden = head, token_bytes, hidden
+        self._logprobs, self._include_usage = logprobs, include_usage
+        self._choices = [_ChatChoice(speech) for speech in outputs]
+
+    def begin(self) -> Iterable[wire.ChatChunk]:
+        return ()
 
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.ChatChunk]:
         match update:
@@ -74,21 +74,21 @@ class ChatAnswer:
                 shown = self._shown(said) if self._logprobs and said else None
                 for delta in choice.deltas(text, quiet=shown is None):
                     yield self._chunk(index, delta, logprobs=shown)
-                    choice.add(delta, shown)
                     shown = None
             case OutputFinished(index, reason, _):
                 choice = self._choices[index]
-                for delta in choice.rest(cut=reason is FinishReason.LENGTH):
+                for delta in choice.rest(reason):
                     yield self._chunk(index, delta)
-                    choice.add(delta, None)
-                choice.finish_reason = choice.why(reason)
                 yield self._chunk(index, wire.ChatDelta(), finish_reason=choice.finish_reason)
 
     def _shown(self, logprobs: Sequence[TokenLogprob]) -> wire.ChatLogprobs:
         return wire.ChatLogprobs(content=chat_logprobs(logprobs, self._token_bytes))
 
-    def usage_chunk(self, usage: Usage) -> wire.ChatChunk:
-        return self._made([], usage_out(usage))
+    def end(self, usage: Usage) -> Iterable[wire.ChatChunk]:
+        return [self._made([], usage_out(usage))] if self._include_usage else []
+
+    def failed(self, error: PenstockError) -> Iterable[Any]:
+        return [openai_body(error)]
 
     def whole(self, usage: Usage) -> wire.ChatCompletion:
         return wire.ChatCompletion(
@@ -102,6 +102,8 @@ class ChatAnswer:
     def _chunk(
         self, index: int, delta: wire.ChatDelta, *, logprobs: wire.ChatLogprobs | None = None, finish_reason: str | None = None
     ) -> wire.ChatChunk:
+        if logprobs is not None:
+            self._choices[index].logprobs += logprobs.content
         return self._made([wire.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)])
 
     def _made(self, choices: list[wire.ChatChunkChoice], usage: wire.UsageOut | None = None) -> wire.ChatChunk:
@@ -113,64 +115,49 @@ class ChatAnswer:
 class _ChatChoice:
     """One of `n` answers: what was said so far."""
 
-    def __init__(self, parser: ToolParser | None) -> None:
-        self._parser = parser
+    def __init__(self, speech: Speech) -> None:
+        self._speech = speech
         self._begun = False
-        self._text: list[str] = []
-        self._calls: list[dict[str, Any]] = []
-        self._open_calls = 0
-        self._logprobs: list[wire.ContentLogprob] = []
+        self.logprobs: list[wire.ContentLogprob] = []
         self.finish_reason = "stop"
 
     def deltas(self, text: str, *, quiet: bool) -> Iterable[wire.ChatDelta]:
         """`quiet`: where there is no text, there is nothing to say."""
+        yield from self._begin()
+        found = _deltas(self._speech.hear(text))
+        yield from found
+        if not found and not quiet:
+            yield wire.ChatDelta(content="")
+
+    def rest(self, reason: FinishReason) -> Iterable[wire.ChatDelta]:
+        yield from self._begin()
+        yield from _deltas(self._speech.close(reason))
+        cut = reason is FinishReason.LENGTH
+        self.finish_reason = "length" if cut else "tool_calls" if self._speech.calls_tools else "stop"
+
+    def _begin(self) -> Iterable[wire.ChatDelta]:
         if not self._begun:
             self._begun = True
             yield wire.ChatDelta(role="assistant", content="")
-        if self._parser is not None:
-            events = self._parser.push(text)
-            self._open_calls += sum(isinstance(event, CallStarted) - isinstance(event, CallFinished) for event in events)
-            found = [delta for event in events if (delta := _delta(event)) is not None]
-            yield from found
-            if not found and not quiet:
-                yield wire.ChatDelta(content="")
-        elif text or not quiet:
-            yield wire.ChatDelta(content=text)
-
-    def rest(self, *, cut: bool) -> Iterable[wire.ChatDelta]:
-        if not self._begun:
-            self._begun = True
-            yield wire.ChatDelta(role="assistant", content="")
-        if self._parser is not None:
-            yield from (delta for event in self._parser.finish(cut=cut) if (delta := _delta(event)) is not None)
-
-    def add(self, delta: wire.ChatDelta, logprobs: wire.ChatLogprobs | None) -> None:
-        if delta.content:
-            self._text.append(delta.content)
-        for call in delta.tool_calls or ():
-            if call.id is not None:
-                self._calls.append({"id": call.id, "type": "function", "function": dict(call.function)})
-            else:
-                self._calls[call.index]["function"]["arguments"] += call.function["arguments"]
-        if logprobs is not None:
-            self._logprobs += logprobs.content
-
-    def why(self, reason: FinishReason) -> str:
-        if reason is FinishReason.LENGTH:
-            return "length"
-        return "tool_calls" if self._calls and not self._open_calls else "stop"  # a stop string may have cut a call
 
     def whole(self, index: int, logprobs: bool) -> wire.ChatChoice:
-        text = "".join(self._text)
-        message = wire.ChatMessageOut(content=None if self._calls and not text else text)
-        if self._calls:
-            message.tool_calls = self._calls
+        text, calls = self._speech.text, self._speech.calls
+        message = wire.ChatMessageOut(content=None if calls and not text else text)
+        if calls:
+            message.tool_calls = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in calls
+            ]
         return wire.ChatChoice(
             index=index,
             message=message,
-            logprobs=wire.ChatLogprobs(content=self._logprobs) if logprobs else None,
+            logprobs=wire.ChatLogprobs(content=self.logprobs) if logprobs else None,
             finish_reason=self.finish_reason,
         )
+
+
+def _deltas(events: Iterable[ToolEvent]) -> list[wire.ChatDelta]:
+    return [delta for event in events if (delta := _delta(event)) is not None]
 
 
 def _delta(event: ToolEvent) -> wire.ChatDelta | None:
@@ -204,6 +191,8 @@ class TextAnswer:
     """Choice `i * n + j` is the j-th answer to the i-th prompt. `echo` holds the prompts' texts if they are to be repeated;
     `silent` is for max_tokens = 0: the model must say one token, and nobody wants to hear it."""
 
+    framing = EVENTS_UNTIL_DONE
+
     def __init__(
         self,
         head: Head,
@@ -215,13 +204,18 @@ class TextAnswer:
         echo: Sequence[str] | None,
         logprobs: int | None,
         silent: bool = False,
+        include_usage: bool = False,
     ) -> None:
         self._head, self._prompts, self._n, self._token_bytes = head, prompts, n, token_bytes
+        self._include_usage = include_usage
         self._hidden, self._echo, self._logprobs, self._silent = hidden, echo, logprobs, silent
         self._offsets = [0] * (len(prompts) * n)
         self._begun = [False] * (len(prompts) * n)
         self._scores: list[list[TokenLogprob]] = [[] for _ in prompts]
         self._parts: list[list[wire.TextChoice]] = [[] for _ in self._offsets]
+
+    def begin(self) -> Iterable[wire.TextCompletion]:
+        return ()
 
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.TextCompletion]:
         match update:
@@ -241,8 +235,11 @@ class TextAnswer:
                 why = "length" if reason is FinishReason.LENGTH or self._silent else "stop"
                 yield self._add(at, "", None, why)
 
-    def usage_chunk(self, usage: Usage) -> wire.TextCompletion:
-        return self._made([], usage)
+    def end(self, usage: Usage) -> Iterable[wire.TextCompletion]:
+        return [self._made([], usage)] if self._include_usage else []
+
+    def failed(self, error: PenstockError) -> Iterable[Any]:
+        return [openai_body(error)]
 
     def whole(self, usage: Usage) -> wire.TextCompletion:
         return self._made([self._joined(at, parts) for at, parts in enumerate(self._parts)], usage)

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, WithJsonSchema
 
-from penstock.domain.sampling import SamplingParams
+from penstock.doors.reading import Fields, Only
+from penstock.doors.shapes import Shape, only_one
+from penstock.doors.tools.formats import NAME
 from penstock.errors import RequestError
 
 MAX_TOP_LOGPROBS = 20
-TIERS = {"auto": 0, "default": 0, "flex": -10, "priority": 10}  # a service tier is a priority
+TIERS = {"default": 0, "flex": -10, "priority": 10}  # a service tier is a priority
 MAX_IDS = 1 << 20  # token ids in a list
-LONG_NAME = 40  # characters; no parameter has a longer one
+
+Prompts = list[str] | list[list[int]]
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MAX_IDS}
+TOOL: dict[str, Any] = {  # as one is described; the tools' own code reads it
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": f"^{NAME}$"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"], "description": "A JSON schema of the arguments, which are an object."},
+                "strict": {"type": ["boolean", "null"]},
+            },
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
+}
+Tool = Annotated[dict[str, Any], WithJsonSchema(TOOL)]
+PROMPTS: dict[str, Any] = {  # as they are described; _prompts reads them
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1},
+    ]
+}
 
 # Fields that describe the request and change nothing about the answer.
 HARMLESS = frozenset(
@@ -32,7 +60,7 @@ REFUSED: Mapping[str, str] = {
     "web_search_options": "This server does not reach the web. Give the model a tool that does.",
 }
 # Fields that are taken with one value only: the one that changes nothing.
-ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
+ONLY: Only = {
     "modalities": ((["text"],), "This server answers in text only."),
     "reasoning_effort": (("none",), "Models differ in how they reason: set what the template offers in chat_template_kwargs."),
     "store": ((False,), "Nothing is stored here."),
@@ -44,9 +72,16 @@ ECHOED = frozenset(("annotations", "audio", "function_call", "index", "parsed", 
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))  # what the server itself tells the chat template
 
 
-class Fields(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-    HARMLESS: ClassVar[frozenset[str]] = frozenset()
+def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    """What `chat_template_kwargs` may say to the template."""
+    taken = sorted(RESERVED & (given or {}).keys())
+    if taken:
+        raise RequestError(
+            f"chat_template_kwargs cannot set {taken[0]}.",
+            field="chat_template_kwargs",
+            hint="The server tells the template that itself.",
+        )
+    return given or {}
 
 
 class StreamOptions(Fields):
@@ -84,6 +119,10 @@ class ContentPart(Fields):
     text: str | None = None
     refusal: str | None = None
 
+    @property
+    def opaque(self) -> bool:
+        return self.type != "text"  # a picture is refused as a picture
+
 
 class ChatMessage(Fields):
     HARMLESS = ECHOED
@@ -96,15 +135,11 @@ class ChatMessage(Fields):
     reasoning_content: str | None = None
 
 
-class SamplingFields(Fields):
-    """What both endpoints share."""
+class AnswerFields(Fields):
+    """What all endpoints share that answer in words."""
 
-    HARMLESS = HARMLESS
-    model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -125,26 +160,50 @@ class SamplingFields(Fields):
     grammar: str | None = None
     regex: str | None = None
 
-    SAMPLING: ClassVar = (
-        *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    SAMPLING: ClassVar[tuple[str, ...]] = (
+        *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
         *("logit_bias", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
     )
 
-    def sampling(self, recommended: Mapping[str, Any], **more: Any) -> SamplingParams:
-        """`recommended` is for what the request leaves open; a request that is greedy leaves nothing open."""
-        given = {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
-        return SamplingParams(**{**(recommended if self.temperature != 0 else {}), **given, **more})
+    @property
+    def given_sampling(self) -> dict[str, Any]:
+        return {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
 
     @property
-    def urgency(self) -> int:
+    def urgency(self) -> int | None:
+        """None where it leaves that open."""
         if self.priority is not None and self.service_tier not in (None, "auto"):
             raise RequestError("priority and service_tier say the same thing twice.", field="priority", hint="Give one of them.")
-        return self.priority if self.priority is not None else TIERS[self.service_tier or "auto"]
+        if self.priority is not None or self.service_tier in (None, "auto"):
+            return self.priority
+        return TIERS[self.service_tier]
 
     @property
-    def shapes(self) -> list[str]:
-        """The fields by which it says itself what the answer looks like."""
-        return [name for name in ("grammar", "regex") if getattr(self, name) is not None]
+    def shapes(self) -> list[Shape]:
+        """What it says about the look of the answer."""
+        shapes = [] if self.grammar is None else [Shape("grammar", "grammar", self.grammar)]
+        return shapes if self.regex is None else [*shapes, Shape("regex", "regex", self.regex)]
+
+    @property
+    def shape(self) -> Shape | None:
+        return only_one(self.shapes)
+
+    @property
+    def slow(self) -> bool:
+        return bool(self.shapes)
+
+
+class SamplingFields(AnswerFields):
+    """What chat and plain completions share."""
+
+    HARMLESS = HARMLESS
+    REFUSED = REFUSED
+    ONLY = ONLY
+    model: str
+    n: int | None = None
+    max_tokens: int | None = None
+
+    SAMPLING: ClassVar[tuple[str, ...]] = ("n", *AnswerFields.SAMPLING)
 
     @property
     def include_usage(self) -> bool:
@@ -157,10 +216,28 @@ class ChatCompletionRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def shapes(self) -> list[Shape]:
+        form = self.response_format
+        if form is None or form.type == "text":
+            return super().shapes
+        if form.type == "json_object":
+            return [*super().shapes, Shape("json_object", "response_format")]
+        field = "response_format.json_schema"
+        if form.json_schema is None:
+            raise RequestError(f"{field} is missing.", field=field)
+        if form.json_schema.schema_ is None:
+            raise RequestError(f"{field}.schema is missing.", field=f"{field}.schema")
+        return [*super().shapes, Shape("json_schema", f"{field}.schema", form.json_schema.schema_)]
+
+    @property
+    def slow(self) -> bool:
+        return bool(self.shapes or self.tools)
 
     @property
     def answer_tokens(self) -> int | None:
@@ -178,16 +255,8 @@ class ChatCompletionRequest(SamplingFields):
         return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
 
     @property
-    def template_variables(self) -> dict[str, Any]:
-        given = self.chat_template_kwargs or {}
-        taken = sorted(RESERVED & given.keys())
-        if taken:
-            raise RequestError(
-                f"chat_template_kwargs cannot set {taken[0]}.",
-                field="chat_template_kwargs",
-                hint="The server tells the template that itself.",
-            )
-        return given
+    def template(self) -> dict[str, Any]:
+        return template_variables(self.chat_template_kwargs)
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -197,7 +266,7 @@ class ChatCompletionRequest(SamplingFields):
 
 
 class CompletionRequest(SamplingFields):
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(PROMPTS)]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -209,25 +278,45 @@ class CompletionRequest(SamplingFields):
             )
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        """One prompt or several, each a text or token ids. Looked at here and not by the parser, which would try every item
-        of a long list in every shape."""
-        found = self.prompt
-        if isinstance(found, str):
-            return [found]
-        if isinstance(found, list) and found:
-            if all(type(item) is int for item in found):
-                return [self._short_enough(found)]
-            if all(isinstance(item, str) for item in found):
-                return found
-            if all(isinstance(item, list) and item and all(type(i) is int for i in item) for item in found):
-                return [self._short_enough(item) for item in found]
-        raise RequestError("prompt has the wrong shape.", field="prompt", hint="Give a text, token ids, or a list of either.")
+    def prompts(self) -> Prompts:
+        return _prompts(self.prompt, "prompt")
 
-    def _short_enough(self, ids: list[int]) -> list[int]:
-        if len(ids) > MAX_IDS:
-            raise RequestError(f"prompt has {len(ids)} tokens.", field="prompt", hint=f"No model here takes more than {MAX_IDS}.")
-        return ids
+
+class EmbeddingRequest(Fields):
+    HARMLESS = frozenset(("user",))
+    model: str
+    input: Annotated[Any, WithJsonSchema(PROMPTS)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+    @property
+    def inputs(self) -> Prompts:
+        return _prompts(self.input, "input")
+
+    @property
+    def slow(self) -> bool:
+        return True  # its texts are tokenized while it is understood
+
+
+def _prompts(found: Any, field: str) -> Prompts:
+    """One prompt or several, each a text or token ids. Looked at here and not by the parser, which would try every item of a
+    long list in every shape."""
+    if isinstance(found, str):
+        return [found]
+    if isinstance(found, list) and found:
+        if all(type(item) is int for item in found):
+            return [_short_enough(found, field)]
+        if all(isinstance(item, str) for item in found):
+            return found
+        if all(isinstance(item, list) and item and all(type(i) is int for i in item) for item in found):
+            return [_short_enough(item, field) for item in found]
+    raise RequestError(f"{field} has the wrong shape.", field=field, hint="Give a text, token ids, or a list of either.")
+
+
+def _short_enough(ids: list[int], field: str) -> list[int]:
+    if len(ids) > MAX_IDS:
+        raise RequestError(f"{field} has {len(ids)} tokens.", field=field, hint=f"No model here takes more than {MAX_IDS}.")
+    return ids
 
 
 class TokenizeRequest(Fields):
@@ -240,79 +329,3 @@ class TokenizeRequest(Fields):
 class DetokenizeRequest(Fields):
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True, max_length=MAX_IDS)]
-
-
-Request = TypeVar("Request", bound=Fields)
-
-
-def parse(kind: type[Request], body: bytes) -> Request:
-    """Read a request, or say which of its fields cannot be used and why."""
-    try:
-        request = kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _told(error) from None
-    _check_extras(request, "")
-    return request
-
-
-def _check_extras(value: Any, where: str) -> None:
-    """Whatever is not a field of ours is harmless, or refused with a reason. null says nothing and is let through."""
-    if isinstance(value, list) and value and isinstance(value[0], Fields):
-        for i, item in enumerate(value):
-            _check_extras(item, f"{where}[{i}]")
-    if not isinstance(value, Fields) or (isinstance(value, ContentPart) and value.type != "text"):
-        return  # a picture is refused as a picture, by whoever reads the parts
-    for name, given in (value.model_extra or {}).items():
-        if given is not None and name not in value.HARMLESS:
-            _refuse_extra(name, given, value, where)
-    for name in type(value).model_fields:
-        _check_extras(getattr(value, name), f"{where}.{name}" if where else name)
-
-
-def _refuse_extra(name: str, given: Any, owner: Fields, where: str) -> None:
-    shown = name if len(name) <= LONG_NAME else f"{name[:LONG_NAME]}..."
-    field = f"{where}.{shown}" if where else shown
-    if not where and name in REFUSED:
-        raise RequestError(f"{field} is not supported.", field=field, hint=REFUSED[name])
-    if not where and name in ONLY:
-        allowed, why = ONLY[name]
-        if given not in allowed:
-            raise RequestError(f"{field} = {_short(given)} is not supported.", field=field, hint=why)
-        return
-    near = difflib.get_close_matches(name, type(owner).model_fields, n=1) if len(name) <= LONG_NAME else []
-    raise RequestError(
-        f"{field} is not a known parameter.",
-        field=field,
-        hint=f"Did you mean {near[0]}?" if near else "Remove it: nothing is ignored silently here.",
-    )
-
-
-def known_field(field: str) -> str:
-    """The parameter that an error is about, for the log, which must not hold a client's own words."""
-    name = field.partition(".")[0].partition("[")[0]
-    known = {*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, *DetokenizeRequest.model_fields}
-    return name if name in known or name in REFUSED or name in ONLY else "(unknown)"
-
-
-def _told(error: ValidationError) -> RequestError:
-    first = error.errors(include_url=False, include_context=False)[0]
-    if first["type"] == "json_invalid":
-        return RequestError(f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
-    field = ""
-    for part in first["loc"]:
-        if isinstance(part, int):
-            field += f"[{part}]"
-        elif part in ("str", "int") or part.startswith(("list[", "constrained-")):
-            break  # which of several shapes was tried
-        else:
-            field += f".{part}" if field else part
-    if first["type"] == "missing":
-        return RequestError(f"{field} is missing.", field=field)
-    if not field:
-        return RequestError("The body is not a JSON object.")
-    return RequestError(f"{field} = {_short(first['input'])} cannot be used.", field=field, hint=f"{first['msg']}.")
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, default=repr)
-    return text if len(text) <= 60 else text[:57] + "..."

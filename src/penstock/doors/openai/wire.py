@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's answers. What is left at its default is not sent, unless clients expect to see it."""
+"""The shapes of OpenAI's chat and plain completions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-
-class Wire(msgspec.Struct, omit_defaults=True):
-    pass
+from penstock.doors.framing import Wire
 
 
 class PromptDetails(Wire, kw_only=True, omit_defaults=False):
@@ -128,16 +126,51 @@ class TextCompletion(Wire, kw_only=True):
     usage: UsageOut | None = None
 
 
-encode = msgspec.json.Encoder().encode
-
-DONE = b"data: [DONE]\n\n"
+# ---- embeddings ----
 
 
-def event(value: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + encode(value) + b"\n\n"
+class EmbeddingOut(Wire, kw_only=True, omit_defaults=False):
+    """`embedding` is numbers, or the same numbers as base64 of little-endian fp32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
 
 
-def comment(text: str) -> bytes:
-    """A line that clients skip, and that keeps proxies from closing a silent connection."""
-    return f": {text}\n\n".encode()
+class EmbeddingUsage(Wire, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Wire, kw_only=True, omit_defaults=False):
+    object: Literal["list"] = "list"
+    data: list[EmbeddingOut]
+    model: str
+    usage: EmbeddingUsage
+
+
+# ---- models, tokens ----
+
+
+class ModelOut(Wire, kw_only=True, omit_defaults=False):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "penstock"
+    root: str
+    max_model_len: int
+
+
+class ModelList(Wire, kw_only=True, omit_defaults=False):
+    object: Literal["list"] = "list"
+    data: list[ModelOut]
+
+
+class Tokenized(Wire, kw_only=True):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class Detokenized(Wire, kw_only=True):
+    prompt: str

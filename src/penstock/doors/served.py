@@ -1,4 +1,4 @@
-"""Served: a hosted model with what OpenAI's dialect needs beside it."""
+"""Served: a hosted model with what the dialects need beside it: grammars, tools, and how its makers would sample."""
 
 from __future__ import annotations
 

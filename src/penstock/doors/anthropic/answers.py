@@ -1,0 +1,123 @@
+"""From a job's updates to Anthropic's events. The blocks of a message follow each other: text, then calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pydantic_core
+
+from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, TokensOut, Usage
+from penstock.doors.anthropic import wire
+from penstock.doors.errors import anthropic_body
+from penstock.doors.framing import EVENT_STREAM, Framing, comment, named_event
+from penstock.doors.speech import Call, Speech
+from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolEvent
+from penstock.errors import PenstockError
+
+
+def ping(text: str) -> bytes:
+    """An event that clients know and skip, with the text in a comment for who reads along."""
+    return comment(text).removesuffix(b"\n") + named_event(wire.Ping())
+
+
+class MessageAnswer:
+    framing = Framing(EVENT_STREAM, named_event, ping)
+
+    def __init__(self, message_id: str, model: str, speech: Speech, *, prompt_tokens: int) -> None:
+        self._id, self._model, self._speech, self._prompt_tokens = message_id, model, speech, prompt_tokens
+        self._blocks = 0  # that were begun
+        self._open = False  # whether the last of them still is
+        self._stop_reason: wire.StopReason = "end_turn"
+        self._stop_sequence: str | None = None
+
+    def begin(self) -> Iterable[wire.Event]:
+        """How much of the prompt is in the cache shows only when it is read; the last event corrects it."""
+        return [wire.MessageStart(message=self._message([], wire.UsageOut(input_tokens=self._prompt_tokens, output_tokens=0)))]
+
+    def take(self, number: int, update: JobUpdate) -> Iterable[wire.Event]:
+        match update:
+            case TokensOut(_, text):
+                yield from self._events(self._speech.hear(text))
+            case OutputFinished(_, reason, stop):
+                yield from self._events(self._speech.close(reason))
+                yield from self._close()
+                self._stop_reason = self._reason(reason, stop)
+                self._stop_sequence = stop if self._stop_reason == "stop_sequence" and isinstance(stop, str) else None
+
+    def end(self, usage: Usage) -> Iterable[wire.Event]:
+        delta = wire.MessageEnd(stop_reason=self._stop_reason, stop_sequence=self._stop_sequence)
+        return [wire.MessageDelta(delta=delta, usage=usage_out(usage)), wire.MessageStop()]
+
+    def failed(self, error: PenstockError) -> Iterable[Any]:
+        return [anthropic_body(error)]
+
+    def whole(self, usage: Usage) -> wire.Message:
+        text: list[wire.Block] = [wire.TextOut(text=self._speech.text)] if self._speech.text else []
+        calls = [wire.ToolUseOut(id=call.id, name=call.name, input=_input(call)) for call in self._speech.calls]
+        return self._message([*text, *calls], usage_out(usage), self._stop_reason, self._stop_sequence)
+
+    def _message(
+        self,
+        content: list[wire.Block],
+        usage: wire.UsageOut,
+        stop_reason: wire.StopReason | None = None,
+        stop_sequence: str | None = None,
+    ) -> wire.Message:
+        return wire.Message(
+            id=self._id,
+            model=self._model,
+            content=content,
+            stop_reason=stop_reason,
+            stop_sequence=stop_sequence,
+            usage=usage,
+        )
+
+    def _events(self, found: Sequence[ToolEvent]) -> Iterable[wire.Event]:
+        for event in found:
+            match event:
+                case TextDelta(text):
+                    if not self._open:
+                        yield self._begin(wire.TextOut(text=""))
+                    yield self._delta(wire.TextPart(text=text))
+                case CallStarted(_, call_id, name):
+                    yield from self._close()
+                    yield self._begin(wire.ToolUseOut(id=call_id, name=name, input={}))
+                case ArgumentsDelta(_, text):
+                    yield self._delta(wire.InputPart(partial_json=text))
+                case CallFinished():
+                    yield from self._close()
+
+    def _begin(self, block: wire.Block) -> wire.BlockStart:
+        self._blocks, self._open = self._blocks + 1, True
+        return wire.BlockStart(index=self._blocks - 1, content_block=block)
+
+    def _delta(self, part: wire.TextPart | wire.InputPart) -> wire.BlockDelta:
+        return wire.BlockDelta(index=self._blocks - 1, delta=part)
+
+    def _close(self) -> Iterable[wire.BlockStop]:
+        if self._open:
+            self._open = False
+            yield wire.BlockStop(index=self._blocks - 1)
+
+    def _reason(self, reason: FinishReason, stop: str | int | None) -> wire.StopReason:
+        if reason is FinishReason.LENGTH:
+            return "max_tokens"
+        if self._speech.calls_tools:
+            return "tool_use"
+        return "stop_sequence" if isinstance(stop, str) else "end_turn"
+
+
+def usage_out(usage: Usage) -> wire.UsageOut:
+    """The three numbers of the input add up to the prompt."""
+    return wire.UsageOut(
+        input_tokens=usage.prompt_tokens - usage.cached_tokens,
+        cache_read_input_tokens=usage.cached_tokens,
+        output_tokens=usage.completion_tokens,
+    )
+
+
+def _input(call: Call) -> dict[str, Any]:
+    """Of a call that was cut off, what is complete of it: as the client makes it of a stream."""
+    found: dict[str, Any] = pydantic_core.from_json(call.arguments or "{}", allow_partial=not call.finished)
+    return found

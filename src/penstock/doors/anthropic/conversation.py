@@ -1,0 +1,125 @@
+"""Anthropic's messages, made of blocks, as chat templates want them: plain texts, calls and results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.doors.anthropic.requests import (
+    ConversationFields,
+    MessageIn,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from penstock.doors.reading import Fields, parse_part, short
+from penstock.errors import RequestError
+
+TEXTS: Mapping[str, type[Fields]] = {"text": TextBlock}
+BLOCKS: Mapping[str, Mapping[str, type[Fields]]] = {
+    "system": TEXTS,
+    "user": {**TEXTS, "tool_result": ToolResultBlock},
+    "assistant": {**TEXTS, "tool_use": ToolUseBlock, "thinking": ThinkingBlock, "redacted_thinking": ThinkingBlock},
+}
+
+Content = str | Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`prefill` is how the answer begins: what the last message says, if it is the assistant's."""
+
+    messages: list[dict[str, Any]]
+    prefill: str = ""
+
+
+def conversation(asked: ConversationFields) -> Conversation:
+    """Every block is a message of its own, and those of one role that follow each other are one message."""
+    found: list[dict[str, Any]] = []
+    if asked.system:
+        found.append({"role": "system", "content": _text(asked.system, "system")})
+    calls: set[str] = set()
+    for i, message in enumerate(asked.messages):
+        for plain in _plain(message, f"messages[{i}]", calls):
+            _add(plain, found)
+    if asked.messages[-1].role != "assistant" or not found or found[-1]["role"] != "assistant":
+        return Conversation(found)
+    return Conversation(found[:-1], _prefill(found[-1], f"messages[{len(asked.messages) - 1}]"))
+
+
+def _plain(message: MessageIn, where: str, calls: set[str]) -> Iterator[dict[str, Any]]:
+    """`calls` are the ids of those that were made so far."""
+    if not message.content and message.role != "assistant":
+        raise RequestError(f"{where}.content is empty.", field=f"{where}.content")
+    for field, block in _blocks(message.content, BLOCKS[message.role], f"{where}.content"):
+        match block:
+            case TextBlock():
+                yield {"role": message.role, "content": block.text}
+            case ToolUseBlock():
+                calls.add(block.id)
+                yield {"role": "assistant", "content": "", "tool_calls": [_call(block)]}
+            case ToolResultBlock():
+                if block.tool_use_id not in calls:
+                    raise RequestError(
+                        f"{field}.tool_use_id answers no call.",
+                        field=f"{field}.tool_use_id",
+                        hint="Send the assistant's message with the tool_use block of that id before it.",
+                    )
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block, field)}
+
+
+def _blocks(content: Content, kinds: Mapping[str, type[Fields]], where: str) -> Iterable[tuple[str, Fields]]:
+    if isinstance(content, str):
+        yield where, TextBlock(type="text", text=content)
+        return
+    for j, block in enumerate(content):
+        field, kind = f"{where}[{j}]", block.get("type")
+        if kind is None:
+            raise RequestError(f"{field}.type is missing.", field=f"{field}.type")
+        if not isinstance(kind, str) or kind not in kinds:
+            raise RequestError(
+                f"{field}.type = {short(kind)} is not supported.",
+                field=f"{field}.type",
+                hint=f"What can stand there is {', '.join(kinds)}: this model reads text, and nothing else.",
+            )
+        yield field, parse_part(kinds[kind], block, field)
+
+
+def _text(content: Content, where: str) -> str:
+    return "\n".join(block.text for _, block in _blocks(content, TEXTS, where) if isinstance(block, TextBlock))
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    arguments = json.dumps(block.input, ensure_ascii=False)
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _result(block: ToolResultBlock, where: str) -> str:
+    text = _text(block.content or "", f"{where}.content")
+    return f"Error: {text}" if block.is_error else text  # templates have no other place for it
+
+
+def _add(plain: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    if not messages or plain["role"] != messages[-1]["role"] or plain["role"] == "tool":
+        messages.append(plain)
+        return
+    last = messages[-1]
+    last["content"] = "\n".join(text for text in (last["content"], plain["content"]) if text)
+    if "tool_calls" in plain:
+        last["tool_calls"] = [*last.get("tool_calls", ()), *plain["tool_calls"]]
+
+
+def _prefill(message: Mapping[str, Any], where: str) -> str:
+    if "tool_calls" in message:
+        raise RequestError(
+            f"{where} calls tools, and nobody has answered.", field=where, hint="Send their results in a user's message."
+        )
+    text: str = message["content"]
+    if text != text.rstrip():
+        raise RequestError(
+            f"{where} ends with white space, where an answer cannot go on.", field=f"{where}.content", hint="Strip it."
+        )
+    return text

@@ -1,0 +1,52 @@
+"""POST /v1/messages: a request as a turn of a conversation, and the answer to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from penstock.doors.anthropic.answers import MessageAnswer
+from penstock.doors.anthropic.conversation import conversation
+from penstock.doors.anthropic.requests import ConversationFields, MessagesRequest
+from penstock.doors.anthropic.tools import choice, functions, named_as_given
+from penstock.doors.exchange import Context, Exchange
+from penstock.doors.turn import Turn, plan_turn
+from penstock.errors import RequestError
+
+
+def turn_of(asked: ConversationFields) -> Turn:
+    """What the model is told; not yet how it shall answer."""
+    told, tools = conversation(asked), functions(asked.tools)
+    names = [tool["function"]["name"] for tool in tools or ()]
+    alone = asked.tool_choice is not None and asked.tool_choice.disable_parallel_tool_use
+    return Turn(
+        messages=told.messages,
+        prefill=told.prefill,
+        tools=tools,
+        tool_choice=choice(asked.tool_choice, names),
+        parallel_tool_calls=False if alone else None,
+    )
+
+
+def exchange(asked: MessagesRequest, context: Context) -> Exchange:
+    turn = dataclasses.replace(
+        turn_of(asked),
+        sampling=asked.given_sampling,
+        max_tokens=asked.max_tokens,
+        shape=asked.shape,
+        deadline=asked.deadline,
+    )
+    if turn.prefill and turn.shape is not None and turn.shape.kind == "json_schema":
+        field = turn.shape.field.partition(".")[0]
+        raise RequestError(
+            f"{field} describes a whole answer, and the last message has begun it.",
+            field=field,
+            hint="End the messages with the user's.",
+        )
+    with named_as_given():
+        planned = plan_turn(turn, context)
+
+    def answer(job_id: str, prompts: Sequence[Sequence[int]]) -> MessageAnswer:
+        return MessageAnswer(f"msg_{job_id}", context.served.hosted.name, planned.speech(), prompt_tokens=len(prompts[0]))
+
+    return Exchange([planned.job], answer, stream=bool(asked.stream), priority=asked.priority)

@@ -1,0 +1,76 @@
+"""GET /v1/models as Anthropic's clients expect it: page by page. They share the path with OpenAI's and say who they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+from msgspec import Meta
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+
+from penstock.doors.anthropic import wire
+from penstock.doors.desk import Desk
+from penstock.doors.reading import short
+from penstock.doors.routes import Parameter
+from penstock.doors.served import Served
+from penstock.errors import RequestError
+
+VERSION = "anthropic-version"  # a header that all of them send
+PAGE, MAX_PAGE = 20, 1000  # models
+SPOKEN = Parameter(VERSION, str, "With it, the answer is as Anthropic's clients expect it.", "header")
+PAGING = (  # for them
+    Parameter("limit", Annotated[int, Meta(ge=1, le=MAX_PAGE)], "How many at most."),
+    Parameter("after_id", str, "The last id of the page before."),
+    Parameter("before_id", str, "The first id of the page behind."),
+    Parameter("lifecycle", str, "All that are offered are active."),
+)
+
+
+def is_anthropic(request: Request) -> bool:
+    return VERSION in request.headers
+
+
+def model_page(desk: Desk, request: Request) -> wire.ModelPage:
+    query, offered = request.query_params, dict(desk.offered(request))
+    names = list(offered)
+    after, before, limit = _place("after_id", names, query), _place("before_id", names, query), _limit(query)
+    found = names[0 if after is None else after + 1 : before]
+    wanted = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]
+    if wanted and "active" not in wanted:
+        found = []  # all that are offered are active
+    shown = found[:limit] if before is None or after is not None else found[-limit:]
+    return wire.ModelPage(
+        data=[described(name, offered[name], desk) for name in shown],
+        has_more=len(shown) < len(found),
+        first_id=shown[0] if shown else None,
+        last_id=shown[-1] if shown else None,
+    )
+
+
+def described(name: str, served: Served, desk: Desk) -> wire.ModelOut:
+    context = served.hosted.context
+    return wire.ModelOut(
+        id=name,
+        display_name=served.hosted.name,
+        created_at=datetime.fromtimestamp(served.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        max_input_tokens=context,
+        max_tokens=min(context, desk.limits.max_tokens or context),
+    )
+
+
+def _place(field: str, names: Sequence[str], query: QueryParams) -> int | None:
+    name = query.get(field)
+    if name is None:
+        return None
+    if name not in names:
+        raise RequestError(f"{field} = {short(name)} is no model of this node.", field=field)
+    return names.index(name)
+
+
+def _limit(query: QueryParams) -> int:
+    given = query.get("limit", str(PAGE))
+    if not given.isascii() or not given.isdigit() or not 1 <= int(given[:9]) <= MAX_PAGE:
+        raise RequestError(f"limit = {short(given)} cannot be used.", field="limit", hint=f"Give a number from 1 to {MAX_PAGE}.")
+    return int(given)

@@ -1,0 +1,181 @@
+"""What clients of Anthropic's Messages may ask for, the documented extras, and what is refused instead of being ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
+from penstock.doors.describing import ShownAs
+from penstock.doors.reading import Fields, Only
+from penstock.doors.shapes import Shape, only_one
+from penstock.doors.tools.formats import NAME
+
+CACHED = frozenset(("cache_control",))  # every prefix is kept as long as there is room, so nobody has to ask for it
+ECHOED = CACHED | {"caller", "citations", "toolset_name"}  # what clients send back out of an answer: it says nothing to the model
+
+REFUSED: Mapping[str, str] = {
+    "compaction": "The conversation is read as it is sent. Shorten it yourself.",
+    "container": "There is nothing here that runs code. Give the model a tool that does.",
+    "context_management": "The conversation is read as it is sent. Shorten it yourself.",
+    "diagnostics": "cache_read_input_tokens tells how much was found in the cache.",
+    "fallback_credit_token": "A request is answered by the model that it names.",
+    "fallbacks": "A request is answered by the model that it names.",
+    "inference_geo": "A request is computed by the nodes of this network, wherever they are.",
+    "mcp_servers": "This server does not reach others. Give the model their tools.",
+    "thread": "Nothing is stored here. Send the whole conversation.",
+}
+ONLY: Only = {
+    "service_tier": (("auto", "standard_only"), "Set priority to say how urgent it is."),
+    "speed": (("standard",), "There is one speed: as fast as the nodes can."),
+    "thinking": (({"type": "disabled"},), "How a model reasons is up to its chat template, and all that it says is its answer."),
+}
+
+
+# ---- the blocks of a message, by their type ----
+
+
+class TextBlock(Fields):
+    HARMLESS = ECHOED
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlock(Fields):
+    HARMLESS = ECHOED
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Fields):
+    HARMLESS = ECHOED
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[TextBlock])] | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(Fields):
+    """What another model thought, some turns ago. It is not shown to this one."""
+
+    HARMLESS = ECHOED | {"thinking", "signature", "data"}
+    type: Literal["thinking", "redacted_thinking"]
+
+
+Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
+
+
+class MessageIn(Fields):
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[Block])]
+
+
+# ---- tools ----
+
+
+class Tool(Fields):
+    HARMLESS = CACHED | {"eager_input_streaming"}  # input streams as it is made, in any case
+    REFUSED: ClassVar[Mapping[str, str]] = {"input_examples": "Write examples into the description."}
+    ONLY: ClassVar[Only] = {
+        "allowed_callers": ((["direct"],), "Only the model calls tools here."),
+        "defer_loading": ((False,), "The model is told of every tool that is given."),
+    }
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=f"^{NAME}$")]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class ToolChoice(Fields):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+# ---- the shape of an answer ----
+
+
+class OutputFormat(Fields):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Fields):
+    REFUSED: ClassVar[Mapping[str, str]] = {"effort": "A model has one way to answer. Ask for a short or long answer in words."}
+    format: OutputFormat | None = None
+
+
+# ---- requests ----
+
+
+class ConversationFields(Fields):
+    """What a request to answer and one to count have in common."""
+
+    HARMLESS = CACHED | {"metadata"}
+    REFUSED = REFUSED
+    ONLY = ONLY
+    model: str
+    messages: Annotated[list[MessageIn], Field(fail_fast=True, min_length=1)]
+    system: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[TextBlock])] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[Tool])] | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+
+
+class CountTokensRequest(ConversationFields):
+    pass
+
+
+class MessagesRequest(ConversationFields):
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool | None = None
+    stop_sequences: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]], Field(fail_fast=True, max_length=MAX_STOPS)
+        ]
+        | None
+    ) = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    # extras
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    priority: Annotated[int, Field(ge=-10, le=10)] | None = None
+    deadline: float | None = None
+    grammar: str | None = None
+    regex: str | None = None
+
+    SAMPLING: ClassVar = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+
+    @property
+    def given_sampling(self) -> dict[str, Any]:
+        given = {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
+        return given | ({"stop": self.stop_sequences} if self.stop_sequences else {})
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """What it says about the look of the answer."""
+        shapes = [] if self.grammar is None else [Shape("grammar", "grammar", self.grammar)]
+        shapes += [] if self.regex is None else [Shape("regex", "regex", self.regex)]
+        if self.output_format is not None:
+            shapes.append(Shape("json_schema", "output_format.schema", self.output_format.schema_))
+        if self.output_config is not None and self.output_config.format is not None:
+            shapes.append(Shape("json_schema", "output_config.format.schema", self.output_config.format.schema_))
+        return shapes
+
+    @property
+    def shape(self) -> Shape | None:
+        return only_one(self.shapes)
+
+    @property
+    def slow(self) -> bool:
+        """A beginning of the answer is tokenized before the job is made."""
+        return bool(self.shapes or self.tools or self.messages[-1].role == "assistant")

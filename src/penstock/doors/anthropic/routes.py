@@ -1,0 +1,35 @@
+"""Anthropic's operations: what each is asked, and by what it is answered."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import get_args
+
+from penstock.doors.anthropic import messages, wire
+from penstock.doors.anthropic.counting import Counting
+from penstock.doors.anthropic.requests import CountTokensRequest, MessagesRequest
+from penstock.doors.desk import Desk
+from penstock.doors.routes import Route
+
+
+def anthropic_routes(desk: Desk) -> list[Route]:
+    return [
+        Route(
+            "POST",
+            "/v1/messages",
+            partial(desk.answer, MessagesRequest, messages.exchange),
+            "Answer a conversation, as Anthropic's clients ask for it",
+            asks=MessagesRequest,
+            gives=wire.Message,
+            streams="text/event-stream",
+            events=(*get_args(wire.Event), wire.Ping),
+        ),
+        Route(
+            "POST",
+            "/v1/messages/count_tokens",
+            Counting(desk).count,
+            "How many tokens a conversation has",
+            asks=CountTokensRequest,
+            gives=wire.TokenCount,
+        ),
+    ]

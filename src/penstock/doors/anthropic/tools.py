@@ -1,0 +1,62 @@
+"""Anthropic's tools and its choice among them, as OpenAI's: what the rest of the doors understands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.doors.anthropic.requests import Tool, ToolChoice
+from penstock.doors.reading import parse_part, short
+from penstock.errors import RequestError
+
+
+def functions(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    return None if tools is None else [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+
+
+def _function(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = given.get("type")
+    if kind not in (None, "custom"):
+        raise RequestError(
+            f"{where}.type = {short(kind)} is not supported.",
+            field=f"{where}.type",
+            hint="This server has no tools of its own. Give one of type custom, and run it yourself.",
+        )
+    tool = parse_part(Tool, given, where)
+    if tool.input_schema.get("type") != "object":
+        raise RequestError(
+            f"{where}.input_schema is not of type object.", field=f"{where}.input_schema", hint='Give {"type": "object", …}.'
+        )
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def choice(given: ToolChoice | None, names: Sequence[str]) -> str | dict[str, Any] | None:
+    if given is None:
+        return None
+    if given.type != "tool":
+        if given.name is not None:
+            raise RequestError(
+                f"tool_choice.name is given, but its type is {given.type}.", field="tool_choice.name", hint="Use type tool."
+            )
+        return {"auto": "auto", "any": "required", "none": "none"}[given.type]
+    if given.name is None:
+        raise RequestError("tool_choice.name is missing.", field="tool_choice.name")
+    if names and given.name not in names:
+        raise RequestError(f"tool_choice names '{given.name[:64]}', which is not in tools.", field="tool_choice.name")
+    return {"type": "function", "function": {"name": given.name}}
+
+
+@contextmanager
+def named_as_given() -> Iterator[None]:
+    """What is found wrong with a function is told of the field that the client has sent."""
+    try:
+        yield
+    except RequestError as error:
+        error.field = error.field.replace("].function.parameters", "].input_schema").replace("].function", "]")
+        raise

@@ -1,0 +1,122 @@
+"""The shapes of Anthropic's messages, of their events, and of its lists of models."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from penstock.doors.framing import Wire
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class TextOut(Wire, kw_only=True, omit_defaults=False, tag_field="type", tag="text"):
+    text: str
+    citations: None = None
+
+
+class ToolUseOut(Wire, kw_only=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextOut | ToolUseOut
+
+
+class UsageOut(Wire, kw_only=True, omit_defaults=False):
+    """`input_tokens` are those that were read; those that were found in the cache come beside them."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int
+
+
+class Message(Wire, kw_only=True, omit_defaults=False):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Block]
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    usage: UsageOut
+
+
+class TokenCount(Wire, kw_only=True):
+    input_tokens: int
+
+
+# ---- events ----
+
+
+class MessageStart(Wire, kw_only=True, omit_defaults=False):
+    type: Literal["message_start"] = "message_start"
+    message: Message
+
+
+class BlockStart(Wire, kw_only=True, omit_defaults=False):
+    type: Literal["content_block_start"] = "content_block_start"
+    index: int
+    content_block: Block
+
+
+class TextPart(Wire, kw_only=True, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class InputPart(Wire, kw_only=True, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+class BlockDelta(Wire, kw_only=True, omit_defaults=False):
+    type: Literal["content_block_delta"] = "content_block_delta"
+    index: int
+    delta: TextPart | InputPart
+
+
+class BlockStop(Wire, kw_only=True, omit_defaults=False):
+    type: Literal["content_block_stop"] = "content_block_stop"
+    index: int
+
+
+class MessageEnd(Wire, kw_only=True, omit_defaults=False):
+    stop_reason: StopReason
+    stop_sequence: str | None = None
+
+
+class MessageDelta(Wire, kw_only=True, omit_defaults=False):
+    type: Literal["message_delta"] = "message_delta"
+    delta: MessageEnd
+    usage: UsageOut
+
+
+class MessageStop(Wire, kw_only=True, omit_defaults=False):
+    type: Literal["message_stop"] = "message_stop"
+
+
+class Ping(Wire, kw_only=True, omit_defaults=False):
+    type: Literal["ping"] = "ping"
+
+
+Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
+
+
+# ---- models ----
+
+
+class ModelOut(Wire, kw_only=True, omit_defaults=False):
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(Wire, kw_only=True, omit_defaults=False):
+    data: list[ModelOut]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None

@@ -1,0 +1,113 @@
+"""Desk: what every dialect asks before it answers. Which models are offered, for whom, and whether there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.config.node import LimitsConfig, ServerConfig
+from penstock.domain.sequence import Job
+from penstock.doors.answering import respond
+from penstock.doors.exchange import Context, Exchange
+from penstock.doors.keys import Caller, Keys
+from penstock.doors.mailbox import Mailbox
+from penstock.doors.metering import Meter, Ticket
+from penstock.doors.reading import Asked, aside, read
+from penstock.doors.served import Served
+from penstock.engine.hosted_model import HostedLayers
+from penstock.errors import NotReady, RequestError, UnknownModel
+
+LATEST = ":latest"  # how Ollama's clients, at any door, say that they want no other version of a model
+
+
+class Desk:
+    """`models` are those that are offered, by name, `aliases` further names for them; `layers` are what the node holds only for
+    others."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Served],
+        aliases: Mapping[str, str],
+        layers: Sequence[HostedLayers],
+        *,
+        server: ServerConfig,
+        limits: LimitsConfig,
+        keys: Keys,
+    ) -> None:
+        self.models, self.aliases, self.layers = models, aliases, layers
+        self.server, self.limits, self.keys = server, limits, keys
+        self._meter = Meter()
+        keys.on_revoked = self._meter.revoke
+        self.mailbox: Mailbox | None = None  # from the moment that the server runs
+        self.draining = False
+
+    def offered(self, request: Request) -> list[tuple[str, Served]]:
+        """All names that whoever asks may use, the models' own first."""
+        caller = caller_of(request)
+        known = [*((name, name) for name in self.models), *self.aliases.items()]
+        return [(name, self.models[own]) for name, own in known if caller.may_use(name, own)]
+
+    async def answer(self, kind: type[Asked], exchange: Callable[[Asked, Context], Exchange], request: Request) -> Response:
+        """The way of every request that a model answers: read it, find the model, understand it, run it."""
+        asked = await read(kind, request)
+        served = self.find(getattr(asked, "model", None), request)
+        mailbox = self.room()
+        if asked.slow:
+            served.hosted.jobs.check_room()  # before anything is spent on it; others are refused when they are submitted
+        caller = caller_of(request)
+        context = Context(served, self.limits, caller.name)
+        made = await aside(lambda: exchange(asked, context), when=asked.slow)
+        priority = caller.priority(made.priority)
+        made = replace(made, jobs=[replace(job, priority=priority) for job in made.jobs])
+        return await respond(made, served, mailbox, partial(self._admit, caller), keep_alive=self.server.keep_alive)
+
+    def _admit(self, caller: Caller, jobs: Sequence[Job]) -> Ticket:
+        self.keys.check(caller)
+        saying = [job for job in jobs if not job.request.embed]
+        open_ended = any(job.sampling.max_tokens is None for job in saying)
+        return self._meter.admit(
+            caller,
+            outputs=max(1, sum(job.sampling.n for job in saying)),  # embeddings of any number of texts are one answer
+            prompt_tokens=sum(len(job.prompt_ids) for job in jobs),
+            max_tokens=None if open_ended else max((job.max_tokens for job in saying), default=0),
+        )
+
+    def find(self, name: str | None, request: Request) -> Served:
+        """The model that a request names; where it may leave it out and there is one, that one."""
+        if not self.models:
+            raise UnknownModel("No model is offered here.", hint=f"T{self.holds()[1:]}")
+        if name is None and len(self.models) == 1:
+            name = next(iter(self.models))
+        elif name is None:
+            raise RequestError("model is missing.", field="model", hint=f"This node has: {', '.join(self.models)}.")
+        known = (self.aliases.get(one, one) for one in (name, name.removesuffix(LATEST)))
+        served = next((self.models[one] for one in known if one in self.models), None)
+        if served is None:
+            known_names = ", ".join(one for one, _ in self.offered(request))
+            raise UnknownModel(f"The model '{name[:100]}' is not here.", hint=f"This node has: {known_names}.")
+        caller_of(request).check_model(name, name.removesuffix(LATEST), served.hosted.name)
+        request.state.log["model"] = served.hosted.name
+        return served
+
+    def holds(self) -> str:
+        names = ", ".join(hosted.name for hosted in self.layers)
+        return f"this node only holds layers of {names} for others. `penstock network status` shows which nodes offer it."
+
+    def room(self) -> Mailbox:
+        if self.draining or self.mailbox is None:
+            raise leaving()
+        return self.mailbox
+
+
+def caller_of(request: Request) -> Caller:
+    """Whose key the gate has seen."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def leaving() -> NotReady:
+    return NotReady("The server is shutting down.", hint="Try again in a moment, or elsewhere.")

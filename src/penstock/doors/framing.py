@@ -1,0 +1,53 @@
+"""Framing: how events become bytes on the wire. Server-sent events, with or without names, and lines of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+encode = msgspec.json.Encoder().encode
+
+
+class Wire(msgspec.Struct, omit_defaults=True):
+    """The base of all that is sent. What is left at its default is not sent, unless clients expect to see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """`comment` makes what clients skip, and what keeps proxies from closing a silent connection: None where the format has no
+    such thing. `done` is what ends every stream."""
+
+    media_type: bytes
+    frame: Callable[[Any], bytes]
+    comment: Callable[[str], bytes] | None = None
+    done: bytes = b""
+
+
+def event(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode(value) + b"\n\n"
+
+
+def named_event(value: Any) -> bytes:
+    """One that says its type twice: in its data, and as the event's name."""
+    kind = value["type"] if isinstance(value, dict) else value.type
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(value))
+
+
+def comment(text: str) -> bytes:
+    return f": {text}\n\n".encode()
+
+
+def line(value: Any) -> bytes:
+    return encode(value) + b"\n"
+
+
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+EVENTS = Framing(EVENT_STREAM, event, comment)
+EVENTS_UNTIL_DONE = Framing(EVENT_STREAM, event, comment, done=b"data: [DONE]\n\n")
+NAMED_EVENTS = Framing(EVENT_STREAM, named_event, comment)
+LINES = Framing(b"application/x-ndjson", line)

@@ -1,0 +1,158 @@
+"""Keys: whose request this is. The owner's key, and those of a folder that may change while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.config.keys import NO_LIMITS, KeyFolder, KeyLimits, KeyRecord, digest
+from penstock.errors import ConfigError, InvalidKey, KeyForbids, KeyRevoked
+
+logger = logging.getLogger("penstock.keys")
+
+USUAL_PRIORITY = 0
+LOOK_EVERY = 0.5  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. `name` is None for the owner, and for everybody where no key is needed. Callers are told apart by their keys: one
+    whose record was removed is not the one who got the name after."""
+
+    sha256: str = ""
+    name: str | None = field(default=None, compare=False)
+    limits: KeyLimits = field(default=NO_LIMITS, compare=False)
+
+    def may_use(self, *names: str) -> bool:
+        """A model, by any of its names."""
+        return self.limits.models is None or not set(names).isdisjoint(self.limits.models)
+
+    def check_model(self, *names: str) -> None:
+        if not self.may_use(*names):
+            raise KeyForbids(
+                f"The key '{self.name}' is not for the model '{names[0]}'.",
+                hint=f"It may use: {', '.join(self.limits.models or ())}.",
+            )
+
+    def priority(self, asked: int | None) -> int:
+        """What a request gets that asks for this priority, or leaves it open."""
+        ceiling = self.limits.priority
+        if asked is None:
+            return USUAL_PRIORITY if ceiling is None else min(USUAL_PRIORITY, ceiling)
+        if ceiling is not None and asked > ceiling:
+            raise KeyForbids(
+                f"The key '{self.name}' may ask for a priority up to {ceiling}, and this request asks for {asked}.",
+                hint="Lower it, or leave priority and service_tier out.",
+            )
+        return asked
+
+
+OWNER = Caller()
+
+
+class Keys:
+    """Belongs to the event loop. `always` is for a server that wants keys also while the folder has none; `on_revoked` is told of
+    every caller whose key was good and is not any more."""
+
+    def __init__(
+        self,
+        folder: KeyFolder | None,
+        owner_key: str | None,
+        *,
+        always: bool = False,
+        on_revoked: Callable[[Caller], None] = lambda caller: None,
+    ) -> None:
+        """Raises ConfigError if a file of the folder is not what it should be: later that is logged, and nobody has its key."""
+        self._folder, self.on_revoked = folder, on_revoked
+        self._owner = None if owner_key is None else digest(owner_key)
+        self._stamp: object = None if folder is None else folder.stamp()
+        records = () if folder is None else folder.records()
+        self._callers, self._revoked = _sorted(records)
+        self._told: set[str] = set()
+        # Never False again before the server ends: keys that vanish must not open it.
+        self._wanted = always or owner_key is not None or bool(records)
+
+    @property
+    def required(self) -> bool:
+        return self._wanted
+
+    def find(self, given: str | None) -> Caller:
+        """Whose key it is; where none is needed, any will do."""
+        self.refresh()
+        if not self._wanted:
+            return OWNER
+        if given is None:
+            raise InvalidKey("This server wants an API key.", hint="Send it as 'Authorization: Bearer KEY'.")
+        found = digest(given)
+        if self._owner is not None and hmac.compare_digest(found, self._owner):
+            return OWNER
+        # A look-up may tell by its time how a digest begins; of 256 random bits that tells nothing. The owner's key may be short.
+        if found in self._revoked:
+            raise revoked(self._revoked[found])
+        if found not in self._callers:
+            raise InvalidKey("The API key is not one of this server.")
+        return self._callers[found]
+
+    def is_good(self, name: str | None) -> bool:
+        """Whether whoever asked once, with the key of this name, may still have what it asked for. Who knows no keys at all cannot
+        tell, and lets it be. For any thread."""
+        return name is None or self._folder is None or any(caller.name == name for caller in self._callers.values())
+
+    def check_model(self, name: str | None, *models: str) -> None:
+        """Whether whoever asked once, with the key of this name, may use a model, by any of its names. For any thread."""
+        caller = next((caller for caller in list(self._callers.values()) if caller.name == name), OWNER)
+        caller.check_model(*models)
+
+    def check(self, caller: Caller) -> None:
+        """Once more, just before its request is admitted: that may have taken a minute to arrive."""
+        if caller.name is not None and caller.sha256 not in self._callers:
+            raise revoked(caller.name)
+
+    def refresh(self) -> None:
+        """Look whether the folder has changed: one system call if not."""
+        if self._folder is None:
+            return
+        try:
+            stamp = self._folder.stamp()
+            if stamp == self._stamp:
+                return
+            found = self._folder.look()
+        except ConfigError as error:
+            self._tell(error)  # what was known stays so, until the folder can be read again
+            return
+        for broken in found.broken:
+            self._tell(broken)
+        if not found.broken:
+            self._told.clear()
+        self._stamp = object() if found.broken else stamp  # what is broken may be mended without a change to the folder
+        self._wanted = self._wanted or bool(found.records or found.broken)
+        before = self._callers
+        self._callers, self._revoked = _sorted(found.records)
+        for sha256 in before.keys() - self._callers.keys():
+            self.on_revoked(before[sha256])
+
+    async def watch(self) -> None:
+        """For ever: also while nobody asks, a key that is revoked ends what it has open."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            self.refresh()
+
+    def _tell(self, error: ConfigError) -> None:
+        """Once, not at every request."""
+        if str(error) not in self._told:
+            self._told.add(str(error))
+            logger.error("%s", error)
+
+
+def revoked(name: str | None) -> KeyRevoked:
+    """Also for a key whose record is gone, or broken: to whoever has it that is the same."""
+    return KeyRevoked(f"The key '{name}' is not good any more.", hint="Ask whoever runs this server for another.")
+
+
+def _sorted(records: tuple[KeyRecord, ...]) -> tuple[dict[str, Caller], dict[str, str]]:
+    """The callers with good keys, and the names of the revoked ones, by digest."""
+    callers = {r.sha256: Caller(r.sha256, r.name, r.limits) for r in records if r.revoked is None}
+    return callers, {r.sha256: r.name for r in records if r.revoked is not None}

@@ -1,0 +1,75 @@
+"""What people and machines ask about a node itself: whether it lives and is ready, what runs, and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from penstock import __version__
+from penstock.doors.desk import Desk, leaving
+from penstock.doors.metrics import render_metrics
+from penstock.doors.readiness import Readiness
+from penstock.doors.routes import Route
+from penstock.doors.status import describe
+from penstock.engine.hosted_model import HostedLayers
+from penstock.errors import NotReady
+
+
+class Observing:
+    def __init__(
+        self,
+        desk: Desk,
+        node_id: str,
+        network: Callable[[], Mapping[str, Any]],
+        workspace: Callable[[], Mapping[str, int] | None],
+    ) -> None:
+        self._desk, self._node_id, self._network, self._workspace = desk, node_id, network, workspace
+        hosted = [served.hosted for served in desk.models.values()]
+        self._readiness = Readiness(hosted, within=desk.server.ready_within)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/", self.root, "What this is, for a person with a browser"),
+            Route("GET", "/health", self.health, "The process lives", gives=dict[str, str]),
+            Route("GET", "/ready", self.ready, "A token comes out of every model", gives=dict[str, str], fails=(503,)),
+            Route("GET", "/metrics", self.metrics, "Counters for Prometheus"),
+            Route("GET", "/status", self.status, "What is running", gives=dict[str, Any]),
+            Route("GET", "/network", self.network, "Nodes, pipes and the route", gives=dict[str, Any]),
+        ]
+
+    async def root(self, request: Request) -> Response:
+        base, models = f"{request.url.scheme}://{request.url.netloc}/v1", self._desk.models
+        if not models:
+            return PlainTextResponse(f"Penstock {__version__}: {self._desk.holds()}\n")
+        return PlainTextResponse(f"Penstock {__version__} serves {', '.join(models)}. OpenAI clients find it at {base}\n")
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "version": __version__})
+
+    async def ready(self, request: Request) -> Response:
+        if self._desk.draining:
+            raise leaving()
+        for hosted in self._desk.layers:
+            if not hosted.engine.running:
+                raise NotReady(f"The engine of {hosted.name} has stopped.", hint="Start the node again; its log says why.")
+        await self._readiness.check()
+        return JSONResponse({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        body, kind = render_metrics(self._hosted(), self._workspace())
+        return Response(body, media_type=kind)
+
+    async def status(self, request: Request) -> Response:
+        desk = self._desk
+        return JSONResponse(
+            describe(self._node_id, self._hosted(), desk.aliases, draining=desk.draining, workspace=self._workspace())
+        )
+
+    async def network(self, request: Request) -> Response:
+        return JSONResponse(self._network() or {"network": None, "nodes": [], "pipes": []})
+
+    def _hosted(self) -> list[HostedLayers]:
+        return [*(served.hosted for served in self._desk.models.values()), *self._desk.layers]

@@ -1,0 +1,170 @@
+"""From a job's updates to Ollama's lines. A whole answer is the last line with all that was said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.domain.job import FinishReason, JobDone, JobUpdate, OutputFinished, Timings, TokenLogprob, TokensOut, Usage
+from penstock.doors.embedding import Vectors
+from penstock.doors.errors import ollama_body
+from penstock.doors.framing import LINES
+from penstock.doors.ollama import wire
+from penstock.doors.openai.answers import chat_logprobs
+from penstock.doors.openai.wire import ContentLogprob
+from penstock.doors.speech import Call, Speech
+from penstock.doors.tools import CallFinished, TextDelta, ToolEvent
+from penstock.errors import PenstockError
+
+Logprobs = list[ContentLogprob] | None  # Ollama's have the shape of OpenAI's
+
+
+def rfc3339(seconds: float | None = None) -> str:
+    """Now, or a time since the epoch."""
+    when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return when.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def nanoseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))
+
+
+class PartsAnswer:
+    """An answer in parts; what one looks like is up to the operation. One of no jobs only says that the model is loaded.
+
+    `show` makes what is told about tokens out of their likelihoods: None where nobody asked."""
+
+    framing = LINES
+
+    def __init__(self, model: str, speech: Speech, show: Callable[[Sequence[TokenLogprob]], Logprobs] | None) -> None:
+        self._model, self._speech, self._show = model, speech, show
+        self._reason: Literal["stop", "length", "load"] = "load"
+        self._logprobs: list[ContentLogprob] = []
+        self._timings = Timings()
+
+    def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.Part:
+        raise NotImplementedError
+
+    def begin(self) -> Iterable[wire.Part]:
+        return ()
+
+    def take(self, number: int, update: JobUpdate) -> Iterable[wire.Part]:
+        match update:
+            case TokensOut(_, text, _, logprobs):
+                shown = self._show(logprobs) if self._show is not None else None
+                self._logprobs += shown or ()
+                yield from self._parts(self._speech.hear(text), shown)
+            case OutputFinished(_, reason, _):
+                self._reason = "length" if reason is FinishReason.LENGTH else "stop"
+                yield from self._parts(self._speech.close(reason), None)
+            case JobDone(_, timings):
+                self._timings = timings
+
+    def end(self, usage: Usage) -> Iterable[wire.Part]:
+        return [self._last("", (), usage)]
+
+    def failed(self, error: PenstockError) -> Iterable[Any]:
+        return [ollama_body(error)]
+
+    def whole(self, usage: Usage) -> wire.Part:
+        calls = [call for call in self._speech.calls if call.finished]
+        return self._last(self._speech.text, calls, usage, logprobs=self._logprobs if self._show is not None else None)
+
+    def _parts(self, events: Iterable[ToolEvent], shown: Logprobs) -> Iterable[wire.Part]:
+        """Calls come whole: one that was cut off has no arguments that are an object, and is not told."""
+        for event in events:
+            match event:
+                case TextDelta(text):
+                    yield self._made(text, (), logprobs=shown)
+                case CallFinished(index):
+                    yield self._made("", [self._speech.calls[index]], logprobs=shown)
+                case _:
+                    continue
+            shown = None
+        if shown:
+            yield self._made("", (), logprobs=shown)
+
+    def _last(self, text: str, calls: Sequence[Call], usage: Usage, **rest: Any) -> wire.Part:
+        took = self._timings
+        if self._reason != "load":
+            rest |= {
+                "total_duration": nanoseconds(took.total),
+                "load_duration": 0,  # it was loaded before anybody asked
+                "prompt_eval_count": usage.prompt_tokens,
+                "prompt_eval_duration": nanoseconds(took.first_token - took.queued),
+                "eval_count": usage.completion_tokens,
+                "eval_duration": nanoseconds(took.total - took.first_token),
+            }
+        return self._made(text, calls, done=True, done_reason=self._reason, **rest)
+
+    def _made(self, text: str, calls: Sequence[Call], *, done: bool = False, **rest: Any) -> wire.Part:
+        return self.part(text, calls, model=self._model, created_at=rfc3339(), done=done, **rest)
+
+
+class ChatAnswer(PartsAnswer):
+    def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.ChatPart:
+        told = [_told(self._speech.calls.index(call), call) for call in calls] or None
+        return wire.ChatPart(message=wire.ChatMessage(role="assistant", content=text, tool_calls=told), **rest)
+
+
+class GenerateAnswer(PartsAnswer):
+    def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.GeneratePart:
+        return wire.GeneratePart(response=text, **rest)
+
+
+def _told(index: int, call: Call) -> wire.ToolCall:
+    arguments = msgspec.json.decode(call.arguments)
+    return wire.ToolCall(id=call.id, function=wire.Called(index=index, name=call.name, arguments=arguments))
+
+
+class EmbedAnswer:
+    """It is never streamed, so it has something to say only when it is whole."""
+
+    framing = LINES
+
+    def __init__(self, model: str, count: int) -> None:
+        self._model, self._took = model, 0.0
+        self.vectors = Vectors(count)
+
+    def begin(self) -> Iterable[Any]:
+        return ()
+
+    def take(self, number: int, update: JobUpdate) -> Iterable[Any]:
+        self.vectors.take(number, update)
+        if isinstance(update, JobDone):
+            self._took = max(self._took, update.timings.total)
+        return ()
+
+    def end(self, usage: Usage) -> Iterable[Any]:
+        return ()
+
+    def failed(self, error: PenstockError) -> Iterable[Any]:
+        return [ollama_body(error)]
+
+    def whole(self, usage: Usage) -> Any:
+        return wire.Embedded(
+            model=self._model,
+            embeddings=[vector.tolist() for vector in self.vectors.all],
+            total_duration=nanoseconds(self._took),
+            load_duration=0,
+            prompt_eval_count=usage.prompt_tokens,
+        )
+
+
+class EmbeddingAnswer(EmbedAnswer):
+    """Of the older form: one vector, or none where there was no text."""
+
+    def whole(self, usage: Usage) -> wire.Embedding:
+        return wire.Embedding(embedding=[number for vector in self.vectors.all for number in vector.tolist()])
+
+
+def shower(
+    wanted: int | None, hidden: frozenset[int], token_bytes: Callable[[Sequence[int]], list[bytes]]
+) -> Callable[[Sequence[TokenLogprob]], Logprobs] | None:
+    """`hidden` are the tokens that end an answer: they are no part of it."""
+    if wanted is None:
+        return None
+    return lambda logprobs: chat_logprobs([one for one in logprobs if one.token_id not in hidden], token_bytes)

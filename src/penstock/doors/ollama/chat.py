@@ -1,0 +1,80 @@
+"""POST /api/chat and /api/generate: a conversation, or a prompt that becomes one, and the answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.domain.job import JobRequest
+from penstock.doors.exchange import Context, Exchange
+from penstock.doors.limits import answer_limit
+from penstock.doors.ollama.answers import ChatAnswer, GenerateAnswer, PartsAnswer, shower
+from penstock.doors.ollama.messages import plain_messages
+from penstock.doors.ollama.requests import AnswerFields, ChatRequest, GenerateRequest
+from penstock.doors.speech import Speech
+from penstock.doors.tools.offer import read_offer
+from penstock.doors.turn import PlannedTurn, Turn, chosen_sampling, plan_turn
+from penstock.errors import RequestError
+
+NUM_PREDICT = "options.num_predict"
+
+
+def chat(asked: ChatRequest, context: Context) -> Exchange:
+    asked.options.check_context(context.served.hosted.context)
+    if not asked.messages:
+        read_offer(asked.tools, None, None)  # what is wrong is told, also where it is not used
+        return _loaded(asked, ChatAnswer)
+    planned = _plan(asked, context, plain_messages(asked.messages), tools=asked.tools)
+    return _exchange(asked, context, planned.job, ChatAnswer, planned)
+
+
+def generate(asked: GenerateRequest, context: Context) -> Exchange:
+    asked.options.check_context(context.served.hosted.context)
+    if asked.raw and asked.system:
+        raise RequestError("system cannot be used with raw = true.", field="system", hint="Write it into the prompt.")
+    if not asked.prompt:
+        return _loaded(asked, GenerateAnswer)
+    if asked.raw:
+        return _exchange(asked, context, _raw(asked, asked.prompt, context), GenerateAnswer)
+    before = [{"role": "system", "content": asked.system}] if asked.system else []
+    planned = _plan(asked, context, [*before, {"role": "user", "content": asked.prompt}])
+    return _exchange(asked, context, planned.job, GenerateAnswer, planned)
+
+
+def _plan(asked: AnswerFields, context: Context, messages: Sequence[dict[str, Any]], **tools: Any) -> PlannedTurn:
+    turn = Turn(
+        messages=messages,
+        sampling=asked.sampling,
+        max_tokens=asked.options.max_tokens,
+        max_tokens_field=NUM_PREDICT,
+        shape=asked.shape,
+        template=asked.template_variables,
+        **tools,
+    )
+    return plan_turn(turn, context)
+
+
+def _raw(asked: GenerateRequest, prompt: str, context: Context) -> JobRequest:
+    limit = answer_limit(asked.options.max_tokens, context.limits, NUM_PREDICT)
+    return JobRequest(
+        prompt=prompt,
+        sampling=chosen_sampling(asked.sampling, context, max_tokens=limit),
+        constraint=None if asked.shape is None else asked.shape.compile(context.served.grammars),
+    )
+
+
+def _loaded(asked: AnswerFields, kind: type[PartsAnswer]) -> Exchange:
+    """Nothing is asked: this is how clients have a model loaded, and here it is."""
+    return Exchange([], lambda job_id, prompts: kind(asked.model, Speech(None), None), stream=asked.streams)
+
+
+def _exchange(
+    asked: AnswerFields, context: Context, job: JobRequest, kind: type[PartsAnswer], planned: PlannedTurn | None = None
+) -> Exchange:
+    served = context.served
+    show = shower(job.sampling.logprobs, served.hidden_tokens(job.sampling), served.grammars.token_bytes)
+
+    def answer(job_id: str, prompts: Sequence[Sequence[int]]) -> PartsAnswer:
+        return kind(asked.model, planned.speech() if planned else Speech(None), show)
+
+    return Exchange([job], answer, stream=asked.streams)

@@ -1,0 +1,138 @@
+"""GET /api/tags, /api/ps and /api/version, POST /api/show: what this node offers, as Ollama's clients want to be told."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.doors.desk import LATEST, Desk
+from penstock.doors.ollama import wire
+from penstock.doors.ollama.answers import rfc3339
+from penstock.doors.ollama.requests import ShowRequest
+from penstock.doors.reading import read
+from penstock.doors.replies import json_reply
+from penstock.doors.served import Served
+from penstock.errors import NoSuchPath, RequestError
+from penstock.model.spec import fingerprint
+
+SPOKEN = "0.13.0"  # the Ollama whose API this is: clients refuse what is older than they know
+NEVER = "9999-12-31T23:59:59Z"
+PRECISIONS = {"float32": (4, "F32"), "bfloat16": (2, "BF16")}  # bytes of a number, and Ollama's word for it
+PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names, where they are others
+
+
+class Models:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def tags(self, request: Request) -> Response:
+        return json_reply(wire.Tags(models=[_listed(name, served) for name, served in self._desk.offered(request)]))
+
+    async def processes(self, request: Request) -> Response:
+        return json_reply(wire.Processes(models=[_loaded(name, served) for name, served in self._desk.offered(request)]))
+
+    async def show(self, request: Request) -> Response:
+        asked = await read(ShowRequest, request)
+        name = asked.model or asked.name
+        if name is None:
+            raise RequestError("model is missing.", field="model")
+        return json_reply(_shown(self._desk.find(name, request)))
+
+    async def version(self, request: Request) -> Response:
+        return json_reply(wire.Version(version=SPOKEN))
+
+    async def manage(self, request: Request) -> Response:
+        raise NoSuchPath(
+            "Models are not pulled, made, copied or deleted over the API.",
+            hint="Start the server with the one that you want: `penstock serve --model NAME`.",
+        )
+
+
+def tagged(name: str) -> str:
+    """As Ollama would call it: no name there is without a tag."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
+
+
+def _listed(name: str, served: Served) -> wire.Listed:
+    return wire.Listed(
+        name=tagged(name),
+        model=tagged(name),
+        modified_at=rfc3339(served.created),
+        size=_size(served),
+        digest=_digest(served),
+        details=_details(served),
+    )
+
+
+def _loaded(name: str, served: Served) -> wire.Loaded:
+    return wire.Loaded(
+        name=tagged(name),
+        model=tagged(name),
+        size=_size(served),
+        digest=_digest(served),
+        details=_details(served),
+        expires_at=NEVER,
+        size_vram=0 if served.hosted.device == "cpu" else _size(served),
+        context_length=served.hosted.context,
+    )
+
+
+def _shown(served: Served) -> wire.Shown:
+    hosted, spec = served.hosted, served.hosted.spec
+    family = spec.family
+    parameters = {"num_ctx": hosted.context, **{PARAMETERS.get(name, name): value for name, value in served.sampling.items()}}
+    facts: dict[str, Any] = {
+        "general.architecture": family,
+        "general.basename": hosted.name,
+        "general.parameter_count": spec.params,
+        f"{family}.context_length": hosted.context,
+        f"{family}.embedding_length": spec.hidden,
+        f"{family}.block_count": spec.num_layers,
+        f"{family}.attention.head_count": spec.heads,
+        f"{family}.attention.head_count_kv": spec.kv_heads,
+        f"{family}.vocab_size": spec.vocab,
+    }
+    return wire.Shown(
+        modelfile=f"FROM {tagged(hosted.name)}\n",
+        parameters="\n".join(f"{name} {value}" for name, value in parameters.items()),
+        template=hosted.tokenizer.chat_template or "",
+        details=_details(served),
+        model_info=facts,
+        # Not "embedding", which every model here can do: clients take it for a model that cannot chat.
+        capabilities=["completion", "tools"],
+        modified_at=rfc3339(served.created),
+    )
+
+
+def _details(served: Served) -> wire.Details:
+    spec = served.hosted.spec
+    _, precision = PRECISIONS[served.hosted.dtype]
+    return wire.Details(
+        parent_model="",
+        format="safetensors",
+        family=spec.family,
+        families=[spec.family],
+        parameter_size=_rounded(spec.params),
+        quantization_level=precision,
+    )
+
+
+def _size(served: Served) -> int:
+    """Of the whole model, wherever its layers lie."""
+    size, _ = PRECISIONS[served.hosted.dtype]
+    return served.hosted.spec.params * size
+
+
+def _digest(served: Served) -> str:
+    """By which clients tell models apart."""
+    return hashlib.sha256(f"{served.hosted.name} {fingerprint(served.hosted.spec)}".encode()).hexdigest()
+
+
+def _rounded(count: int) -> str:
+    for size, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return f"{count / 1000:.1f}K"

@@ -1,0 +1,209 @@
+"""What Ollama's clients may ask for: its fields and options, and what is refused instead of being ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
+from penstock.doors.openai.requests import MAX_TOP_LOGPROBS, Tool
+from penstock.doors.reading import Fields, Only
+from penstock.doors.shapes import Shape
+from penstock.errors import RequestError
+
+KEPT = frozenset(("keep_alive",))  # models stay loaded for as long as the server runs
+# How a machine runs a model, not what it answers.
+MACHINE = frozenset(
+    (
+        *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"),
+        *("embedding_only", "num_thread", "num_keep"),
+    )
+)
+PICTURES: Mapping[str, str] = dict.fromkeys(("width", "height", "steps"), "This server answers in text only.")
+# What is taken with one value only: the one that changes nothing.
+ONLY_OPTIONS: Only = {
+    "mirostat": ((0,), "Use temperature, top_k, top_p or min_p."),
+    "penalize_newline": ((True,), "Penalties are for all tokens."),
+    "repeat_last_n": ((-1,), "Penalties look at the whole text, which is -1."),
+    "tfs_z": ((1,), "Use min_p or top_p."),
+    "typical_p": ((1,), "Use min_p or top_p."),
+}
+ONLY: Only = {
+    "truncate": ((False,), "A text that is too long is refused, not cut."),
+    "shift": ((False,), "An answer ends where the context does."),
+    "think": ((False,), "Models differ in how they reason, and what they say is their answer."),
+}
+ONLY_TEXT: Only = {"images": (([],), "This model reads text, and nothing else.")}
+ONLY_PROMPTS: Only = {
+    **ONLY,
+    **ONLY_TEXT,
+    "context": (([],), "Nothing is kept between requests. Send the conversation to /api/chat."),
+    "suffix": (("",), "The model continues a text; it cannot fill a gap in one."),
+    "template": (("",), "The model's own is used. With raw = true the prompt is taken as it is."),
+}
+
+
+class Options(Fields):
+    HARMLESS = MACHINE | {"mirostat_tau", "mirostat_eta"}  # these two are nothing without mirostat
+    ONLY = ONLY_OPTIONS
+    num_predict: Annotated[int, Field(ge=-2)] | None = None
+    num_ctx: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]], Field(fail_fast=True, max_length=MAX_STOPS)
+        ]
+        | None
+    ) = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        same = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+        given = {name: getattr(self, name) for name in same} | {"repetition_penalty": self.repeat_penalty}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def max_tokens(self) -> int | None:
+        """0 and below ask for as much as there is room for."""
+        return self.num_predict if self.num_predict and self.num_predict > 0 else None
+
+    def check_context(self, context: int) -> None:
+        if self.num_ctx is not None and self.num_ctx > context:
+            raise RequestError(
+                f"options.num_ctx = {self.num_ctx} is more than this model holds here.",
+                field="options.num_ctx",
+                hint=f"Ask for at most {context}, or leave it out.",
+            )
+
+
+class AnswerFields(Fields):
+    """What chat and generate share."""
+
+    HARMLESS = KEPT
+    REFUSED = PICTURES
+    ONLY = ONLY
+    model: str
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: Options = Field(default_factory=Options)
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    @property
+    def shape(self) -> Shape | None:
+        match self.format:
+            case None | "":
+                return None
+            case "json":
+                return Shape("json_object", "format")
+            case str():
+                raise RequestError(
+                    f"format = '{self.format[:40]}' cannot be used.", field="format", hint='Give "json" or a JSON schema.'
+                )
+        return Shape("json_schema", "format", self.format)
+
+    @property
+    def slow(self) -> bool:
+        return bool(self.format)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs = true.", field="top_logprobs")
+        return {**self.options.sampling, "logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """For models that would think unless they are told not to."""
+        return {"enable_thinking": False} if (self.model_extra or {}).get("think") is False else {}
+
+
+class CalledFunction(Fields):
+    HARMLESS = frozenset(("index", "description"))
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class ToolCall(Fields):
+    HARMLESS = frozenset(("type",))
+    id: str | None = None
+    function: CalledFunction
+
+
+class Message(Fields):
+    ONLY = ONLY_TEXT
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(AnswerFields):
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+
+    @property
+    def slow(self) -> bool:
+        return bool(self.format or self.tools)
+
+
+class GenerateRequest(AnswerFields):
+    ONLY = ONLY_PROMPTS
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+class EmbedRequest(Fields):
+    HARMLESS = KEPT
+    model: str
+    input: str | Annotated[list[str], Field(fail_fast=True)]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: Options = Field(default_factory=Options)
+
+    @property
+    def texts(self) -> list[str]:
+        if isinstance(self.input, str):
+            return [self.input] if self.input else []
+        return self.input
+
+    @property
+    def slow(self) -> bool:
+        return True  # its texts are tokenized while it is understood
+
+
+class EmbeddingsRequest(Fields):
+    """The older form, of one text."""
+
+    HARMLESS = KEPT
+    model: str
+    prompt: str | None = None
+    options: Options = Field(default_factory=Options)
+
+    @property
+    def slow(self) -> bool:
+        return True
+
+
+class ShowRequest(Fields):
+    """`name` is what `model` was called before."""
+
+    HARMLESS = frozenset(("verbose", "options", "system", "template"))
+    model: str | None = None
+    name: str | None = None

@@ -1,0 +1,59 @@
+"""Ollama's operations: what each is asked, and by what it is answered."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from penstock.doors.desk import Desk
+from penstock.doors.ollama import chat, embed, wire
+from penstock.doors.ollama.models import Models
+from penstock.doors.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, ShowRequest
+from penstock.doors.routes import Route
+
+LINES = "application/x-ndjson"
+MANAGING = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))
+
+
+def ollama_routes(desk: Desk) -> list[Route]:
+    models = Models(desk)
+    return [
+        Route(
+            "POST",
+            "/api/chat",
+            partial(desk.answer, ChatRequest, chat.chat),
+            "Answer a conversation (Ollama)",
+            asks=ChatRequest,
+            gives=wire.ChatPart,
+            streams=LINES,
+        ),
+        Route(
+            "POST",
+            "/api/generate",
+            partial(desk.answer, GenerateRequest, chat.generate),
+            "Answer a prompt (Ollama)",
+            asks=GenerateRequest,
+            gives=wire.GeneratePart,
+            streams=LINES,
+        ),
+        Route(
+            "POST",
+            "/api/embed",
+            partial(desk.answer, EmbedRequest, embed.embed),
+            "The embeddings of texts (Ollama)",
+            asks=EmbedRequest,
+            gives=wire.Embedded,
+        ),
+        Route(
+            "POST",
+            "/api/embeddings",
+            partial(desk.answer, EmbeddingsRequest, embed.embeddings),
+            "The embedding of a text (Ollama's older form)",
+            asks=EmbeddingsRequest,
+            gives=wire.Embedding,
+        ),
+        Route("GET", "/api/tags", models.tags, "The models and their aliases (Ollama)", gives=wire.Tags),
+        Route("POST", "/api/show", models.show, "One model (Ollama)", asks=ShowRequest, gives=wire.Shown),
+        Route("GET", "/api/ps", models.processes, "The models that are loaded (Ollama)", gives=wire.Processes),
+        Route("GET", "/api/version", models.version, "Which Ollama this speaks like", gives=wire.Version),
+        *(Route(method, f"/api/{name}", models.manage, "Not here (Ollama)", refuses=True) for method, name in MANAGING),
+    ]

@@ -1,0 +1,117 @@
+"""The shapes of Ollama's answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from penstock.doors.framing import Wire
+from penstock.doors.openai.wire import ContentLogprob
+
+# ---- answers ----
+
+
+class Part(Wire, kw_only=True):
+    """A piece of an answer, the last of which says how it ended and what it took; or all of it. Durations are in nanoseconds."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load"] | None = None
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+    logprobs: list[ContentLogprob] | None = None
+
+
+class GeneratePart(Part, kw_only=True):
+    response: str
+
+
+class Called(Wire, kw_only=True):
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(Wire, kw_only=True):
+    id: str
+    function: Called
+
+
+class ChatMessage(Wire, kw_only=True):
+    role: Literal["assistant"]
+    content: str
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatPart(Part, kw_only=True):
+    message: ChatMessage
+
+
+class Embedded(Wire, kw_only=True):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class Embedding(Wire, kw_only=True):
+    embedding: list[float]
+
+
+# ---- models ----
+
+
+class Details(Wire, kw_only=True):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class Listed(Wire, kw_only=True):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+
+
+class Tags(Wire, kw_only=True):
+    models: list[Listed]
+
+
+class Loaded(Wire, kw_only=True):
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class Processes(Wire, kw_only=True):
+    models: list[Loaded]
+
+
+class Shown(Wire, kw_only=True):
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class Version(Wire, kw_only=True):
+    version: str

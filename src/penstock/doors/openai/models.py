@@ -1,0 +1,31 @@
+"""GET /v1/models: what this node offers."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.doors.anthropic.models import described, is_anthropic, model_page
+from penstock.doors.desk import Desk
+from penstock.doors.openai import wire
+from penstock.doors.replies import json_reply
+from penstock.doors.served import Served
+
+
+class Models:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def all(self, request: Request) -> Response:
+        if is_anthropic(request):
+            return json_reply(model_page(self._desk, request))
+        return json_reply(wire.ModelList(data=[_described(name, served) for name, served in self._desk.offered(request)]))
+
+    async def one(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        served = self._desk.find(name, request)
+        return json_reply(described(name, served, self._desk) if is_anthropic(request) else _described(name, served))
+
+
+def _described(name: str, served: Served) -> wire.ModelOut:
+    return wire.ModelOut(id=name, created=served.created, root=served.hosted.name, max_model_len=served.hosted.context)

@@ -1,0 +1,159 @@
+"""Reading what clients send, in every dialect: known fields, fields that change nothing, and fields that are refused by name.
+
+A dialect describes its requests as subclasses of Fields; nothing that a client says is ignored silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import Request
+
+from penstock.errors import RequestError, RequestTimeout
+
+LONG_NAME = 40  # characters; no parameter has a longer one
+PATIENCE = 60.0  # seconds for a whole request to arrive
+LARGE = 50_000  # bytes
+
+Only = Mapping[str, tuple[tuple[Any, ...], str]]
+
+
+class Fields(BaseModel):
+    """HARMLESS fields describe the request and change nothing about the answer, REFUSED ones would change it and cannot (with the
+    reason), and ONLY has those that are taken with one value: the one that changes nothing."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    HARMLESS: ClassVar[frozenset[str]] = frozenset()
+    REFUSED: ClassVar[Mapping[str, str]] = {}
+    ONLY: ClassVar[Only] = {}
+
+    @property
+    def slow(self) -> bool:
+        """Whether understanding it takes longer than other streams should wait."""
+        return False
+
+    @property
+    def opaque(self) -> bool:
+        """Whether whoever reads it refuses it as a whole, so that its fields do not matter."""
+        return False
+
+
+Asked = TypeVar("Asked", bound=Fields)
+Made = TypeVar("Made")
+
+
+async def read(kind: type[Asked], request: Request) -> Asked:
+    """A body may take its time, but not for ever; a large one is looked at aside."""
+    body = await whole_body(request)
+    return await aside(lambda: parse(kind, body), when=len(body) > LARGE)
+
+
+async def whole_body(request: Request) -> bytes:
+    try:
+        return await asyncio.wait_for(request.body(), PATIENCE)
+    except TimeoutError:
+        raise RequestTimeout(f"The request was not complete after {PATIENCE:g} seconds.") from None
+
+
+async def aside(make: Callable[[], Made], *, when: bool = True) -> Made:
+    """On another thread, where it would hold up the other streams."""
+    return await asyncio.to_thread(make) if when else make()
+
+
+def parse(kind: type[Asked], body: bytes | str) -> Asked:
+    """Read a request, or say which of its fields cannot be used and why."""
+    try:
+        request = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _told(error) from None
+    _check_extras(request, "")
+    return request
+
+
+def parse_part(kind: type[Asked], value: Any, where: str) -> Asked:
+    """A part of a request whose kind shows only when one looks at it; `where` it stands."""
+    try:
+        part = kind.model_validate(value)
+    except ValidationError as error:
+        raise _told(error, where) from None
+    _check_extras(part, where)
+    return part
+
+
+def _check_extras(value: Any, where: str) -> None:
+    """Whatever is not a field of ours is harmless, or refused with a reason. null says nothing and is let through."""
+    if isinstance(value, list) and value and any(isinstance(item, Fields) for item in value):
+        for i, item in enumerate(value):
+            _check_extras(item, f"{where}[{i}]")
+    if not isinstance(value, Fields) or value.opaque:
+        return
+    for name, given in (value.model_extra or {}).items():
+        if given is not None and name not in value.HARMLESS:
+            _refuse_extra(name, given, value, where)
+    for name in type(value).model_fields:
+        _check_extras(getattr(value, name), f"{where}.{name}" if where else name)
+
+
+def _refuse_extra(name: str, given: Any, owner: Fields, where: str) -> None:
+    shown = name if len(name) <= LONG_NAME else f"{name[:LONG_NAME]}..."
+    field = f"{where}.{shown}" if where else shown
+    if name in owner.REFUSED:
+        raise RequestError(f"{field} is not supported.", field=field, hint=owner.REFUSED[name])
+    if name in owner.ONLY:
+        allowed, why = owner.ONLY[name]
+        if not any(given == one and isinstance(given, bool) == isinstance(one, bool) for one in allowed):  # 0 is not false
+            raise RequestError(f"{field} = {short(given)} is not supported.", field=field, hint=why)
+        return
+    near = difflib.get_close_matches(name, type(owner).model_fields, n=1) if len(name) <= LONG_NAME else []
+    raise RequestError(
+        f"{field} is not a known parameter.",
+        field=field,
+        hint=f"Did you mean {near[0]}?" if near else "Remove it: nothing is ignored silently here.",
+    )
+
+
+def known_field(field: str) -> str:
+    """The parameter that an error is about, for the log, which must not hold a client's own words."""
+    name = field.partition(".")[0].partition("[")[0]
+    return name if name in _all_fields() else "(unknown)"
+
+
+@functools.cache
+def _all_fields() -> frozenset[str]:
+    found: set[str] = set()
+    kinds: list[type[Fields]] = [Fields]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        found |= {*kind.model_fields, *kind.REFUSED, *kind.ONLY}
+    return frozenset(found)
+
+
+def _told(error: ValidationError, where: str = "") -> RequestError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return RequestError(f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
+    field = where
+    for part in first["loc"]:
+        if isinstance(part, int):
+            field += f"[{part}]"
+        elif part in ("str", "int") or part.startswith(("list[", "constrained-")):
+            break  # which of several shapes was tried
+        else:
+            field += f".{part}" if field else part
+    if first["type"] == "missing":
+        return RequestError(f"{field} is missing.", field=field)
+    if not field:
+        return RequestError("The body is not a JSON object.")
+    return RequestError(f"{field} = {short(first['input'])} cannot be used.", field=field, hint=f"{first['msg']}.")
+
+
+def short(value: Any) -> str:
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= 60 else text[:57] + "..."

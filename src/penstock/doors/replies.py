@@ -1,0 +1,13 @@
+"""Answers that are ready at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from penstock.doors.framing import encode
+
+
+def json_reply(value: Any, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type="application/json")

@@ -1,0 +1,48 @@
+"""OpenAI's Responses: what each operation is asked, and by what it is answered."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from penstock.doors.desk import Desk
+from penstock.doors.paging import AFTER, LIMIT, ORDER
+from penstock.doors.responses import wire
+from penstock.doors.responses.creating import Creating
+from penstock.doors.responses.kept import KeptResponses
+from penstock.doors.responses.requests import ResponseRequest
+from penstock.doors.responses.shelf import Shelf
+from penstock.doors.routes import Parameter, Route
+from penstock.workspace.responses import Responses
+
+PATH = "/v1/responses"
+ONE = f"{PATH}/{{response}}"
+INCLUDED = Parameter("include", list[str], "All that there is always comes.")
+
+
+def responses_routes(desk: Desk, responses: Responses | None) -> list[Route]:
+    """`responses` is None where nothing is kept."""
+    shelf = Shelf(responses)
+    creating, kept = Creating(shelf), KeptResponses(shelf)
+    return [
+        Route(
+            "POST",
+            PATH,
+            partial(desk.answer, ResponseRequest, creating.exchange),
+            "Answer a conversation, and keep it",
+            asks=ResponseRequest,
+            gives=wire.Response,
+            streams="text/event-stream",
+            events=wire.EVENTS,
+        ),
+        Route("GET", ONE, kept.get, "A response that is kept", gives=wire.Response, parameters=(INCLUDED,)),
+        Route("DELETE", ONE, kept.delete, "Forget a response", gives=wire.Deleted),
+        Route(
+            "GET",
+            f"{ONE}/input_items",
+            kept.input_items,
+            "What was said before it",
+            gives=wire.ItemList,
+            parameters=(LIMIT, ORDER, AFTER, INCLUDED),
+        ),
+        Route("POST", f"{ONE}/cancel", kept.cancel, "Refused: nothing runs in the background", fails=(400,), refuses=True),
+    ]

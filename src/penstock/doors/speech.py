@@ -1,0 +1,62 @@
+"""Speech: what one output of a model says, told apart as it comes: text for the reader, and calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.domain.job import FinishReason
+from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolEvent, ToolParser
+
+
+@dataclass(slots=True)
+class Call:
+    id: str
+    name: str
+    parts: list[str] = field(default_factory=list)
+    finished: bool = False
+
+    @property
+    def arguments(self) -> str:
+        """As JSON; of a call that was cut off, the beginning of it."""
+        return "".join(self.parts)
+
+
+class Speech:
+    """`text` and `calls` are what was said so far. Without a parser all is text."""
+
+    def __init__(self, parser: ToolParser | None) -> None:
+        self._parser = parser
+        self._text: list[str] = []
+        self.calls: list[Call] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._text)
+
+    def hear(self, text: str) -> Sequence[ToolEvent]:
+        if self._parser is None:
+            return self._kept([TextDelta(text)] if text else [])
+        return self._kept(self._parser.push(text))
+
+    def close(self, reason: FinishReason) -> Sequence[ToolEvent]:
+        """The output is over; what was held back comes now."""
+        return self._kept([] if self._parser is None else self._parser.finish(cut=reason is FinishReason.LENGTH))
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether it ended by calling tools: a stop string may have cut a call."""
+        return bool(self.calls) and all(call.finished for call in self.calls)
+
+    def _kept(self, events: Sequence[ToolEvent]) -> Sequence[ToolEvent]:
+        for event in events:
+            match event:
+                case TextDelta(text):
+                    self._text.append(text)
+                case CallStarted(_, call_id, name):
+                    self.calls.append(Call(call_id, name))
+                case ArgumentsDelta(index, text):
+                    self.calls[index].parts.append(text)
+                case CallFinished(index):
+                    self.calls[index].finished = True
+        return events
