@@ -47,7 +47,7 @@ run: $(STAMP) ## Answer PROMPT with the default model (downloaded on first use)
 test: lint ## Check style and types, then run the tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-soak: $(STAMP) ## Kill and freeze nodes and servers, and cut the power of a disk (some twenty-five minutes)
+soak: $(STAMP) ## Kill and freeze nodes and servers, and cut the power of a disk (some forty minutes)
 	$(BIN)/python -m pytest tests/soak -s $(SOAK_ARGS)
 
 lint: $(STAMP) ## Check style and types

@@ -13,9 +13,12 @@ import openai
 import pytest
 from starlette.testclient import TestClient
 
-from penstock.config.node import LimitsConfig, ServerConfig
+from penstock.config.keys import KeyFolder
+from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
+from penstock.doors.backlog import Backlog
 from penstock.doors.keys import Keys
 from penstock.doors.server import OAIHttpServer
+from penstock.workspace.layout import Workspace
 from tests.doors.batch_kills import MODEL, OVER, chat_line, check_batch_under_kills, jsonl
 from tests.server import Server, running_server
 
@@ -216,13 +219,33 @@ def test_what_is_no_upload_is_refused(client: openai.OpenAI, server: Server) -> 
 
 
 def test_without_a_workspace_the_refusal_says_what_to_do() -> None:
-    door = OAIHttpServer(
-        {}, node_id="bare", server=ServerConfig(), limits=LimitsConfig(), aliases={}, keys=Keys(None, None), store=None
-    )
+    door = OAIHttpServer({}, node_id="bare", server=ServerConfig(), limits=LimitsConfig(), aliases={}, keys=Keys(None, None))
     with TestClient(door.app, base_url="http://127.0.0.1") as bare:
         for path in ("/v1/files", "/v1/batches", "/v1/files/file-1_2_3/content"):
             answer = bare.get(path)
             assert (answer.status_code, "--workspace" in answer.json()["error"]["message"]) == (404, True)
+
+
+def test_each_key_finds_only_its_own(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    mia, bob = ({"authorization": f"Bearer {folder.add(name)}"} for name in ("mia", "bob"))
+    keys, limits, config = Keys(folder, None), LimitsConfig(), WorkspaceConfig()
+    workspace = Workspace(tmp_path / "workspace", create=True)
+    backlog = Backlog(workspace, {}, config, aliases={}, limits=limits, keys=keys)
+    door = OAIHttpServer({}, node_id="shared", server=ServerConfig(), limits=limits, aliases={}, keys=keys, backlog=backlog)
+    with TestClient(door.app, base_url="http://127.0.0.1") as shared:
+        sent = {"file": ("lines.jsonl", jsonl([chat_line("a", "Hi.")]))}
+        file = shared.post("/v1/files", headers=mia, data={"purpose": "batch"}, files=sent).json()["id"]
+        asked = {"input_file_id": file, "endpoint": CHAT, "completion_window": "1h"}
+        batch = shared.post("/v1/batches", headers=mia, json=asked).json()["id"]
+        for path in (f"/v1/files/{file}", f"/v1/files/{file}/content", f"/v1/batches/{batch}"):
+            assert [shared.get(path, headers=who).status_code for who in (mia, bob)] == [200, 404]
+        for path, known in (("/v1/files", file), ("/v1/batches", batch)):
+            found = [[one["id"] for one in shared.get(path, headers=who).json()["data"]] for who in (mia, bob)]
+            assert found == [[known], []]
+        assert shared.post("/v1/batches", headers=bob, json=asked).status_code == 404
+        assert shared.post(f"/v1/batches/{batch}/cancel", headers=bob).status_code == 404
+        assert shared.delete(f"/v1/files/{file}", headers=bob).status_code == 404
 
 
 def test_nothing_of_a_batch_is_lost_or_done_twice_when_its_server_is_killed(tmp_path: Path, default_model_folder: Path) -> None:

@@ -28,8 +28,8 @@ from penstock.errors import InvalidSampling
 def all_routes() -> list[Route]:
     """Those of a server; nobody answers."""
     desk = Mock(spec=Desk, models={}, server=Mock(ready_within=1.0))
-    dialects = [openai_routes(desk), responses_routes(desk, None), batch_routes(None, lambda: None)]
-    dialects += [anthropic_routes(desk), ollama_routes(desk), Observing(desk, "node", dict, lambda: None).routes()]
+    dialects = [openai_routes(desk), responses_routes(desk, None), batch_routes(None)]
+    dialects += [anthropic_routes(desk), ollama_routes(desk), Observing(desk, "node", dict, None).routes()]
     return with_document([route for routes in dialects for route in routes])
 
 

@@ -167,7 +167,7 @@ def test_a_job_whose_submit_failed_is_left_to_a_server_that_runs_it_already(fold
     disk = InterruptedDisk(4, "sync", claim_and_fail)
     client = Workspace(folder, disk=disk)
     disk.arm()
-    with pytest.raises(PenstockError, match="not submitted"):
+    with pytest.raises(PenstockError, match="Nothing was submitted"):
         Work(client).submit("a")
     (held,) = running
     server.settle()

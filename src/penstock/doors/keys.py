@@ -97,8 +97,8 @@ class Keys:
         return self._callers[found]
 
     def is_good(self, name: str | None) -> bool:
-        """Whether whoever asked once, with the key of this name, may still have what it asked for. Who knows no keys at all cannot
-        tell, and lets it be. For any thread."""
+        """Whether whoever asked once, with the key of this name, may still have what it asked for. Who knows no keys at all lets
+        it be. For any thread."""
         return name is None or self._folder is None or any(caller.name == name for caller in self._callers.values())
 
     def check_model(self, name: str | None, *models: str) -> None:

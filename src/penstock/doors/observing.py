@@ -9,11 +9,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from penstock import __version__
+from penstock.doors.backlog import Backlog
 from penstock.doors.desk import Desk, leaving
 from penstock.doors.metrics import render_metrics
 from penstock.doors.readiness import Readiness
 from penstock.doors.routes import Route
-from penstock.doors.status import describe
+from penstock.doors.status import NodeStatus, describe
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import NotReady
 
@@ -24,9 +25,9 @@ class Observing:
         desk: Desk,
         node_id: str,
         network: Callable[[], Mapping[str, Any]],
-        workspace: Callable[[], Mapping[str, int] | None],
+        backlog: Backlog | None,
     ) -> None:
-        self._desk, self._node_id, self._network, self._workspace = desk, node_id, network, workspace
+        self._desk, self._node_id, self._network, self._backlog = desk, node_id, network, backlog
         hosted = [served.hosted for served in desk.models.values()]
         self._readiness = Readiness(hosted, within=desk.server.ready_within)
 
@@ -36,7 +37,7 @@ class Observing:
             Route("GET", "/health", self.health, "The process lives", gives=dict[str, str]),
             Route("GET", "/ready", self.ready, "A token comes out of every model", gives=dict[str, str], fails=(503,)),
             Route("GET", "/metrics", self.metrics, "Counters for Prometheus"),
-            Route("GET", "/status", self.status, "What is running", gives=dict[str, Any]),
+            Route("GET", "/status", self.status, "What is running", gives=NodeStatus),
             Route("GET", "/network", self.network, "Nodes, pipes and the route", gives=dict[str, Any]),
         ]
 
@@ -59,17 +60,20 @@ class Observing:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        body, kind = render_metrics(self._hosted(), self._workspace())
+        body, kind = render_metrics(self._hosted(), self._jobs_on_disk())
         return Response(body, media_type=kind)
 
     async def status(self, request: Request) -> Response:
         desk = self._desk
         return JSONResponse(
-            describe(self._node_id, self._hosted(), desk.aliases, draining=desk.draining, workspace=self._workspace())
+            describe(self._node_id, self._hosted(), desk.aliases, draining=desk.draining, workspace=self._jobs_on_disk())
         )
 
     async def network(self, request: Request) -> Response:
         return JSONResponse(self._network() or {"network": None, "nodes": [], "pipes": []})
+
+    def _jobs_on_disk(self) -> dict[str, int] | None:
+        return None if self._backlog is None else self._backlog.describe()
 
     def _hosted(self) -> list[HostedLayers]:
         return [*(served.hosted for served in self._desk.models.values()), *self._desk.layers]

@@ -111,8 +111,8 @@ def _by_module(kinds: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
     for kind in kinds:
         found.setdefault(getattr(kind, "__module__", ""), {})[kind] = None
     for module, some in found.items():
-        own, _, name = module.rpartition("penstock.doors.")
-        yield (f"{name}." if own or module.startswith("penstock.doors.") else ""), list(some)
+        name = module.removeprefix("penstock.doors.")
+        yield (f"{name}." if name != module else ""), list(some)
 
 
 def _answers(route: Route) -> Iterator[Any]:

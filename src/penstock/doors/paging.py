@@ -19,6 +19,12 @@ AFTER = Parameter("after", str, "The last id of the page before.")
 ORDER = Parameter("order", Literal["asc", "desc"], "By age: desc is the newest first.")
 
 
+def refuse_others(request: Request, *known: str) -> None:
+    for name in request.query_params:
+        if name not in known:
+            raise RequestError(f"{name[:40]} is not a known parameter.", field=name[:40], hint="Remove it.")
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     limit: int
@@ -28,10 +34,8 @@ class Page:
     @classmethod
     def asked(cls, request: Request, *, usual: int, most: int, also: Iterable[str] = ()) -> Page:
         """What a request asks for; `also` are parameters that are read elsewhere."""
+        refuse_others(request, "limit", "after", "order", *also)
         given = request.query_params
-        for name in given:
-            if name not in ("limit", "after", "order", *also):
-                raise RequestError(f"{name[:40]} is not a known parameter.", field=name[:40], hint="Remove it.")
         limit, order = given.get("limit", str(usual)), given.get("order", "desc")
         if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= most):
             raise RequestError(f"limit = '{limit[:40]}' cannot be used.", field="limit", hint=f"Give a number from 1 to {most}.")

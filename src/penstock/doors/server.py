@@ -19,6 +19,7 @@ from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.domain.job import new_job_id
 from penstock.doors.access import LOOPBACK, AccessLog, Gate
 from penstock.doors.anthropic.routes import anthropic_routes
+from penstock.doors.backlog import Backlog
 from penstock.doors.batches.routes import FILES, batch_routes
 from penstock.doors.desk import Desk
 from penstock.doors.errors import body_for, headers_of, id_headers, send_error, status_of
@@ -34,13 +35,11 @@ from penstock.doors.routes import Handler, Route
 from penstock.doors.served import Served
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import NoSuchPath, PenstockError, RequestError
-from penstock.workspace.layout import Workspace
-from penstock.workspace.responses import Responses
 
 
 class OAIHttpServer:
-    """`network` tells about the nodes, and `workspace` about the jobs on disk; `responses`, files and batches are kept in
-    `store` beside these, and `on_batch` is told of news about batches. `app` is the ASGI application."""
+    """`network` tells about the nodes. Without a `backlog` there are no files, no batches, and no response is kept. `app` is the
+    ASGI application."""
 
     def __init__(
         self,
@@ -48,10 +47,7 @@ class OAIHttpServer:
         *,
         layers: Sequence[HostedLayers] = (),
         network: Callable[[], Mapping[str, Any]] = dict,
-        workspace: Callable[[], Mapping[str, int] | None] = lambda: None,
-        responses: Responses | None = None,
-        store: Workspace | None = None,
-        on_batch: Callable[[], None] = lambda: None,
+        backlog: Backlog | None = None,
         node_id: str,
         server: ServerConfig,
         limits: LimitsConfig,
@@ -60,12 +56,12 @@ class OAIHttpServer:
     ) -> None:
         self._server, self._keys = server, keys
         self._desk = Desk(models, aliases, layers, server=server, limits=limits, keys=keys)
-        observing = Observing(self._desk, node_id, network, workspace)
+        observing = Observing(self._desk, node_id, network, backlog)
         desk = self._desk
         routes = [
             *openai_routes(desk),
-            *responses_routes(desk, responses),
-            *batch_routes(store, on_batch),
+            *responses_routes(desk, backlog),
+            *batch_routes(backlog),
             *anthropic_routes(desk),
             *ollama_routes(desk),
             *observing.routes(),

@@ -4,11 +4,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 from penstock import __version__
 from penstock.domain.sequence import Job
 from penstock.engine.hosted_model import HostedLayers, HostedModel
+
+
+class JobStatus(TypedDict):
+    id: str
+    state: str
+    outputs: int
+    age: float
+    priority: int
+    prompt_tokens: int
+    prefilled: int
+    generated: int
+    max_tokens: int
+    preemptions: int
+
+
+class HeldLayers(TypedDict):
+    id: str
+    device: str
+    dtype: str
+    layers: list[str]
+
+
+class ModelStatus(HeldLayers):
+    context: int
+    kv_tokens: int
+    kv_used: int
+    generated_tokens: int
+    jobs: list[JobStatus]
+
+
+class NodeStatus(TypedDict):
+    node_id: str
+    version: str
+    draining: bool
+    aliases: dict[str, str]
+    models: list[ModelStatus]
+    workspace: dict[str, int] | None
 
 
 def describe(
@@ -18,7 +55,7 @@ def describe(
     *,
     draining: bool,
     workspace: Mapping[str, int] | None,
-) -> dict[str, Any]:
+) -> NodeStatus:
     return {
         "node_id": node_id,
         "version": __version__,
@@ -29,11 +66,11 @@ def describe(
     }
 
 
-def _model(hosted: HostedLayers) -> dict[str, Any]:
+def _model(hosted: HostedLayers) -> ModelStatus:
     """A node without the model's ends has no jobs of its own; its memory is what it lends to others."""
     engine = hosted.engine
     layers = [str(segment.layers) for segment in engine.pipe.segments]
-    known = {"id": hosted.name, "device": hosted.device, "dtype": hosted.dtype, "layers": layers}
+    known: HeldLayers = {"id": hosted.name, "device": hosted.device, "dtype": hosted.dtype, "layers": layers}
     if not isinstance(hosted, HostedModel):
         size = engine.config.block_size
         stages = list(engine.stages.values())  # the compute thread may change them
@@ -51,7 +88,7 @@ def _model(hosted: HostedLayers) -> dict[str, Any]:
     }
 
 
-def _job(job: Job) -> dict[str, Any]:
+def _job(job: Job) -> JobStatus:
     """Read while the compute thread works: the figures are right, if not all of the same instant."""
     sequences = list(job.sequences)
     states = [seq.state.name.lower() for seq in sequences]

@@ -12,21 +12,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.node import HostedModelConfig, NodeConfig, WorkspaceConfig
-from penstock.doors.errors import refusal
+from penstock.doors.backlog import Backlog
 from penstock.doors.keys import Keys
 from penstock.doors.listener import Listener, begin_to_listen, deaf_to_signals, take_port
 from penstock.doors.served import Served
 from penstock.doors.server import OAIHttpServer
-from penstock.doors.workspace import EngineRunner
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_alone
 from penstock.errors import WorkspaceError
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
-from penstock.workspace.batch_driver import BatchDriver
 from penstock.workspace.layout import Workspace
-from penstock.workspace.pool import JobEnd, Pool
-from penstock.workspace.responses import Responses
+from penstock.workspace.pool import JobEnd
 
 if TYPE_CHECKING:
     from penstock.node.membership import Membership
@@ -36,8 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """How many jobs ended here, and how many are `left`: they wait for `models` that this node does not host. The `odd` ones
-    cannot be taken, and the log tells why."""
+    """How many jobs ended here, and how many are `left`: they wait for `models` that this node does not host, or come after
+    one that does. The `odd` ones cannot be taken, and the log tells why."""
 
     done: int
     failed: int
@@ -48,7 +45,6 @@ class Drained:
 
 logger = logging.getLogger(__name__)
 
-WINDOW = 4  # times the jobs that run at once: so many lines of batches are jobs
 LEAST_LEASE = 120.0  # seconds that a route outlives the last word of its origin: longer than any pass takes
 
 
@@ -66,7 +62,6 @@ class Node:
         self.config, self.keys, self._progress = config, keys or Keys(None, None), progress
         self._socket = take_port(config.server.host, config.server.port) if door else None
         self.workspace = _workspace(config.workspace)
-        self._responses = None if self.workspace is None else Responses(self.workspace, keep=config.workspace.keep_responses)
         self._epoch = time.time_ns() // 1_000_000  # of this life of the node: each is later than the one before
         self._route_numbers = itertools.count()
         self.hosted: list[HostedLayers] = []
@@ -112,16 +107,12 @@ class Node:
         config, socket = self.config, self._socket
         assert socket is not None
         served = self._served()
-        batches = None if self.workspace is None else self._batch_driver(self.workspace, served)
-        pool = None if self.workspace is None or batches is None else self._pool(self.workspace, served, batches)
+        backlog = None if self.workspace is None else self._backlog(self.workspace, served)
         door = OAIHttpServer(
             served,
             layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
             network=dict if self.membership is None else self._report,
-            workspace=(lambda: None) if pool is None else pool.describe,
-            responses=self._responses,
-            store=self.workspace,
-            on_batch=(lambda: None) if batches is None else batches.wake,
+            backlog=backlog,
             node_id=config.node_id,
             server=config.server,
             limits=config.limits,
@@ -131,38 +122,34 @@ class Node:
 
         def leaving() -> None:
             on_leaving()
-            for worker in (pool, batches):
-                if worker is not None:
-                    threading.Thread(target=worker.stop, daemon=True).start()
+            if backlog is not None:
+                threading.Thread(target=backlog.stop, daemon=True).start()
             if self.membership is not None:
                 threading.Thread(target=self.membership.announce_leaving, daemon=True).start()
 
         listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, end=self._stop)
         begin_to_listen(socket)
         try:
-            for worker in (pool, batches):
-                if worker is not None:
-                    worker.start()
+            if backlog is not None:
+                backlog.start()
             listener.run(sockets=[socket])
         finally:
-            with deaf_to_signals():  # it takes a second, and jobs that are not given back count as those of a dead server
-                for worker in (pool, batches):
-                    if worker is not None:
-                        worker.stop()
+            if backlog is not None:
+                with deaf_to_signals():  # it takes a second, and jobs that are not given back count as those of a dead server
+                    backlog.stop()
         if self.membership is not None:
             self.membership.wait_until_unused(config.limits.drain_timeout)
 
     def drain(self, on_end: Callable[[JobEnd], None] = lambda end: None) -> Drained:
         """Work on the workspace until it is empty."""
         assert self.workspace is not None
-        served = self._served()
-        batches = self._batch_driver(self.workspace, served)
-        pool = self._pool(self.workspace, served, batches, on_end)
-        batches.start()
+        backlog = self._backlog(self.workspace, self._served(), on_end)
+        backlog.batches.start()
         try:
-            left = pool.drain()
+            left = backlog.pool.drain()
         finally:
-            batches.stop()
+            backlog.batches.stop()
+        pool = backlog.pool
         return Drained(pool.done, pool.failed, len(left), sorted({job.model or "" for job in left}), len(pool.odd))
 
     def _report(self) -> dict[str, Any]:
@@ -174,37 +161,12 @@ class Node:
     def _served(self) -> dict[str, Served]:
         return {hosted.name: Served(hosted) for hosted in self.models}
 
-    def _batch_driver(self, workspace: Workspace, served: Mapping[str, Served]) -> BatchDriver:
-        runner, keys = EngineRunner(served, self.config.aliases, self.config.limits), self.keys
-
-        def vet(owner: str | None, model: str | None) -> None:
-            keys.check_model(owner, *runner.names_of(model))
-
-        room = WINDOW * self.config.workspace.jobs
-        return BatchDriver(workspace, room=room, refusal=refusal, may_go_on=keys.is_good, vet=vet)
-
-    def _pool(
-        self,
-        workspace: Workspace,
-        served: Mapping[str, Served],
-        batches: BatchDriver,
-        on_end: Callable[[JobEnd], None] = lambda end: None,
-    ) -> Pool:
+    def _backlog(
+        self, workspace: Workspace, served: Mapping[str, Served], on_end: Callable[[JobEnd], None] = lambda end: None
+    ) -> Backlog:
         config = self.config
-        runner = EngineRunner(served, config.aliases, config.limits)
-
-        def ended(end: JobEnd) -> None:
-            batches.wake()
-            on_end(end)
-
-        return Pool(
-            workspace,
-            runner,
-            max_running=config.workspace.jobs,
-            max_deaths=config.workspace.deaths,
-            on_end=ended,
-            refill=batches.turn,
-            on_sweep=lambda: self._responses.sweep() if self._responses is not None else None,
+        return Backlog(
+            workspace, served, config.workspace, aliases=config.aliases, limits=config.limits, keys=self.keys, on_end=on_end
         )
 
     def _load(self, model: HostedModelConfig) -> HostedLayers:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from penstock.doors.openai.durable import DURABLE
+from penstock.doors.durable import DURABLE
 from penstock.doors.reading import Fields
 from penstock.errors import RequestError
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.doors.backlog import Backlog
 from penstock.doors.batches import wire
 from penstock.doors.batches.batches import BatchDoor
 from penstock.doors.batches.files import Files
@@ -15,7 +14,6 @@ from penstock.doors.paging import AFTER, LIMIT, ORDER
 from penstock.doors.routes import Handler, Parameter, Route
 from penstock.errors import NoSuchPath
 from penstock.workspace.batches import Batches
-from penstock.workspace.layout import Workspace
 from penstock.workspace.uploads import Uploads
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
@@ -23,11 +21,10 @@ PURPOSE = Parameter("purpose", str, "Only files of this purpose.")
 FORM = "multipart/form-data"
 
 
-def batch_routes(workspace: Workspace | None, on_change: Callable[[], None]) -> list[Route]:
-    """Where there is no workspace, they are known and say why nothing is kept. `on_change` is told of new batches, and of those
-    that are to be cancelled."""
-    files = None if workspace is None else Files(Uploads(workspace))
-    batches = None if workspace is None else BatchDoor(Batches(workspace), on_change)
+def batch_routes(backlog: Backlog | None) -> list[Route]:
+    """Without a backlog they are known, and say why nothing is kept."""
+    files = None if backlog is None else Files(Uploads(backlog.workspace))
+    batches = None if backlog is None else BatchDoor(Batches(backlog.workspace), backlog.batches.wake)
 
     def of(door: Files | BatchDoor | None, name: str) -> Handler:
         return _nothing_kept if door is None else getattr(door, name)

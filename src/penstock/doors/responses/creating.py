@@ -13,7 +13,7 @@ from penstock.doors.responses import wire
 from penstock.doors.responses.answers import ResponseAnswer
 from penstock.doors.responses.conversation import as_messages, with_input
 from penstock.doors.responses.requests import FunctionTool, ResponseRequest
-from penstock.doors.responses.shelf import NO_SHELF, Shelf
+from penstock.doors.responses.shelf import Shelf
 from penstock.doors.turn import PlannedTurn, Turn, plan_turn
 from penstock.errors import RequestError
 
@@ -60,7 +60,7 @@ class Creating:
 
     def _stores(self, asked: bool | None) -> bool:
         if asked and not self._shelf.exists:
-            raise RequestError("store = true is not possible.", field="store", hint=NO_SHELF)
+            raise RequestError("store = true is not possible.", field="store", hint=self._shelf.why)
         return self._shelf.exists if asked is None else asked
 
 

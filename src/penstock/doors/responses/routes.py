@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from penstock.doors.backlog import Backlog
 from penstock.doors.desk import Desk
 from penstock.doors.paging import AFTER, LIMIT, ORDER
 from penstock.doors.responses import wire
@@ -12,16 +13,14 @@ from penstock.doors.responses.kept import KeptResponses
 from penstock.doors.responses.requests import ResponseRequest
 from penstock.doors.responses.shelf import Shelf
 from penstock.doors.routes import Parameter, Route
-from penstock.workspace.responses import Responses
 
 PATH = "/v1/responses"
 ONE = f"{PATH}/{{response}}"
 INCLUDED = Parameter("include", list[str], "All that there is always comes.")
 
 
-def responses_routes(desk: Desk, responses: Responses | None) -> list[Route]:
-    """`responses` is None where nothing is kept."""
-    shelf = Shelf(responses)
+def responses_routes(desk: Desk, backlog: Backlog | None) -> list[Route]:
+    shelf = Shelf(None if backlog is None else backlog.responses)
     creating, kept = Creating(shelf), KeptResponses(shelf)
     return [
         Route(

@@ -45,10 +45,10 @@ class Kept:
 
 
 class Shelf:
-    """`responses` is None where nothing is kept."""
+    """`responses` is None where nothing is kept, and `why` says what to do about that."""
 
-    def __init__(self, responses: Responses | None) -> None:
-        self._responses = responses
+    def __init__(self, responses: Responses | None, why: str = NO_SHELF) -> None:
+        self._responses, self.why = responses, why
 
     @property
     def exists(self) -> bool:
@@ -77,7 +77,7 @@ class Shelf:
         if previous is None:
             return []
         if self._responses is None:
-            raise RequestError(f"There is no response '{previous[:80]}'.", field=field, hint=NO_SHELF)
+            raise RequestError(f"There is no response '{previous[:80]}'.", field=field, hint=self.why)
         try:
             return self.find(previous, owner=owner).conversation
         except UnknownResponse as error:
@@ -95,7 +95,7 @@ class Shelf:
         return None if found is None else Kept(_read_response(found.response), _read_items(found.items))
 
     def _unknown(self, name: str) -> UnknownResponse:
-        why = "It was not stored, it was deleted, or its time is over." if self.exists else NO_SHELF
+        why = "It was not stored, it was deleted, or its time is over." if self.exists else self.why
         return UnknownResponse(f"There is no response '{name[:80]}'.", hint=why)
 
 

@@ -10,6 +10,11 @@ from penstock.doors.exchange import Context, Exchange
 from penstock.doors.openai import chat, completions, embeddings
 from penstock.doors.openai.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from penstock.doors.reading import Fields
+from penstock.doors.responses.creating import Creating
+from penstock.doors.responses.requests import ResponseRequest
+from penstock.doors.responses.shelf import Shelf
+
+KEPT_AS_RESULT = "A job keeps its answer as its own result, and begins a conversation: leave it out."
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,4 +27,5 @@ DURABLE: Mapping[str, Durable] = {
     "/v1/chat/completions": Durable(ChatCompletionRequest, chat.exchange),
     "/v1/completions": Durable(CompletionRequest, completions.exchange),
     "/v1/embeddings": Durable(EmbeddingRequest, embeddings.exchange),
+    "/v1/responses": Durable(ResponseRequest, Creating(Shelf(None, why=KEPT_AS_RESULT)).exchange),
 }
