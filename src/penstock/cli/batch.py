@@ -24,10 +24,10 @@ from penstock.cli.logs import set_up_logging
 from penstock.cli.options import JsonOption
 from penstock.cli.output import print_json, print_table
 from penstock.cli.server_url import UrlOption, named_url, usual_url
-from penstock.cli.settings import takes_settings
+from penstock.cli.settings import takes_some_settings
 from penstock.config.network import NetworkConfig
 from penstock.config.settings import Settings
-from penstock.config.table import BY_KEY
+from penstock.config.table import BY_KEY, MODELS
 from penstock.errors import ConfigError
 from penstock.workspace.root import on_disk
 
@@ -41,7 +41,7 @@ TOLD = 5  # mistakes and errors that are shown
 CHUNK = 1 << 20
 
 
-@takes_settings
+@takes_some_settings("workspace.path", *(f"{MODELS}.{name}" for name in ("id", "device", "dtype", "max_memory", "kv_memory")))
 def batch(
     settings: Settings,
     file: Annotated[

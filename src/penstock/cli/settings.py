@@ -1,10 +1,10 @@
-"""A flag for every setting of a node, for the commands that need all of them."""
+"""Flags for settings of a node: all of them, or those that a command needs."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 from penstock.cli.options import wrong_usage
 from penstock.config.kinds import SWITCH
 from penstock.config.settings import load_settings
-from penstock.config.table import SETTINGS, Setting
+from penstock.config.table import BY_KEY, SETTINGS, Setting
 
 SHORT = {"--model": "-m"}
 
@@ -33,12 +33,21 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     It is called with the merged and checked settings. What a flag alone gets wrong is wrong usage and is told by its name.
     """
+    return _with_flags(command, SETTINGS)
+
+
+def takes_some_settings(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same with flags for these alone; the others have their place in the node file and the environment."""
+    return lambda command: _with_flags(command, [BY_KEY[key] for key in keys])
+
+
+def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Callable[..., None]:
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
     config = inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigOption)
 
     def with_settings(*, config_file: Path | None, **given: Any) -> None:
-        flags = {setting.key: given.pop(_parameter_name(setting)) for setting in SETTINGS}
-        for setting in SETTINGS:
+        flags = {setting.key: given.pop(_parameter_name(setting)) for setting in shown}
+        for setting in shown:
             text = flags[setting.key]
             with wrong_usage(setting.flag):
                 if isinstance(text, str):
@@ -47,7 +56,7 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
                     setting.read(text)
         command(load_settings(config_file, os.environ, flags), **given)
 
-    parameters = [config, *map(_parameter, SETTINGS), *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
+    parameters = [config, *map(_parameter, shown), *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
     with_settings.__name__, with_settings.__doc__ = command.__name__, command.__doc__
     with_settings.__annotations__ = {}  # typer reads the signature, and these would contradict it
     with_settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
