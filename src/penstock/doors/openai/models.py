@@ -5,11 +5,12 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.doors.anthropic.models import described, is_anthropic, model_page
+from penstock.doors.anthropic.models import PAGING, SPOKEN, described, is_anthropic, model_page
 from penstock.doors.desk import Desk
 from penstock.doors.openai import wire
 from penstock.doors.replies import json_reply
 from penstock.doors.served import Served
+from penstock.errors import RequestError
 
 
 class Models:
@@ -19,6 +20,10 @@ class Models:
     async def all(self, request: Request) -> Response:
         if is_anthropic(request):
             return json_reply(model_page(self._desk, request))
+        for parameter in PAGING:
+            if parameter.name in request.query_params:
+                hint = f"Send the header {SPOKEN.name}, or leave it out: the list is whole."
+                raise RequestError(f"{parameter.name} is for Anthropic's pages.", field=parameter.name, hint=hint)
         return json_reply(wire.ModelList(data=[_described(name, served) for name, served in self._desk.offered(request)]))
 
     async def one(self, request: Request) -> Response:
