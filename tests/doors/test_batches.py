@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from penstock.config.keys import KeyFolder
 from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
 from penstock.doors.backlog import Backlog
-from penstock.doors.keys import Keys
-from penstock.doors.server import OAIHttpServer
+from penstock.doors.http.keys import Keys
+from penstock.doors.http.server import OAIHttpServer
 from penstock.workspace.layout import Workspace
 from tests.doors.batch_kills import MODEL, OVER, chat_line, check_batch_under_kills, jsonl
 from tests.server import Server, running_server

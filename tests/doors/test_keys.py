@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.keys import KeyFolder, KeyLimits
-from penstock.doors.keys import OWNER, Caller, Keys
+from penstock.doors.http.keys import OWNER, Caller, Keys
 from penstock.errors import ConfigError, InvalidKey, KeyForbids, KeyRevoked
 
 OWNERS = "the-key-of-the-owner"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.config.keys import KeyLimits
-from penstock.doors.keys import OWNER, Caller
-from penstock.doors.metering import GUESS, Meter, Ticket, Used
+from penstock.doors.http.keys import OWNER, Caller
+from penstock.doors.http.metering import GUESS, Meter, Ticket, Used
 from penstock.errors import KeyLimit, KeyRevoked, RequestError
 
 JOBS, TOKENS = 5, 1000

@@ -15,16 +15,16 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.job import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import Job
-from penstock.doors.access import AccessLog
-from penstock.doors.answering import AnswerResponse
-from penstock.doors.errors import headers_of, openai_body, send_error, status_of
 from penstock.doors.exchange import Exchange
-from penstock.doors.keys import OWNER
-from penstock.doors.mailbox import Mailbox
-from penstock.doors.metering import Meter, Ticket
+from penstock.doors.http.access import AccessLog
+from penstock.doors.http.answering import AnswerResponse
+from penstock.doors.http.errors import headers_of, openai_body, send_error, status_of
+from penstock.doors.http.keys import OWNER
+from penstock.doors.http.mailbox import Mailbox
+from penstock.doors.http.metering import Meter, Ticket
+from penstock.doors.http.readiness import Readiness
+from penstock.doors.http.running import RunningRequest
 from penstock.doors.openai.answers import Head, TextAnswer
-from penstock.doors.readiness import Readiness
-from penstock.doors.running import RunningRequest
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
 from penstock.errors import ComputeFailed, NotReady

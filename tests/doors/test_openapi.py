@@ -13,15 +13,15 @@ import schemathesis
 from penstock.domain.sampling import SamplingParams
 from penstock.doors.anthropic.routes import anthropic_routes
 from penstock.doors.batches.routes import batch_routes
-from penstock.doors.describing import MEANINGS
-from penstock.doors.desk import Desk
-from penstock.doors.observing import Observing
+from penstock.doors.http.describing import MEANINGS
+from penstock.doors.http.desk import Desk
+from penstock.doors.http.observing import Observing
+from penstock.doors.http.openapi import document, with_document
+from penstock.doors.http.routes import Route
 from penstock.doors.ollama.routes import ollama_routes
 from penstock.doors.openai.requests import ChatCompletionRequest
 from penstock.doors.openai.routes import openai_routes
-from penstock.doors.openapi import document, with_document
 from penstock.doors.responses.routes import responses_routes
-from penstock.doors.routes import Route
 from penstock.errors import InvalidSampling
 
 

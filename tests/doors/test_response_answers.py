@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.domain.job import FinishReason, OutputFinished, TokensOut, Usage
-from penstock.doors.framing import encode
+from penstock.doors.http.framing import encode
 from penstock.doors.responses.answers import ResponseAnswer
 from penstock.doors.responses.wire import Response, TextOut
 from penstock.doors.speech import Speech

@@ -43,7 +43,7 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
     folder, owner_key = key_folder(config.server, os.environ), read_api_key(config.server, os.environ)
     _renew(config.network)
 
-    from penstock.doors.keys import Keys
+    from penstock.doors.http.keys import Keys
     from penstock.node import Node
 
     if dry_run:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from penstock.config.node import LimitsConfig, WorkspaceConfig
-from penstock.doors.errors import refusal
-from penstock.doors.keys import Keys
+from penstock.doors.http.errors import refusal
+from penstock.doors.http.keys import Keys
 from penstock.doors.served import Served
 from penstock.doors.workspace import EngineRunner
 from penstock.workspace.batch_driver import BatchDriver

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.doors.exchange import Context, Exchange
+from penstock.doors.http.reading import Fields
 from penstock.doors.openai import chat, completions, embeddings
 from penstock.doors.openai.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
-from penstock.doors.reading import Fields
 from penstock.doors.responses.creating import Creating
 from penstock.doors.responses.requests import ResponseRequest
 from penstock.doors.responses.shelf import Shelf

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from penstock.config.node import LimitsConfig
 from penstock.domain.job import JobRequest, JobUpdate, Usage
-from penstock.doors.framing import Framing
+from penstock.doors.http.framing import Framing
 from penstock.doors.served import Served
 from penstock.errors import PenstockError
 

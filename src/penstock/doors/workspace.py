@@ -13,12 +13,12 @@ from typing import Any
 
 from penstock.config.node import LimitsConfig
 from penstock.domain.job import FinishReason, JobDone, JobFailed, JobRequest, JobUpdate, OutputFinished, Timings, Usage
-from penstock.doors.desk import LATEST
 from penstock.doors.durable import DURABLE
 from penstock.doors.exchange import Answer, Context, Exchange
-from penstock.doors.framing import encode
+from penstock.doors.http.desk import LATEST
+from penstock.doors.http.framing import encode
+from penstock.doors.http.reading import parse
 from penstock.doors.limits import answer_limit
-from penstock.doors.reading import parse
 from penstock.doors.served import Served
 from penstock.doors.shapes import Shape
 from penstock.doors.turn import chosen_sampling

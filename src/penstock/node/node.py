@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.node import HostedModelConfig, NodeConfig, WorkspaceConfig
 from penstock.doors.backlog import Backlog
-from penstock.doors.keys import Keys
-from penstock.doors.listener import Listener, begin_to_listen, deaf_to_signals, take_port
+from penstock.doors.http.keys import Keys
+from penstock.doors.http.listener import Listener, begin_to_listen, deaf_to_signals, take_port
+from penstock.doors.http.server import OAIHttpServer
 from penstock.doors.served import Served
-from penstock.doors.server import OAIHttpServer
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_alone
 from penstock.errors import WorkspaceError
 from penstock.pipes.model_manager import LoadedModel, ModelManager

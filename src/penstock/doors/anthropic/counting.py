@@ -9,9 +9,9 @@ from penstock.doors.anthropic import wire
 from penstock.doors.anthropic.messages import turn_of
 from penstock.doors.anthropic.requests import CountTokensRequest
 from penstock.doors.anthropic.tools import named_as_given
-from penstock.doors.desk import Desk
-from penstock.doors.reading import aside, read
-from penstock.doors.replies import json_reply
+from penstock.doors.http.desk import Desk
+from penstock.doors.http.reading import aside, read
+from penstock.doors.http.replies import json_reply
 from penstock.doors.turn import turn_tokens
 
 

@@ -11,9 +11,9 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from penstock.doors.anthropic import wire
-from penstock.doors.desk import Desk
-from penstock.doors.reading import short
-from penstock.doors.routes import Parameter
+from penstock.doors.http.desk import Desk
+from penstock.doors.http.reading import short
+from penstock.doors.http.routes import Parameter
 from penstock.doors.served import Served
 from penstock.errors import RequestError
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
-from penstock.doors.describing import ShownAs
-from penstock.doors.reading import Fields, Only
+from penstock.doors.http.describing import ShownAs
+from penstock.doors.http.reading import Fields, Only
 from penstock.doors.shapes import Shape, only_one
 from penstock.doors.tools.formats import NAME
 

@@ -8,8 +8,8 @@ from typing import get_args
 from penstock.doors.anthropic import messages, wire
 from penstock.doors.anthropic.counting import Counting
 from penstock.doors.anthropic.requests import CountTokensRequest, MessagesRequest
-from penstock.doors.desk import Desk
-from penstock.doors.routes import Route
+from penstock.doors.http.desk import Desk
+from penstock.doors.http.routes import Route
 
 
 def anthropic_routes(desk: Desk) -> list[Route]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.doors.anthropic.requests import Tool, ToolChoice
-from penstock.doors.reading import parse_part, short
+from penstock.doors.http.reading import parse_part, short
 from penstock.errors import RequestError
 
 

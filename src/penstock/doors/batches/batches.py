@@ -10,10 +10,10 @@ from starlette.responses import Response
 from penstock.doors.batches import wire
 from penstock.doors.batches.files import file_named
 from penstock.doors.batches.requests import BatchCreation
-from penstock.doors.desk import caller_of
-from penstock.doors.paging import Page
-from penstock.doors.reading import aside, read
-from penstock.doors.replies import json_reply
+from penstock.doors.http.desk import caller_of
+from penstock.doors.http.paging import Page
+from penstock.doors.http.reading import aside, read
+from penstock.doors.http.replies import json_reply
 from penstock.errors import UnknownBatch
 from penstock.workspace.batches import Batches
 

@@ -15,10 +15,10 @@ from starlette.responses import Response, StreamingResponse
 
 from penstock.doors.batches import wire
 from penstock.doors.batches.requests import FileFields
-from penstock.doors.desk import caller_of
-from penstock.doors.paging import Page
-from penstock.doors.reading import aside, parse
-from penstock.doors.replies import json_reply
+from penstock.doors.http.desk import caller_of
+from penstock.doors.http.paging import Page
+from penstock.doors.http.reading import aside, parse
+from penstock.doors.http.replies import json_reply
 from penstock.errors import RequestError, RequestTimeout, UnknownFile
 from penstock.workspace.uploads import CHUNK, Uploads
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from penstock.doors.durable import DURABLE
-from penstock.doors.reading import Fields
+from penstock.doors.http.reading import Fields
 from penstock.errors import RequestError
 
 HOUR, DAY = 3600, 86400  # seconds

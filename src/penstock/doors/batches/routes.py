@@ -10,8 +10,8 @@ from penstock.doors.batches import wire
 from penstock.doors.batches.batches import BatchDoor
 from penstock.doors.batches.files import Files
 from penstock.doors.batches.requests import BatchCreation, FileUpload
-from penstock.doors.paging import AFTER, LIMIT, ORDER
-from penstock.doors.routes import Handler, Parameter, Route
+from penstock.doors.http.paging import AFTER, LIMIT, ORDER
+from penstock.doors.http.routes import Handler, Parameter, Route
 from penstock.errors import NoSuchPath
 from penstock.workspace.batches import Batches
 from penstock.workspace.uploads import Uploads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from penstock.doors.framing import Wire
+from penstock.doors.http.framing import Wire
 from penstock.workspace.batches import BatchStatus, BatchView
 from penstock.workspace.uploads import StoredFile
 

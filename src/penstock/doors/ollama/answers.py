@@ -10,8 +10,8 @@ import msgspec
 
 from penstock.domain.job import FinishReason, JobDone, JobUpdate, OutputFinished, Timings, TokenLogprob, TokensOut, Usage
 from penstock.doors.embedding import Vectors
-from penstock.doors.errors import ollama_body
-from penstock.doors.framing import LINES
+from penstock.doors.http.errors import ollama_body
+from penstock.doors.http.framing import LINES
 from penstock.doors.ollama import wire
 from penstock.doors.openai.answers import chat_logprobs
 from penstock.doors.openai.wire import ContentLogprob

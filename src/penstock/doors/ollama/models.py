@@ -8,12 +8,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.doors.desk import LATEST, Desk
+from penstock.doors.http.desk import LATEST, Desk
+from penstock.doors.http.reading import read
+from penstock.doors.http.replies import json_reply
 from penstock.doors.ollama import wire
 from penstock.doors.ollama.answers import rfc3339
 from penstock.doors.ollama.requests import ShowRequest
-from penstock.doors.reading import read
-from penstock.doors.replies import json_reply
 from penstock.doors.served import Served
 from penstock.errors import NoSuchPath, RequestError
 from penstock.model.spec import fingerprint

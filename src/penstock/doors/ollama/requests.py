@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
+from penstock.doors.http.reading import Fields, Only
 from penstock.doors.openai.requests import MAX_TOP_LOGPROBS, Tool
-from penstock.doors.reading import Fields, Only
 from penstock.doors.shapes import Shape
 from penstock.errors import RequestError
 

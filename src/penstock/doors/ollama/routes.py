@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock.doors.desk import Desk
+from penstock.doors.http.desk import Desk
+from penstock.doors.http.routes import Route
 from penstock.doors.ollama import chat, embed, wire
 from penstock.doors.ollama.models import Models
 from penstock.doors.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, ShowRequest
-from penstock.doors.routes import Route
 
 LINES = "application/x-ndjson"
 MANAGING = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from penstock.doors.framing import Wire
+from penstock.doors.http.framing import Wire
 from penstock.doors.openai.wire import ContentLogprob
 
 # ---- answers ----

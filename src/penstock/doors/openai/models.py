@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.doors.anthropic.models import PAGING, SPOKEN, described, is_anthropic, model_page
-from penstock.doors.desk import Desk
+from penstock.doors.http.desk import Desk
+from penstock.doors.http.replies import json_reply
 from penstock.doors.openai import wire
-from penstock.doors.replies import json_reply
 from penstock.doors.served import Served
 from penstock.errors import RequestError
 

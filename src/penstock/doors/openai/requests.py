@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from penstock.doors.reading import Fields, Only
+from penstock.doors.http.reading import Fields, Only
 from penstock.doors.shapes import Shape, only_one
 from penstock.doors.tools.formats import NAME
 from penstock.errors import RequestError

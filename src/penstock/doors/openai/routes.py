@@ -6,7 +6,8 @@ from functools import partial
 
 from penstock.doors.anthropic import wire as anthropic
 from penstock.doors.anthropic.models import PAGING, SPOKEN
-from penstock.doors.desk import Desk
+from penstock.doors.http.desk import Desk
+from penstock.doors.http.routes import Route
 from penstock.doors.openai import chat, completions, embeddings, wire
 from penstock.doors.openai.models import Models
 from penstock.doors.openai.requests import (
@@ -17,7 +18,6 @@ from penstock.doors.openai.requests import (
     TokenizeRequest,
 )
 from penstock.doors.openai.tokenizing import Tokenizing
-from penstock.doors.routes import Route
 
 EVENTS = "text/event-stream"
 

@@ -7,12 +7,12 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.doors.desk import Desk
+from penstock.doors.http.desk import Desk
+from penstock.doors.http.reading import read
+from penstock.doors.http.replies import json_reply
 from penstock.doors.openai import wire
 from penstock.doors.openai.messages import plain_messages
 from penstock.doors.openai.requests import DetokenizeRequest, TokenizeRequest
-from penstock.doors.reading import read
-from penstock.doors.replies import json_reply
 from penstock.errors import RequestError
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.doors.framing import Wire
+from penstock.doors.http.framing import Wire
 
 
 class PromptDetails(Wire, kw_only=True, omit_defaults=False):

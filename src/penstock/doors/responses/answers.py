@@ -10,8 +10,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, TokensOut, Usage
-from penstock.doors.errors import openai_body
-from penstock.doors.framing import NAMED_EVENTS
+from penstock.doors.http.errors import openai_body
+from penstock.doors.http.framing import NAMED_EVENTS
 from penstock.doors.openai.answers import TokenBytes, chat_logprobs
 from penstock.doors.openai.wire import ContentLogprob
 from penstock.doors.responses import wire

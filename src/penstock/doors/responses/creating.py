@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.domain.job import Usage
 from penstock.doors.exchange import Answer, Context, Exchange
-from penstock.doors.reading import short
+from penstock.doors.http.reading import short
 from penstock.doors.responses import wire
 from penstock.doors.responses.answers import ResponseAnswer
 from penstock.doors.responses.conversation import as_messages, with_input

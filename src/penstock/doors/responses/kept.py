@@ -5,10 +5,10 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.doors.desk import caller_of
-from penstock.doors.paging import Page, refuse_others
-from penstock.doors.reading import aside
-from penstock.doors.replies import json_reply
+from penstock.doors.http.desk import caller_of
+from penstock.doors.http.paging import Page, refuse_others
+from penstock.doors.http.reading import aside
+from penstock.doors.http.replies import json_reply
 from penstock.doors.responses import wire
 from penstock.doors.responses.shelf import Kept, Shelf
 from penstock.errors import RequestError

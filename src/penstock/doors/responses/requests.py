@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from penstock.doors.http.reading import Fields, Only, short
 from penstock.doors.openai.requests import MAX_TOP_LOGPROBS, AnswerFields, template_variables
-from penstock.doors.reading import Fields, Only, short
 from penstock.doors.shapes import Shape
 from penstock.errors import RequestError
 

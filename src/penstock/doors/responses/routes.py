@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from penstock.doors.backlog import Backlog
-from penstock.doors.desk import Desk
-from penstock.doors.paging import AFTER, LIMIT, ORDER
+from penstock.doors.http.desk import Desk
+from penstock.doors.http.paging import AFTER, LIMIT, ORDER
+from penstock.doors.http.routes import Parameter, Route
 from penstock.doors.responses import wire
 from penstock.doors.responses.creating import Creating
 from penstock.doors.responses.kept import KeptResponses
 from penstock.doors.responses.requests import ResponseRequest
 from penstock.doors.responses.shelf import Shelf
-from penstock.doors.routes import Parameter, Route
 
 PATH = "/v1/responses"
 ONE = f"{PATH}/{{response}}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.doors.framing import encode
+from penstock.doors.http.framing import encode
 from penstock.doors.responses import wire
 from penstock.errors import NoPreviousResponse, RequestError, UnknownResponse
 from penstock.workspace.job_id import is_job_id

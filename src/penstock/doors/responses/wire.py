@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.doors.errors import OpenAIError
-from penstock.doors.framing import Wire
+from penstock.doors.http.errors import OpenAIError
+from penstock.doors.http.framing import Wire
 from penstock.doors.openai.wire import ContentLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate
 from penstock.domain.sampling import SamplingParams
-from penstock.doors.running import SEE_STATUS
+from penstock.doors.http.running import SEE_STATUS
 from penstock.engine.hosted_model import HostedModel
 from penstock.errors import NotReady, PenstockError
 

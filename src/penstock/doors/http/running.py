@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from penstock.domain.job import JobDone, JobFailed, JobRequest, Timings, TokensOut, Usage, new_job_id
 from penstock.domain.sequence import Job
-from penstock.doors.mailbox import Mailbox, Numbered
-from penstock.doors.metering import Ticket
-from penstock.doors.reading import aside
+from penstock.doors.http.mailbox import Mailbox, Numbered
+from penstock.doors.http.metering import Ticket
+from penstock.doors.http.reading import aside
 from penstock.engine.hosted_model import HostedModel
 from penstock.engine.job_factory import JobHandle, PreparedJob
 from penstock.errors import NotReady, PenstockError, QueueFull

@@ -9,13 +9,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.domain.job import FinishReason, JobFailed, JobUpdate, OutputFinished, PrefillProgress
-from penstock.doors.access import CLIENT_LEFT
-from penstock.doors.errors import id_headers, send_error, send_json
 from penstock.doors.exchange import Answer, Exchange
-from penstock.doors.framing import encode
-from penstock.doors.mailbox import Mailbox
-from penstock.doors.reading import aside
-from penstock.doors.running import Admit, RunningRequest
+from penstock.doors.http.access import CLIENT_LEFT
+from penstock.doors.http.errors import id_headers, send_error, send_json
+from penstock.doors.http.framing import encode
+from penstock.doors.http.mailbox import Mailbox
+from penstock.doors.http.reading import aside
+from penstock.doors.http.running import Admit, RunningRequest
 from penstock.doors.served import Served
 from penstock.errors import PenstockError
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypedDict
 from starlette.types import Scope, Send
 
 from penstock import errors
-from penstock.doors.framing import encode
+from penstock.doors.http.framing import encode
 from penstock.errors import PenstockError, RequestError, UnknownModel
 
 

@@ -10,11 +10,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from penstock import __version__
 from penstock.doors.backlog import Backlog
-from penstock.doors.desk import Desk, leaving
-from penstock.doors.metrics import render_metrics
-from penstock.doors.readiness import Readiness
-from penstock.doors.routes import Route
-from penstock.doors.status import NodeStatus, describe
+from penstock.doors.http.desk import Desk, leaving
+from penstock.doors.http.metrics import render_metrics
+from penstock.doors.http.readiness import Readiness
+from penstock.doors.http.routes import Route
+from penstock.doors.http.status import NodeStatus, describe
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import NotReady
 

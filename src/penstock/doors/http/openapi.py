@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock import __version__
-from penstock.doors.access import OPEN_PATHS
-from penstock.doors.describing import FieldsSchema
-from penstock.doors.errors import ANTHROPIC_PATH, OLLAMA_PATH, body_type
-from penstock.doors.framing import encode
-from penstock.doors.reading import Fields, aside
-from penstock.doors.routes import Parameter, Route
+from penstock.doors.http.access import OPEN_PATHS
+from penstock.doors.http.describing import FieldsSchema
+from penstock.doors.http.errors import ANTHROPIC_PATH, OLLAMA_PATH, body_type
+from penstock.doors.http.framing import encode
+from penstock.doors.http.reading import Fields, aside
+from penstock.doors.http.routes import Parameter, Route
 
 PATH = "/openapi.json"
 ABOUT = (

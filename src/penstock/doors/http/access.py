@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.doors.keys import OWNER, Keys
+from penstock.doors.http.keys import OWNER, Keys
 from penstock.errors import EngineError, ForbiddenOrigin, PenstockError, RequestTooLarge
 
 logger = logging.getLogger("penstock.http")

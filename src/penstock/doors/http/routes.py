@@ -9,7 +9,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.doors.reading import Fields
+from penstock.doors.http.reading import Fields
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from penstock.doors.framing import encode
+from penstock.doors.http.framing import encode
 
 
 def json_reply(value: Any, status: int = 200) -> Response:

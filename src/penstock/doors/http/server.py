@@ -17,21 +17,21 @@ from starlette.routing import Route as StarletteRoute
 
 from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.domain.job import new_job_id
-from penstock.doors.access import LOOPBACK, AccessLog, Gate
 from penstock.doors.anthropic.routes import anthropic_routes
 from penstock.doors.backlog import Backlog
 from penstock.doors.batches.routes import FILES, batch_routes
-from penstock.doors.desk import Desk
-from penstock.doors.errors import body_for, headers_of, id_headers, send_error, status_of
-from penstock.doors.keys import Keys
-from penstock.doors.mailbox import Mailbox
-from penstock.doors.observing import Observing
+from penstock.doors.http.access import LOOPBACK, AccessLog, Gate
+from penstock.doors.http.desk import Desk
+from penstock.doors.http.errors import body_for, headers_of, id_headers, send_error, status_of
+from penstock.doors.http.keys import Keys
+from penstock.doors.http.mailbox import Mailbox
+from penstock.doors.http.observing import Observing
+from penstock.doors.http.openapi import with_document
+from penstock.doors.http.reading import known_field
+from penstock.doors.http.routes import Handler, Route
 from penstock.doors.ollama.routes import ollama_routes
 from penstock.doors.openai.routes import openai_routes
-from penstock.doors.openapi import with_document
-from penstock.doors.reading import known_field
 from penstock.doors.responses.routes import responses_routes
-from penstock.doors.routes import Handler, Route
 from penstock.doors.served import Served
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import NoSuchPath, PenstockError, RequestError

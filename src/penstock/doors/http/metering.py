@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.doors.keys import Caller, revoked
+from penstock.doors.http.keys import Caller, revoked
 from penstock.errors import KeyLimit, KeyRevoked, RequestError
 
 TICKS = 10  # in a second; tokens of one tick are kept as one number

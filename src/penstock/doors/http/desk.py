@@ -11,12 +11,12 @@ from starlette.responses import Response
 
 from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.domain.sequence import Job
-from penstock.doors.answering import respond
 from penstock.doors.exchange import Context, Exchange
-from penstock.doors.keys import Caller, Keys
-from penstock.doors.mailbox import Mailbox
-from penstock.doors.metering import Meter, Ticket
-from penstock.doors.reading import Asked, aside, read
+from penstock.doors.http.answering import respond
+from penstock.doors.http.keys import Caller, Keys
+from penstock.doors.http.mailbox import Mailbox
+from penstock.doors.http.metering import Meter, Ticket
+from penstock.doors.http.reading import Asked, aside, read
 from penstock.doors.served import Served
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import NotReady, RequestError, UnknownModel
