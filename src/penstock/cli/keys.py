@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from penstock.cli.network_joined import this_home
 from penstock.cli.options import JsonOption, wrong_usage
 from penstock.cli.output import print_json, print_table
+from penstock.config.api_key import VARIABLE
 from penstock.config.table import BY_KEY
 
 if TYPE_CHECKING:
@@ -59,13 +61,18 @@ def add(
     models = tuple(dict.fromkeys(model)) if model else None
     with wrong_usage():
         limits = KeyLimits(jobs=jobs, tokens_per_minute=tokens_per_minute, priority=priority, models=models)
+    first = not folder.look().records
     key = folder.add(name, limits)
-    print(
-        f"The key '{name}': {', '.join(_told(limits)) or 'no limits'}.\n"
-        f"It is kept nowhere: copy it now. To take it back: penstock keys revoke {name}",
-        file=sys.stderr,
-        flush=True,
-    )
+    told = [
+        f"The key '{name}': {', '.join(_told(limits)) or 'no limits'}.",
+        f"It is kept nowhere: copy it now. To take it back: penstock keys revoke {name}{_flag(keys)}",
+    ]
+    if first:
+        told.append(
+            "From now on the server answers nobody without a key. Batches and responses that were made without one are found "
+            f"with the owner's: start it with {VARIABLE}."
+        )
+    print("\n".join(told), file=sys.stderr, flush=True)
     print(key)
 
 
@@ -79,7 +86,8 @@ def list_keys(as_json: JsonOption = False, keys: FolderOption = None) -> None:
     elif found.records:
         print_table(["name", "key", "created", "limits", "revoked"], map(_row, found.records))
     elif not found.broken:
-        print("There are no keys. `penstock keys add NAME` makes one; without any, the server of this machine wants none.")
+        wants = "a server that was given this folder refuses everybody" if keys else "the server of this machine wants none"
+        print(f"There are no keys. `penstock keys add NAME{_flag(keys)}` makes one; without any, {wants}.")
     if found.broken:
         raise found.broken[0]
 
@@ -103,6 +111,11 @@ def _folder(given: str | None) -> KeyFolder:
     with wrong_usage(SETTING.flag):
         path = SETTING.parse(text) if text else None
     return KeyFolder(path or this_home().keys)
+
+
+def _flag(given: str | None) -> str:
+    """What further commands about the same folder need."""
+    return f" {SETTING.flag} {shlex.quote(given)}" if given else ""
 
 
 def _entry(record: KeyRecord) -> dict[str, Any]:
