@@ -79,6 +79,15 @@ def test_a_server_with_a_folder_of_its_own_gets_its_keys_there(tmp_path: Path) -
     assert not home.exists()
 
 
+def test_what_is_told_about_another_folder_names_it(tmp_path: Path) -> None:
+    own = str(tmp_path / "own keys")
+    assert "refuses everybody" in penstock(tmp_path, "keys", "list", "--keys", own).stdout
+    made = penstock(tmp_path, "keys", "add", "bob", "--keys", own)
+    assert f"penstock keys revoke bob --keys '{own}'" in made.stderr
+    assert "answers nobody without a key" in made.stderr
+    assert "answers nobody" not in penstock(tmp_path, "keys", "add", "ann", "--keys", own).stderr
+
+
 def test_a_damaged_record_is_named_beside_the_list_of_the_others(tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path / "keys")
     folder.add("bob", KeyLimits(jobs=1))
