@@ -1,4 +1,4 @@
-"""Whether the engine says the same on two devices, and over two nodes: random weights in fp32, greedy.
+"""Whether the engine says the same on two devices, and over two nodes, tokens and embeddings: random weights in fp32, greedy.
 
     python bench/devices_agree.py cuda
 
@@ -18,7 +18,7 @@ import torch
 
 from engine import NoText, make_parts
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate, TokensOut
+from penstock.domain.job import Embedded, JobDone, JobFailed, JobRequest, JobUpdate, TokensOut
 from penstock.domain.messages import Message
 from penstock.domain.meta_model import MetaModel
 from penstock.domain.sampling import SamplingParams
@@ -28,6 +28,8 @@ from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.pipe import Pipe
 
 NODES = ("first", "second")
+PROMPTS = 12
+NEAR = 1e-3  # between two numbers of an embedding
 
 
 class DirectWire:
@@ -96,38 +98,47 @@ def _no_text(skip_special: bool) -> NoText:
     return NoText()
 
 
-def tokens_on(device: str, *, nodes: int = 1) -> list[list[int]]:
+def answers_on(device: str, *, nodes: int = 1) -> tuple[list[list[int]], list[list[float]]]:
+    """Tokens of twelve prompts, and the embeddings of the same."""
     engines, vocab = engines_on(device, nodes=nodes)
     for engine in reversed(engines):
         engine.start()
     done: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
-    said: list[list[int]] = [[] for _ in range(12)]
+    said: list[list[int]] = [[] for _ in range(PROMPTS)]
+    vectors: list[list[float]] = [[] for _ in range(PROMPTS)]
     sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    for i, tokens in enumerate(said):
+    for i, (tokens, vector) in enumerate(zip(said, vectors, strict=True)):
         prompt = [(i * 7919 + j * 104729) % vocab for j in range(5 + 20 * i)]
 
-        def sink(update: JobUpdate, tokens: list[int] = tokens) -> None:
+        def sink(update: JobUpdate, tokens: list[int] = tokens, vector: list[float] = vector) -> None:
             if isinstance(update, TokensOut):
                 tokens.extend(update.token_ids)
+            elif isinstance(update, Embedded):
+                vector.extend(update.vector)
             elif isinstance(update, JobDone | JobFailed):
                 done.put(update)
 
-        engines[0].submit(Job(str(i), JobRequest(prompt=prompt, sampling=sampling), prompt, 24, i, time.monotonic(), sink))
-    for _ in said:
+        asked = JobRequest(prompt=prompt, sampling=sampling), JobRequest(prompt=prompt, embed=True)
+        for name, request in zip((f"{i}", f"{i} embedded"), asked, strict=True):
+            engines[0].submit(Job(name, request, prompt, 24, i, time.monotonic(), sink))
+    for _ in range(2 * PROMPTS):
         update = done.get(timeout=300)
         if isinstance(update, JobFailed):
             raise update.error
     for engine in engines:
         engine.stop()
-    return said
+    return said, vectors
 
 
 if __name__ == "__main__":
     torch.backends.cuda.matmul.allow_tf32 = False
     device = sys.argv[1]
-    right = tokens_on("cpu")
-    found = {f"cpu and {device}": tokens_on(device), f"cpu and two nodes on {device}": tokens_on(device, nodes=2)}
-    for name, said in found.items():
+    right, vectors = answers_on("cpu")
+    found = {f"cpu and {device}": answers_on(device), f"cpu and two nodes on {device}": answers_on(device, nodes=2)}
+    good = True
+    for name, (said, embedded) in found.items():
         same = sum(a == b for x, y in zip(right, said, strict=True) for a, b in zip(x, y, strict=True))
-        print(f"{same} of {sum(map(len, right))} tokens agree between {name}")
-    sys.exit(0 if all(said == right for said in found.values()) else 1)
+        apart = max(abs(a - b) for x, y in zip(vectors, embedded, strict=True) for a, b in zip(x, y, strict=True))
+        print(f"{same} of {sum(map(len, right))} tokens agree between {name}; embeddings differ by {apart:.1e} at most")
+        good = good and said == right and apart < NEAR
+    sys.exit(0 if good else 1)
