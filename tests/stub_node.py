@@ -18,6 +18,7 @@ from typing import Any
 from penstock.cli import main
 from penstock.errors import ComputeFailed
 from penstock.workspace.batch_driver import BatchDriver
+from penstock.workspace.batches import open_batches
 from penstock.workspace.files import Place
 from penstock.workspace.job_id import order
 from penstock.workspace.layout import HeldJob, Workspace
@@ -35,6 +36,7 @@ class Drained:
     left: int = 0
     models: tuple[str, ...] = ()
     odd: int = 0
+    open_batches: int = 0
 
 
 class Node:
@@ -67,6 +69,8 @@ class Node:
             report.done += end.done
             report.failed += not end.done
             on_end(end)
+        batches.stop()
+        report.open_batches = len(open_batches(workspace))
         return report
 
     def _run(self, held: HeldJob, prompt: str) -> JobEnd:

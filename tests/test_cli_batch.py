@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.workspace.layout import Workspace
+from tests.jobs import cli
 from tests.server import clean_environment, free_port, running_server
 
 ROOT = Path(__file__).parent.parent
@@ -133,6 +137,42 @@ def test_an_input_that_is_no_batch_is_told_by_line(ws: list[str]) -> None:
     done = batch("-", *ws, stdin=lines("a", "a") + b"{oops\n")
     assert (done.returncode, done.stdout) == (1, "")
     assert "error: line 2: The custom_id is that of line 1, too.\nerror: line 3: The line is not a JSON object." in done.stderr
+    assert "loading" not in done.stderr, "no model is needed for that"
+
+
+def test_a_batch_whose_results_were_deleted_is_asked_again_and_its_input_is_kept_once(file: Path, ws: list[str]) -> None:
+    first = batch(file, *ws)
+    kept = Path(ws[1]) / "files"
+    (output,) = kept.iterdir()
+    assert (output / "content").read_text() == first.stdout, "no copy of the input lies beside it"
+    shutil.rmtree(output)
+    again = batch(file, *ws)
+    assert (again.returncode, names(again.stdout)) == (0, ["a", "b", "c"])
+    assert batch_id(again.stderr) != batch_id(first.stderr)
+
+
+def test_when_the_server_beside_it_dies_the_rest_is_done_here(file: Path, ws: list[str]) -> None:
+    workspace = Workspace(ws[1], create=True)
+    with ExitStack() as server:
+        server.enter_context(workspace.serving())
+        waiting = subprocess.Popen(
+            command(file, *ws), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
+        )
+        assert waiting.stderr is not None
+        assert "is made." in waiting.stderr.readline()
+    out, told = waiting.communicate(timeout=60)
+    assert (waiting.returncode, names(out)) == (0, ["a", "b", "c"]), told
+
+
+def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
+    assert batch("-", *ws, stdin=lines("a", model="other")).returncode == 2
+    assert "1 batch is open." in cli("flow", ws[1]).stdout.decode()
+    assert json.loads(cli("flow", ws[1], "--json").stdout)["open_batches"] == 1
+    assert cli("flow", ws[1], "-W", "--timeout", "0.1s").returncode == 2
+    drained = subprocess.run(
+        [sys.executable, "-m", "tests.stub_node", "drain", ws[1]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (drained.returncode, "error: 1 batch is open." in drained.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +181,8 @@ def test_an_input_that_is_no_batch_is_told_by_line(ws: list[str]) -> None:
         ([], "Name a FILE"),
         (["FILE", "--list"], "FILE and --list contradict each other."),
         (["no-such-file"], "no-such-file cannot be read"),
-        (["FILE", "--window", "soon"], "is not a time"),
+        (["FILE", "--window", "soon"], "completion_window = 'soon' cannot be used."),
+        (["FILE", "--window", "31d"], "30d is the longest"),
         (["FILE", "--url", "http://127.0.0.1:1"], "--url and --workspace contradict each other."),
         (["-"], "- is empty."),
     ],

@@ -55,7 +55,7 @@ def test_json_is_a_line_for_each_job_and_one_with_the_counts(ws: Path) -> None:
     assert done.returncode == 1, "one failed"
     assert (first["id"], first["status"], first["tokens"]) == (good, "done", 3)
     assert (second["id"], second["status"], second["error"]["message"]) == (bad, "failed", "It had to.")
-    assert last == {"done": 1, "failed": 1, "left": 0}
+    assert last == {"done": 1, "failed": 1, "left": 0, "open_batches": 0}
 
 
 def test_jobs_for_another_model_are_left_and_named(ws: Path) -> None:
@@ -89,7 +89,7 @@ def test_an_interruption_gives_running_jobs_back_and_says_so(ws: Path, how: sign
 def test_an_empty_queue_needs_no_model(ws: Path) -> None:
     done = drain(ws)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"Nothing waits in {ws}.\n", "")
-    assert json.loads(drain(ws, "--json").stdout) == {"done": 0, "failed": 0, "left": 0}
+    assert json.loads(drain(ws, "--json").stdout) == {"done": 0, "failed": 0, "left": 0, "open_batches": 0}
 
 
 def test_a_reader_that_leaves_does_not_stop_the_work(ws: Path) -> None:
@@ -150,5 +150,5 @@ def test_a_real_model_answers_what_waits(ws: Path, default_model_folder: Path) -
     done = cli("drain", ws, "--json")
     line, last = map(json.loads, done.stdout.splitlines())
     assert (done.returncode, line["id"], line["status"]) == (0, job, "done")
-    assert last == {"done": 1, "failed": 0, "left": 0}
+    assert last == {"done": 1, "failed": 0, "left": 0, "open_batches": 0}
     assert re.search("Paris", cli("flow", ws, job).stdout.decode())

@@ -261,6 +261,7 @@ def test_the_list_can_be_of_a_tag_and_as_json(ws: Path, quickly: Run) -> None:
         "workspace": str(ws),
         "served": True,
         "counts": {"queued": 1, "running": 0, "done": 1, "failed": 0},
+        "open_batches": 0,
         "jobs": [],
         "strays": [],
     }

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.flow_tree import DEEPEST
+from penstock.cli.flow_tree import DEEPEST, forest
+from penstock.errors import UnknownJob
 from penstock.workspace.flow import Flow
 from penstock.workspace.layout import Workspace
 from penstock.workspace.work import Work
@@ -203,3 +204,8 @@ def test_options_that_do_not_go_together_are_wrong_usage(ws: Path, quickly: Run,
     code, out, error = quickly("flow", ws, *args)
     assert (code, out) == (2, "")
     assert told in error
+
+
+def test_a_tree_of_a_job_that_is_cleaned_away_meanwhile_is_told_so() -> None:
+    with pytest.raises(UnknownJob, match="1_2_3"):
+        forest([], "1_2_3", 10)

@@ -96,7 +96,7 @@ class KeyRevoked(InvalidKey):
 
 
 class KeyForbids(PenstockError):
-    """A good key that is not for this model, or not for this priority."""
+    """A good key that is not for this model, this priority or this path."""
 
     code = "key_forbids"
 

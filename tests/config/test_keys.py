@@ -10,6 +10,7 @@ import re
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def test_a_name_that_is_no_file_name_is_refused(folder: KeyFolder, name: str) ->
 def test_of_processes_that_add_one_name_at_once_one_gets_the_key(folder: KeyFolder) -> None:
     program = f"""
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from penstock.config.keys import KeyFolder
 from penstock.errors import ConfigError
@@ -241,8 +243,21 @@ def test_every_change_has_another_stamp_and_a_folder_at_rest_keeps_its_own(folde
         stamps.append(folder.stamp())
     assert len(set(stamps)) == 4
     assert folder.stamp() != folder.stamp()  # another change could come in the same moment
-    os.utime(folder.path, (1, 1))
+    for path in (*folder.path.iterdir(), folder.path):
+        os.utime(path, (1, 1))
     assert folder.stamp() == folder.stamp()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda file: file.write_bytes(b"{"), lambda file: file.chmod(0o660), lambda file: os.utime(file, (2, 2))]
+)
+def test_a_change_in_place_has_another_stamp(folder: KeyFolder, change: Callable[[Path], None]) -> None:
+    folder.add("bob")
+    for path in (*folder.path.iterdir(), folder.path):
+        os.utime(path, (1, 1))
+    before, file = folder.stamp(), folder.path / "bob.json"
+    change(file)
+    assert folder.stamp() != before
 
 
 # ---- the server that takes them ----

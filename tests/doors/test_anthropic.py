@@ -14,8 +14,12 @@ import pytest
 from anthropic import Anthropic
 from pydantic import BaseModel
 
+from penstock.domain.job import FinishReason, OutputFinished, TokensOut, Usage
 from penstock.doors.anthropic.answers import MessageAnswer
+from penstock.doors.http.framing import encode
 from penstock.doors.speech import Speech
+from penstock.doors.tools import ToolParser
+from penstock.doors.tools.formats import DESCRIBED
 from penstock.errors import ComputeFailed
 from tests.server import Server, running_server
 
@@ -304,7 +308,10 @@ def test_what_is_counted_is_what_is_read(client: Anthropic, fields: Any) -> None
 def test_a_prompt_that_is_too_long_can_be_counted(client: Anthropic) -> None:
     long = user({"type": "text", "text": "river " * 9000})
     assert count(client, messages=long) > 9000
-    assert "context holds 8192" in refusal(client, messages=long)
+    for messages in (long, [*long, {"role": "assistant", "content": "A river"}]):
+        assert re.search(
+            r"messages: The prompt has \d+ tokens, but the model's context holds 8192", refusal(client, messages=messages)
+        )
 
 
 # ---- what is refused ----
@@ -392,10 +399,18 @@ def test_models_are_listed_as_anthropics_clients_expect_them(client: Anthropic) 
     assert (one.id, one.display_name, one.max_input_tokens) == ("claude", MODEL, 8192)
 
 
-@pytest.mark.parametrize("fields", [{"limit": 0}, {"after_id": "nobody"}])
+@pytest.mark.parametrize("fields", [{"limit": 0}, {"limit": f"000000001{'0' * 5000}"}, {"after_id": "nobody"}])
 def test_a_page_that_cannot_be_is_refused(client: Anthropic, fields: Any) -> None:
-    with pytest.raises(anthropic.BadRequestError, match=next(iter(fields))):
+    with pytest.raises(anthropic.BadRequestError, match=next(iter(fields))) as refused:
         client.models.list(**fields)
+    assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index, call-overload]
+
+
+def test_a_model_that_is_not_here_is_told_as_anthropics_clients_expect_it(client: Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        client.models.retrieve("nobody")
+    assert refused.value.body["type"] == "error"  # type: ignore[index, call-overload]
+    assert refused.value.body["error"]["type"] == "not_found_error"  # type: ignore[index, call-overload]
 
 
 # ---- on the wire ----
@@ -423,6 +438,23 @@ def test_an_answer_that_fails_in_the_middle_ends_with_an_error_event() -> None:
     [event] = [answer.framing.frame(one) for one in answer.failed(ComputeFailed("A pass failed."))]
     told = b'{"type":"error","error":{"type":"api_error","message":"A pass failed."}}'
     assert event == b"event: error\ndata: " + told + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        ('{"a": 1e999}', b'"input":{"a": 1e999}'),
+        ('{"a": "\\ud800"}', b'"input":{"a": "\\ud800"}'),
+        ('{"a": [1, -1e999], "b": "cut', b'"input":{"a":[1,-1e999]}'),
+    ],
+)
+def test_arguments_are_told_as_the_model_wrote_them(arguments: str, told: bytes) -> None:
+    answer = MessageAnswer("msg_1", MODEL, Speech(ToolParser(DESCRIBED)), prompt_tokens=3)
+    begin, _, end = DESCRIBED.written([("f", "|")]).partition("|")
+    text = begin + arguments + (end if arguments.endswith("}") else "")
+    for update in (TokensOut(0, text, ()), OutputFinished(0, FinishReason.STOP)):
+        list(answer.take(0, update))
+    assert told in encode(answer.whole(Usage(1, 2)))
 
 
 def test_a_client_that_leaves_takes_its_job_with_it(server: Server, client: Anthropic) -> None:

@@ -13,11 +13,12 @@ import openai
 import pytest
 from starlette.testclient import TestClient
 
-from penstock.config.keys import KeyFolder
+from penstock.config.keys import KeyFolder, KeyLimits
 from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
 from penstock.doors.backlog import Backlog
 from penstock.doors.http.keys import Keys
 from penstock.doors.http.server import OAIHttpServer
+from penstock.errors import KeyForbids
 from penstock.workspace.layout import Workspace
 from tests.doors.batch_kills import MODEL, OVER, chat_line, check_batch_under_kills, jsonl
 from tests.server import Server, running_server
@@ -248,5 +249,38 @@ def test_each_key_finds_only_its_own(tmp_path: Path) -> None:
         assert shared.delete(f"/v1/files/{file}", headers=bob).status_code == 404
 
 
+def test_who_owns_a_batch_is_unknown_while_a_record_is_broken_and_known_when_it_is_revoked_or_gone(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    secrets = {name: folder.add(name) for name in ("mia", "bob")}
+    keys = Keys(folder, None)
+    mia, bob = (keys.find(secrets[name]).owner for name in ("mia", "bob"))
+    file = next(path for path in folder.path.iterdir() if path.name.startswith("mia"))
+    whole = file.read_bytes()
+
+    def standing(data: bytes | None) -> list[bool | None]:
+        if data is None:
+            file.unlink()
+        else:
+            (folder.path / ".new").write_bytes(data)
+            (folder.path / ".new").chmod(0o600)
+            (folder.path / ".new").rename(file)
+        keys.refresh()
+        return [keys.is_good(owner) for owner in (mia, bob)]
+
+    assert standing(b"{") == [None, True]
+    assert standing(whole) == [True, True]
+    folder.revoke("mia")
+    assert standing(file.read_bytes()) == [False, True]
+    assert standing(None) == [False, True]
+
+
+def test_a_line_without_a_model_is_refused_by_a_key_for_some_where_there_is_none(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    secret = folder.add("mia", KeyLimits(models=("small",)))
+    keys = Keys(folder, None)
+    with pytest.raises(KeyForbids, match="names none"):
+        keys.check_model(keys.find(secret).owner)
+
+
 def test_nothing_of_a_batch_is_lost_or_done_twice_when_its_server_is_killed(tmp_path: Path, default_model_folder: Path) -> None:
-    check_batch_under_kills(tmp_path, lines=40, kills=2, seed=1)
+    check_batch_under_kills(tmp_path, lines=12, kills=1, seed=1)

@@ -24,7 +24,8 @@ def folder(tmp_path: Path) -> KeyFolder:
 
 def at_rest(folder: KeyFolder) -> None:
     """Long after the last change, when one look at the folder tells that there was none."""
-    os.utime(folder.path, (1, 1))
+    for path in (*folder.path.iterdir(), folder.path):
+        os.utime(path, (1, 1))
 
 
 def just_changed(folder: KeyFolder) -> None:
@@ -118,12 +119,10 @@ def test_who_is_revoked_is_told_once_and_checked_once_more(folder: KeyFolder) ->
     keys = Keys(folder, None, on_revoked=told.append)
     callers = keys.find(bob), keys.find(eve)
     folder.revoke("bob")
-    keys.check(callers[0])  # nobody looked since
-    keys.refresh()
+    with pytest.raises(KeyRevoked, match="'bob' is not good any more"):
+        keys.check(callers[0])  # nobody looked since
     keys.refresh()
     assert told == [callers[0]]
-    with pytest.raises(KeyRevoked, match="'bob' is not good any more"):
-        keys.check(callers[0])
     keys.check(callers[1])
     keys.check(OWNER)
 
@@ -166,6 +165,17 @@ def test_who_gets_a_name_after_another_is_somebody_else(folder: KeyFolder) -> No
     with pytest.raises(KeyRevoked):
         keys.check(before)
     keys.check(after)
+    assert before.owner != after.owner
+    assert [keys.is_good(one.owner) for one in (before, after, OWNER)] == [False, True, True]
+
+
+def test_what_somebody_asked_for_once_keeps_to_the_models_of_their_key(folder: KeyFolder) -> None:
+    keys = Keys(folder, None)
+    bob = keys.find(folder.add("bob", KeyLimits(models=("small",))))
+    keys.check_model(bob.owner, "small")
+    keys.check_model(None, "large")
+    with pytest.raises(KeyForbids, match="'bob' is not for the model 'large'"):
+        keys.check_model(bob.owner, "large")
 
 
 # ---- damage ----
@@ -192,8 +202,19 @@ def test_a_record_that_is_damaged_while_the_server_runs_is_nobodys_key_and_logge
                 keys.find(bob)
             assert keys.find(eve).name == "eve"
     assert [record.getMessage() for record in caplog.records if "bob.json" in record.getMessage()] == [caplog.messages[0]]
-    (folder.path / "bob.json").write_bytes(whole)  # which does not show in the folder
+    (folder.path / "bob.json").write_bytes(whole)
     assert keys.find(bob).name == "bob"
+
+
+def test_a_record_that_is_damaged_in_place_long_after_it_was_made_is_nobodys_key(folder: KeyFolder) -> None:
+    bob = folder.add("bob")
+    at_rest(folder)
+    keys = Keys(folder, None)
+    assert keys.find(bob).name == "bob"
+    (folder.path / "bob.json").write_bytes(b"{")
+    os.utime(folder.path, (1, 1))  # nothing of it shows in the folder itself
+    with pytest.raises(InvalidKey):
+        keys.find(bob)
 
 
 def test_a_damaged_record_alone_closes_a_server_that_runs(folder: KeyFolder) -> None:

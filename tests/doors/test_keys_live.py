@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -162,7 +163,65 @@ def test_every_dialect_takes_a_key_in_its_own_way(site: Site) -> None:
         assert shape in refused.json()
 
 
+def test_an_answer_without_an_end_stops_where_the_minute_does(site: Site) -> None:
+    client = site.client(site.keys.add("brief", KeyLimits(tokens_per_minute=80)))
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Tell a long story."}], extra_body={"ignore_eos": True}
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 80
+
+
+def test_a_limited_key_learns_nothing_about_others(site: Site) -> None:
+    limited = {"Authorization": f"Bearer {site.keys.add('limited', KeyLimits(models=('other',)))}"}
+    free = {"Authorization": f"Bearer {site.keys.add('unlimited', KeyLimits())}"}
+    for path in ("/status", "/metrics", "/network"):
+        refused = httpx.get(site.server.url + path, headers=limited)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "key_forbids")
+        assert f"is not for {path}" in refused.json()["error"]["message"]
+        for who in (free, {"Authorization": f"Bearer {OWNER}"}):
+            assert httpx.get(site.server.url + path, headers=who).status_code == 200
+    assert "serves other." in httpx.get(site.server.url, headers=limited).text
+
+
+def test_a_wrong_key_beside_a_good_one_does_not_matter(site: Site) -> None:
+    url, good = f"{site.server.url}/v1/models", site.keys.add("beside", KeyLimits())
+    assert httpx.get(url, headers={"Authorization": "Bearer wrong", "x-api-key": good}).status_code == 200
+    assert httpx.get(url, headers={"Authorization": f"Bearer {good}", "x-api-key": "wrong"}).status_code == 200
+    assert httpx.get(url, headers={"Authorization": "Bearer wrong", "x-api-key": "wrong"}).status_code == 401
+
+
+def test_what_a_key_left_here_is_not_for_who_gets_its_name(site: Site) -> None:
+    client = site.client(site.keys.add("heir", KeyLimits()))
+    file = client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+    response = client.responses.create(model=MODEL, input="Hi", max_output_tokens=1)
+    assert [one.id for one in client.files.list()] == [file.id]
+    (site.home / "keys" / "heir.json").unlink()
+    other = site.client(site.keys.add("heir", KeyLimits()))
+    assert [*other.files.list()] == []
+    for look in (lambda: other.files.retrieve(file.id), lambda: other.responses.retrieve(response.id)):
+        with pytest.raises(openai.NotFoundError):
+            look()
+
+
 # ---- taken back ----
+
+
+def test_what_arrives_after_its_key_was_revoked_is_not_kept(site: Site) -> None:
+    key = site.keys.add("slow", KeyLimits())
+    form = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x\r\n'
+    form += b'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n{}\r\n--x--\r\n'
+    head = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
+    head += f"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {len(form)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", site.server.port), timeout=60) as client:
+        client.sendall(head.encode() + form[:20])
+        site.server.get("/health")  # by now it was let in
+        site.keys.revoke("slow")
+        client.sendall(form[20:])
+        answer = client.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"key_revoked" in answer
 
 
 def test_a_key_that_is_revoked_in_mid_stream_ends_its_streams(site: Site) -> None:

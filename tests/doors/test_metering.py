@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.config.keys import KeyLimits
 from penstock.doors.http.keys import OWNER, Caller
-from penstock.doors.http.metering import GUESS, Meter, Ticket, Used
+from penstock.doors.http.metering import LEAST, Meter, Ticket, Used
 from penstock.errors import KeyLimit, KeyRevoked, RequestError
 
 JOBS, TOKENS = 5, 1000
@@ -56,22 +56,36 @@ def test_an_open_answer_keeps_its_reservation_however_long_it_takes() -> None:
     assert meter.used(bob) == Used(1, 800)
 
 
-def test_an_answer_without_max_tokens_reserves_a_guess_and_what_is_beyond_delays_later_ones() -> None:
+@pytest.mark.parametrize("outputs, context, given", [(1, 8000, 800), (3, 8000, 266), (1, 300, 300)])
+def test_answers_with_an_open_end_get_what_the_minute_has_left(outputs: int, context: int, given: int) -> None:
+    meter, bob = Meter(Clock()), caller(tokens_per_minute=TOKENS)
+    meter.admit(bob, outputs=1, prompt_tokens=50, max_tokens=50).count(100)
+    ticket = meter.admit(bob, outputs=outputs, prompt_tokens=100, max_tokens=context, open_ended=True)
+    assert ticket.max_tokens == given
+    assert meter.used(bob).tokens == 200 + outputs * given
+
+
+def test_an_open_end_waits_until_there_is_room_for_a_short_answer() -> None:
     clock, bob = Clock(), caller(tokens_per_minute=TOKENS)
     meter = Meter(clock)
-    ticket = meter.admit(bob, outputs=1, prompt_tokens=100, max_tokens=None)
-    assert meter.used(bob) == Used(1, 100 + GUESS)
-    for _ in range(20):
-        ticket.count(100)
-    ticket.close()
-    assert meter.used(bob).tokens == 2000
-    with pytest.raises(KeyLimit, match="2000 are used and 0 reserved"):
-        meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=1)
+    earlier = meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=TOKENS - LEAST)
+    earlier.count(TOKENS - LEAST)
+    earlier.close()
+    with pytest.raises(KeyLimit, match=f"this request may need {LEAST + 1}") as refused:
+        meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=8000, open_ended=True)
+    assert meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=100, open_ended=True).max_tokens == 100  # all that fits
+    clock.now += refused.value.retry_after
+    assert meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=8000, open_ended=True).max_tokens >= LEAST
 
 
-def test_a_guess_never_keeps_a_request_out_for_ever() -> None:
-    bob = caller(tokens_per_minute=GUESS)
-    assert Meter().admit(bob, outputs=4, prompt_tokens=100, max_tokens=None).reserved == GUESS
+def test_an_open_end_alone_never_keeps_a_request_out_for_ever() -> None:
+    ticket = Meter().admit(caller(tokens_per_minute=LEAST), outputs=4, prompt_tokens=100, max_tokens=8000, open_ended=True)
+    assert ticket.max_tokens == (LEAST - 100) // 4
+
+
+def test_without_a_limit_of_tokens_an_answer_is_as_long_as_the_context_allows() -> None:
+    for who in (OWNER, caller(jobs=1)):
+        assert Meter().admit(who, outputs=1, prompt_tokens=10, max_tokens=8000, open_ended=True).max_tokens == 8000
 
 
 def test_what_is_refused_after_it_was_admitted_costs_nothing() -> None:
@@ -82,14 +96,14 @@ def test_what_is_refused_after_it_was_admitted_costs_nothing() -> None:
 
 def test_too_many_answers_at_once_are_told_the_limit_and_what_is_open() -> None:
     meter, bob = Meter(Clock()), caller(jobs=3)
-    ticket = meter.admit(bob, outputs=2, prompt_tokens=1, max_tokens=None)
+    ticket = meter.admit(bob, outputs=2, prompt_tokens=1, max_tokens=1)
     with pytest.raises(
         KeyLimit, match="'bob' may have 3 answers open at once; 2 are open, and this request asks for 2"
     ) as refused:
-        meter.admit(bob, outputs=2, prompt_tokens=1, max_tokens=None)
+        meter.admit(bob, outputs=2, prompt_tokens=1, max_tokens=1)
     assert (refused.value.code, refused.value.retry_after) == ("key_limit", 1)
     ticket.close()
-    meter.admit(bob, outputs=3, prompt_tokens=1, max_tokens=None)
+    meter.admit(bob, outputs=3, prompt_tokens=1, max_tokens=1)
 
 
 def test_too_many_tokens_are_told_the_limit_what_is_used_and_when_to_come_back() -> None:
@@ -113,15 +127,20 @@ def test_where_open_answers_hold_the_room_the_wait_is_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "outputs, prompt_tokens, max_tokens, field",
-    [(6, 1, 1, "n"), (1, 1001, None, "max_tokens"), (1, 1000, None, "max_tokens"), (2, 100, 451, "max_tokens")],
+    "outputs, prompt_tokens, max_tokens, open_ended, field",
+    [
+        (6, 1, 1, False, "n"),
+        (1, 1001, 50, True, "max_tokens"),
+        (1, 1000, 50, True, "max_tokens"),
+        (2, 100, 451, False, "max_tokens"),
+    ],
 )
-def test_what_could_never_fit_is_refused_as_wrong(outputs: int, prompt_tokens: int, max_tokens: int | None, field: str) -> None:
-    meter = Meter(Clock())
+def test_what_could_never_fit_is_refused_as_wrong(
+    outputs: int, prompt_tokens: int, max_tokens: int, open_ended: bool, field: str
+) -> None:
+    bob = caller(jobs=JOBS, tokens_per_minute=TOKENS)
     with pytest.raises(RequestError) as refused:
-        meter.admit(
-            caller(jobs=JOBS, tokens_per_minute=TOKENS), outputs=outputs, prompt_tokens=prompt_tokens, max_tokens=max_tokens
-        )
+        Meter(Clock()).admit(bob, outputs=outputs, prompt_tokens=prompt_tokens, max_tokens=max_tokens, open_ended=open_ended)
     assert refused.value.field == field
 
 
@@ -172,7 +191,7 @@ def test_who_comes_back_when_told_to_is_admitted_and_a_second_before_is_not(
     """Times are in 64ths of a second, which floats hold exactly."""
     clock, bob = Clock(), caller(tokens_per_minute=TOKENS)
     meter = Meter(clock)
-    earlier = meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=None)
+    earlier = meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=1)
     for pause, tokens in counted:
         clock.now += pause / 64
         earlier.count(tokens)
@@ -215,7 +234,7 @@ def test_a_token_counts_for_a_minute_and_a_tick_at_most(began: int, later: int) 
 
 
 class ManyRequests(RuleBasedStateMachine):
-    """Requests with a max_tokens, of which some are still open, some gone; and a ledger of every token, with its time."""
+    """Requests with an end and without, of which some are still open, some gone; and a ledger of every token, with its time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,6 +255,18 @@ class ManyRequests(RuleBasedStateMachine):
             assert need > TOKENS
         else:
             self.open.append((ticket, need))
+
+    @rule(outputs=st.integers(1, JOBS), prompt=st.integers(1, 300), context=st.integers(1, 2000))
+    def ask_without_an_end(self, outputs: int, prompt: int, context: int) -> None:
+        before = self.meter.used(self.bob)
+        least = prompt + outputs * min(context, LEAST, (TOKENS - prompt) // outputs)
+        try:
+            ticket = self.meter.admit(self.bob, outputs=outputs, prompt_tokens=prompt, max_tokens=context, open_ended=True)
+        except KeyLimit:
+            assert before.jobs + outputs > JOBS or before.tokens + least > TOKENS
+        else:
+            assert prompt + outputs * ticket.max_tokens >= least
+            self.open.append((ticket, prompt + outputs * ticket.max_tokens))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())

@@ -256,11 +256,26 @@ def test_results_find_the_calls_that_they_are_of() -> None:
     [
         [{"role": "tool", "content": "?"}],
         [{"role": "user", "content": "", "tool_calls": [{"function": {"name": "f"}}]}],
+        [{"role": "user", "content": "", "tool_name": "f"}],
+        [{"role": "assistant", "content": "", "tool_call_id": "a"}],
     ],
 )
 def test_a_conversation_that_cannot_be_is_refused(given: list[dict[str, Any]]) -> None:
     with pytest.raises(RequestError, match=r"messages\[0\]"):
         messages(*given)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1e999}', '{"a": "\\ud800"}', '{\n"a":\r\n 1}'])
+def test_arguments_are_told_as_the_model_wrote_them_on_one_line(arguments: str) -> None:
+    answer = ChatAnswer("m", Speech(ToolParser(DESCRIBED)), None)
+    said = TokensOut(0, DESCRIBED.written([("f", arguments)]), ())
+    lines = [
+        answer.framing.frame(part) for update in (said, OutputFinished(0, FinishReason.STOP)) for part in answer.take(0, update)
+    ]
+    told = [line for line in lines if b"tool_calls" in line]
+    assert len(told) == 1
+    assert told[0].count(b"\n") == 1
+    assert json.loads(told[0])["message"]["tool_calls"][0]["function"]["arguments"] == json.loads(arguments)
 
 
 def test_a_call_that_was_cut_off_is_not_told() -> None:
@@ -269,7 +284,7 @@ def test_a_call_that_was_cut_off_is_not_told() -> None:
     updates = [TokensOut(0, text, ()), OutputFinished(0, FinishReason.LENGTH)]
     parts = [part for update in updates for part in answer.take(0, update)]
     told = [call.function for part in parts for call in part.message.tool_calls or ()]  # type: ignore[attr-defined]
-    assert [(one.index, one.name, one.arguments) for one in told] == [(0, "f", {"x": 1})]
+    assert [(one.index, one.name, bytes(one.arguments)) for one in told] == [(0, "f", b'{"x": 1}')]
     whole: Any = answer.whole(Usage(1, 2))
     assert [one.function for one in whole.message.tool_calls] == told
     assert whole.done_reason == "length"

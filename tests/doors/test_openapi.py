@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import schemathesis
 
+from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.domain.sampling import SamplingParams
 from penstock.doors.anthropic.routes import anthropic_routes
 from penstock.doors.batches.routes import batch_routes
 from penstock.doors.http.describing import MEANINGS
 from penstock.doors.http.desk import Desk
+from penstock.doors.http.keys import Keys
 from penstock.doors.http.observing import Observing
 from penstock.doors.http.openapi import document, with_document
 from penstock.doors.http.routes import Route
@@ -27,7 +28,7 @@ from penstock.errors import InvalidSampling
 
 def all_routes() -> list[Route]:
     """Those of a server; nobody answers."""
-    desk = Mock(spec=Desk, models={}, server=Mock(ready_within=1.0))
+    desk = Desk({}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
     dialects = [openai_routes(desk), responses_routes(desk, None), batch_routes(None)]
     dialects += [anthropic_routes(desk), ollama_routes(desk), Observing(desk, "node", dict, None).routes()]
     return with_document([route for routes in dialects for route in routes])

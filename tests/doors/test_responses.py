@@ -228,6 +228,16 @@ def test_a_name_that_is_no_responses_is_unknown(client: OpenAI, name: str) -> No
         client.responses.retrieve(name)
 
 
+@pytest.mark.parametrize("damaged", ["response.json", "items.json", "owner.json"])
+def test_a_response_whose_files_are_damaged_says_so(client: OpenAI, workspace: Path, damaged: str) -> None:
+    made = ask(client, max_output_tokens=1)
+    (workspace / "responses" / made.id.removeprefix("resp_") / damaged).write_bytes(b"{")
+    with pytest.raises(openai.NotFoundError, match="its files are damaged"):
+        client.responses.retrieve(made.id)
+    with pytest.raises(openai.BadRequestError, match="its files are damaged"):
+        ask(client, previous_response_id=made.id)
+
+
 # ---- what is refused ----
 
 
@@ -246,6 +256,8 @@ def test_a_name_that_is_no_responses_is_unknown(client: OpenAI, name: str) -> No
         ({"include": ["everything"]}, "include[0]", "everything"),
         ({"top_logprobs": 2}, "top_logprobs", "include"),
         ({"extra_body": {"max_tokens": 5}}, "max_tokens", "max_output_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens = 0"),
+        ({"tools": [{**WEATHER, "name": "no name"}]}, "tools[0].name", "cannot be a function's name"),
         ({"extra_body": {"inptu": 5}}, "inptu", "Did you mean input?"),
         ({"said": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "input_image"),
         ({"said": [{"type": "computer_call_output"}]}, "input[0].type", "computer_call_output"),
@@ -264,7 +276,8 @@ def test_what_cannot_be_is_refused_by_name(client: OpenAI, fields: dict[str, Any
 
 
 def test_a_prompt_that_is_too_long_is_refused(client: OpenAI) -> None:
-    assert refusal(client, said="word " * 9000).code == "context_length_exceeded"
+    refused = refusal(client, said="word " * 9000)
+    assert (refused.code, refused.param) == ("context_length_exceeded", "input")
 
 
 def test_what_a_model_thought_elsewhere_changes_nothing(client: OpenAI) -> None:

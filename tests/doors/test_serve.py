@@ -120,6 +120,20 @@ def test_an_answer_that_takes_too_long_ends_with_an_error(default_model_folder: 
         assert "data: [DONE]" in heard[-2:]
 
 
+def test_an_upload_that_does_not_end_is_refused_when_the_server_leaves(default_model_folder: Path, tmp_path: Path) -> None:
+    with running_server("--drain-timeout", "0.5", "--workspace", str(tmp_path / "workspace")) as server:
+        head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+            client.sendall(head + b"Content-Length: 1000\r\n\r\n--x\r\n")
+            server.get("/health")  # by now it is being read
+            server.process.send_signal(signal.SIGTERM)
+            answer = client.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"shutting down" in answer
+        assert server.process.wait(60) == 0
+        assert "CancelledError" not in server.log()
+
+
 def test_a_second_ctrl_c_ends_answers_at_once_and_says_so(default_model_folder: Path) -> None:
     with running_server("--drain-timeout", "300") as server:
         heard: list[str] = []

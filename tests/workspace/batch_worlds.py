@@ -19,7 +19,10 @@ from penstock.workspace.layout import Workspace
 from penstock.workspace.outcomes import done, failed
 from penstock.workspace.recovery import recover
 from penstock.workspace.request import read_job
+from penstock.workspace.runner import TextWriter
 from penstock.workspace.uploads import Uploads
+from tests.workspace.ledger import Broken
+from tests.workspace.runners import FakeRunner, FakeTask
 
 ENDPOINT = "/v1/chat/completions"
 DAY = 86400.0
@@ -45,7 +48,12 @@ class Ledger:
         self.done: list[str] = []
 
     def begin(self, custom_id: str) -> None:
-        assert custom_id not in self.done, f"{custom_id} runs again, though it was done"
+        if custom_id in self.done:
+            raise Broken("no line is done twice", f"{custom_id} runs again")
+
+    def end(self, custom_id: str) -> None:
+        """Its result survives a power cut from now on."""
+        self.done.append(custom_id)
 
 
 class Server:
@@ -94,7 +102,7 @@ class Server:
                 self.workspace.finish(held, failed(ComputeFailed("The pump is broken.", hint="Call the plumber.")))
             else:
                 self.workspace.finish(held, done(json.dumps({"said": custom_id}), {}))
-            self.ledger.done.append(custom_id)
+            self.ledger.end(custom_id)
         return bool(names)
 
     def end(self) -> None:
@@ -121,3 +129,22 @@ def check_whole(server: Server, view: BatchView, ids: Sequence[str], *, bad: Seq
         assert not os.listdir(server.workspace.path / place), f"something is left in {place}"
     files = {name for name in (view.asked.input_file, view.end.output_file, view.end.error_file) if name}
     assert set(server.workspace.names(Place.FILES)) == files, "no file is written twice"
+
+
+# ---- beside a pool ----
+
+
+class _JsonWriter(TextWriter):
+    def result(self, usage: Any) -> str:
+        return json.dumps({"said": super().result(usage)})
+
+
+class BatchRunner(FakeRunner):
+    def prepare(self, request: Any, prompt: str) -> FakeTask:
+        task = super().prepare(request, prompt)
+        task.writer = _JsonWriter()
+        return task
+
+
+def batch_driver(workspace: Workspace) -> BatchDriver:
+    return BatchDriver(workspace, room=16, refusal=refusal)

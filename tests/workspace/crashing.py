@@ -91,6 +91,9 @@ class SteppingDisk(Disk):
     def move(self, name: str, source: int, target: int) -> None:
         self.step("move", name, lambda: super(SteppingDisk, self).move(name, source, target))
 
+    def replace(self, name: str, other: str, folder: int) -> None:
+        self.step("replace", other, lambda: super(SteppingDisk, self).replace(name, other, folder))
+
     def remove(self, name: str, folder: int) -> None:
         self.step("remove", name, lambda: super(SteppingDisk, self).remove(name, folder))
 

@@ -118,6 +118,11 @@ class RecordingDisk(KillingDisk):
         child = self._folders[self._of(source)][name]
         self._enter((self._of(target), name, child), (self._of(source), name, None))
 
+    def replace(self, name: str, other: str, folder: int) -> None:
+        super().replace(name, other, folder)
+        parent = self._of(folder)
+        self._enter((parent, other, self._folders[parent][name]), (parent, name, None))
+
     def remove(self, name: str, folder: int) -> None:
         super().remove(name, folder)
         self._enter((self._of(folder), name, None))

@@ -196,16 +196,17 @@ def test_a_folder_that_was_replaced_is_served_again(queue: Queue) -> None:
 
 def test_a_folder_that_cannot_be_opened_again_at_once_is_opened_later(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[Path] = []
+    open_again = Workspace.open_again
 
-    def refuse(path: Path, **details: Any) -> Workspace:
+    def refuse(workspace: Workspace) -> None:
         if len(refused) < 3:
-            refused.append(path)
-            raise WorkspaceError(f"{path} is a folder with other things in it.")
-        return Workspace(path, **details)
+            refused.append(workspace.path)
+            raise WorkspaceError(f"{workspace.path} is a folder with other things in it.")
+        open_again(workspace)
 
     with queue.pool():
         queue.check(queue.submit("before"), ["before"])
-        monkeypatch.setattr(pool_module, "Workspace", refuse)
+        monkeypatch.setattr(Workspace, "open_again", refuse)
         remove(queue.path)
         job = Work(queue.path).submit("after")
         assert Flow(queue.path).wait(job, timeout=PATIENCE).text == text_of("after")

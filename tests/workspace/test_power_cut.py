@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.workspace import batch_films
 from tests.workspace.crashing import quick_folder
 from tests.workspace.films import cut, cut_after_promises, cut_everywhere, film
 from tests.workspace.ledger import Broken
@@ -64,6 +65,20 @@ def test_the_power_may_go_after_a_sync_failed(scenario: Scenario, folder: Path) 
         cut_everywhere(
             film(scenario, folder / f"film {number}", fail=number), folder / f"cuts {number}", limit=4, moves=Moves.EITHER
         )
+
+
+# ---- batches ----
+
+
+def test_the_power_may_go_at_any_moment_of_a_batch(folder: Path) -> None:
+    assert batch_films.cut_everywhere(batch_films.film(folder / "film"), folder, moves=Moves.BOTH)
+
+
+def test_the_power_may_go_after_a_sync_of_a_batchs_journal_failed(folder: Path) -> None:
+    """What can be read then need not be on the disk, and another sync would not bring it there."""
+    syncs = batch_films.film(folder / "counted").syncs
+    _, _, ends_of_lines, _ = (number for number, sync in enumerate(syncs, 1) if sync == "append: results.jsonl")
+    assert batch_films.cut_everywhere(batch_films.film(folder / "film", fail=ends_of_lines), folder, limit=2)
 
 
 # ---- the checks themselves ----
@@ -124,6 +139,28 @@ def test_whoever_finds_an_end_needs_every_sync(sync: str, folder: Path) -> None:
         except Broken as error:
             noticed.add(error.check)
     assert noticed == {"an end is whole"}
+
+
+BATCHES_NEED = {
+    "open: results.new": "no line is done twice",
+    "open: the job": "no line is done twice",
+    "append: results.jsonl": "no line is done twice",
+    "add: content": "every line ends once",
+    "add: file.json": "nothing half-written",
+    "add: the job": "nothing half-written",
+    "settle_submits: files": "nothing half-written",
+    "end: end.json": "an end is whole",
+    "end: the job": "an end is whole",
+}
+
+
+def test_every_sync_of_a_batch_is_needed(folder: Path) -> None:
+    """Beside those of its jobs, which are above."""
+    assert set(batch_films.film(folder / "whole").syncs) - NEEDED.keys() == BATCHES_NEED.keys()
+    for sync, promise in BATCHES_NEED.items():
+        with pytest.raises(Broken) as broken:
+            batch_films.cut_everywhere(batch_films.film(folder / sync, omit=sync), folder / f"{sync} cuts", moves=Moves.BOTH)
+        assert (sync, broken.value.check) == (sync, promise)
 
 
 def broken_without(sync: str, scenario: Scenario, folder: Path) -> set[str]:

@@ -11,34 +11,30 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
 from penstock.cli.bars import ProgressBars
-from penstock.cli.durations import METAVAR, age, parse_duration
-from penstock.cli.exits import FAILED, tell
+from penstock.cli.durations import METAVAR, age
+from penstock.cli.exits import FAILED, NOT_READY, tell
 from penstock.cli.logs import set_up_logging
 from penstock.cli.options import JsonOption
 from penstock.cli.output import print_json, print_table
 from penstock.cli.server_url import UrlOption, named_url, usual_url
 from penstock.cli.settings import takes_some_settings
-from penstock.config.network import NetworkConfig
 from penstock.config.settings import Settings
 from penstock.config.table import BY_KEY, MODELS
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, RequestError
 from penstock.workspace.root import on_disk
 
 if TYPE_CHECKING:
     from penstock.cli.batch_places import BatchPlace, BatchState, Input, LocalPlace
 
-NOT_READY = 2
 FIRST_LOOK, LAST_LOOK = 0.1, 1.0  # seconds between two looks: the pause grows
 AWAY = 60.0  # seconds that a server may be away while it is waited for
 TOLD = 5  # mistakes and errors that are shown
-CHUNK = 1 << 20
 
 
 @takes_some_settings("workspace.path", *(f"{MODELS}.{name}" for name in ("id", "device", "dtype", "max_memory", "kv_memory")))
@@ -85,7 +81,7 @@ def batch(
     if len(given) != 1:
         what = f"{' and '.join(given)} contradict each other." if given else "Name a FILE (- is stdin)."
         raise typer.BadParameter(f"{what} `penstock batch --help` shows examples.")
-    parse_duration(window)
+    _check_window(window)
     set_up_logging(settings.node.log.format, "warning")
     with ProgressBars() as bars, _place(settings, url) as (place, local):
         if show_list:
@@ -97,6 +93,15 @@ def batch(
             state = _wait(settings, place, local, batch_id, bars)
             bars.clear()
             _deliver(place, state, output, errors, as_json)
+
+
+def _check_window(window: str) -> None:
+    from penstock.workspace.batches import parse_window
+
+    try:
+        parse_window(window)
+    except RequestError as error:
+        raise typer.BadParameter(str(error), param_hint="--window") from None
 
 
 # ---- where ----
@@ -169,6 +174,7 @@ def _opened(file: str) -> Iterator[BinaryIO]:
 
 def _input(content: BinaryIO, file: str, endpoint: str | None, window: str) -> Input:
     from penstock.cli.batch_places import Input
+    from penstock.cli.client import CHUNK
 
     content.seek(0)
     digest = hashlib.sha256()
@@ -198,13 +204,13 @@ def _url_of(content: BinaryIO, file: str) -> str:
 
 def _wait(settings: Settings, place: BatchPlace, local: LocalPlace | None, batch_id: str, bars: ProgressBars) -> BatchState:
     try:
-        state = place.look(batch_id)
-        if local is not None and not state.over and not local.workspace.is_served():
-            _work(settings, local, batch_id, bars)
-            state = place.look(batch_id)
-            if not state.over:
+        while True:
+            state = _watched(place, local, batch_id, bars)
+            if state.over or local is None:
+                return state
+            local.validate(batch_id)
+            if not local.look(batch_id).over and not _work(settings, local, batch_id, bars):
                 raise typer.Exit(NOT_READY)
-        return _watched(place, batch_id, bars)
     except KeyboardInterrupt:
         bars.clear()
         again = f"penstock batch --resume {batch_id}{place.flags}"
@@ -212,8 +218,8 @@ def _wait(settings: Settings, place: BatchPlace, local: LocalPlace | None, batch
         raise typer.Exit(NOT_READY) from None
 
 
-def _watched(place: BatchPlace, batch_id: str, bars: ProgressBars) -> BatchState:
-    """Until it is over. A server that is started again meanwhile goes on with it."""
+def _watched(place: BatchPlace, local: LocalPlace | None, batch_id: str, bars: ProgressBars) -> BatchState:
+    """Until it is over, or nobody works on its folder. A server that is started again meanwhile goes on with it."""
     from penstock.cli.client import Unreachable
 
     pause, seen = FIRST_LOOK, time.monotonic()
@@ -225,35 +231,36 @@ def _watched(place: BatchPlace, batch_id: str, bars: ProgressBars) -> BatchState
             if time.monotonic() - seen > AWAY:
                 raise
         else:
-            if state.over:
+            if state.over or (local is not None and not local.workspace.is_served()):
                 return state
             bars(f"batch {state.status}", state.completed + state.failed, state.total)
         time.sleep(pause)
         pause = min(LAST_LOOK, pause * 1.2)
 
 
-def _work(settings: Settings, local: LocalPlace, batch_id: str, bars: ProgressBars) -> None:
-    """Nobody serves the folder: do it here, as `penstock drain` would."""
-    from penstock.cli.drain import leave_politely
+def _work(settings: Settings, local: LocalPlace, batch_id: str, bars: ProgressBars) -> bool:
+    """Nobody serves the folder: do it here, as `penstock drain` would. Whether it is over then."""
+    from penstock.cli.drain import leave_politely, working_on
     from penstock.node import Node
     from penstock.workspace.pool import JobEnd
-
-    config = replace(settings.node, workspace=replace(settings.node.workspace, path=local.workspace.path))
-    if settings.sources["network.name"].source.startswith("network "):  # nobody asked for it: this machine once joined one
-        config = replace(config, network=NetworkConfig())
 
     def on_end(end: JobEnd) -> None:
         state = local.look(batch_id)
         bars("working on the batch", state.completed + state.failed, state.total)
 
     leave_politely()
-    with Node(config, progress=bars, door=False) as node:
+    with Node(working_on(local.workspace.path, settings), progress=bars, door=False) as node:
         bars("working on the batch", 0, 0)
         report = node.drain(on_end=on_end)
     bars.clear()
-    if not local.look(batch_id).over:
+    if local.look(batch_id).over:
+        return True
+    if report.models:
         models = ", ".join(name for name in report.models if name) or "a model"
         tell(f"Lines wait for what is not here: {models}.", "Name it with --model, or let a server that has it do the rest.")
+    else:
+        tell("The batch is not over, and nothing more can be done for it now.", "The lines above say why.")
+    return False
 
 
 # ---- handing over ----
@@ -271,7 +278,7 @@ def _deliver(place: BatchPlace, state: BatchState, output: Path | None, errors: 
     for mistake in state.mistakes[:TOLD]:
         tell(mistake)
     if state.status == "failed":
-        tell("The input is no batch.", "Nothing of it was run. Mend it and try again.")
+        tell("The input is no batch.", "Mend it and try again.")
     else:
         print(f"{state.completed} done, {state.failed} failed; the batch is {state.status}.", file=sys.stderr)
     if state.error_file is not None and errors is None:

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from penstock.cli.client import Client, Refused
+from penstock.cli.client import CHUNK, Client, Refused
 from penstock.errors import UnknownBatch
+from penstock.workspace.job_id import BATCH
 
 if TYPE_CHECKING:
     from penstock.workspace.batches import BatchView
     from penstock.workspace.layout import Workspace
 
-BATCH = "batch_"
-CHUNK = 1 << 20
 OVER = ("completed", "failed", "expired", "cancelled")
 
 
@@ -113,24 +112,34 @@ class LocalPlace:
         self._batches, self._uploads = Batches(workspace), Uploads(workspace)
 
     def same(self, asked: Input) -> BatchState | None:
-        """One that asks the same, and is open or was completed."""
+        """One that asks the same, and is open, or was completed and has its files."""
         for view in self._batches.all():
             fits = (view.asked.sha256, view.asked.endpoint) == (asked.sha256, asked.endpoint)
             state = _local_state(view)
-            if fits and (not state.over or state.status == "completed"):
+            files = [file for file in (state.output_file, state.error_file) if file is not None]
+            there = state.status == "completed" and all(self._uploads.find(file) for file in files)
+            if fits and (not state.over or there):
                 return state
         return None
 
     def create(self, asked: Input) -> str:
-        from penstock.cli.durations import parse_duration
+        from penstock.workspace.batches import parse_window
 
+        window = parse_window(asked.window)
         asked.content.seek(0)
         chunks = iter(lambda: asked.content.read(CHUNK), b"")
-        file = self._uploads.add(chunks, name=asked.name, purpose="batch")
-        view = self._batches.create(
-            file.file_id, endpoint=asked.endpoint, window=parse_duration(asked.window), completion_window=asked.window
-        )
+        file = self._uploads.add(chunks, name=asked.name, purpose="batch").file_id
+        try:
+            view = self._batches.create(file, endpoint=asked.endpoint, window=window, completion_window=asked.window)
+        finally:
+            self._uploads.remove(file)  # the batch has a copy
         return _local_state(view).id
+
+    def validate(self, batch_id: str) -> None:
+        """Before a model is loaded for it."""
+        from penstock.workspace.batch_driver import validate
+
+        validate(self.workspace, _own_id(batch_id))
 
     def look(self, batch_id: str) -> BatchState:
         return _local_state(self._batches.get(_own_id(batch_id)))

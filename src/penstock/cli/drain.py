@@ -19,8 +19,9 @@ from penstock.cli.exits import FAILED, INTERRUPTED, tell
 from penstock.cli.logs import set_up_logging
 from penstock.cli.output import print_json
 from penstock.cli.settings import takes_settings
-from penstock.cli.workspaces import WorkspaceArgument, job_record
+from penstock.cli.workspaces import WorkspaceArgument, job_record, open_batches
 from penstock.config.network import NetworkConfig
+from penstock.config.node import NodeConfig
 from penstock.config.settings import Settings
 from penstock.config.table import BY_KEY
 from penstock.workspace.root import on_disk
@@ -53,21 +54,18 @@ def drain(
     flag = BY_KEY["workspace.path"].flag
     if settings.sources["workspace.path"].source == f"flag {flag}":
         raise typer.BadParameter(f"The workspace is named without it: penstock drain {workspace}", param_hint=flag)
-    config = replace(settings.node, workspace=replace(settings.node.workspace, path=workspace))
-    if settings.sources["network.name"].source.startswith("network "):  # nobody asked for it: this machine once joined one
-        config = replace(config, network=NetworkConfig())
+    config = working_on(workspace, settings)
     quiet = settings.sources["log.level"].source == "default"  # who drains sees the jobs pass by otherwise
     set_up_logging(config.log.format, "warning" if quiet else config.log.level)
 
-    from penstock.workspace.batches import open_batches
     from penstock.workspace.flow import Flow, Status
     from penstock.workspace.layout import Workspace
 
     with on_disk(workspace):
-        flow = Flow(place := Workspace(workspace))
-        waits = any(flow.counts()[status] for status in (Status.QUEUED, Status.RUNNING)) or open_batches(place)
+        flow = Flow(Workspace(workspace))
+        waits = any(flow.counts()[status] for status in (Status.QUEUED, Status.RUNNING)) or flow.open_batches()
     if not waits:  # known without loading a model
-        _conclude(workspace, {"done": 0, "failed": 0, "left": 0}, as_json)
+        _conclude(workspace, {"done": 0, "failed": 0, "left": 0, "open_batches": 0}, as_json)
         return
 
     from penstock.node import Node
@@ -84,15 +82,27 @@ def drain(
             told = f"Interrupted; {before} ended before. What was running is in the queue again: {again}"
             print(told, file=sys.stderr)
             if as_json:
-                print_json({"done": watch.ended - watch.failed, "failed": watch.failed, "left": watch.left})
+                counts = {"done": watch.ended - watch.failed, "failed": watch.failed, "left": watch.left}
+                print_json(counts | {"open_batches": flow.open_batches()})
             raise typer.Exit(INTERRUPTED) from None
-    _conclude(workspace, {"done": report.done, "failed": report.failed, "left": report.left}, as_json)
+    counts = {"done": report.done, "failed": report.failed, "left": report.left, "open_batches": report.open_batches}
+    _conclude(workspace, counts, as_json)
     if report.left:
         _tell_of_left(workspace, report)
     if report.odd:
         tell(f"{report.odd} more could not be taken.", "The lines above say why; `penstock flow` shows where they are.")
-    if report.failed or report.left or report.odd:
+    if report.open_batches:
+        why = "Their lines wait for that." if report.left else "The lines above say why; the next drain goes on with them."
+        tell(open_batches(report.open_batches), why)
+    if report.failed or report.left or report.odd or report.open_batches:
         raise typer.Exit(FAILED)
+
+
+def working_on(workspace: Path, settings: Settings) -> NodeConfig:
+    """The node that works on a folder: alone, unless somebody asked for a network. That this machine once joined one is no such
+    wish."""
+    config = replace(settings.node, workspace=replace(settings.node.workspace, path=workspace))
+    return replace(config, network=NetworkConfig()) if settings.sources["network.name"].source.startswith("network ") else config
 
 
 class Watch:

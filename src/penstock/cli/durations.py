@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
 import typer
 
-MINUTE, HOUR, DAY = 60, 3600, 86400  # seconds
-UNITS = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY}
+from penstock.domain.duration import DAY, HOUR, MINUTE, parse_span
+
 METAVAR = "TIME"
 
 
 def parse_duration(text: str) -> float:
     """Seconds: `"90s"`, `"10m"`, `"2h"`, `"7d"`; a number alone is seconds."""
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([smhd]?)", text.strip().lower(), flags=re.ASCII)
-    if not found:
+    found = parse_span(text)
+    if found is None:
         raise typer.BadParameter(f"{text[:80]!r} is not a time. Write it as 90s, 10m, 2h or 7d; a number alone is seconds.")
-    number, unit = found.groups()
-    return float(number) * UNITS.get(unit, 1)
+    return found
 
 
 def age(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """The one place where errors become a message and an exit code.
 
-0 done · 1 failed · 2 wrong usage (typer prints these itself) · 130 interrupted with Ctrl-C.
+0 done · 1 failed · 2 wrong usage (typer prints these itself), or not ready · 130 interrupted with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from penstock.errors import PenstockError
 
 FAILED = 1
+NOT_READY = 2  # what was asked for is not there yet
 INTERRUPTED = 130
 
 

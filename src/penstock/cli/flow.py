@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.durations import METAVAR, age, parse_duration
-from penstock.cli.exits import FAILED, tell
+from penstock.cli.exits import FAILED, NOT_READY, tell
 from penstock.cli.options import JsonOption
 from penstock.cli.output import print_json
 from penstock.cli.workspaces import WorkspaceArgument, counted, nobody_works, note
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from penstock.workspace.flow import Flow, JobResult
     from penstock.workspace.layout import Workspace
 
-NOT_READY = 2
 SHOWN = 10  # jobs, unless --limit says otherwise
 OPEN = ("queued", "running")
 EXAMPLE_ID = "1736700000_12345_0"
@@ -64,7 +63,8 @@ def flow(
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for JOB, then print its result.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the result of JOB while it is written.")] = False,
     wait_idle: Annotated[
-        bool, typer.Option("--wait-idle", "-W", help="Wait until nothing waits or runs, then print the counts.")
+        bool,
+        typer.Option("--wait-idle", "-W", help="Wait until nothing waits or runs, batches included, and print the counts."),
     ] = False,
     timeout: Annotated[
         float | None,
@@ -76,7 +76,9 @@ def flow(
         bool, typer.Option("--children", help="List the jobs that come after JOB (penstock work --after).")
     ] = False,
     tree: Annotated[bool, typer.Option("--tree", help="Draw which jobs come after which; with a JOB, from there on.")] = False,
-    gc: Annotated[bool, typer.Option("--gc", help="Remove jobs that ended, with their results; needs --older-than.")] = False,
+    gc: Annotated[
+        bool, typer.Option("--gc", help="Remove jobs and batches that ended, and their results; needs --older-than.")
+    ] = False,
     older_than: Annotated[
         float | None,
         typer.Option(parser=parse_duration, metavar=METAVAR, help="For --gc: those that ended longer ago than this, such as 7d."),
@@ -193,7 +195,8 @@ def _list(flow: Flow, tag: str | None, limit: int, as_json: bool) -> None:
         jobs = list(flow.jobs(tag=tag, limit=None if tag else limit))
         counts = _counts(flow) if tag is None else _counts_of([view.status for view in jobs])
         about = "" if tag is None else f"with the tag {tag}"
-        _print_survey(Survey(flow.path, flow.is_served(), counts, jobs[:limit], flow.strays(), about), as_json)
+        batches = flow.open_batches() if tag is None else 0
+        _print_survey(Survey(flow.path, flow.is_served(), counts, jobs[:limit], flow.strays(), about, batches), as_json)
 
 
 def _print_survey(survey: Survey, as_json: bool) -> None:
@@ -223,7 +226,7 @@ def _tree(flow: Flow, job: str | None, limit: int, as_json: bool) -> None:
 
 def _wait_idle(flow: Flow, tag: str | None, timeout: float | None, as_json: bool) -> None:
     with on_disk(flow.path):
-        if any(_counts(flow)[status] for status in OPEN):
+        if any(_counts(flow)[status] for status in OPEN) or flow.open_batches():
             _warn_if_nobody_works(flow)
         flow.wait_until_idle(timeout, tag=tag)
         counts = _counts(flow) if tag is None else _counts_of([view.status for view in flow.jobs(tag=tag)])

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.columns import Ink, harmless, shortened, table
 from penstock.cli.durations import age
-from penstock.cli.workspaces import counted, job_record, nobody_works, status_word, tokens
+from penstock.cli.workspaces import counted, job_record, nobody_works, open_batches, status_word, tokens
+from penstock.workspace.job_id import BATCH
 
 if TYPE_CHECKING:
     from penstock.workspace.flow import JobView
@@ -23,7 +24,7 @@ NAMED = 5  # strays
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """`counts` are of all jobs (that `about` tells of), `jobs` the newest of them."""
+    """`counts` are of all jobs (that `about` tells of), `jobs` the newest of them; so many `batches` are open."""
 
     path: Path
     served: bool
@@ -31,18 +32,20 @@ class Survey:
     jobs: Sequence[JobView]
     strays: Sequence[str] = ()
     about: str = ""
+    batches: int = 0
 
     def described(self) -> dict[str, Any]:
         return {
             "workspace": self.path.absolute(),
             "served": self.served,
             "counts": self.counts,
+            "open_batches": self.batches,
             "jobs": [described(view) for view in self.jobs],
             "strays": self.strays,
         }
 
     def page(self, width: int) -> str:
-        lines = heading(self.path, self.about, self.counts, self.served)
+        lines = heading(self.path, self.about, self.counts, self.served, self.batches)
         if self.jobs:
             rows = [row(view, self.served) for view in self.jobs]
             lines += ["", *table(HEADINGS, rows, width, Ink(False), numbers=[2, 4], elastic=[TAGS, NOTE])]
@@ -54,9 +57,11 @@ class Survey:
         return "\n".join(lines)
 
 
-def heading(path: Path, about: str, counts: Mapping[str, int], served: bool) -> list[str]:
+def heading(path: Path, about: str, counts: Mapping[str, int], served: bool, batches: int = 0) -> list[str]:
     lines = [f"{path}{about and ' ' + harmless(about)}: {counted(counts, served)}"]
-    if (counts["queued"] or counts["running"]) and not served:
+    if batches:
+        lines.append(open_batches(batches))
+    if (counts["queued"] or counts["running"] or batches) and not served:
         lines.append(nobody_works(path))
     return lines
 
@@ -90,7 +95,7 @@ def _note(view: JobView) -> str:
     alone = ["runs alone, since its server died"] if view.suspect else []
     parents = [f"waits for {', '.join(view.waits_for)}"] if view.waits_for else []
     model = [f"asks for {view.request.model}"] if view.status == "queued" and view.request and view.request.model else []
-    batch = [f"of batch_{view.request.batch}"] if view.request and view.request.batch else []
+    batch = [f"of {BATCH}{view.request.batch}"] if view.request and view.request.batch else []
     return str(view.usage.get("finish_reason") or ", ".join([*alone, *parents, *model, *batch]))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.columns import Ink, table
 from penstock.cli.flow_page import HEADINGS, NOTE, TAGS, described, row
+from penstock.errors import UnknownJob
 
 if TYPE_CHECKING:
     from penstock.workspace.flow import JobView
@@ -95,6 +96,8 @@ def forest(views: Iterable[JobView], root: str | None, limit: int) -> Forest:
             rootless.append(job_id)
         children[job_id] = []
     if root is not None:
+        if root not in jobs:
+            raise UnknownJob(f"There is no job {root} any more.", hint="It was cleaned away a moment ago.")
         return Forest(jobs, children, [root])
     roots = [job_id for job_id in reversed(rootless) if children[job_id]]
     return Forest(jobs, children, roots[:limit], hidden=max(0, len(roots) - limit), alone=len(rootless) - len(roots))

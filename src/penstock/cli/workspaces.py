@@ -39,6 +39,10 @@ def counted(counts: Mapping[str, int], served: bool = True) -> str:
     return (", ".join(told) or "There are no jobs") + "."
 
 
+def open_batches(count: int) -> str:
+    return "1 batch is open." if count == 1 else f"{count} batches are open."
+
+
 def job_record(job_id: str, status: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """A job as JSON. `facts` are those of its usage.json; it cannot overrule what we know ourselves."""
     record = {"id": job_id, "status": status, "tokens": tokens(facts)}

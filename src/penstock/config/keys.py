@@ -138,15 +138,17 @@ class KeyFolder:
     def stamp(self) -> object:
         """Whoever has an equal one has seen all that the folder holds. None where there is no folder."""
         try:
-            found = self.path.stat()
+            folder = self.path.stat()
+            with os.scandir(self.path) as entries:
+                found = tuple(sorted((entry.name, *_looks(entry)) for entry in entries))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be looked at: {error.strerror}.") from None
         now = time.time_ns()
         # Two changes in one step of the file system's clock look like one: until that has gone on, no stamp equals another.
-        settled = now - found.st_mtime_ns > SETTLED
-        return found.st_ino, found.st_mtime_ns, None if settled else now
+        latest = max(folder.st_mtime_ns, *(changed for _, changed, _, _ in found), 0)
+        return folder.st_ino, folder.st_mtime_ns, found, None if now - latest > SETTLED else now
 
     # ---- inside ----
 
@@ -191,6 +193,15 @@ class KeyFolder:
                 f"Other users of this machine can write to {path} (its mode is {mode:04o}).",
                 hint=f"If they have not, run: chmod {'700' if path.is_dir() else '600'} {path}",
             )
+
+
+def _looks(entry: os.DirEntry[str]) -> tuple[int, int, int]:
+    """What changes when a file does, also if it is written in place."""
+    try:
+        found = entry.stat()
+    except FileNotFoundError:  # it was replaced just now
+        return 0, 0, 0
+    return found.st_mtime_ns, found.st_size, found.st_mode
 
 
 def _record(found: dict[str, Any]) -> KeyRecord:

@@ -14,7 +14,7 @@ from penstock.workspace.layout import Workspace
 from penstock.workspace.pool import JobEnd, Pool
 from penstock.workspace.responses import Responses
 
-WINDOW = 4  # times the jobs that run at once: so many lines of batches are jobs
+WINDOW = 4  # times the jobs that run at once: so many lines of batches are jobs, and of one at most half as many
 
 
 class Backlog:
@@ -50,7 +50,7 @@ class Backlog:
             max_running=config.jobs,
             max_deaths=config.deaths,
             on_end=ended,
-            refill=self.batches.turn,
+            refill=self.batches.refill,
             on_sweep=self.responses.sweep,
         )
 

@@ -53,7 +53,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where a request is answered: by which model, within which limits, and for whom: the name of a key, None for the owner."""
+    """Where a request is answered: by which model, within which limits, and for whom: `Caller.owner`, None for the owner."""
 
     served: Served
     limits: LimitsConfig

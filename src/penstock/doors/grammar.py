@@ -88,7 +88,7 @@ class Grammars:
     def checked_lark(self, text: str, *, field: str) -> ConstraintFactory:
         """A grammar that we wrote ourselves, around schemas that went through `guided_schema`."""
         _bound("grammar of all tools", text, MAX_TOOLS_TEXT, field)
-        return self._factory("lark", text, LLMatcher.grammar_from_lark, field)
+        return self._factory("lark", text, LLMatcher.grammar_from_lark, field, what="schema")
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
@@ -106,20 +106,25 @@ class Grammars:
                 self._loaded = _load_tokens(self._file, self._vocab, self._eos_ids)
             return self._loaded
 
-    def _factory(self, kind: str, text: str, convert: Callable[[str], str], field: str) -> ConstraintFactory:
+    def _factory(
+        self, kind: str, text: str, convert: Callable[[str], str], field: str, *, what: str | None = None
+    ) -> ConstraintFactory:
+        """`what` its client calls it, if that is not its kind."""
         tokens = self._tokens()
         matcher = self._cache.get((kind, text))
         if matcher is None:
             try:
                 matcher = _on_a_deep_stack(lambda: _compiled(tokens, convert(text)))
             except ValueError as error:
-                raise RequestError(f"The {kind} cannot be used: {_reason(error)}", field=field, hint=_HINTS[kind]) from None
+                told = what or kind
+                raise RequestError(f"The {told} cannot be used: {_reason(error)}", field=field, hint=_HINTS[told]) from None
             self._cache.put((kind, text), matcher)
         return _Factory(matcher, tokens.ll.vocab_size, self._vocab, field)
 
 
 _HINTS = {
     "json_schema": "Simplify the schema.",
+    "schema": "Simplify the schema.",
     "regex": "The syntax is that of Rust's regex crate: no look-around, no back-references.",
     "lark": "The syntax is llguidance's variant of Lark.",
 }

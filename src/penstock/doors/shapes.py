@@ -32,6 +32,15 @@ class Shape:
                 return grammars.lark(self.value, field=self.field)
 
 
+def json_shape(kind: Literal["json_object", "json_schema"], schema: Any, field: str, schema_field: str) -> Shape:
+    """As OpenAI's requests say it, at two places."""
+    if kind == "json_object":
+        return Shape(kind, field)
+    if schema is None:
+        raise RequestError(f"{schema_field} is missing.", field=schema_field)
+    return Shape(kind, schema_field, schema)
+
+
 def only_one(shapes: Sequence[Shape]) -> Shape | None:
     refuse_two([shape.field for shape in shapes])
     return shapes[0] if shapes else None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from penstock.domain.job import FinishReason
 from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolEvent, ToolParser
@@ -20,6 +23,12 @@ class Call:
     def arguments(self) -> str:
         """As JSON; of a call that was cut off, the beginning of it."""
         return "".join(self.parts)
+
+    @property
+    def as_written(self) -> Any:
+        """The arguments of a finished call, for an answer that holds them as an object. They are not read, since not all that
+        JSON allows can be (1e999); and they are on one line, as events are."""
+        return msgspec.Raw(self.arguments.replace("\n", " ").replace("\r", " "))
 
 
 class Speech:

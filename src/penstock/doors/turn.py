@@ -30,7 +30,6 @@ class Turn:
     parallel_tool_calls: bool | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
-    max_tokens_field: str = "max_tokens"
     shape: Shape | None = None
     deadline: float | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
@@ -60,7 +59,7 @@ def plan_turn(turn: Turn, context: Context) -> PlannedTurn:
     sampling = chosen_sampling(
         turn.sampling,
         context,
-        max_tokens=answer_limit(turn.max_tokens, context.limits, turn.max_tokens_field),
+        max_tokens=answer_limit(turn.max_tokens, context.limits, "max_tokens"),
         skip_special_tokens=plan.skip_special,
     )
     asked = JobRequest(sampling=sampling, deadline=turn.deadline, constraint=constraint)

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -94,7 +93,7 @@ class _Together:
     """Several jobs of the engine as one task: it ends once, when all of them have, or with the first error."""
 
     def __init__(self, sink: Sink, count: int) -> None:
-        self._sink, self._left, self._lock = sink, count, threading.Lock()
+        self._sink, self._left = sink, count
         self._handles: list[JobHandle] = []
         self._usage, self._cancelled = Usage(), False
         self._error: JobFailed | None = None
@@ -113,20 +112,18 @@ class _Together:
             handle.cancel()
 
     def _hear(self, number: int, update: JobUpdate) -> None:
-        """On the compute thread."""
+        """On the compute thread, of which a model has one."""
         if not isinstance(update, JobDone | JobFailed):
             self._cancelled |= isinstance(update, OutputFinished) and update.reason is FinishReason.CANCELLED
             self._sink(Part(number, update))
             return
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
+        self._left -= 1
         if isinstance(update, JobDone):
             self._usage += update.usage
         elif self._error is None:
             self._error = update
             self.cancel()
-        if not last:
+        if self._left:
             return
         if self._cancelled and self._error is None:
             self._sink(OutputFinished(0, FinishReason.CANCELLED))

@@ -22,6 +22,7 @@ from penstock.errors import WorkspaceError
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
+from penstock.workspace.batches import open_batches
 from penstock.workspace.layout import Workspace
 from penstock.workspace.pool import JobEnd
 
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Drained:
     """How many jobs ended here, and how many are `left`: they wait for `models` that this node does not host, or come after
-    one that does. The `odd` ones cannot be taken, and the log tells why."""
+    one that does. The `odd` ones cannot be taken, and the log tells why. So many batches are not over."""
 
     done: int
     failed: int
     left: int
     models: Sequence[str] = ()
     odd: int = 0
+    open_batches: int = 0
 
 
 logger = logging.getLogger(__name__)
@@ -150,7 +152,14 @@ class Node:
         finally:
             backlog.batches.stop()
         pool = backlog.pool
-        return Drained(pool.done, pool.failed, len(left), sorted({job.model or "" for job in left}), len(pool.odd))
+        return Drained(
+            done=pool.done,
+            failed=pool.failed,
+            left=len(left),
+            models=sorted({job.model or "" for job in left}),
+            odd=len(pool.odd),
+            open_batches=len(open_batches(self.workspace)),
+        )
 
     def _report(self) -> dict[str, Any]:
         from penstock.node.report import report

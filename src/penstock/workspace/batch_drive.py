@@ -11,40 +11,29 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
-from penstock.domain.job import new_job_id
-from penstock.errors import BadJob, Cancelled, EngineError, KeyForbids, RequestError, UnknownJob
-from penstock.workspace.batch_lines import MAX_TOLD, Line, Lines
-from penstock.workspace.batches import (
-    END,
-    INPUT,
-    BatchEnd,
-    BatchRequest,
-    BatchStatus,
-    Counts,
-    is_asked_to_end,
-    read_asked,
-    read_end,
-)
+from penstock.errors import BadJob, Cancelled, EngineError, KeyForbids, KeyTaken, RequestError, UnknownJob
+from penstock.workspace.batch_lines import MAX_TOLD, Line, Lines, Mistake
+from penstock.workspace.batch_results import Fact, Refusal, Results
+from penstock.workspace.batches import END, INPUT, BatchEnd, BatchStatus, is_asked_to_end, read_asked, read_end
 from penstock.workspace.disk import put_file
 from penstock.workspace.files import FINISHED, open_file
 from penstock.workspace.flow import Flow
-from penstock.workspace.journal import JOURNAL, Entry, Journal, read_entry
+from penstock.workspace.journal import Entry, Journal
 from penstock.workspace.layout import HeldJob, Workspace
 from penstock.workspace.outcomes import told
-from penstock.workspace.request import LOWEST, WorkRequest
-from penstock.workspace.uploads import Uploads
+from penstock.workspace.request import LOWEST, WorkRequest, read_request
 from penstock.workspace.work import Work, key_file
 
 SUBMITTING = 0.5  # seconds at a time: a disk may be slow, and somebody may want us to stop
 GROUP = 500  # lines that are put into the journal together
 
-Fact = Mapping[str, Any]
-Refusal = Callable[[Mapping[str, str]], tuple[int, Mapping[str, Any]]]
-"""The status and the body with which the API answers an error, of which it is given the record."""
+MayGoOn = Callable[[str | None], bool | None]
+"""Whether an owner's batches are still wanted; None if nobody can tell now: then they wait."""
 Vet = Callable[[str | None, str | None], None]
 """Raises KeyForbids if an owner may not use a model."""
 
@@ -70,19 +59,21 @@ class Drive:
     """`open` first, then `step` again and again until `over`. After an error it is of no use: another one, made of what is on the
     disk, goes on. BadJob if the folder is no batch."""
 
-    def __init__(
-        self, workspace: Workspace, held: HeldJob, refusal: Refusal, may_go_on: Callable[[str | None], bool], vet: Vet
-    ) -> None:
+    def __init__(self, workspace: Workspace, held: HeldJob, refusal: Refusal, may_go_on: MayGoOn, vet: Vet) -> None:
+        asked = read_asked(held.folder)
+        if asked is None:
+            raise BadJob("batch.json cannot be read.", hint="It was made by hand, or by another version.")
         self.batch_id, self.over = held.job_id, False
-        self._workspace, self._held = workspace, held
-        self._refusal, self._may_go_on, self._vet = refusal, may_go_on, vet
-        self._work, self._flow, self._uploads = Work(workspace), Flow(workspace), Uploads(workspace)
+        self._workspace, self._held, self._asked = workspace, held, asked
+        self._may_go_on, self._vet = may_go_on, vet
+        self._work, self._flow = Work(workspace), Flow(workspace)
         self._journal = Journal(workspace.disk, held.folder)
-        self._asked = _asked(held)
+        self._results = Results(workspace, held, asked, refusal)
         self._input: int | None = None
         self._begun: float | None = None
+        self._total = 0
+        self._off: CallOff | None = None
         self._closing: Fact | None = None
-        self._ended: dict[int, tuple[int, int, bool]] = {}  # lines in the journal: from where to where, and whether done
         self._jobs: dict[int, str] = {}  # lines that are jobs now
         self._waiting: list[int] = []  # lines that are not yet, the first at the end
         self._told_to_end: set[str] = set()  # jobs
@@ -90,6 +81,11 @@ class Drive:
     @property
     def due(self) -> float:
         return self._asked.due
+
+    @property
+    def jobs(self) -> int:
+        """How many it has now."""
+        return len(self._jobs)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -101,16 +97,10 @@ class Drive:
         if read_end(self._held.folder) is not None:
             self.over = True
             return
-        self._input = open_file(self._held.folder, INPUT)
-        if self._input is None:
-            raise BadJob(f"There is no {INPUT}.")
-        self._lines = Lines(self._input)
-        known = self._journal.open()
-        for entry in known:
-            self._learn(entry)
-        if self._begun is not None:
-            self._find_jobs()
-        self._clean(known[-GROUP:])  # all before were cleaned away before these were noted
+        try:
+            self._open()
+        except BadJob as error:
+            self._fail(error)
 
     def close(self) -> None:
         """Let others have it."""
@@ -123,27 +113,61 @@ class Drive:
         """Do what can be done now, and tell whether there was anything. `room` are the jobs that it may have at once."""
         if self.over:
             return False
+        try:
+            return self._step(room)
+        except BadJob as error:
+            self._fail(error)
+            return True
+
+    def validate(self) -> None:
+        """The first step of a new one, which needs no model."""
+        if not self.over and self._begun is None:
+            self.step(0)
+
+    def _open(self) -> None:
+        self._input = open_file(self._held.folder, INPUT)
+        if self._input is None:
+            raise BadJob(f"There is no {INPUT}.")
+        self._lines = Lines(self._input)
+        last: deque[Entry] = deque(maxlen=GROUP)  # all before were cleaned away before these were noted
+
+        def learn(entry: Entry) -> None:
+            self._learn(entry)
+            last.append(entry)
+
+        self._journal.open(learn)
+        if self._begun is not None:
+            self._find_jobs()
+        self._clean(last)
+
+    def _step(self, room: int) -> bool:
         if self._begun is None:
             self._validate()
             return True
-        if self._closing is None and len(self._ended) < len(self._lines):
-            off = self._called_off()
-            changed = self._collect(off)
-            return (self._submit(room) if off is None else self._end_lines(off)) or changed
-        self._finish()
-        return True
+        if self._closing is not None or len(self._results) >= len(self._lines):
+            self._finish()
+            return True
+        off = self._called_off()
+        changed = self._collect(off)
+        if off is not None:
+            return self._end_lines(off) or changed
+        if self._may_go_on(self._asked.owner):
+            return self._submit(room) or changed
+        return changed
 
     # ---- what the journal tells ----
 
     def _learn(self, entry: Entry) -> None:
         match entry.fact:
-            case {"lines": _, "at": at}:
-                self._begun = at
+            case {"n": n}:
+                self._results.learn(entry)
+                self._jobs.pop(n, None)
+            case {"lines": total, "at": at}:
+                self._total, self._begun = total, at
+            case {"off": {"status": status, "code": code, "message": message}}:
+                self._off = CallOff(BatchStatus(status), code, message)
             case {"closing": _}:
                 self._closing = entry.fact
-            case {"n": n}:
-                self._ended[n] = (entry.start, entry.end, "body" in entry.fact)
-                self._jobs.pop(n, None)
 
     def _note(self, facts: list[Fact]) -> None:
         noted = self._journal.append(facts)
@@ -163,13 +187,19 @@ class Drive:
     def _find_jobs(self) -> None:
         """Lines that are jobs already: who drove the batch before us may have died."""
         for n in range(len(self._lines) - 1, -1, -1):
-            if n in self._ended:
+            if n in self._results:
                 continue
             job = self._workspace.job_of_key(key_file(self._key(n)))
-            if job is None:
+            if job is None or not self._is_ours(job):
                 self._waiting.append(n)
             else:
                 self._jobs[n] = job
+
+    def _is_ours(self, job: str) -> bool:
+        """Keys are anybody's text."""
+        with suppress(BadJob, RequestError, UnknownJob), self._workspace.looking_at(job) as (_, folder):
+            return read_request(folder).batch == self.batch_id
+        return False
 
     # ---- from the input to jobs ----
 
@@ -196,9 +226,10 @@ class Drive:
                 line.check()
                 request = self._request(n, line)
                 self._vet(self._asked.owner, line.model)
-                self._jobs[n] = self._work.submit_request(request, json.dumps(line.body)).job_id
+                body = json.dumps(line.body, ensure_ascii=False)
+                self._jobs[n] = self._work.submit_request(request, body).job_id
                 submitted = True
-            except (RequestError, KeyForbids) as error:
+            except (RequestError, KeyForbids, KeyTaken) as error:
                 refused.append({"n": n, "custom_id": line.custom_id, "refused": told(error)})
             self._waiting.pop()
         self._note(refused)
@@ -242,7 +273,7 @@ class Drive:
                 return {"body": json.loads(result.data)}
         except BadJob as error:
             return {"refused": told(error)}
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"refused": told(EngineError("The answer is not JSON."))}
         why = result.usage.get("error")
         if off is not None and isinstance(why, dict) and why.get("code") == Cancelled.code:
@@ -252,9 +283,16 @@ class Drive:
     # ---- calling it off ----
 
     def _called_off(self) -> CallOff | None:
+        """Noted before the first line hears of it. From then on it holds, whatever becomes of the clock, the key and the file."""
+        off = self._off or self._reason_to_end()
+        if off is not None and self._off is None:
+            self._note([{"off": dataclasses.asdict(off)}])
+        return off
+
+    def _reason_to_end(self) -> CallOff | None:
         if is_asked_to_end(self._held.folder):
             return CANCELLED
-        if not self._may_go_on(self._asked.owner):
+        if self._may_go_on(self._asked.owner) is False:
             return REVOKED
         return EXPIRED if time.time() >= self._asked.due else None
 
@@ -273,91 +311,46 @@ class Drive:
     # ---- the end ----
 
     def _finish(self) -> None:
-        if self._closing is None:
-            self._note([self._decide()])
-        closing = self._closing
-        assert closing is not None
-        self._write(closing["output"], done=True)
-        self._write(closing["errors"], done=False)
-        completed = sum(done for _, _, done in self._ended.values())
+        closing = self._closing or self._decide()
+        while not self._results.write(closing):
+            closing = self._decide()
         self._end(
             BatchEnd(
                 status=BatchStatus(closing["closing"]),
                 ended=round(time.time(), 3),
                 begun=self._begun,
                 finalizing=closing["at"],
-                counts=Counts(len(self._ended), completed, len(self._ended) - completed),
+                counts=self._results.counts(self._total),
                 output_file=closing["output"],
                 error_file=closing["errors"],
             )
         )
 
     def _decide(self) -> Fact:
-        """How it ends, and the names of the files that it leaves: known before they are written, they are written once."""
-        off = self._called_off()
-        with self._reading() as journal:
-            codes = {fact["off"]["code"] for fact in self._facts(journal, done=False) if "off" in fact}
-        status = BatchStatus.COMPLETED
-        if CANCELLED.code in codes or off in (CANCELLED, REVOKED):
-            status = BatchStatus.CANCELLED
-        elif EXPIRED.code in codes:
-            status = BatchStatus.EXPIRED
-        kinds = {done for _, _, done in self._ended.values()}
-        ids = {done: self._free_id() if done in kinds else None for done in (True, False)}
-        return {"closing": status, "at": round(time.time(), 3), "output": ids[True], "errors": ids[False]}
+        """How it ends, and the ids of the files that it leaves; the last decision counts. What was called off too late, when
+        every line had ended, is complete."""
+        status = self._off.status if self._off is not None and self._results.lost else BatchStatus.COMPLETED
+        closing = {"closing": status, "at": round(time.time(), 3), **self._results.names(self._closing or {})}
+        self._note([closing])
+        return closing
 
-    def _free_id(self) -> str:
-        while self._uploads.has(file_id := new_job_id()):
-            pass
-        return file_id
-
-    def _write(self, file_id: str | None, *, done: bool) -> None:
-        if file_id is None or self._uploads.has(file_id):
-            return
-        with self._reading() as journal:
-            answers = (self._answer(fact) for fact in self._facts(journal, done=done))
-            self._uploads.add(
-                (json.dumps(answer, separators=(",", ":")).encode() + b"\n" for answer in answers),
-                name=f"batch_{self.batch_id}_{'output' if done else 'error'}.jsonl",
-                purpose="batch_output",
-                owner=self._asked.owner,
-                expires_after=self._asked.keep_output,
-                file_id=file_id,
+    def _fail(self, error: BadJob) -> None:
+        """Somebody changed what it is made of: it cannot go on, and nobody should wait for it."""
+        for job in self._jobs.values():
+            with suppress(UnknownJob):
+                self._work.cancel(job)
+        mistake = Mistake("broken_batch", str(error))
+        self._end(
+            BatchEnd(
+                status=BatchStatus.FAILED,
+                ended=round(time.time(), 3),
+                begun=self._begun,
+                counts=self._results.counts(self._total),
+                mistakes=(dataclasses.asdict(mistake),),
             )
-
-    def _facts(self, journal: int, *, done: bool) -> Iterator[Fact]:
-        """What is known of the lines that are done, or of the others, in the order of the input."""
-        for _, (start, end, was_done) in sorted(self._ended.items()):
-            if was_done is done:
-                yield read_entry(journal, start, end)
-
-    @contextmanager
-    def _reading(self) -> Iterator[int]:
-        file = open_file(self._held.folder, JOURNAL)
-        if file is None:
-            raise BadJob(f"There is no {JOURNAL} any more.")
-        try:
-            yield file
-        finally:
-            os.close(file)
-
-    def _answer(self, fact: Fact) -> dict[str, Any]:
-        """A line of the output."""
-        request_id = fact.get("job") or f"{self.batch_id}_{fact['n']}"
-        line = {"id": f"batch_req_{request_id}", "custom_id": fact["custom_id"], "response": None, "error": fact.get("off")}
-        if "off" not in fact:
-            status, body = (200, fact["body"]) if "body" in fact else self._refusal(fact["refused"])
-            line["response"] = {"status_code": status, "request_id": request_id, "body": body}
-        return line
+        )
 
     def _end(self, end: BatchEnd) -> None:
         put_file(self._workspace.disk, self._held.folder, END, end.record())
         self._workspace.disk.sync(self._held.folder)
         self.over = True
-
-
-def _asked(held: HeldJob) -> BatchRequest:
-    asked = read_asked(held.folder)
-    if asked is None:
-        raise BadJob("batch.json cannot be read.", hint="It was made by hand, or by another version.")
-    return asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ from penstock.workspace.files import MAX_PROMPT
 MAX_LINES = 50_000
 MAX_LINE = MAX_PROMPT + (1 << 16)  # bytes: a request, and what is around it
 MAX_CUSTOM_ID = 512  # characters
+MAX_DEPTH = 100  # objects and lists inside each other: far from where anybody's stack would decide
 MAX_TOLD = 100  # mistakes of one file
+TOO_DEEP = f"The line has more than {MAX_DEPTH} levels of objects and lists."
 PIECE = 1 << 16
 METHOD = "POST"
 DECIDED = ("priority", "service_tier", "deadline")  # fields of a request that are the batch's to say
@@ -49,7 +51,8 @@ class Mistake:
 
 
 class Lines:
-    """The lines of an open file, by number from 0. Blank ones do not count. Only where they lie is kept in memory."""
+    """The lines of an open file, by number from 0; one more than may be at most. Blank ones do not count. Only where they lie is
+    kept in memory."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -57,7 +60,7 @@ class Lines:
         offset = number = 0
         with open(os.dup(file), "rb") as stream:
             stream.seek(0)
-            while piece := stream.readline(PIECE):
+            while len(self._places) <= MAX_LINES and (piece := stream.readline(PIECE)):
                 length, blank = len(piece), not piece.strip()
                 while not piece.endswith(b"\n") and (piece := stream.readline(PIECE)):
                     length, blank = length + len(piece), blank and not piece.strip()
@@ -68,9 +71,6 @@ class Lines:
 
     def __len__(self) -> int:
         return len(self._places)
-
-    def number_in_file(self, n: int) -> int:
-        return self._places[n][2]
 
     def line(self, n: int) -> Line:
         """BadJob if it is none any more: somebody has changed the file."""
@@ -84,7 +84,7 @@ class Lines:
         if not self._places:
             yield Mistake("empty_file", "The file has no lines.")
         if len(self) > MAX_LINES:
-            yield Mistake("too_many_lines", f"The file has {len(self)} lines; a batch has {MAX_LINES} at most.")
+            yield Mistake("too_many_lines", f"The file has more than {MAX_LINES} lines.")
             return
         seen: dict[str, int] = {}
         for n, (_, _, number) in enumerate(self._places):
@@ -101,16 +101,33 @@ class Lines:
             return {}, Mistake("line_too_long", f"The line has {length} bytes; {MAX_LINE} are read at most.", number)
         try:
             value = json.loads(os.pread(self._file, length, offset).decode())
-        except (ValueError, RecursionError):
+        except RecursionError:
+            return {}, Mistake("line_too_deep", TOO_DEEP, number)
+        except ValueError:
             value = None
         if not isinstance(value, dict):
             return {}, Mistake("invalid_json_line", "The line is not a JSON object.", number)
+        if _is_deeper(value, MAX_DEPTH):
+            return {}, Mistake("line_too_deep", TOO_DEEP, number)
         custom_id, body = value.get("custom_id"), value.get("body")
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
             return {}, Mistake("invalid_custom_id", f"custom_id is no text of 1 to {MAX_CUSTOM_ID} letters.", number, "custom_id")
         if not isinstance(body, dict):
             return {}, Mistake("invalid_body", "body is not a JSON object.", number, "body")
         return value, None
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [inner for one in level for inner in _inside(one) if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _misdirected(value: Mapping[str, Any], endpoint: str, number: int) -> Mistake | None:

@@ -16,14 +16,15 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from penstock.errors import UnknownBatch
+from penstock.domain.duration import DAY, parse_span
+from penstock.errors import RequestError, UnknownBatch
+from penstock.workspace.batch_lines import Mistake
 from penstock.workspace.disk import touch
-from penstock.workspace.files import Place, has_file, read_record
+from penstock.workspace.files import Place, given, has_file, is_number, read_record
 from penstock.workspace.job_id import is_job_id, order
 from penstock.workspace.journal import read_entries
 from penstock.workspace.layout import Workspace
@@ -31,6 +32,8 @@ from penstock.workspace.root import on_disk
 from penstock.workspace.uploads import Uploads
 
 INPUT, ASKED, CANCEL, END = "input.jsonl", "batch.json", "cancel", "end.json"
+LONGEST_WINDOW = 30 * DAY
+KNOWN = 1000  # journals that are not read again from their beginning
 
 
 class BatchStatus(StrEnum):
@@ -59,6 +62,14 @@ class BatchRequest:
     metadata: Mapping[str, str] | None = None
     keep_output: float | None = None
 
+    def __post_init__(self) -> None:
+        """TypeError for a record that somebody changed."""
+        about = {} if self.metadata is None else self.metadata
+        texts = [self.input_file, self.endpoint, self.completion_window, self.sha256, *given(self.owner), *about.values()]
+        numbers = [self.window, self.created, *given(self.keep_output)]
+        if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
+            raise TypeError(ASKED)
+
     @property
     def due(self) -> float:
         return self.created + self.window
@@ -69,6 +80,10 @@ class Counts:
     total: int = 0
     completed: int = 0
     failed: int = 0
+
+    def __post_init__(self) -> None:
+        if not all(map(is_number, (self.total, self.completed, self.failed))):
+            raise TypeError(END)
 
     @property
     def ended(self) -> int:
@@ -87,6 +102,14 @@ class BatchEnd:
     output_file: str | None = None
     error_file: str | None = None
     mistakes: tuple[Mapping[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        files = given(self.output_file, self.error_file)
+        numbers = [self.ended, *given(self.begun, self.finalizing)]
+        if not all(isinstance(file, str) and is_job_id(file) for file in files) or not all(map(is_number, numbers)):
+            raise TypeError(END)
+        for mistake in self.mistakes:
+            Mistake(**mistake)
 
     def record(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
@@ -165,7 +188,7 @@ class Batches:
         return self.get(batch_id, owner)
 
     def get(self, batch_id: str, owner: str | None = None) -> BatchView:
-        with self._folder(batch_id) as folder:
+        with self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
             asked = None if folder is None else read_asked(folder)
             if folder is None or asked is None or asked.owner != owner:
                 raise UnknownBatch(f"There is no batch {batch_id[:80]}.", hint="It was cleaned away, or it was never here.")
@@ -174,7 +197,7 @@ class Batches:
     def all(self, owner: str | None = None) -> Iterator[BatchView]:
         """The newest first."""
         for batch_id in sorted(self._workspace.names(Place.BATCHES), key=order, reverse=True):
-            with self._folder(batch_id) as folder:
+            with self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
                 asked = None if folder is None else read_asked(folder)
                 if folder is None or asked is None or asked.owner != owner:
                     continue
@@ -185,7 +208,7 @@ class Batches:
         """Ask for its end. Whoever drives it sees that in a moment; one that is over stays as it is."""
         view = self.get(batch_id, owner)
         if view.end is None:
-            with on_disk(self._workspace.path), self._folder(batch_id) as folder:
+            with on_disk(self._workspace.path), self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
                 if folder is not None:
                     touch(self._workspace.disk, folder, CANCEL)
                     self._workspace.disk.sync(folder)
@@ -195,10 +218,13 @@ class Batches:
         cancelling = _time_of(folder, CANCEL)
         end = read_end(folder)
         if end is not None:
-            self._read.pop(batch_id, None)
+            with self._lock:
+                self._read.pop(batch_id, None)
             return BatchView(batch_id, asked, end.status, end.counts, end.begun, cancelling, end)
         with self._lock:
-            known = self._read.setdefault(batch_id, _Read())
+            known = self._read[batch_id] = self._read.pop(batch_id, _Read())
+            if len(self._read) > KNOWN:
+                del self._read[next(iter(self._read))]
             known.go_on(folder)
             counts = Counts(known.total, known.completed, known.failed)
         if cancelling is not None:
@@ -209,36 +235,44 @@ class Batches:
             status = BatchStatus.FINALIZING if counts.ended >= counts.total else BatchStatus.IN_PROGRESS
         return BatchView(batch_id, asked, status, counts, known.begun, cancelling)
 
-    @contextmanager
-    def _folder(self, batch_id: str) -> Iterator[int | None]:
-        folder = self._workspace.open_folder(batch_id, Place.BATCHES) if is_job_id(batch_id) else None
-        try:
-            yield folder
-        finally:
-            if folder is not None:
-                os.close(folder)
+
+def parse_window(text: str) -> float:
+    """A completion window in seconds."""
+    found = parse_span(text)
+    if found is None or not 0 < found <= LONGEST_WINDOW:
+        raise RequestError(
+            f"completion_window = '{text[:40]}' cannot be used.",
+            field="completion_window",
+            hint="Write it as 24h, 90m or 7d; 30d is the longest.",
+        )
+    return found
 
 
 def is_open(workspace: Workspace, batch_id: str) -> bool:
     """Whether there is such a batch, and it is not over."""
-    folder = workspace.open_folder(batch_id, Place.BATCHES) if is_job_id(batch_id) else None
-    if folder is None:
-        return False
-    try:
-        return read_end(folder) is None
-    finally:
-        os.close(folder)
+    with workspace.looking_into(batch_id, Place.BATCHES) as folder:
+        return folder is not None and read_end(folder) is None and read_asked(folder) is not None
 
 
-def open_batches(workspace: Workspace) -> list[str]:
-    return [batch_id for batch_id in workspace.names(Place.BATCHES) if is_open(workspace, batch_id)]
+def end_of(workspace: Workspace, batch_id: str) -> BatchEnd | None:
+    """How a batch ended; None if it is not over, or there is none."""
+    with workspace.looking_into(batch_id, Place.BATCHES) as folder:
+        return None if folder is None else read_end(folder)
+
+
+def open_batches(workspace: Workspace, over: set[str] | None = None) -> list[str]:
+    """Who looks again and again keeps those that are `over`: they are not read twice."""
+    over = set() if over is None else over
+    found = [batch_id for batch_id in workspace.names(Place.BATCHES) if batch_id not in over]
+    over.update(batch_id for batch_id in found if not is_open(workspace, batch_id))
+    return [batch_id for batch_id in found if batch_id not in over]
 
 
 def read_asked(folder: int) -> BatchRequest | None:
     told = read_record(folder, ASKED)
     try:
         return None if told is None else BatchRequest(**told)
-    except TypeError:
+    except (AttributeError, TypeError):
         return None  # made by hand, or by another version
 
 
@@ -249,7 +283,7 @@ def read_end(folder: int) -> BatchEnd | None:
     try:
         counts = Counts(**told.pop("counts"))
         return BatchEnd(**told | {"status": BatchStatus(told["status"]), "counts": counts, "mistakes": tuple(told["mistakes"])})
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):  # as above
         return None
 
 

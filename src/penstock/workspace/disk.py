@@ -51,6 +51,10 @@ class Disk:
         """Rename a folder from one parent to another, atomically. One that is there already, and is not empty, stays."""
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
+    def replace(self, name: str, other: str, folder: int) -> None:
+        """A file takes the name of another, which is no more; atomically."""
+        os.rename(name, other, src_dir_fd=folder, dst_dir_fd=folder)
+
     def remove(self, name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 

@@ -18,6 +18,7 @@ from penstock.errors import BadJob
 MAX_PROMPT = 16 << 20  # bytes; no model here reads more
 MAX_RECORD = 4 << 20  # bytes of request.json or usage.json
 MAX_RESULT = 64 << 20
+FAR = 1e15  # seconds: no time is later, and all below are exact
 
 
 class Place(StrEnum):
@@ -132,6 +133,16 @@ def read_record(folder: int, name: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def is_number(value: object) -> bool:
+    """Of a record: Python reads JSON with numbers in it that are none, or that no clock and no disk can have."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < FAR
+
+
+def given(*values: Any) -> list[Any]:
+    """Those of a record that are not None."""
+    return [value for value in values if value is not None]
+
+
 def proven_end(folder: int) -> End | None:
     """How a job ended: usage.json is whole, and the other file is what it says. None if it is not over."""
     try:
@@ -148,10 +159,11 @@ def proven_end(folder: int) -> End | None:
     return End(Place.OUTPUT if done else Place.FAILED, record)
 
 
-def take_lock(folder: int) -> bool:
-    """Lock a folder, unless somebody else has. The lock ends when the descriptor is closed, or its owner dies."""
+def take_lock(folder: int, *, shared: bool = False) -> bool:
+    """Lock a folder, unless somebody else has; those who share a lock have it together. It ends when the descriptor is closed, or
+    its owner dies."""
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(folder, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

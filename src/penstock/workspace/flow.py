@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import BadJob, NotFinished, RequestError, UnknownJob, WorkspaceError
-from penstock.workspace.batches import is_open
+from penstock.workspace.batches import end_of, is_open, open_batches
 from penstock.workspace.files import (
     ERROR,
     FINISHED,
@@ -25,6 +25,7 @@ from penstock.workspace.files import (
     SUSPECT,
     USAGE,
     Place,
+    given,
     has_file,
     read_file,
     read_record,
@@ -155,9 +156,14 @@ class Flow:
     def counts(self) -> dict[Status, int]:
         return {status: len(self._workspace.names(place)) for status, place in PLACES.items()}
 
+    def open_batches(self) -> int:
+        """Batches that are not over. Only some of their lines are jobs."""
+        return len(open_batches(self._workspace))
+
     def wait_until_idle(self, timeout: float | None = None, *, tag: str | None = None) -> None:
-        """Until nothing (of this tag) waits and nothing runs."""
+        """Until nothing (of this tag) waits and nothing runs, and all batches are over, which have no tags."""
         tagged: dict[str, bool] = {}  # a request is read once
+        over: set[str] = set()
         for _ in self._looks(timeout):
             open_jobs = self._workspace.open_jobs()
             if tag is not None:
@@ -166,7 +172,7 @@ class Flow:
                         request = self.describe(job_id).request
                         tagged[job_id] = request is not None and tag in request.tags
                 open_jobs = {job_id for job_id in open_jobs if tagged.get(job_id)}
-            if not open_jobs:
+            if not open_jobs and (tag is not None or not open_batches(self._workspace, over)):
                 return
         raise self._not_finished(f"{self.path} is not idle after {timeout:g} seconds.")
 
@@ -208,34 +214,43 @@ class Flow:
 
     def gc(self, older_than: float) -> int:
         """Remove jobs that ended more than so many seconds ago, and tell how many. Each vanishes whole. One whose result an open
-        job, or an open batch, still waits for stays. Batches that are over go too; the files that they left stay."""
-        workspace, removed = self._workspace, 0
+        job, or an open batch, still waits for stays. Batches that are over go too, with the files that they left."""
+        workspace = self._workspace
+        removed: dict[str, WorkRequest | None] = {}
         with on_disk(self.path):
-            wanted = self._wanted()
-            for place in FINISHED:
-                old = {}
-                for job_id in set(workspace.names(place)) - wanted:
-                    with suppress(FileNotFoundError, UnknownJob):
-                        if workspace.age_of(job_id, place) > older_than:
-                            with workspace.looking_at(job_id) as (_, folder):
-                                request = _request_of(folder)
-                            if request is None or request.batch is None or not is_open(workspace, request.batch):
-                                old[job_id] = request
-                gone = workspace.throw_away(old, place)
-                removed += len(gone)
-                for job_id in gone:
-                    self._free_key(old[job_id])
+            with workspace.cleaning():
+                wanted = self._wanted()
+                for place in FINISHED:
+                    old = self._old_jobs(place, older_than, wanted)
+                    removed |= {job_id: old[job_id] for job_id in workspace.throw_away(old, place)}
+            for request in removed.values():
+                self._free_key(request)
             self._remove_batches(older_than)
             workspace.empty_trash()
             workspace.sweep()
-        return removed
+        return len(removed)
+
+    def _old_jobs(self, place: Place, older_than: float, wanted: set[str]) -> dict[str, WorkRequest | None]:
+        workspace, old = self._workspace, {}
+        for job_id in set(workspace.names(place)) - wanted:
+            with suppress(FileNotFoundError, UnknownJob):
+                if workspace.age_of(job_id, place) > older_than:
+                    with workspace.looking_at(job_id) as (_, folder):
+                        request = _request_of(folder)
+                    if request is None or request.batch is None or not is_open(workspace, request.batch):
+                        old[job_id] = request
+        return old
 
     def _remove_batches(self, older_than: float) -> None:
-        workspace, old = self._workspace, []
+        """The files first: whoever dies between the two leaves what the next one finds."""
+        workspace, old = self._workspace, {}
         for batch_id in workspace.names(Place.BATCHES):
             with suppress(FileNotFoundError):
-                if not is_open(workspace, batch_id) and workspace.age_of(batch_id, Place.BATCHES) > older_than:
-                    old.append(batch_id)
+                end = end_of(workspace, batch_id)
+                if end is not None and workspace.age_of(batch_id, Place.BATCHES) > older_than:
+                    old[batch_id] = end
+        files = [file for end in old.values() for file in given(end.output_file, end.error_file)]
+        workspace.throw_away(files, Place.FILES)
         workspace.throw_away(old, Place.BATCHES)
 
     def _wanted(self) -> set[str]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any, BinaryIO, NamedTuple
 
-from penstock.workspace.disk import Disk, touch
+from penstock.workspace.disk import Disk, put_file
 from penstock.workspace.files import open_file
 
-JOURNAL = "results.jsonl"
+JOURNAL, ANEW = "results.jsonl", "results.new"
 CHECKSUM = 8  # hexadecimal digits
 
 
@@ -28,17 +30,10 @@ class Entry(NamedTuple):
 
 def read_entries(folder: int, start: int = 0) -> Iterator[Entry]:
     """The facts from there on, up to the first line that is not whole: it is being written, or a crash has torn it."""
-    file = open_file(folder, JOURNAL)
-    if file is None:
-        return
-    with open(file, "rb") as stream:
+    with _reading(folder) as stream:
         stream.seek(start)
-        for line in stream:
-            fact = _fact(line)
-            if fact is None:
-                return
-            yield Entry(start, start + len(line), fact)
-            start += len(line)
+        for line, fact in _whole(stream):
+            yield Entry(start, start := start + len(line), fact)
 
 
 def read_entry(file: int, start: int, end: int) -> Mapping[str, Any]:
@@ -53,15 +48,20 @@ class Journal:
     def __init__(self, disk: Disk, folder: int) -> None:
         self._disk, self._folder, self._length = disk, folder, 0
 
-    def open(self) -> list[Entry]:
-        """What is known so far. A torn tail is cut off, and what can be read is synced before anybody builds on it: who wrote it
-        may have died before it did so."""
-        touch(self._disk, self._folder, JOURNAL)
+    def open(self, learn: Callable[[Entry], None]) -> None:
+        """Tell what is known so far. When this returns, that survives a power cut: it was written anew, without a torn tail.
+        Whoever wrote what can be read may have died before the sync, or seen it fail: then no later sync of that file helps."""
+        self._length = 0
+        with _reading(self._folder) as stream:
+            put_file(self._disk, self._folder, ANEW, self._known(stream, learn))
+        self._disk.replace(ANEW, JOURNAL, self._folder)
         self._disk.sync(self._folder)
-        found = list(read_entries(self._folder))
-        self._length = found[-1].end if found else 0
-        self._grow(b"")
-        return found
+
+    def _known(self, stream: BinaryIO, learn: Callable[[Entry], None]) -> Iterator[bytes]:
+        for line, fact in _whole(stream):
+            start, self._length = self._length, self._length + len(line)
+            learn(Entry(start, self._length, fact))
+            yield line
 
     def append(self, facts: Iterable[Mapping[str, Any]]) -> list[Entry]:
         """When this returns, they survive a power cut."""
@@ -80,11 +80,26 @@ class Journal:
         try:
             if os.fstat(file).st_size != self._length:
                 self._disk.cut(file, self._length)
-            if data:
-                self._disk.write(file, data)
+            self._disk.write(file, data)
             self._disk.sync(file)
         finally:
             os.close(file)
+
+
+@contextmanager
+def _reading(folder: int) -> Iterator[BinaryIO]:
+    file = open_file(folder, JOURNAL)
+    with BytesIO() if file is None else open(file, "rb") as stream:
+        yield stream
+
+
+def _whole(stream: BinaryIO) -> Iterator[tuple[bytes, Mapping[str, Any]]]:
+    """Lines, each with what it says, up to the first that is not whole."""
+    for line in stream:
+        fact = _fact(line)
+        if fact is None:
+            return
+        yield line, fact
 
 
 def _line(fact: Mapping[str, Any]) -> bytes:

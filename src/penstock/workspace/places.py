@@ -19,7 +19,7 @@ from penstock.workspace.files import ALONE, FOLDER, SUSPECT, End, Place, has_fil
 from penstock.workspace.job_id import checked, is_job_id
 from penstock.workspace.root import open_places
 
-KEY_PATIENCE = 30.0  # seconds for another client to submit with a key
+PATIENCE = 30.0  # seconds for another client that does what only one may
 
 
 @dataclass(slots=True)
@@ -44,7 +44,16 @@ class Places:
     def __init__(self, path: str | Path, *, create: bool = False, disk: Disk | None = None) -> None:
         self.path, self.disk = Path(path), disk or Disk()
         self._folders = open_places(self.path, self.disk, create=create)
-        self.close = weakref.finalize(self, _close, list(self._folders.values()))
+        self._open = list(self._folders.values())
+        self.close = weakref.finalize(self, _close, self._open)
+        self.opened = 1
+
+    def open_again(self) -> None:
+        """Somebody removed the folder, or put another in its place: all who use this object go over to what is there now, and
+        `opened` counts that. The old folders stay open, since some may be at work in them."""
+        self._folders = open_places(self.path, self.disk, create=True)
+        self._open += self._folders.values()
+        self.opened += 1
 
     # ---- who is where ----
 
@@ -116,6 +125,16 @@ class Places:
     def unknown(self, job_id: str) -> UnknownJob:
         return UnknownJob(f"There is no job {job_id} in {self.path}.", hint="It was cleaned away, or it was never here.")
 
+    @contextmanager
+    def looking_into(self, job_id: str, place: Place) -> Iterator[int | None]:
+        """A folder at a place, to read from; None if there is none."""
+        folder = self.open_folder(job_id, place) if is_job_id(job_id) else None
+        try:
+            yield folder
+        finally:
+            if folder is not None:
+                os.close(folder)
+
     def open_folder(self, job_id: str, place: Place) -> int | None:
         """A descriptor that the caller closes; None if there is no such folder. Links are not followed."""
         try:
@@ -157,17 +176,34 @@ class Places:
     def runs_alone(self, held: HeldJob) -> int:
         return sum(name.startswith(ALONE) for name in names_in(held.folder))
 
-    # ---- keys ----
+    # ---- what only one may do at a time ----
 
     @contextmanager
     def keys_locked(self) -> Iterator[None]:
         """One client at a time may look for a key and submit its job."""
-        with _reopened(self._folders[Place.KEYS]) as folder:
-            until = time.monotonic() + KEY_PATIENCE
-            while not take_lock(folder):
+        with self._locked(Place.KEYS, "submitting a job with a key"):
+            yield
+
+    @contextmanager
+    def cleaning(self) -> Iterator[None]:
+        """From the look at who is wanted until the others are gone, nobody submits a job that comes after one of them."""
+        with self._locked(Place.TRASH, "submitting a job after another, or cleaning"):
+            yield
+
+    @contextmanager
+    def nothing_cleaned(self) -> Iterator[None]:
+        """From the look at a job's parents until it is submitted. Any number may do that at once."""
+        with self._locked(Place.TRASH, "cleaning", shared=True):
+            yield
+
+    @contextmanager
+    def _locked(self, place: Place, doing: str, *, shared: bool = False) -> Iterator[None]:
+        with _reopened(self._folders[place]) as folder:
+            until = time.monotonic() + PATIENCE
+            while not take_lock(folder, shared=shared):
                 if time.monotonic() > until:
                     raise WorkspaceError(
-                        f"Another client has been submitting a job with a key for {KEY_PATIENCE:g} seconds.",
+                        f"Another client has been {doing} for {PATIENCE:g} seconds.",
                         hint="Is one of them stopped? Try again when it has gone on or ended.",
                     )
                 time.sleep(0.01)

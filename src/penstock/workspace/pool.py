@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.errors import EngineError
+from penstock.errors import EngineError, WorkspaceError
 from penstock.workspace.crew import RETRY_AFTER, Crew
 from penstock.workspace.files import FINISHED, Outcome, Place
 from penstock.workspace.layout import HeldJob, Workspace
@@ -122,11 +122,19 @@ class Pool:
                 self._turn()
                 if not self._is_empty():
                     self._rest()
-                elif self._refill():
+                elif self._is_refilled():
                     self._next_look = 0.0
                 else:
                     break
             return self._scanner.left(self._runner.accepts)
+
+    def _is_refilled(self) -> bool:
+        try:
+            return self._refill()
+        except (OSError, WorkspaceError):  # the disk is full or worse, which whoever refills has told
+            self._no_claims_before = time.monotonic() + RETRY_AFTER
+            self._rest(RETRY_AFTER)
+            return True
 
     def _serve(self) -> None:
         with self._crew:
@@ -160,9 +168,8 @@ class Pool:
 
     def _open_again(self) -> None:
         """Somebody removed the folder, or put another in its place; we would wait in the old one for ever."""
-        path = self._workspace.path
-        logger.warning("the workspace %s was removed or replaced: it is opened anew", path)
-        self._workspace = Workspace(path, create=True, disk=self._workspace.disk)
+        logger.warning("the workspace %s was removed or replaced: it is opened anew", self._workspace.path)
+        self._workspace.open_again()
         self._conflicts.clear()
 
     def _turn(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.domain.sampling import SamplingParams
 from penstock.errors import BadJob, RequestError
-from penstock.workspace.files import MAX_PROMPT, MAX_RECORD, PROMPT, REQUEST, read_file
+from penstock.workspace.files import FAR, MAX_PROMPT, MAX_RECORD, PROMPT, REQUEST, read_file
 from penstock.workspace.job_id import is_job_id, order
 
 LOWEST, HIGHEST = -10, 10  # priorities; interactive requests have 0 unless they say otherwise
@@ -21,7 +21,6 @@ BACKGROUND = -5  # the priority of a job that names none
 MAX_TAGS, MAX_NAME = 32, 200
 MAX_PARENTS = 64
 NAME = r"[\w-]+"  # of a parent, as prompts write it in braces
-FAR = 1e15  # seconds: no time is later, and all below are exact
 
 UNASKED = ("key", "retry_of", "submitted")  # what belongs to a submission, not to what it asks
 SHAPES = ("schema", "grammar", "regex")

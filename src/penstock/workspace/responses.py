@@ -11,7 +11,6 @@ given, so whether its time is over is known without a look inside.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,13 +45,10 @@ class Responses:
         """None also where it is somebody else's, or its time is over."""
         if self._is_over(job_id):
             return None
-        folder = self._workspace.open_folder(job_id, Place.RESPONSES)
-        if folder is None:
-            return None
-        try:
+        with self._workspace.looking_into(job_id, Place.RESPONSES) as folder:
+            if folder is None:
+                return None
             whose, items, response = (read_file(folder, name, MAX_RESULT) for name in (OWNER, ITEMS, RESPONSE))
-        finally:
-            os.close(folder)
         if whose is None or items is None or response is None:
             return None  # it is being removed
         return KeptResponse(response, items) if json.loads(whose) == owner else None

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import UnknownFile
-from penstock.workspace.files import Place, open_file, read_record
-from penstock.workspace.job_id import is_job_id, order
+from penstock.workspace.files import Place, given, is_number, open_file, read_record
+from penstock.workspace.job_id import order
 from penstock.workspace.layout import Workspace
 
 CONTENT, RECORD = "content", "file.json"
@@ -33,6 +33,13 @@ class StoredFile:
     sha256: str
     owner: str | None = None
     expires: float | None = None
+
+    def __post_init__(self) -> None:
+        """TypeError for a record that somebody changed."""
+        texts = [self.name, self.purpose, self.sha256, *given(self.owner)]
+        numbers = [self.created, self.bytes, *given(self.expires)]
+        if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
+            raise TypeError(self.file_id)
 
 
 class Uploads:
@@ -66,18 +73,25 @@ class Uploads:
         return StoredFile(file_id=file_id, **facts)
 
     def get(self, file_id: str, owner: str | None = None) -> StoredFile:
-        found = self._find(file_id)
+        found = self.find(file_id)
         if found is None or found.owner != owner:
             raise UnknownFile(f"There is no file {file_id[:80]}.", hint="It was deleted, has expired, or was never here.")
         return found
 
     def has(self, file_id: str) -> bool:
-        return self._find(file_id) is not None
+        """Whether anything has this id, also what cannot be read or has expired."""
+        with self._workspace.looking_into(file_id, Place.FILES) as folder:
+            return folder is not None
+
+    def find(self, file_id: str) -> StoredFile | None:
+        """Whoever's it is."""
+        found = self._record(file_id)
+        return None if found is None or (found.expires is not None and found.expires <= time.time()) else found
 
     def all(self, owner: str | None = None) -> Iterator[StoredFile]:
         """The newest first."""
         for file_id in sorted(self._workspace.names(Place.FILES), key=order, reverse=True):
-            found = self._find(file_id)
+            found = self.find(file_id)
             if found is not None and found.owner == owner:
                 yield found
 
@@ -85,13 +99,10 @@ class Uploads:
     def reading(self, file_id: str, owner: str | None = None) -> Iterator[Iterator[bytes]]:
         """Its content, in chunks. Who has begun to read may go on, also when it is deleted meanwhile."""
         self.get(file_id, owner)
-        folder = self._workspace.open_folder(file_id, Place.FILES)
-        if folder is None:
-            raise UnknownFile(f"There is no file {file_id}.", hint="It was deleted a moment ago.")
-        try:
+        with self._workspace.looking_into(file_id, Place.FILES) as folder:
+            if folder is None:
+                raise UnknownFile(f"There is no file {file_id}.", hint="It was deleted a moment ago.")
             file = open_file(folder, CONTENT)
-        finally:
-            os.close(folder)
         if file is None:
             raise UnknownFile(f"The content of the file {file_id} is missing.", hint="Somebody removed it. Upload it again.")
         try:
@@ -110,22 +121,13 @@ class Uploads:
         expired = [file_id for file_id, found in records.items() if found and found.expires and found.expires <= now]
         self._workspace.throw_away(expired, Place.FILES)
 
-    def _find(self, file_id: str) -> StoredFile | None:
-        found = self._record(file_id) if is_job_id(file_id) else None
-        return None if found is None or (found.expires is not None and found.expires <= time.time()) else found
-
     def _record(self, file_id: str) -> StoredFile | None:
-        folder = self._workspace.open_folder(file_id, Place.FILES)
-        if folder is None:
-            return None
-        try:
-            told = read_record(folder, RECORD) or {}
-        finally:
-            os.close(folder)
+        with self._workspace.looking_into(file_id, Place.FILES) as folder:
+            told = {} if folder is None else read_record(folder, RECORD) or {}
         try:
             return StoredFile(file_id=file_id, **{name: told[name] for name in _FIELDS})
-        except KeyError:
-            return None  # made by hand, or changed by it
+        except (KeyError, TypeError):
+            return None  # there is none, or it was made by hand
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(StoredFile) if field.name != "file_id")

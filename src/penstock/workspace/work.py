@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,10 +91,11 @@ class Work:
 
     def _new_job(self, files: Mapping[str, bytes], request: WorkRequest, *, key: str | None = None) -> str:
         parents = [*request.after.values()]
-        for parent in parents:
-            if self._workspace.find(parent) is None:
-                raise self._workspace.unknown(parent)
-        return self._workspace.submit(files, key=key, after=parents)
+        with self._workspace.nothing_cleaned() if parents else nullcontext():
+            for parent in parents:
+                if self._workspace.find(parent) is None:
+                    raise self._workspace.unknown(parent)
+            return self._workspace.submit(files, key=key, after=parents)
 
     def cancel(self, job_id: str) -> Place:
         """Ask for a job's end, and tell where it is now. One that waits ends here and now, in `failed`; a running one when its

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 import pydantic_core
 
 from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, TokensOut, Usage
@@ -117,7 +119,17 @@ def usage_out(usage: Usage) -> wire.UsageOut:
     )
 
 
-def _input(call: Call) -> dict[str, Any]:
+def _input(call: Call) -> Any:
     """Of a call that was cut off, what is complete of it: as the client makes it of a stream."""
-    found: dict[str, Any] = pydantic_core.from_json(call.arguments or "{}", allow_partial=not call.finished)
-    return found
+    if call.finished:
+        return call.as_written
+    return _bounded(pydantic_core.from_json(call.arguments or "{}", allow_partial=True))
+
+
+def _bounded(value: Any) -> Any:
+    """Numbers that are too large to be read stay too large; null would be another answer."""
+    if isinstance(value, dict):
+        return {name: _bounded(inside) for name, inside in value.items()}
+    if isinstance(value, list):
+        return [_bounded(inside) for inside in value]
+    return msgspec.Raw(b"1e999" if value > 0 else b"-1e999") if isinstance(value, float) and math.isinf(value) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from penstock.doors.anthropic.requests import (
@@ -38,13 +39,15 @@ class Conversation:
 
 def conversation(asked: ConversationFields) -> Conversation:
     """Every block is a message of its own, and those of one role that follow each other are one message."""
-    found: list[dict[str, Any]] = []
-    if asked.system:
-        found.append({"role": "system", "content": _text(asked.system, "system")})
     calls: set[str] = set()
-    for i, message in enumerate(asked.messages):
-        for plain in _plain(message, f"messages[{i}]", calls):
-            _add(plain, found)
+    plain = [one for i, message in enumerate(asked.messages) for one in _plain(message, f"messages[{i}]", calls)]
+    if asked.system:
+        plain.insert(0, {"role": "system", "content": _text(asked.system, "system")})
+    found = [
+        message
+        for role, group in groupby(plain, lambda message: message["role"])
+        for message in (group if role == "tool" else [_joined(role, list(group))])
+    ]
     if asked.messages[-1].role != "assistant" or not found or found[-1]["role"] != "assistant":
         return Conversation(found)
     return Conversation(found[:-1], _prefill(found[-1], f"messages[{len(asked.messages) - 1}]"))
@@ -102,14 +105,10 @@ def _result(block: ToolResultBlock, where: str) -> str:
     return f"Error: {text}" if block.is_error else text  # templates have no other place for it
 
 
-def _add(plain: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    if not messages or plain["role"] != messages[-1]["role"] or plain["role"] == "tool":
-        messages.append(plain)
-        return
-    last = messages[-1]
-    last["content"] = "\n".join(text for text in (last["content"], plain["content"]) if text)
-    if "tool_calls" in plain:
-        last["tool_calls"] = [*last.get("tool_calls", ()), *plain["tool_calls"]]
+def _joined(role: str, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    text = "\n".join(message["content"] for message in messages if message["content"])
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    return {"role": role, "content": text} | ({"tool_calls": calls} if calls else {})
 
 
 def _prefill(message: Mapping[str, Any], where: str) -> str:

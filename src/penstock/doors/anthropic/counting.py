@@ -8,9 +8,8 @@ from starlette.responses import Response
 from penstock.doors.anthropic import wire
 from penstock.doors.anthropic.messages import turn_of
 from penstock.doors.anthropic.requests import CountTokensRequest
-from penstock.doors.anthropic.tools import named_as_given
 from penstock.doors.http.desk import Desk
-from penstock.doors.http.reading import aside, read
+from penstock.doors.http.reading import aside, named_as_given, read
 from penstock.doors.http.replies import json_reply
 from penstock.doors.turn import turn_tokens
 
@@ -22,6 +21,6 @@ class Counting:
     async def count(self, request: Request) -> Response:
         asked = await read(CountTokensRequest, request)
         served = self._desk.find(asked.model, request)
-        with named_as_given():
+        with named_as_given(asked.names):
             tokens = await aside(lambda: turn_tokens(turn_of(asked), served))
         return json_reply(wire.TokenCount(input_tokens=len(tokens)))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.doors.anthropic.answers import MessageAnswer
 from penstock.doors.anthropic.conversation import conversation
 from penstock.doors.anthropic.requests import ConversationFields, MessagesRequest
-from penstock.doors.anthropic.tools import choice, functions, named_as_given
+from penstock.doors.anthropic.tools import choice, functions
 from penstock.doors.exchange import Context, Exchange
 from penstock.doors.turn import Turn, plan_turn
 from penstock.errors import RequestError
@@ -43,8 +43,7 @@ def exchange(asked: MessagesRequest, context: Context) -> Exchange:
             field=field,
             hint="End the messages with the user's.",
         )
-    with named_as_given():
-        planned = plan_turn(turn, context)
+    planned = plan_turn(turn, context)
 
     def answer(job_id: str, prompts: Sequence[Sequence[int]]) -> MessageAnswer:
         return MessageAnswer(f"msg_{job_id}", context.served.hosted.name, planned.speech(), prompt_tokens=len(prompts[0]))

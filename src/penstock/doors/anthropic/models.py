@@ -12,14 +12,15 @@ from starlette.requests import Request
 
 from penstock.doors.anthropic import wire
 from penstock.doors.http.desk import Desk
+from penstock.doors.http.errors import ANTHROPIC_VERSION
+from penstock.doors.http.paging import asked_limit
 from penstock.doors.http.reading import short
 from penstock.doors.http.routes import Parameter
 from penstock.doors.served import Served
 from penstock.errors import RequestError
 
-VERSION = "anthropic-version"  # a header that all of them send
 PAGE, MAX_PAGE = 20, 1000  # models
-SPOKEN = Parameter(VERSION, str, "With it, the answer is as Anthropic's clients expect it.", "header")
+SPOKEN = Parameter(ANTHROPIC_VERSION, str, "With it, the answer is as Anthropic's clients expect it.", "header")
 PAGING = (  # for them
     Parameter("limit", Annotated[int, Meta(ge=1, le=MAX_PAGE)], "How many at most."),
     Parameter("after_id", str, "The last id of the page before."),
@@ -28,14 +29,11 @@ PAGING = (  # for them
 )
 
 
-def is_anthropic(request: Request) -> bool:
-    return VERSION in request.headers
-
-
 def model_page(desk: Desk, request: Request) -> wire.ModelPage:
     query, offered = request.query_params, dict(desk.offered(request))
     names = list(offered)
-    after, before, limit = _place("after_id", names, query), _place("before_id", names, query), _limit(query)
+    after, before = _place("after_id", names, query), _place("before_id", names, query)
+    limit = asked_limit(request, usual=PAGE, most=MAX_PAGE)
     found = names[0 if after is None else after + 1 : before]
     wanted = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]
     if wanted and "active" not in wanted:
@@ -67,10 +65,3 @@ def _place(field: str, names: Sequence[str], query: QueryParams) -> int | None:
     if name not in names:
         raise RequestError(f"{field} = {short(name)} is no model of this node.", field=field)
     return names.index(name)
-
-
-def _limit(query: QueryParams) -> int:
-    given = query.get("limit", str(PAGE))
-    if not given.isascii() or not given.isdigit() or not 1 <= int(given[:9]) <= MAX_PAGE:
-        raise RequestError(f"limit = {short(given)} cannot be used.", field="limit", hint=f"Give a number from 1 to {MAX_PAGE}.")
-    return int(given)

@@ -127,6 +127,15 @@ class ConversationFields(Fields):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
 
+    @property
+    def names(self) -> dict[str, str]:
+        return {
+            "prompt": "messages",
+            "stop": "stop_sequences",
+            "tools[].function.parameters": "tools[].input_schema",
+            "tools[].function": "tools[]",
+        }
+
 
 class CountTokensRequest(ConversationFields):
     pass

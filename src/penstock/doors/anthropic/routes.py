@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import get_args
 
 from penstock.doors.anthropic import messages, wire
@@ -14,12 +13,11 @@ from penstock.doors.http.routes import Route
 
 def anthropic_routes(desk: Desk) -> list[Route]:
     return [
-        Route(
-            "POST",
+        desk.route(
             "/v1/messages",
-            partial(desk.answer, MessagesRequest, messages.exchange),
+            MessagesRequest,
+            messages.exchange,
             "Answer a conversation, as Anthropic's clients ask for it",
-            asks=MessagesRequest,
             gives=wire.Message,
             streams="text/event-stream",
             events=(*get_args(wire.Event), wire.Ping),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.doors.anthropic.requests import Tool, ToolChoice
@@ -50,13 +49,3 @@ def choice(given: ToolChoice | None, names: Sequence[str]) -> str | dict[str, An
     if names and given.name not in names:
         raise RequestError(f"tool_choice names '{given.name[:64]}', which is not in tools.", field="tool_choice.name")
     return {"type": "function", "function": {"name": given.name}}
-
-
-@contextmanager
-def named_as_given() -> Iterator[None]:
-    """What is found wrong with a function is told of the field that the client has sent."""
-    try:
-        yield
-    except RequestError as error:
-        error.field = error.field.replace("].function.parameters", "].input_schema").replace("].function", "]")
-        raise

@@ -16,6 +16,7 @@ from penstock.doors.http.reading import aside, read
 from penstock.doors.http.replies import json_reply
 from penstock.errors import UnknownBatch
 from penstock.workspace.batches import Batches
+from penstock.workspace.job_id import BATCH
 
 USUAL, MOST = 20, 100  # batches on a page
 
@@ -27,7 +28,7 @@ class BatchDoor:
         self._batches, self._on_change = batches, on_change
 
     async def create(self, request: Request) -> Response:
-        asked, owner = await read(BatchCreation, request), caller_of(request).name
+        asked, owner = await read(BatchCreation, request), caller_of(request).owner
         asked.check()
         window, keep = asked.window, asked.output_expires_after
         view = await aside(
@@ -45,17 +46,17 @@ class BatchDoor:
         return json_reply(wire.batch_out(view))
 
     async def all(self, request: Request) -> Response:
-        page, owner = Page.asked(request, usual=USUAL, most=MOST), caller_of(request).name
+        page, owner = Page.asked(request, usual=USUAL, most=MOST), caller_of(request).owner
         found, more = await aside(lambda: page.cut(map(wire.batch_out, self._batches.all(owner)), lambda batch: batch.id))
         first, last = (found[0].id, found[-1].id) if found else (None, None)
         return json_reply(wire.BatchList(data=found, first_id=first, last_id=last, has_more=more))
 
     async def one(self, request: Request) -> Response:
-        batch_id, owner = _batch_named(request), caller_of(request).name
+        batch_id, owner = _batch_named(request), caller_of(request).owner
         return json_reply(wire.batch_out(await aside(lambda: self._batches.get(batch_id, owner))))
 
     async def cancel(self, request: Request) -> Response:
-        batch_id, owner = _batch_named(request), caller_of(request).name
+        batch_id, owner = _batch_named(request), caller_of(request).owner
         view = await aside(lambda: self._batches.cancel(batch_id, owner))
         self._on_change()
         return json_reply(wire.batch_out(view))
@@ -63,6 +64,6 @@ class BatchDoor:
 
 def _batch_named(request: Request) -> str:
     name: str = request.path_params["batch"]
-    if not name.startswith(wire.BATCH):
-        raise UnknownBatch(f"There is no batch {name[:80]}.", hint=f"Their names begin with {wire.BATCH}")
-    return name.removeprefix(wire.BATCH)
+    if not name.startswith(BATCH):
+        raise UnknownBatch(f"There is no batch {name[:80]}.", hint=f"Their names begin with {BATCH}")
+    return name.removeprefix(BATCH)

@@ -35,7 +35,7 @@ class Files:
         self._uploads = uploads
 
     async def create(self, request: Request) -> Response:
-        owner = caller_of(request).name
+        owner = caller_of(request).owner
         async with _form(request) as form:
             file = form.get("file")
             if not isinstance(file, UploadFile):
@@ -51,24 +51,24 @@ class Files:
 
     async def all(self, request: Request) -> Response:
         page, purpose = Page.asked(request, usual=MOST, most=MOST, also=["purpose"]), request.query_params.get("purpose")
-        owner = caller_of(request).name
+        owner = caller_of(request).owner
         files = (file for file in self._uploads.all(owner) if purpose in (None, file.purpose))
         found, more = await aside(lambda: page.cut(map(wire.file_out, files), lambda file: file.id))
         first, last = (found[0].id, found[-1].id) if found else (None, None)
         return json_reply(wire.FileList(data=found, first_id=first, last_id=last, has_more=more))
 
     async def one(self, request: Request) -> Response:
-        file_id, owner = file_named(request.path_params["file"]), caller_of(request).name
+        file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
         return json_reply(wire.file_out(await aside(lambda: self._uploads.get(file_id, owner))))
 
     async def content(self, request: Request) -> Response:
-        file_id, owner = file_named(request.path_params["file"]), caller_of(request).name
+        file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
         found = await aside(lambda: self._uploads.get(file_id, owner))
         headers = {"content-length": str(found.bytes), **NOT_A_PAGE}
         return StreamingResponse(self._chunks(file_id, owner), media_type=TEXT, headers=headers)
 
     async def delete(self, request: Request) -> Response:
-        file_id, owner = file_named(request.path_params["file"]), caller_of(request).name
+        file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
         await aside(lambda: self._uploads.remove(file_id, owner))
         return json_reply(wire.FileDeleted(id=f"{wire.FILE}{file_id}"))
 

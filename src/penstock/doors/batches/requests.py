@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from penstock.domain.duration import DAY, HOUR, PATTERN
 from penstock.doors.durable import DURABLE
 from penstock.doors.http.reading import Fields
 from penstock.errors import RequestError
+from penstock.workspace.batches import parse_window
 
-HOUR, DAY = 3600, 86400  # seconds
-UNITS = {"s": 1, "m": 60, "h": HOUR, "d": DAY}
-LONGEST_WINDOW = 30 * DAY
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # of metadata
 
 
@@ -43,7 +41,7 @@ class BatchCreation(Fields):
 
     input_file_id: str
     endpoint: str = Field(json_schema_extra={"enum": [*DURABLE]})
-    completion_window: str = Field(json_schema_extra={"pattern": "^[0-9]{1,9}[smhd]$"})
+    completion_window: str = Field(json_schema_extra={"pattern": f"^{PATTERN}$"})
     metadata: dict[str, str] | None = None
     output_expires_after: ExpiresAfter | None = None
 
@@ -67,12 +65,4 @@ class BatchCreation(Fields):
     @property
     def window(self) -> float:
         """The completion window in seconds."""
-        found = re.fullmatch(r"(\d{1,9})([smhd])", self.completion_window, flags=re.ASCII)
-        seconds = int(found[1]) * UNITS[found[2]] if found else 0
-        if not 0 < seconds <= LONGEST_WINDOW:
-            raise RequestError(
-                f"completion_window = '{self.completion_window[:40]}' cannot be used.",
-                field="completion_window",
-                hint="Write it as 24h, 90m or 7d; 30d is the longest.",
-            )
-        return seconds
+        return parse_window(self.completion_window)

@@ -7,9 +7,10 @@ from typing import Literal
 
 from penstock.doors.http.framing import Wire
 from penstock.workspace.batches import BatchStatus, BatchView
+from penstock.workspace.job_id import BATCH
 from penstock.workspace.uploads import StoredFile
 
-FILE, BATCH = "file-", "batch_"
+FILE = "file-"
 
 
 class FileOut(Wire, kw_only=True, omit_defaults=False):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.doors.http.keys import OWNER, Keys
-from penstock.errors import EngineError, ForbiddenOrigin, PenstockError, RequestTooLarge
+from penstock.doors.http.keys import OWNER, Caller, Keys
+from penstock.errors import EngineError, ForbiddenOrigin, InvalidKey, NotReady, PenstockError, RequestTooLarge
 
 logger = logging.getLogger("penstock.http")
 
@@ -49,6 +52,10 @@ class AccessLog:
             await self._app(scope, receive, watched)
         except ClientDisconnect:
             facts["status"] = CLIENT_LEFT  # before its request was whole
+        except asyncio.CancelledError:
+            facts["error"] = NotReady.code  # the server leaves, and has waited for it long enough
+            if not began:
+                await self._refuse(scope, watched, leaving())
         except Exception as error:
             # without the error's words: they may be a client's
             frames = "".join(traceback.format_tb(error.__traceback__))
@@ -80,11 +87,14 @@ class Gate:
         max_body: int,
         max_upload: Mapping[str, int],
         refuse: Refuse,
+        arriving: set[asyncio.Task[Any]],
     ) -> None:
         """`hosts` are the names by which a server without keys may be called; None if anybody may call it anything.
-        `max_upload` has the paths where a body may be larger, since it goes to the disk."""
+        `max_upload` has the paths where a body may be larger, since it goes to the disk. `arriving` has those who
+        handle requests that were not read to their end yet."""
         self._app, self._keys, self._hosts, self._origins = app, keys, hosts, frozenset(origins)
         self._max_body, self._max_upload, self._refuse = max_body, max_upload, refuse
+        self._arriving = arriving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,13 +103,15 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             self._check_site(headers)
-            scope["state"]["caller"] = OWNER if scope["path"] in OPEN_PATHS else self._keys.find(_key(headers))
+            caller = OWNER if scope["path"] in OPEN_PATHS else self._caller(headers)
+            scope["state"]["caller"] = caller
             self._check_length(scope["path"], headers)
         except PenstockError as error:
             scope["state"]["log"]["error"] = error.code
             await self._refuse(scope, send, error)
             return
-        read, most = 0, self._most(scope["path"])
+        read, most, task = 0, self._most(scope["path"]), asyncio.current_task()
+        assert task is not None
 
         async def counted() -> Message:
             nonlocal read
@@ -107,9 +119,24 @@ class Gate:
             read += len(message.get("body", b""))
             if read > most:
                 raise self._too_large(scope["path"])
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                self._arriving.discard(task)
+                self._keys.check(caller)  # before anything is made of it
             return message
 
-        await self._app(scope, counted, send)
+        self._arriving.add(task)
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._arriving.discard(task)
+
+    def _caller(self, headers: Headers) -> Caller:
+        """A client may send two keys, one of them for somebody else."""
+        given = _given_keys(headers)
+        for key in given[:-1]:
+            with contextlib.suppress(InvalidKey):
+                return self._keys.find(key)
+        return self._keys.find(given[-1] if given else None)
 
     def _check_site(self, headers: Headers) -> None:
         """A web page that somebody visits must not talk to a server on their machine: neither by its own name (Origin) nor
@@ -139,11 +166,15 @@ class Gate:
         )
 
 
-def _key(headers: Headers) -> str | None:
-    """As OpenAI's clients send it, or Anthropic's."""
+def leaving() -> NotReady:
+    return NotReady("The server is shutting down.", hint="Try again in a moment, or elsewhere.")
+
+
+def _given_keys(headers: Headers) -> list[str]:
+    """As OpenAI's clients send it, and as Anthropic's do."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     bearer = given.strip() if scheme.lower() == "bearer" else ""
-    return bearer or headers.get("x-api-key", "").strip() or None
+    return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
 
 
 def _hostname(url: str) -> str:

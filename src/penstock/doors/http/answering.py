@@ -25,25 +25,31 @@ STREAMED = [
 ]
 
 
-async def respond(exchange: Exchange, served: Served, mailbox: Mailbox, admit: Admit, *, keep_alive: float) -> Response:
-    """Start the jobs; the response that is returned follows them and cancels them when its client leaves."""
+async def respond(
+    exchange: Exchange, served: Served, mailbox: Mailbox, admit: Admit, *, keep_alive: float, slow: bool = False
+) -> Response:
+    """Start the jobs; the response that is returned follows them and cancels them when its client leaves. What is `slow` is made
+    ready, and put together at the end, aside."""
     if any(job.sampling.logprobs is not None for job in exchange.jobs):
         await served.ready_for_logprobs()
     running = RunningRequest(mailbox, served.hosted, admit)
-    await running.start(exchange.jobs)
+    await running.start(exchange.jobs, slow=slow)
     try:
         answer = exchange.answer(running.job_id, running.prompts)
     except BaseException:
         running.close()  # nobody would ever read what they say
         raise
-    return AnswerResponse(running, answer, exchange, keep_alive=keep_alive)
+    return AnswerResponse(running, answer, exchange, keep_alive=keep_alive, slow=slow)
 
 
 class AnswerResponse(Response):
     """Sends the answer of running jobs. `scope["state"]["log"]` is told what became of them."""
 
-    def __init__(self, running: RunningRequest, answer: Answer, exchange: Exchange, *, keep_alive: float) -> None:
-        self._running, self._answer, self._exchange, self._keep_alive = running, answer, exchange, keep_alive
+    def __init__(
+        self, running: RunningRequest, answer: Answer, exchange: Exchange, *, keep_alive: float, slow: bool = False
+    ) -> None:
+        self._running, self._answer, self._exchange = running, answer, exchange
+        self._keep_alive, self._slow = keep_alive, slow
         self._framing = answer.framing
         self._request_id = [(name.encode(), value.encode()) for name, value in id_headers(running.job_id).items()]
         self._failed = False
@@ -81,7 +87,10 @@ class AnswerResponse(Response):
                 silent_since = clock()
             if running.done:
                 break
-            updates = await running.read(max(0.0, silent_since + self._keep_alive - clock()))
+            if framing.comment is None:  # a silent connection is told nothing, so there is nothing to wake up for
+                updates = await running.read()
+            else:
+                updates = await running.read(max(0.0, silent_since + self._keep_alive - clock()))
             frames = [frame for number, update in updates for frame in self._frames(number, update)]
             if not frames and framing.comment is not None and clock() >= silent_since + self._keep_alive:
                 frames = [framing.comment("keep-alive")]
@@ -137,7 +146,8 @@ class AnswerResponse(Response):
         if running.error is not None:
             await send_error(scope, send, running.error, self._request_id)
             return
-        await send_json(send, 200, encode(self._answer.whole(running.usage)), self._request_id)
+        body = await aside(lambda: encode(self._answer.whole(running.usage)), when=self._slow)
+        await send_json(send, 200, body, self._request_id)
 
     async def _keep(self) -> None:
         keep, usage = self._exchange.keep, self._running.usage

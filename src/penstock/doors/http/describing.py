@@ -62,13 +62,27 @@ class FieldsSchema(GenerateJsonSchema):
         found, owner = super().model_schema(schema), schema["cls"]
         if not issubclass(owner, Fields):
             return found
-        known = {name: _told(name, one) for name, one in found.get("properties", {}).items()}
+        properties = found.get("properties", {})
+        if not any(one.get("format") == "binary" for one in properties.values()):  # a form knows no null
+            needed = found.get("required", ())
+            properties = {name: one if name in needed else _or_null(one) for name, one in properties.items()}
+        known = {name: _told(name, one) for name, one in properties.items()}
         known |= {name: {"description": HARMLESS} for name in sorted(owner.HARMLESS - known.keys())}
         known |= {name: {"enum": [*taken, None], "description": why} for name, (taken, why) in owner.ONLY.items()}
         return {**found, "properties": known, "additionalProperties": False}
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """What may be left out may be null."""
+    default = {key: value for key, value in schema.items() if key == "default"}
+    shape = {key: value for key, value in schema.items() if key != "default"}
+    shapes: list[dict[str, Any]] = shape.get("anyOf", [shape])
+    if not shape or {"type": "null"} in shapes:
+        return schema
+    return {**default, "anyOf": [*shapes, {"type": "null"}]}
 
 
 def _told(name: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, TypedDict
 
+from starlette.datastructures import Headers
 from starlette.types import Scope, Send
 
 from penstock import errors
@@ -47,7 +48,8 @@ KINDS: tuple[tuple[type[PenstockError], Kind], ...] = (
 CODES: dict[type[PenstockError], str] = {errors.PromptTooLong: "context_length_exceeded", UnknownModel: "model_not_found"}
 RETRY_LATER = 5  # seconds
 
-ANTHROPIC_PATH, OLLAMA_PATH = "/v1/messages", "/api/"
+ANTHROPIC_PATH, OLLAMA_PATH, SHARED_PATH = "/v1/messages", "/api/", "/v1/models"
+ANTHROPIC_VERSION = "anthropic-version"  # a header that all of its clients send
 
 
 def kind_of(error: PenstockError) -> Kind:
@@ -116,18 +118,26 @@ def ollama_body(error: PenstockError) -> OllamaBody:
     return {"error": str(error)}
 
 
-def body_for(path: str, error: PenstockError) -> Body:
-    """In the dialect of a path: also for who is refused before anybody has looked for it."""
-    if path.startswith(ANTHROPIC_PATH):
+def body_for(scope: Scope, error: PenstockError) -> Body:
+    """In the dialect of a request: also of one that is refused before anybody has looked for its path."""
+    path = scope["path"]
+    if path.startswith(ANTHROPIC_PATH) or (path.startswith(SHARED_PATH) and is_anthropic(scope)):
         return anthropic_body(error)
     return ollama_body(error) if path.startswith(OLLAMA_PATH) else openai_body(error)
 
 
-def body_type(path: str) -> type[Body]:
-    """What that is there."""
+def body_types(path: str) -> tuple[type[Body], ...]:
+    """What that may be there."""
     if path.startswith(ANTHROPIC_PATH):
-        return AnthropicBody
-    return OllamaBody if path.startswith(OLLAMA_PATH) else OpenAIBody
+        return (AnthropicBody,)
+    if path.startswith(SHARED_PATH):
+        return OpenAIBody, AnthropicBody
+    return (OllamaBody,) if path.startswith(OLLAMA_PATH) else (OpenAIBody,)
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Whether a client of Anthropic's asks: they share paths with OpenAI's, and say who they are."""
+    return ANTHROPIC_VERSION in Headers(scope=scope)
 
 
 def id_headers(request_id: str) -> dict[str, str]:
@@ -146,7 +156,7 @@ def headers_of(error: PenstockError) -> dict[str, str]:
 async def send_error(scope: Scope, send: Send, error: PenstockError, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
     more = [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
     with contextlib.suppress(OSError):
-        await send_json(send, status_of(error), encode(body_for(scope["path"], error)), [*headers, *more])
+        await send_json(send, status_of(error), encode(body_for(scope, error)), [*headers, *more])
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -14,6 +14,7 @@ from penstock.errors import ConfigError, InvalidKey, KeyForbids, KeyRevoked
 logger = logging.getLogger("penstock.keys")
 
 USUAL_PRIORITY = 0
+OWNER_DIGITS = 16  # of a key's digest; that many tell all keys apart
 LOOK_EVERY = 0.5  # seconds
 
 
@@ -26,14 +27,20 @@ class Caller:
     name: str | None = field(default=None, compare=False)
     limits: KeyLimits = field(default=NO_LIMITS, compare=False)
 
+    @property
+    def owner(self) -> str | None:
+        """Whom what it leaves here belongs to: the key, since a name may be given again. None for the owner."""
+        return self.sha256[:OWNER_DIGITS] or None
+
     def may_use(self, *names: str) -> bool:
         """A model, by any of its names."""
         return self.limits.models is None or not set(names).isdisjoint(self.limits.models)
 
     def check_model(self, *names: str) -> None:
         if not self.may_use(*names):
+            model = f"the model '{names[0]}'" if names else "every model, and this request names none"
             raise KeyForbids(
-                f"The key '{self.name}' is not for the model '{names[0]}'.",
+                f"The key '{self.name}' is not for {model}.",
                 hint=f"It may use: {', '.join(self.limits.models or ())}.",
             )
 
@@ -70,7 +77,8 @@ class Keys:
         self._owner = None if owner_key is None else digest(owner_key)
         self._stamp: object = None if folder is None else folder.stamp()
         records = () if folder is None else folder.records()
-        self._callers, self._revoked = _sorted(records)
+        self._know(records)
+        self._broken = False  # whether there are records that cannot be read
         self._told: set[str] = set()
         # Never False again before the server ends: keys that vanish must not open it.
         self._wanted = always or owner_key is not None or bool(records)
@@ -96,23 +104,25 @@ class Keys:
             raise InvalidKey("The API key is not one of this server.")
         return self._callers[found]
 
-    def is_good(self, name: str | None) -> bool:
-        """Whether whoever asked once, with the key of this name, may still have what it asked for. Who knows no keys at all lets
-        it be. For any thread."""
-        return name is None or self._folder is None or any(caller.name == name for caller in self._callers.values())
+    def is_good(self, owner: str | None) -> bool | None:
+        """Whether whoever asked once may still have what it asked for; None while nobody can tell, since a record is broken that
+        may be theirs. Who knows no keys at all lets it be. For any thread."""
+        if owner is None or self._folder is None or owner in self._owners:
+            return True
+        return None if self._broken and not any(sha256.startswith(owner) for sha256 in self._revoked) else False
 
-    def check_model(self, name: str | None, *models: str) -> None:
-        """Whether whoever asked once, with the key of this name, may use a model, by any of its names. For any thread."""
-        caller = next((caller for caller in list(self._callers.values()) if caller.name == name), OWNER)
-        caller.check_model(*models)
+    def check_model(self, owner: str | None, *models: str) -> None:
+        """Whether whoever asked once may use a model, by any of its names. For any thread."""
+        self._owners.get(owner, OWNER).check_model(*models)
 
     def check(self, caller: Caller) -> None:
-        """Once more, just before its request is admitted: that may have taken a minute to arrive."""
+        """Once more, when its request is whole: that may have taken minutes to arrive."""
+        self.refresh()
         if caller.name is not None and caller.sha256 not in self._callers:
             raise revoked(caller.name)
 
     def refresh(self) -> None:
-        """Look whether the folder has changed: one system call if not."""
+        """Look whether the folder has changed: if not, that is all."""
         if self._folder is None:
             return
         try:
@@ -130,7 +140,9 @@ class Keys:
         self._stamp = object() if found.broken else stamp  # what is broken may be mended without a change to the folder
         self._wanted = self._wanted or bool(found.records or found.broken)
         before = self._callers
-        self._callers, self._revoked = _sorted(found.records)
+        self._broken |= bool(found.broken)  # before its key is missing: other threads look
+        self._know(found.records)
+        self._broken = bool(found.broken)
         for sha256 in before.keys() - self._callers.keys():
             self.on_revoked(before[sha256])
 
@@ -139,6 +151,12 @@ class Keys:
         while True:
             await asyncio.sleep(LOOK_EVERY)
             self.refresh()
+
+    def _know(self, records: tuple[KeyRecord, ...]) -> None:
+        """The callers with good keys, by digest and by what they own, and the names of the revoked ones."""
+        self._callers = {r.sha256: Caller(r.sha256, r.name, r.limits) for r in records if r.revoked is None}
+        self._owners = {caller.owner: caller for caller in self._callers.values()}
+        self._revoked = {r.sha256: r.name for r in records if r.revoked is not None}
 
     def _tell(self, error: ConfigError) -> None:
         """Once, not at every request."""
@@ -150,9 +168,3 @@ class Keys:
 def revoked(name: str | None) -> KeyRevoked:
     """Also for a key whose record is gone, or broken: to whoever has it that is the same."""
     return KeyRevoked(f"The key '{name}' is not good any more.", hint="Ask whoever runs this server for another.")
-
-
-def _sorted(records: tuple[KeyRecord, ...]) -> tuple[dict[str, Caller], dict[str, str]]:
-    """The callers with good keys, and the names of the revoked ones, by digest."""
-    callers = {r.sha256: Caller(r.sha256, r.name, r.limits) for r in records if r.revoked is None}
-    return callers, {r.sha256: r.name for r in records if r.revoked is not None}

@@ -23,6 +23,8 @@ class Door(Protocol):
     app: Any
     draining: bool
 
+    def hurry(self) -> None: ...
+
 
 def take_port(host: str, port: int) -> socket.socket:
     """Bind at once, so that a used port is told before a model was loaded; nobody is let in yet."""
@@ -75,7 +77,8 @@ def deaf_to_signals() -> Iterator[None]:
 
 class Listener(uvicorn.Server):
     """Runs a door on a bound socket until SIGINT, SIGTERM or SIGHUP. Then nobody new is let in, running answers get `patience`
-    seconds, and `end` is called to end the others. A second signal ends them at once, a third does not even wait for that."""
+    seconds, and the others are ended: the door is told to `hurry`, and `end` is called. A second signal ends them at once, a
+    third does not even wait for that."""
 
     def __init__(
         self,
@@ -98,16 +101,17 @@ class Listener(uvicorn.Server):
         )
         self._door, self._patience = door, patience
         self._signals = 0
+        self._loop: asyncio.AbstractEventLoop | None = None  # from the moment that it runs
         self._on_ready, self._on_leaving, self._end = on_ready, on_leaving, end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if not self.should_exit:
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        loop = asyncio.get_running_loop()
-        alarm = loop.call_later(self._patience, lambda: loop.run_in_executor(None, self._end))
+        alarm = asyncio.get_running_loop().call_later(self._patience, self._end_all)
         try:
             await super().shutdown(sockets)
         finally:
@@ -119,9 +123,14 @@ class Listener(uvicorn.Server):
         if self._signals == 1:
             self._on_leaving()
         elif self._signals == 2:
-            threading.Thread(target=self._end, daemon=True).start()  # it waits for the compute thread
+            self._end_all()
         else:
             self.force_exit = True
+
+    def _end_all(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._door.hurry)
+        threading.Thread(target=self._end, daemon=True).start()  # it waits for the compute thread
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

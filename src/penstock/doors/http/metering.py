@@ -2,7 +2,7 @@
 
 A request is admitted with a reservation: its prompt and the most that it may generate. What it uses moves from there into the
 window of the last minute, what is left when it ends is given back. So what is used in any 60 seconds, together with all that may
-still come, never exceeds the limit; only an answer without `max_tokens` can go beyond its reservation, and then later ones wait.
+still come, never exceeds the limit. An answer that may be as long as it likes gets what the minute has left, and ends there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.errors import KeyLimit, KeyRevoked, RequestError
 
 TICKS = 10  # in a second; tokens of one tick are kept as one number
 WINDOW = 60 * TICKS
-GUESS = 256  # tokens of an answer that names no max_tokens
+LEAST = 256  # tokens that the minute must have left for an answer that names no max_tokens
 SOON = 1  # seconds; when an open answer will end, nobody knows
 
 
@@ -31,12 +31,12 @@ class Used(NamedTuple):
 
 
 class Ticket:
-    """One admitted request. Whoever holds it counts its tokens (the prompt's too, once its jobs run: what is refused after it was
-    admitted costs nothing), and closes it whatever happens."""
+    """One admitted request; each of its answers may have `max_tokens`. Whoever holds it counts its tokens (the prompt's too, once
+    its jobs run: what is refused after it was admitted costs nothing), and closes it whatever happens."""
 
-    def __init__(self, account: _Account, caller: Caller, outputs: int, reserved: int) -> None:
+    def __init__(self, account: _Account, caller: Caller, *, outputs: int, max_tokens: int, reserved: int) -> None:
         self._account, self._caller = account, caller
-        self.outputs, self.reserved = outputs, reserved
+        self.outputs, self.max_tokens, self.reserved = outputs, max_tokens, reserved
         self._revoked: KeyRevoked | None = None
         self._callback: Callable[[KeyRevoked], None] | None = None
 
@@ -108,16 +108,21 @@ class Meter:
         self._clock = clock
         self._accounts: dict[Caller, _Account] = {}
 
-    def admit(self, caller: Caller, *, outputs: int, prompt_tokens: int, max_tokens: int | None) -> Ticket:
+    def admit(self, caller: Caller, *, outputs: int, prompt_tokens: int, max_tokens: int, open_ended: bool = False) -> Ticket:
         """Take a request of so many answers. `prompt_tokens` are those of all its prompts; `max_tokens` is for each answer, as
-        the context and the server have cut it, or None where only the context ends it. Raises KeyLimit when the request must
-        wait, and RequestError when it would wait for ever.
+        the context and the server have cut it. Where that is all that bounds them they are `open_ended`, and the ticket may
+        give them less. Raises KeyLimit when the request must wait, and RequestError when it would wait for ever.
         """
         account = self._account(caller)
-        tokens = _reservation(caller, outputs, prompt_tokens, max_tokens)
+        least = _least(caller, outputs, prompt_tokens, max_tokens, open_ended)
         self._check_jobs(caller, account, outputs)
-        self._check_tokens(caller, account, tokens)
-        ticket = Ticket(account, caller, outputs, tokens)
+        self._check_tokens(caller, account, prompt_tokens + outputs * least)
+        limit, most, reserved = caller.limits.tokens_per_minute, max_tokens, 0
+        if limit is not None:
+            if open_ended:
+                most = min(max_tokens, (limit - account.used - account.reserved - prompt_tokens) // outputs)
+            reserved = prompt_tokens + outputs * most
+        ticket = Ticket(account, caller, outputs=outputs, max_tokens=most, reserved=reserved)
         account.open.add(ticket)
         return ticket
 
@@ -167,16 +172,18 @@ class Meter:
         )
 
 
-def _reservation(caller: Caller, outputs: int, prompt_tokens: int, max_tokens: int | None) -> int:
+def _least(caller: Caller, outputs: int, prompt_tokens: int, max_tokens: int, open_ended: bool) -> int:
+    """The tokens that each answer must be able to have. An open end alone never keeps a request out of an unused minute."""
     limit = caller.limits.tokens_per_minute
     if limit is None:
-        return 0
-    least = prompt_tokens + outputs * (1 if max_tokens is None else max_tokens)
-    if least > limit:
+        return max_tokens
+    most = (limit - prompt_tokens) // outputs
+    wanted = min(max_tokens, LEAST, max(1, most)) if open_ended else max_tokens
+    if wanted > most:
         raise RequestError(
-            f"The key '{caller.name}' may use {limit} tokens a minute, and this request may need {least}: its prompt has "
-            f"{prompt_tokens}.",
+            f"The key '{caller.name}' may use {limit} tokens a minute, and this request may need "
+            f"{prompt_tokens + outputs * wanted}: its prompt has {prompt_tokens}.",
             field="max_tokens",
             hint="Shorten the prompt, or ask for less (max_tokens, n).",
         )
-    return least if max_tokens is not None else min(prompt_tokens + outputs * GUESS, limit)
+    return wanted

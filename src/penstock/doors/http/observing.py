@@ -9,14 +9,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from penstock import __version__
+from penstock.config.keys import NO_LIMITS
 from penstock.doors.backlog import Backlog
-from penstock.doors.http.desk import Desk, leaving
+from penstock.doors.http.access import leaving
+from penstock.doors.http.desk import Desk, caller_of
 from penstock.doors.http.metrics import render_metrics
 from penstock.doors.http.readiness import Readiness
 from penstock.doors.http.routes import Route
 from penstock.doors.http.status import NodeStatus, describe
 from penstock.engine.hosted_model import HostedLayers
-from penstock.errors import NotReady
+from penstock.errors import KeyForbids, NotReady
 
 
 class Observing:
@@ -42,10 +44,10 @@ class Observing:
         ]
 
     async def root(self, request: Request) -> Response:
-        base, models = f"{request.url.scheme}://{request.url.netloc}/v1", self._desk.models
-        if not models:
-            return PlainTextResponse(f"Penstock {__version__}: {self._desk.holds()}\n")
-        return PlainTextResponse(f"Penstock {__version__} serves {', '.join(models)}. OpenAI clients find it at {base}\n")
+        base, desk = f"{request.url.scheme}://{request.url.netloc}/v1", self._desk
+        if not desk.models:
+            return PlainTextResponse(f"Penstock {__version__}: {desk.holds()}\n")
+        return PlainTextResponse(f"Penstock {__version__} serves {desk.names(request)}. OpenAI clients find it at {base}\n")
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "version": __version__})
@@ -60,16 +62,19 @@ class Observing:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
+        _check_unlimited(request)
         body, kind = render_metrics(self._hosted(), self._jobs_on_disk())
         return Response(body, media_type=kind)
 
     async def status(self, request: Request) -> Response:
+        _check_unlimited(request)
         desk = self._desk
         return JSONResponse(
             describe(self._node_id, self._hosted(), desk.aliases, draining=desk.draining, workspace=self._jobs_on_disk())
         )
 
     async def network(self, request: Request) -> Response:
+        _check_unlimited(request)
         return JSONResponse(self._network() or {"network": None, "nodes": [], "pipes": []})
 
     def _jobs_on_disk(self) -> dict[str, int] | None:
@@ -77,3 +82,13 @@ class Observing:
 
     def _hosted(self) -> list[HostedLayers]:
         return [*(served.hosted for served in self._desk.models.values()), *self._desk.layers]
+
+
+def _check_unlimited(request: Request) -> None:
+    """What is told here is about everybody's requests."""
+    caller = caller_of(request)
+    if caller.limits != NO_LIMITS:
+        raise KeyForbids(
+            f"The key '{caller.name}' has limits, and is not for {request.url.path}: it tells about all who use this server.",
+            hint="Use the owner's key, or one without limits.",
+        )

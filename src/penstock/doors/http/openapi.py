@@ -15,7 +15,7 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.doors.http.access import OPEN_PATHS
 from penstock.doors.http.describing import FieldsSchema
-from penstock.doors.http.errors import ANTHROPIC_PATH, OLLAMA_PATH, body_type
+from penstock.doors.http.errors import ANTHROPIC_PATH, OLLAMA_PATH, body_types
 from penstock.doors.http.framing import encode
 from penstock.doors.http.reading import Fields, aside
 from penstock.doors.http.routes import Parameter, Route
@@ -116,7 +116,7 @@ def _by_module(kinds: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _answers(route: Route) -> Iterator[Any]:
-    yield body_type(route.path)
+    yield from body_types(route.path)
     yield from _alternatives(route.gives)
     yield from route.events
     for parameter in route.parameters:
@@ -157,7 +157,7 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if not route.refuses:
         found["200"] = {"description": route.about, "content": _content(route, schemas)}
-    refused = {"application/json": {"schema": schemas.given(body_type(route.path))}}
+    refused = {"application/json": {"schema": schemas.given(body_types(route.path))}}
     for status in sorted(_failures(route)):
         found[str(status)] = {"description": REASONS[status], "content": refused}
     return found
@@ -168,7 +168,7 @@ def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
         return {"text/plain": {"schema": {"type": "string"}}}
     content = {"application/json": {"schema": schemas.given(route.gives)}}
     if route.streams == EVENT_STREAM:
-        content[route.streams] = {"schema": _event(schemas.given((*route.events, body_type(route.path))))}
+        content[route.streams] = {"schema": _event(schemas.given((*route.events, *body_types(route.path))))}
     elif route.streams:
         content[route.streams] = {"schema": {"type": "string", "description": "Each line is one in application/json."}}
     return content

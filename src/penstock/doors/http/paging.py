@@ -25,6 +25,13 @@ def refuse_others(request: Request, *known: str) -> None:
             raise RequestError(f"{name[:40]} is not a known parameter.", field=name[:40], hint="Remove it.")
 
 
+def asked_limit(request: Request, *, usual: int, most: int) -> int:
+    limit = request.query_params.get("limit", str(usual))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= most):
+        raise RequestError(f"limit = '{limit[:40]}' cannot be used.", field="limit", hint=f"Give a number from 1 to {most}.")
+    return int(limit)
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     limit: int
@@ -35,13 +42,10 @@ class Page:
     def asked(cls, request: Request, *, usual: int, most: int, also: Iterable[str] = ()) -> Page:
         """What a request asks for; `also` are parameters that are read elsewhere."""
         refuse_others(request, "limit", "after", "order", *also)
-        given = request.query_params
-        limit, order = given.get("limit", str(usual)), given.get("order", "desc")
-        if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= most):
-            raise RequestError(f"limit = '{limit[:40]}' cannot be used.", field="limit", hint=f"Give a number from 1 to {most}.")
+        limit, order = asked_limit(request, usual=usual, most=most), request.query_params.get("order", "desc")
         if order not in ("asc", "desc"):
             raise RequestError(f"order = '{order[:40]}' cannot be used.", field="order", hint="Give asc or desc.")
-        return cls(int(limit), given.get("after"), order == "desc")
+        return cls(limit, request.query_params.get("after"), order == "desc")
 
     def cut(self, newest_first: Iterable[Item], name: Callable[[Item], str]) -> tuple[list[Item], bool]:
         """The items of this page, and whether there are more behind it."""

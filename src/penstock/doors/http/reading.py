@@ -9,17 +9,19 @@ import asyncio
 import difflib
 import functools
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from starlette.requests import Request
 
 from penstock.errors import RequestError, RequestTimeout
 
 LONG_NAME = 40  # characters; no parameter has a longer one
 PATIENCE = 60.0  # seconds for a whole request to arrive
-LARGE = 50_000  # bytes
+LARGE = 20_000  # bytes; to read, understand and tokenize more than that would hold up the other streams
 
 Only = Mapping[str, tuple[tuple[Any, ...], str]]
 
@@ -33,10 +35,22 @@ class Fields(BaseModel):
     REFUSED: ClassVar[Mapping[str, str]] = {}
     ONLY: ClassVar[Only] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_says_nothing(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name in _needed(cls)}
+
     @property
     def slow(self) -> bool:
-        """Whether understanding it takes longer than other streams should wait."""
+        """Whether understanding it takes longer than other streams should wait, however short it is."""
         return False
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What is called otherwise here than in a Turn and its sampling. [] is any place of a list."""
+        return {}
 
     @property
     def opaque(self) -> bool:
@@ -86,15 +100,37 @@ def parse_part(kind: type[Asked], value: Any, where: str) -> Asked:
     return part
 
 
+@contextmanager
+def named_as_given(names: Mapping[str, str]) -> Iterator[None]:
+    """What is found wrong with a request is told of the field that its client has sent."""
+    try:
+        yield
+    except RequestError as error:
+        inner, error.field = error.field, _as_given(error.field, names)
+        if error.message.startswith(inner):
+            error.message = error.field + error.message.removeprefix(inner)
+        raise
+
+
+def _as_given(field: str, names: Mapping[str, str]) -> str:
+    """The longest beginning of a path that has another name gets it."""
+    places = iter(re.findall(r"\[\d+\]", field))
+    path = re.sub(r"\[\d+\]", "[]", field)
+    for inner in sorted(names, key=len, reverse=True):
+        if path == inner or path.startswith((f"{inner}.", f"{inner}[")):
+            return re.sub(r"\[\]", lambda _: next(places), names[inner] + path.removeprefix(inner))
+    return field
+
+
 def _check_extras(value: Any, where: str) -> None:
-    """Whatever is not a field of ours is harmless, or refused with a reason. null says nothing and is let through."""
+    """Whatever is not a field of ours is harmless, or refused with a reason."""
     if isinstance(value, list) and value and any(isinstance(item, Fields) for item in value):
         for i, item in enumerate(value):
             _check_extras(item, f"{where}[{i}]")
     if not isinstance(value, Fields) or value.opaque:
         return
     for name, given in (value.model_extra or {}).items():
-        if given is not None and name not in value.HARMLESS:
+        if name not in value.HARMLESS:
             _refuse_extra(name, given, value, where)
     for name in type(value).model_fields:
         _check_extras(getattr(value, name), f"{where}.{name}" if where else name)
@@ -122,6 +158,11 @@ def known_field(field: str) -> str:
     """The parameter that an error is about, for the log, which must not hold a client's own words."""
     name = field.partition(".")[0].partition("[")[0]
     return name if name in _all_fields() else "(unknown)"
+
+
+@functools.cache
+def _needed(kind: type[Fields]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in kind.model_fields.items() if field.is_required())
 
 
 @functools.cache

@@ -15,7 +15,6 @@ from penstock.engine.job_factory import JobHandle, PreparedJob
 from penstock.errors import NotReady, PenstockError, QueueFull
 
 SEE_STATUS = "`penstock network status` shows who holds what, and what to run."
-LONG_TEXT = 20_000  # characters; tokenizing more than that would hold up the other streams
 AT_ONCE = 128  # jobs of one request in the engine: whoever comes later waits for these, not for all of a long list
 
 
@@ -32,12 +31,13 @@ class RunningRequest:
         self._waiting: deque[PreparedJob] = deque()  # not in the engine yet
         self._handles: list[JobHandle] = []
         self._ended = 0
+        self._place: int | None = None  # the number of a job that is counted, as long as it runs
         self.job_id, self.prompts = "", list[Sequence[int]]()
         self.error: PenstockError | None = None
         self.usage, self.timings = Usage(), Timings()
 
-    async def start(self, requests: Sequence[JobRequest]) -> None:
-        """Refused whole if one of them is."""
+    async def start(self, requests: Sequence[JobRequest], *, slow: bool = False) -> None:
+        """Refused whole if one of them is. Those that are `slow` are tokenized aside."""
         hosted = self._hosted
         if not hosted.engine.pipe.is_complete():
             raise NotReady(hosted.engine.pipe.explain(), hint=SEE_STATUS)
@@ -45,7 +45,7 @@ class RunningRequest:
         def prepare() -> list[PreparedJob]:
             return [hosted.jobs.prepare(request, self._updates.sink(number)) for number, request in enumerate(requests)]
 
-        prepared = await aside(prepare, when=sum(map(_length, requests)) > LONG_TEXT)
+        prepared = await aside(prepare, when=slow)
         self.job_id = prepared[0].job.job_id if prepared else new_job_id()
         self.prompts = [one.job.prompt_ids for one in prepared]
         self._ticket = self._admit([one.job for one in prepared])
@@ -64,14 +64,15 @@ class RunningRequest:
 
     async def read(self, timeout: float | None = None) -> list[Numbered]:
         found = await self._updates.read(timeout)
-        for _, update in found:
+        for number, update in found:
             if isinstance(update, TokensOut):
                 self._count(len(update.token_ids))
-            elif isinstance(update, JobDone):
+            elif isinstance(update, JobDone | JobFailed):
                 self._ended += 1
+                self._place = None if number == self._place else self._place
+            if isinstance(update, JobDone):
                 self._add(update)
             elif isinstance(update, JobFailed):
-                self._ended += 1
                 self._fail(update.error)
         try:
             self._submit_some()
@@ -95,14 +96,22 @@ class RunningRequest:
             self._ticket.count(tokens)
 
     def _submit_some(self) -> None:
-        """As many as may be in the engine. Where the node is full, the next waits for one of its own to end."""
+        """As many as may be in the engine. Where the node is full, the next waits for one of its own to end; once a request has
+        begun, it goes on. Texts to be embedded take one place together, however many there are: a long list shuts nobody out."""
+        jobs = self._hosted.jobs
         while self._waiting and len(self._handles) - self._ended < AT_ONCE:
+            prepared = self._waiting[0]
+            embeds = prepared.job.request.embed
             try:
-                self._handles.append(self._hosted.jobs.submit(self._waiting[0]))
+                handle = jobs.submit(prepared, counted=not embeds or self._place is None)
+                self._place = len(self._handles) if self._place is None else self._place
             except QueueFull:
-                if self._ended == len(self._handles):
-                    raise  # none of its own will
-                return
+                if not self._handles:
+                    raise
+                if not embeds and self._ended < len(self._handles):
+                    return
+                handle = jobs.submit(prepared, counted=False)
+            self._handles.append(handle)
             self._waiting.popleft()
 
     def _fail(self, error: PenstockError) -> None:
@@ -113,9 +122,3 @@ class RunningRequest:
         self.usage += done.usage
         if self.timings.total < done.timings.total:
             self.timings = done.timings
-
-
-def _length(request: JobRequest) -> int:
-    if request.messages is not None:
-        return sum(len(str(message.get("content") or "")) for message in request.messages)
-    return len(request.prompt or ())

@@ -55,6 +55,7 @@ class OAIHttpServer:
         keys: Keys,
     ) -> None:
         self._server, self._keys = server, keys
+        self._arriving: set[asyncio.Task[Any]] = set()
         self._desk = Desk(models, aliases, layers, server=server, limits=limits, keys=keys)
         observing = Observing(self._desk, node_id, network, backlog)
         desk = self._desk
@@ -75,6 +76,11 @@ class OAIHttpServer:
     @draining.setter
     def draining(self, value: bool) -> None:
         self._desk.draining = value
+
+    def hurry(self) -> None:
+        """On the event loop: what was not read to its end yet is refused, since its answer would come too late."""
+        for task in self._arriving:
+            task.cancel()
 
     def _build(self, routes: Sequence[Route]) -> Starlette:
         @asynccontextmanager
@@ -100,6 +106,7 @@ class OAIHttpServer:
                 max_body=server.max_body,
                 max_upload={FILES: server.max_upload},
                 refuse=send_error,
+                arriving=self._arriving,
             )
         )
         return Starlette(
@@ -134,7 +141,7 @@ async def _on_penstock_error(request: Request, error: PenstockError) -> Response
     if isinstance(error, RequestError) and error.field:
         request.state.log["field"] = known_field(error.field)
     headers = {**headers_of(error), **id_headers(new_job_id())}
-    return JSONResponse(body_for(request.url.path, error), status_of(error), headers=headers)
+    return JSONResponse(body_for(request.scope, error), status_of(error), headers=headers)
 
 
 async def _on_http_error(request: Request, error: HTTPException) -> Response:
@@ -144,4 +151,4 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
         hint="See GET /v1/models, POST /v1/chat/completions, and GET /openapi.json for the rest.",
         wrong_method=error.status_code == 405,
     )
-    return JSONResponse(body_for(request.url.path, told), error.status_code, headers=dict(error.headers or {}))
+    return JSONResponse(body_for(request.scope, told), error.status_code, headers=dict(error.headers or {}))

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-import msgspec
-
 from penstock.domain.job import FinishReason, JobDone, JobUpdate, OutputFinished, Timings, TokenLogprob, TokensOut, Usage
 from penstock.doors.embedding import Vectors
 from penstock.doors.http.errors import ollama_body
@@ -116,8 +114,7 @@ class GenerateAnswer(PartsAnswer):
 
 
 def _told(index: int, call: Call) -> wire.ToolCall:
-    arguments = msgspec.json.decode(call.arguments)
-    return wire.ToolCall(id=call.id, function=wire.Called(index=index, name=call.name, arguments=arguments))
+    return wire.ToolCall(id=call.id, function=wire.Called(index=index, name=call.name, arguments=call.as_written))
 
 
 class EmbedAnswer:

@@ -16,8 +16,6 @@ from penstock.doors.tools.offer import read_offer
 from penstock.doors.turn import PlannedTurn, Turn, chosen_sampling, plan_turn
 from penstock.errors import RequestError
 
-NUM_PREDICT = "options.num_predict"
-
 
 def chat(asked: ChatRequest, context: Context) -> Exchange:
     asked.options.check_context(context.served.hosted.context)
@@ -46,7 +44,6 @@ def _plan(asked: AnswerFields, context: Context, messages: Sequence[dict[str, An
         messages=messages,
         sampling=asked.sampling,
         max_tokens=asked.options.max_tokens,
-        max_tokens_field=NUM_PREDICT,
         shape=asked.shape,
         template=asked.template_variables,
         **tools,
@@ -55,7 +52,7 @@ def _plan(asked: AnswerFields, context: Context, messages: Sequence[dict[str, An
 
 
 def _raw(asked: GenerateRequest, prompt: str, context: Context) -> JobRequest:
-    limit = answer_limit(asked.options.max_tokens, context.limits, NUM_PREDICT)
+    limit = answer_limit(asked.options.max_tokens, context.limits, "max_tokens")
     return JobRequest(
         prompt=prompt,
         sampling=chosen_sampling(asked.sampling, context, max_tokens=limit),

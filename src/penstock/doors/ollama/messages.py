@@ -6,7 +6,10 @@ Ollama's clients may leave ids out. A result then belongs to the first call of t
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from penstock.doors.ollama.requests import Message, ToolCall
@@ -15,22 +18,58 @@ from penstock.errors import RequestError
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
-    open_calls: list[tuple[str, str]] = []  # (id, name) of those without a result
+    open_calls = _OpenCalls()
     for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        _check_role(message, where)
         plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.thinking:
             plain["reasoning_content"] = message.thinking
         if message.tool_calls:
-            if message.role != "assistant":
-                field = f"messages[{i}].tool_calls"
-                raise RequestError(f"{field}: only the assistant calls tools.", field=field)
             calls = [(call.id or f"call_{i}_{j}", call) for j, call in enumerate(message.tool_calls)]
             plain["tool_calls"] = [_called(call_id, call) for call_id, call in calls]
-            open_calls += [(call_id, call.function.name) for call_id, call in calls]
+            for call_id, call in calls:
+                open_calls.add(_OpenCall(call_id, call.function.name))
         if message.role == "tool":
-            plain |= _answered(message, open_calls, f"messages[{i}]")
+            plain |= _answered(message, open_calls, where)
         out.append(plain)
     return out
+
+
+def _check_role(message: Message, where: str) -> None:
+    if message.tool_calls and message.role != "assistant":
+        raise RequestError(f"{where}.tool_calls: only the assistant calls tools.", field=f"{where}.tool_calls")
+    for name in ("tool_name", "tool_call_id"):
+        if message.role != "tool" and getattr(message, name) is not None:
+            hint = "Only the result of a call, a message of the role tool, names one."
+            raise RequestError(f"{where}.{name} is not for the role {message.role}.", field=f"{where}.{name}", hint=hint)
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    id: str
+    name: str
+    answered: bool = False
+
+
+class _OpenCalls:
+    """Calls without a result, the first of them first: by id, by name, by both, and all of them."""
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[tuple[str | None, str | None], deque[_OpenCall]] = defaultdict(deque)
+
+    def add(self, call: _OpenCall) -> None:
+        for key in product((None, call.id), (None, call.name)):
+            self._queues[key].append(call)
+
+    def take(self, call_id: str | None, name: str | None) -> _OpenCall | None:
+        queue = self._queues[call_id, name]
+        while queue:
+            call = queue.popleft()
+            if not call.answered:
+                call.answered = True
+                return call
+        return None
 
 
 def _called(call_id: str, call: ToolCall) -> dict[str, Any]:
@@ -38,15 +77,9 @@ def _called(call_id: str, call: ToolCall) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def _answered(message: Message, open_calls: list[tuple[str, str]], where: str) -> dict[str, Any]:
+def _answered(message: Message, open_calls: _OpenCalls, where: str) -> dict[str, Any]:
     """Which call a result is of. It is not open any more then."""
-    fits = [
-        (call_id, name)
-        for call_id, name in open_calls
-        if message.tool_call_id in (None, call_id) and message.tool_name in (None, name)
-    ]
-    if not fits:
+    call = open_calls.take(message.tool_call_id, message.tool_name)
+    if call is None:
         raise RequestError(f"{where} is the result of a call that nobody made.", field=where, hint="Send the call before it.")
-    open_calls.remove(fits[0])
-    call_id, name = fits[0]
-    return {"tool_call_id": call_id, "name": name}
+    return {"tool_call_id": call.id, "name": call.name}

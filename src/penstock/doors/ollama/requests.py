@@ -45,6 +45,9 @@ ONLY_PROMPTS: Only = {
 }
 
 
+SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+
+
 class Options(Fields):
     HARMLESS = MACHINE | {"mirostat_tau", "mirostat_eta"}  # these two are nothing without mirostat
     ONLY = ONLY_OPTIONS
@@ -67,8 +70,7 @@ class Options(Fields):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        same = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
-        given = {name: getattr(self, name) for name in same} | {"repetition_penalty": self.repeat_penalty}
+        given = {name: getattr(self, name) for name in SAME} | {"repetition_penalty": self.repeat_penalty}
         return {name: value for name, value in given.items() if value is not None}
 
     @property
@@ -97,6 +99,11 @@ class AnswerFields(Fields):
     options: Options = Field(default_factory=Options)
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        others = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty"}
+        return {name: f"options.{name}" for name in SAME} | others
 
     @property
     def streams(self) -> bool:
@@ -167,6 +174,10 @@ class GenerateRequest(AnswerFields):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        return super().names | {"messages": "prompt"}
 
 
 class EmbedRequest(Fields):

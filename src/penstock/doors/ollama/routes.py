@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from penstock.doors.http.desk import Desk
 from penstock.doors.http.routes import Route
 from penstock.doors.ollama import chat, embed, wire
@@ -17,38 +15,34 @@ MANAGING = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "co
 def ollama_routes(desk: Desk) -> list[Route]:
     models = Models(desk)
     return [
-        Route(
-            "POST",
+        desk.route(
             "/api/chat",
-            partial(desk.answer, ChatRequest, chat.chat),
+            ChatRequest,
+            chat.chat,
             "Answer a conversation (Ollama)",
-            asks=ChatRequest,
             gives=wire.ChatPart,
             streams=LINES,
         ),
-        Route(
-            "POST",
+        desk.route(
             "/api/generate",
-            partial(desk.answer, GenerateRequest, chat.generate),
+            GenerateRequest,
+            chat.generate,
             "Answer a prompt (Ollama)",
-            asks=GenerateRequest,
             gives=wire.GeneratePart,
             streams=LINES,
         ),
-        Route(
-            "POST",
+        desk.route(
             "/api/embed",
-            partial(desk.answer, EmbedRequest, embed.embed),
+            EmbedRequest,
+            embed.embed,
             "The embeddings of texts (Ollama)",
-            asks=EmbedRequest,
             gives=wire.Embedded,
         ),
-        Route(
-            "POST",
+        desk.route(
             "/api/embeddings",
-            partial(desk.answer, EmbeddingsRequest, embed.embeddings),
+            EmbeddingsRequest,
+            embed.embeddings,
             "The embedding of a text (Ollama's older form)",
-            asks=EmbeddingsRequest,
             gives=wire.Embedding,
         ),
         Route("GET", "/api/tags", models.tags, "The models and their aliases (Ollama)", gives=wire.Tags),

@@ -20,7 +20,6 @@ def exchange(asked: ChatCompletionRequest, context: Context) -> Exchange:
         parallel_tool_calls=asked.parallel_tool_calls,
         sampling={**asked.given_sampling, "logprobs": asked.wanted_logprobs},
         max_tokens=asked.answer_tokens,
-        max_tokens_field=asked.answer_tokens_field,
         shape=asked.shape,
         deadline=asked.deadline,
         template=asked.template,

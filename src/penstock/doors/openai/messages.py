@@ -38,6 +38,9 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 def _check_role(message: ChatMessage, where: str) -> None:
     if message.tool_calls and message.role != "assistant":
         raise RequestError(f"{where}.tool_calls: only the assistant calls tools.", field=f"{where}.tool_calls")
+    if message.role != "tool" and message.tool_call_id is not None:
+        hint = "Only the result of a call, a message of the role tool, names one."
+        raise RequestError(f"{where}.tool_call_id is not for the role {message.role}.", field=f"{where}.tool_call_id", hint=hint)
     if message.role == "tool" and message.tool_call_id is None:
         raise RequestError(f"{where}.tool_call_id is missing.", field=f"{where}.tool_call_id", hint="Say which call it answers.")
     if message.content is None and not (message.role == "assistant" and (message.tool_calls or message.refusal)):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.doors.anthropic.models import PAGING, SPOKEN, described, is_anthropic, model_page
+from penstock.doors.anthropic.models import PAGING, SPOKEN, described, model_page
 from penstock.doors.http.desk import Desk
+from penstock.doors.http.errors import is_anthropic
 from penstock.doors.http.replies import json_reply
 from penstock.doors.openai import wire
 from penstock.doors.served import Served
@@ -18,7 +19,7 @@ class Models:
         self._desk = desk
 
     async def all(self, request: Request) -> Response:
-        if is_anthropic(request):
+        if is_anthropic(request.scope):
             return json_reply(model_page(self._desk, request))
         for parameter in PAGING:
             if parameter.name in request.query_params:
@@ -29,7 +30,7 @@ class Models:
     async def one(self, request: Request) -> Response:
         name = request.path_params["model"]
         served = self._desk.find(name, request)
-        return json_reply(described(name, served, self._desk) if is_anthropic(request) else _described(name, served))
+        return json_reply(described(name, served, self._desk) if is_anthropic(request.scope) else _described(name, served))
 
 
 def _described(name: str, served: Served) -> wire.ModelOut:

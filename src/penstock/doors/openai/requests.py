@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from penstock.doors.http.reading import Fields, Only
-from penstock.doors.shapes import Shape, only_one
+from penstock.doors.shapes import Shape, json_shape, only_one
 from penstock.doors.tools.formats import NAME
 from penstock.errors import RequestError
 
@@ -68,7 +68,7 @@ ONLY: Only = {
 
 
 # What clients send back with an assistant's message, out of an answer that they got: it says nothing to the model.
-ECHOED = frozenset(("annotations", "audio", "function_call", "index", "parsed", "parsed_arguments", "refusal"))
+ECHOED = frozenset(("annotations", "audio", "index", "parsed", "parsed_arguments", "refusal"))
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))  # what the server itself tells the chat template
 
 
@@ -85,8 +85,8 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 class StreamOptions(Fields):
+    ONLY: ClassVar[Only] = {"include_obfuscation": ((False,), "Nothing is added to events to hide how long they are.")}
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
 
 
 class JsonSchema(Fields):
@@ -126,6 +126,7 @@ class ContentPart(Fields):
 
 class ChatMessage(Fields):
     HARMLESS = ECHOED
+    REFUSED: ClassVar[Mapping[str, str]] = {"function_call": "Use tool_calls."}
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     refusal: str | None = None
@@ -226,14 +227,10 @@ class ChatCompletionRequest(SamplingFields):
         form = self.response_format
         if form is None or form.type == "text":
             return super().shapes
-        if form.type == "json_object":
-            return [*super().shapes, Shape("json_object", "response_format")]
-        field = "response_format.json_schema"
-        if form.json_schema is None:
-            raise RequestError(f"{field} is missing.", field=field)
-        if form.json_schema.schema_ is None:
-            raise RequestError(f"{field}.schema is missing.", field=f"{field}.schema")
-        return [*super().shapes, Shape("json_schema", f"{field}.schema", form.json_schema.schema_)]
+        inner, field = form.json_schema, "response_format.json_schema"
+        if inner is None:
+            return [*super().shapes, json_shape(form.type, None, "response_format", field)]
+        return [*super().shapes, json_shape(form.type, inner.schema_, "response_format", f"{field}.schema")]
 
     @property
     def slow(self) -> bool:
@@ -251,8 +248,8 @@ class ChatCompletionRequest(SamplingFields):
         return one if other is None else other
 
     @property
-    def answer_tokens_field(self) -> str:
-        return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
+    def names(self) -> dict[str, str]:
+        return {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
 
     @property
     def template(self) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from penstock.doors.anthropic import wire as anthropic
 from penstock.doors.anthropic.models import PAGING, SPOKEN
 from penstock.doors.http.desk import Desk
@@ -25,32 +23,29 @@ EVENTS = "text/event-stream"
 def openai_routes(desk: Desk) -> list[Route]:
     models, tokenizing = Models(desk), Tokenizing(desk)
     return [
-        Route(
-            "POST",
+        desk.route(
             "/v1/chat/completions",
-            partial(desk.answer, ChatCompletionRequest, chat.exchange),
+            ChatCompletionRequest,
+            chat.exchange,
             "Answer a conversation",
-            asks=ChatCompletionRequest,
             gives=wire.ChatCompletion,
             streams=EVENTS,
             events=(wire.ChatChunk,),
         ),
-        Route(
-            "POST",
+        desk.route(
             "/v1/completions",
-            partial(desk.answer, CompletionRequest, completions.exchange),
+            CompletionRequest,
+            completions.exchange,
             "Continue a text, or several",
-            asks=CompletionRequest,
             gives=wire.TextCompletion,
             streams=EVENTS,
             events=(wire.TextCompletion,),
         ),
-        Route(
-            "POST",
+        desk.route(
             "/v1/embeddings",
-            partial(desk.answer, EmbeddingRequest, embeddings.exchange),
+            EmbeddingRequest,
+            embeddings.exchange,
             "The embedding of a text, or of several",
-            asks=EmbeddingRequest,
             gives=wire.EmbeddingList,
         ),
         Route(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.domain.job import Usage
@@ -26,8 +26,8 @@ class Creating:
         shelf, served, owner = self._shelf, context.served, context.owner
         stored = self._stores(asked.store)
         before = shelf.conversation(asked.previous_response_id, owner=owner)
-        items = with_input(before, asked.input, lambda name: shelf.item(name, owner=owner))
-        tools, choice = _offered(asked)
+        items = with_input(before, asked.input, shelf.finder(owner=owner))
+        tools, choice = offered_tools(asked)
         turn = Turn(
             messages=as_messages(asked.instructions, items),
             tools=tools,
@@ -35,7 +35,6 @@ class Creating:
             parallel_tool_calls=asked.parallel_tool_calls,
             sampling={**asked.given_sampling, "logprobs": asked.wanted_logprobs},
             max_tokens=asked.max_output_tokens,
-            max_tokens_field="max_output_tokens",
             shape=asked.shape,
             deadline=asked.deadline,
             template=asked.template,
@@ -64,7 +63,7 @@ class Creating:
         return self._shelf.exists if asked is None else asked
 
 
-def _offered(asked: ResponseRequest) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
+def offered_tools(asked: ResponseRequest) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
     """Its tools and its choice among them, as chat has them."""
     tools = asked.tools or []
     for i, tool in enumerate(tools):
@@ -74,17 +73,18 @@ def _offered(asked: ResponseRequest) -> tuple[list[dict[str, Any]], str | dict[s
                 field=f"tools[{i}].type",
                 hint='The only type is "function": whoever asks runs it, and sends what it gave.',
             )
+    by_name = {tool.name: tool for tool in tools}
     match asked.tool_choice:
         case None | "auto" | "none" | "required" as choice:
             return [tool.in_chat for tool in tools], choice
         case {"type": "function", "name": str(name)}:
-            _named(tools, name, "tool_choice.name")
+            _named(by_name, name, "tool_choice.name")
             return [tool.in_chat for tool in tools], {"type": "function", "function": {"name": name}}
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [_, *_] as allowed}:
             chosen = []
             for i, one in enumerate(allowed):
                 wanted = one.get("name") if isinstance(one, dict) and one.get("type") == "function" else None
-                chosen.append(_named(tools, str(wanted), f"tool_choice.tools[{i}].name"))
+                chosen.append(_named(by_name, str(wanted), f"tool_choice.tools[{i}].name"))
             return [tool.in_chat for tool in chosen], mode
     raise RequestError(
         f"tool_choice = {short(asked.tool_choice)} cannot be used.",
@@ -93,11 +93,10 @@ def _offered(asked: ResponseRequest) -> tuple[list[dict[str, Any]], str | dict[s
     )
 
 
-def _named(tools: Sequence[FunctionTool], name: str, field: str) -> FunctionTool:
-    for tool in tools:
-        if tool.name == name:
-            return tool
-    raise RequestError(f"{field} = '{name[:64]}' is not in tools.", field=field)
+def _named(tools: Mapping[str, FunctionTool], name: str, field: str) -> FunctionTool:
+    if name not in tools:
+        raise RequestError(f"{field} = '{name[:64]}' is not in tools.", field=field)
+    return tools[name]
 
 
 def _begun(asked: ResponseRequest, planned: PlannedTurn, model: str, *, stored: bool) -> wire.Response:

@@ -28,7 +28,7 @@ class KeptResponses:
         return json_reply((await self._find(request)).response)
 
     async def delete(self, request: Request) -> Response:
-        name, owner = request.path_params["response"], caller_of(request).name
+        name, owner = request.path_params["response"], caller_of(request).owner
         await aside(lambda: self._shelf.remove(name, owner=owner))
         return json_reply(wire.Deleted(id=name))
 
@@ -46,5 +46,5 @@ class KeptResponses:
         )
 
     async def _find(self, request: Request) -> Kept:
-        name, owner = request.path_params["response"], caller_of(request).name
+        name, owner = request.path_params["response"], caller_of(request).owner
         return await aside(lambda: self._shelf.find(name, owner=owner))

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from penstock.doors.http.reading import Fields, Only, short
 from penstock.doors.openai.requests import MAX_TOP_LOGPROBS, AnswerFields, template_variables
-from penstock.doors.shapes import Shape
+from penstock.doors.shapes import Shape, json_shape
 from penstock.errors import RequestError
 
 LOGPROBS = "message.output_text.logprobs"
@@ -182,12 +182,17 @@ class ResponseRequest(AnswerFields):
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
             return super().shapes
-        if form.type == "json_object":
-            return [*super().shapes, Shape("json_object", "text.format")]
-        field = "text.format.schema"
-        if form.schema_ is None:
-            raise RequestError(f"{field} is missing.", field=field)
-        return [*super().shapes, Shape("json_schema", field, form.schema_)]
+        return [*super().shapes, json_shape(form.type, form.schema_, "text.format", "text.format.schema")]
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {
+            "max_tokens": "max_output_tokens",
+            "messages": "input",
+            "logprobs": "top_logprobs",
+            "tools[].function": "tools[]",
+            "tool_choice.function": "tool_choice",
+        }
 
     @property
     def slow(self) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from penstock.doors.backlog import Backlog
 from penstock.doors.http.desk import Desk
 from penstock.doors.http.paging import AFTER, LIMIT, ORDER
@@ -23,12 +21,11 @@ def responses_routes(desk: Desk, backlog: Backlog | None) -> list[Route]:
     shelf = Shelf(None if backlog is None else backlog.responses)
     creating, kept = Creating(shelf), KeptResponses(shelf)
     return [
-        Route(
-            "POST",
+        desk.route(
             PATH,
-            partial(desk.answer, ResponseRequest, creating.exchange),
+            ResponseRequest,
+            creating.exchange,
             "Answer a conversation, and keep it",
-            asks=ResponseRequest,
             gives=wire.Response,
             streams="text/event-stream",
             events=wire.EVENTS,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -83,16 +84,31 @@ class Shelf:
         except UnknownResponse as error:
             raise NoPreviousResponse(error.message, field=field, hint=error.hint) from None
 
-    def item(self, name: str, *, owner: str | None) -> wire.Item | None:
-        known = _ITEM.fullmatch(name)
-        kept = None if known is None else self._look(known[1], owner)
-        return next((item for item in kept.conversation if item.id == name), None) if kept is not None else None
+    def finder(self, *, owner: str | None) -> Callable[[str], wire.Item | None]:
+        """Finds items by their ids; each response is read once, however many of its items are asked for."""
+
+        @functools.cache
+        def items_of(job_id: str) -> Mapping[str, wire.Item]:
+            kept = self._look(job_id, owner)
+            return {} if kept is None else {item.id: item for item in reversed(kept.conversation)}
+
+        def find(name: str) -> wire.Item | None:
+            known = _ITEM.fullmatch(name)
+            return None if known is None else items_of(known[1]).get(name)
+
+        return find
 
     def _look(self, job_id: str, owner: str | None) -> Kept | None:
         if self._responses is None or not is_job_id(job_id):
             return None
-        found = self._responses.get(job_id, owner=owner)
-        return None if found is None else Kept(_read_response(found.response), _read_items(found.items))
+        try:
+            found = self._responses.get(job_id, owner=owner)
+            return None if found is None else Kept(_read_response(found.response), _read_items(found.items))
+        except ValueError:  # of msgspec's errors too
+            raise UnknownResponse(
+                f"The response '{response_id(job_id)}' cannot be read: its files are damaged.",
+                hint="Restore the workspace's folder, or begin the conversation again.",
+            ) from None
 
     def _unknown(self, name: str) -> UnknownResponse:
         why = "It was not stored, it was deleted, or its time is over." if self.exists else self.why

@@ -31,7 +31,7 @@ def in_plain_text(
     messages: Sequence[Mapping[str, Any]], form: ToolFormat, tools: Sequence[object], *, system: bool
 ) -> Conversation:
     """For a template that knows nothing of tools: everything about them is text of the system, user and assistant."""
-    out: Conversation = []
+    turns: list[Conversation] = []  # what becomes one message
     for message in messages:
         plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
         answer = message["role"] == "tool"
@@ -40,10 +40,11 @@ def in_plain_text(
         if calls := message.get("tool_calls"):
             written = form.written([_name_and_arguments(call) for call in calls])
             plain["content"] = f"{message['content']}\n{written}" if message.get("content") else written
-        if answer and out and out[-1].get("role") == "user":
-            out[-1]["content"] += "\n" + plain["content"]  # many templates insist that roles alternate
+        if answer and turns and turns[-1][0].get("role") == "user":
+            turns[-1].append(plain)  # many templates insist that roles alternate
         else:
-            out.append(plain)
+            turns.append([plain])
+    out = [turn[0] if len(turn) == 1 else {**turn[0], "content": "\n".join(one["content"] for one in turn)} for turn in turns]
     return _told(out, description(tools), system=system) if tools else out
 
 
