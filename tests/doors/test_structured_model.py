@@ -21,7 +21,7 @@ from tests.doors.test_schemas import validate
 
 pytestmark = pytest.mark.slow
 
-SCHEMAS = 200
+SCHEMAS = 100
 
 
 @pytest.fixture(scope="module")

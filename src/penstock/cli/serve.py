@@ -102,7 +102,7 @@ Ctrl-C to leave.
 Penstock serves {"; ".join(served)}.
 
   Base URL   {url}
-{_workspace(node, command)}{network}
+{_keys(node, command)}{_workspace(node, command)}{network}
 Try it:
 
 curl {url}/chat/completions{header} \\
@@ -134,6 +134,13 @@ def _held(node: Node) -> str:
 def _layers(hosted: HostedLayers) -> str:
     segments = [str(segment.layers) for segment in hosted.engine.pipe.segments]
     return f"layers {', '.join(segments)}" if segments else "no layers"
+
+
+def _keys(node: Node, command: str) -> str:
+    """A server that was given a folder without keys waits for the first one."""
+    if node.keys.exist or not node.keys.required:
+        return ""
+    return f"  Keys       none yet; make one: {command} keys add NAME --keys {shlex.quote(str(node.config.server.keys))}\n"
 
 
 def _workspace(node: Node, command: str) -> str:

@@ -31,7 +31,8 @@ class KeptResponse:
 
 
 class Responses:
-    """`keep` is for how many seconds. An `owner` finds only its own: the name of a key, None for whoever runs the server."""
+    """`keep` is for how many seconds. An `owner` (what tells a key from all others, None for whoever runs the server) finds only
+    its own."""
 
     def __init__(self, workspace: Workspace, *, keep: float, clock: Callable[[], float] = time.time) -> None:
         self._workspace, self._keep, self._clock = workspace, keep, clock

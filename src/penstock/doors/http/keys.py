@@ -87,6 +87,11 @@ class Keys:
     def required(self) -> bool:
         return self._wanted
 
+    @property
+    def exist(self) -> bool:
+        """Whether anybody can be let in by a key."""
+        return self._owner is not None or bool(self._callers)
+
     def find(self, given: str | None) -> Caller:
         """Whose key it is; where none is needed, any will do."""
         self.refresh()

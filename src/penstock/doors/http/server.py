@@ -146,9 +146,12 @@ async def _on_penstock_error(request: Request, error: PenstockError) -> Response
 
 async def _on_http_error(request: Request, error: HTTPException) -> Response:
     """What the router refuses: an unknown path or method."""
+    path, hint = request.url.path, "GET /openapi.json has all operations."
+    if path.startswith("/v1/v1/"):
+        hint = "The client adds /v1 by itself: give it the address of this server without."
     told = NoSuchPath(
-        f"There is no {request.method} {request.url.path[:200]} here.",
-        hint="See GET /v1/models, POST /v1/chat/completions, and GET /openapi.json for the rest.",
+        f"There is no {request.method} {path[:200]} here.",
+        hint=hint,
         wrong_method=error.status_code == 405,
     )
     return JSONResponse(body_for(request.scope, told), error.status_code, headers=dict(error.headers or {}))
