@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.cli import main
+from penstock.doors.http.errors import refusal
+from penstock.doors.http.keys import Keys
 from penstock.errors import ComputeFailed
 from penstock.workspace.batch_driver import BatchDriver
 from penstock.workspace.batches import open_batches
@@ -40,8 +42,9 @@ class Drained:
 
 
 class Node:
-    def __init__(self, config: Any, *, progress: Callable[[str, int, int], None], door: bool) -> None:
+    def __init__(self, config: Any, *, keys: Keys, progress: Callable[[str, int, int], None], door: bool) -> None:
         assert not door
+        self._keys = keys
         self._workspace = Workspace(config.workspace.path)
         print(f"loading {config.models[0].id}", file=sys.stderr)
 
@@ -54,7 +57,7 @@ class Node:
     def drain(self, on_end: Callable[[JobEnd], None]) -> Drained:
         report, workspace = Drained(), self._workspace
         recover(workspace)
-        batches = BatchDriver(workspace, room=8, refusal=lambda told: (400, {"error": dict(told)}))
+        batches = BatchDriver(workspace, room=8, refusal=refusal, may_go_on=self._keys.is_good)
         while (names := sorted(workspace.names(Place.READY), key=order)[report.left :]) or batches.turn():
             if not names:
                 continue

@@ -10,12 +10,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
+from penstock.config.keys import KeyFolder
+from penstock.doors.http.keys import Keys
+from penstock.workspace.batches import Batches, BatchStatus
 from penstock.workspace.layout import Workspace
+from penstock.workspace.uploads import Uploads
 from tests.jobs import cli
 from tests.server import clean_environment, free_port, running_server
 
@@ -121,11 +127,12 @@ def test_a_batch_is_listed_cancelled_and_told_as_json(tmp_path: Path, ws: list[s
     first = batch("-", *ws, "--json", stdin=lines("a"))
     state = json.loads(first.stdout)
     assert (state["status"], state["completed"], state["failed"]) == ("completed", 1, 0)
-    left = batch("-", *ws, stdin=lines("b", model="other"))
+    left = batch("-", *ws, "--model", "other", stdin=lines("b", model="other"))
     assert (left.returncode, left.stdout) == (2, "")
     assert "Lines wait for what is not here: other." in left.stderr
     listed = json.loads(batch("--list", *ws, "--json").stdout)["batches"]
-    assert [one["status"] for one in listed] == ["in_progress", "completed"]
+    assert [(one["status"], one["missing_models"]) for one in listed] == [("in_progress", ["other"]), ("completed", [])]
+    assert re.search(r"batch_\S+ +in_progress .* waits for other\n", batch("--list", *ws).stdout)
     assert batch("--cancel", listed[0]["id"], *ws).stdout == f"{listed[0]['id']} is cancelling.\n"
     ended = batch("--resume", listed[0]["id"], *ws)
     assert (ended.returncode, ended.stdout) == (1, "")
@@ -134,10 +141,73 @@ def test_a_batch_is_listed_cancelled_and_told_as_json(tmp_path: Path, ws: list[s
 
 
 def test_an_input_that_is_no_batch_is_told_by_line(ws: list[str]) -> None:
-    done = batch("-", *ws, stdin=lines("a", "a") + b"{oops\n")
+    done = batch("-", *ws, stdin=b"[oops\n" + lines("a", "a"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "error: line 2: The custom_id is that of line 1, too.\nerror: line 3: The line is not a JSON object." in done.stderr
+    assert "error: line 1: The line is not a JSON object.\nerror: line 3: The custom_id is that of line 2, too.\n" in done.stderr
+    assert "error: The input (3 lines) is no batch.\nhint: Mend it and try again. A line is {" in done.stderr
     assert "loading" not in done.stderr, "no model is needed for that"
+    assert re.search(r"batch_\S+ +failed +\S+ s +3 +0 +0\n", batch("--list", *ws).stdout)
+
+
+def test_a_mark_before_the_text_is_skipped(ws: list[str]) -> None:
+    done = batch("-", *ws, stdin=b"\xef\xbb\xbf" + lines("a"))
+    assert (done.returncode, names(done.stdout)) == (0, ["a"]), done.stderr
+
+
+def test_a_line_for_a_model_that_nobody_has_is_an_error_at_once(tmp_path: Path, ws: list[str]) -> None:
+    bad = tmp_path / "bad.jsonl"
+    asked = lines("a") + lines("b", model="nowhere") + lines("c", model="smollm2:latest")
+    done = batch("-", *ws, "--errors", bad, stdin=asked)
+    assert (done.returncode, names(done.stdout)) == (1, ["a", "c"]), done.stderr
+    response = json.loads(bad.read_text())["response"]
+    assert (response["status_code"], response["body"]["error"]["code"]) == (404, "model_not_found")
+    assert response["body"]["error"]["message"].startswith("The model 'nowhere' is not here.")
+
+
+def test_what_is_written_to_is_looked_at_before_anything_is_done(tmp_path: Path, file: Path, ws: list[str]) -> None:
+    for wrong, told in ((tmp_path, "is a folder"), (tmp_path / "none" / "out", f"There is no folder {tmp_path / 'none'}.")):
+        for option in ("--output", "--errors"):
+            done = batch(file, *ws, option, wrong)
+            assert (done.returncode, option in done.stderr, told in done.stderr) == (2, True, True)
+    assert not Path(ws[1]).exists()
+
+
+def test_results_that_cannot_be_written_are_kept(file: Path, ws: list[str]) -> None:
+    done = batch(file, *ws, "-o", "/dev/full")
+    assert (done.returncode, "error: /dev/full cannot be written: No space left on device.\n" in done.stderr) == (1, True)
+    (again,) = re.findall(r"Fetch it with: penstock batch (--resume .*) -o FILE", done.stderr)
+    assert names(batch(*again.split()).stdout) == ["a", "b", "c"]
+
+
+def test_who_only_looks_makes_no_folder_and_ids_are_told_as_they_were_given(file: Path, ws: list[str]) -> None:
+    nowhere = batch("--list", *ws)
+    assert (nowhere.returncode, nowhere.stderr.startswith(f"error: {ws[1]} does not exist.")) == (1, True)
+    assert not Path(ws[1]).exists()
+    assert batch(file, *ws).returncode == 0
+    assert batch("--resume", "batch_1_2_3", *ws).stderr.startswith("error: There is no batch batch_1_2_3.")
+
+
+@pytest.mark.parametrize("key", ["", "short"])
+def test_a_key_in_the_environment_is_one_to_send(file: Path, ws: list[str], key: str) -> None:
+    assert batch(file, *ws, PENSTOCK_API_KEY=key).returncode == 0
+
+
+def test_a_batch_of_a_revoked_key_ends_also_where_nobody_asks_for_keys(tmp_path: Path, file: Path, ws: list[str]) -> None:
+    folder = KeyFolder(tmp_path / "home" / "keys")
+    owner = Keys(folder, None).find(folder.add("mia")).owner
+    folder.revoke("mia")
+    workspace = Workspace(ws[1], create=True)
+    sent = Uploads(workspace).add([file.read_bytes()], name="in.jsonl", purpose="batch", owner=owner)
+    asked = {"endpoint": CHAT, "window": 60.0, "completion_window": "60s", "owner": owner}
+    theirs = Batches(workspace).create(sent.file_id, **asked).batch_id  # type: ignore[arg-type]
+    assert batch("-", *ws, stdin=lines("ours"), PENSTOCK_HOME=str(tmp_path / "home")).returncode == 0
+    assert Batches(workspace).get(theirs, owner).status is BatchStatus.CANCELLED
+
+
+def test_cleaning_tells_of_batches_and_their_files(file: Path, ws: list[str]) -> None:
+    assert batch(file, *ws).returncode == 0
+    told = cli("flow", ws[1], "--gc", "--older-than", "0s").stdout.decode()
+    assert told == "0 jobs, 1 batch, 1 file removed that ended more than 0.0 s ago.\n"
 
 
 def test_a_batch_whose_results_were_deleted_is_asked_again_and_its_input_is_kept_once(file: Path, ws: list[str]) -> None:
@@ -165,7 +235,7 @@ def test_when_the_server_beside_it_dies_the_rest_is_done_here(file: Path, ws: li
 
 
 def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
-    assert batch("-", *ws, stdin=lines("a", model="other")).returncode == 2
+    assert batch("-", *ws, "--model", "other", stdin=lines("a", model="other")).returncode == 2
     assert "1 batch is open." in cli("flow", ws[1]).stdout.decode()
     assert json.loads(cli("flow", ws[1], "--json").stdout)["open_batches"] == 1
     assert cli("flow", ws[1], "-W", "--timeout", "0.1s").returncode == 2
@@ -181,10 +251,13 @@ def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
         ([], "Name a FILE"),
         (["FILE", "--list"], "FILE and --list contradict each other."),
         (["no-such-file"], "no-such-file cannot be read"),
-        (["FILE", "--window", "soon"], "completion_window = 'soon' cannot be used."),
+        (["FILE", "--window", "soon"], "--window: 'soon' cannot be used."),
         (["FILE", "--window", "31d"], "30d is the longest"),
+        (["FILE", "--window", "0s"], "--window: '0s' cannot be used."),
+        (["--cancel", "--list"], "--cancel: Which batch?"),
+        (["--resume", "-o", "out.jsonl"], "--resume: Which batch?"),
         (["FILE", "--url", "http://127.0.0.1:1"], "--url and --workspace contradict each other."),
-        (["-"], "- is empty."),
+        (["-"], "stdin is empty."),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_made(args: Sequence[str], told: str, file: Path, ws: list[str]) -> None:
@@ -203,11 +276,60 @@ def test_a_server_does_it_when_there_is_one(tmp_path: Path, default_model_folder
     body = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
     file, bad = tmp_path / "in.jsonl", tmp_path / "bad.jsonl"
     file.write_bytes(lines("a", "b").replace(b'{"say": "a"}', json.dumps(body).encode()))
-    with running_server("--workspace", str(tmp_path / "ws")) as server:
+    large = tmp_path / "large.jsonl"
+    large.write_bytes(lines("x" * 50_000_000))
+    with running_server("--workspace", str(tmp_path / "ws"), "--max-upload", "1MB") as server:
         done = batch(file, "--url", server.url, "--errors", bad)
         assert (done.returncode, names(done.stdout), names(bad.read_text())) == (1, ["a"], ["b"])
+        once_more = batch(file, "--url", server.url)
+        assert f"The same was asked before: {batch_id(done.stderr)} is completed." in once_more.stderr
+        assert once_more.stdout == done.stdout
+        refused = batch(large, "--url", server.url)
+        assert (refused.returncode, refused.stderr.startswith("error: The body is larger than 1000000 bytes.")) == (1, True)
         again = batch("--resume", batch_id(done.stderr), PENSTOCK_URL=server.url)
         assert again.stdout == done.stdout
         assert "completed" in batch("--list", "--url", server.url).stdout
         missing = batch("--cancel", "batch_1_2_3", "--url", server.url)
         assert (missing.returncode, missing.stderr[:6]) == (1, "error:")
+
+
+class Away(BaseHTTPRequestHandler):
+    """A server that has one batch, of this status."""
+
+    status = "in_progress"
+
+    def do_GET(self) -> None:
+        told = json.dumps({"id": "batch_1_2_3", "status": self.status, "missing_models": ["other"]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Back(Away):
+    status = "completed"
+
+
+def test_who_waits_is_told_what_for_and_when_the_server_is_away_and_back() -> None:
+    port = free_port()
+    with HTTPServer(("127.0.0.1", port), Away) as server:
+        Thread(target=server.serve_forever).start()
+        waiting = subprocess.Popen(
+            command("--resume", "batch_1_2_3", "--url", f"http://127.0.0.1:{port}"),
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean_environment(),
+        )
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == "Lines wait for what is not here now: other.\n"
+        server.shutdown()
+    assert waiting.stderr.readline().endswith("The batch is kept there: waiting for it.\n")
+    with HTTPServer(("127.0.0.1", port), Back) as server:
+        Thread(target=server.serve_forever).start()
+        assert waiting.stderr.readline() == "The server answers again.\n"
+        assert waiting.wait(timeout=30) == 0
+        server.shutdown()

@@ -72,6 +72,9 @@ def test_parents_are_given_by_id_or_with_names_and_in_several_options(ws: Path) 
         ("{job}", "{{left}}", "The names are {job}: write {{{job}}}, or say whose result left is."),
         ("left=", "hi", "--after: after = '' cannot be used. Give the id of a job"),
         ("{job},", "hi", "--after: after = '' cannot be used."),
+        ("={job}", "hi", "--after: '={job}' has no name. Write NAME=ID, or the ID alone."),
+        ("{job} {job}", "hi", "--after: '{job} {job}' are several jobs. Write commas between them."),
+        ("a={job} b={job}", "hi", "are several jobs. Write commas between them."),
         ("a b={job}", "hi", "--after: after = 'a b' cannot be used. Give names of letters, digits, _ and -."),
         ("x={job},x=1_1_1", "hi", "--after: x is the name of two jobs."),
     ],
@@ -108,6 +111,30 @@ def test_who_asks_for_a_waiting_child_learns_whom_it_waits_for(ws: Path, quickly
     assert f"waits for {b}\n" in quickly("flow", ws)[1]
     fail(ws, b)
     assert json.loads(quickly("flow", ws, child, "--json")[1])["waits_for"] == [], "it will fail, and waits for nobody"
+
+
+def test_who_comes_after_what_was_cancelled_is_told_that_it_will_fail(ws: Path, quickly: Run) -> None:
+    parent = submit(ws)
+    child = submit(ws, parent)
+    grandchild = submit(ws, child)
+    assert quickly("flow", ws, "--cancel", parent)[0] == 0
+    why = f"The job {parent} failed: The job was cancelled."
+    assert f"will fail: {why}\n" in quickly("flow", ws)[1]
+    for job in (child, grandchild):
+        code, out, told = quickly("flow", ws, job)
+        assert (code, out) == (2, "")
+        assert told.startswith(f"not ready: The job {job} is queued. It will fail: {why} Submit it again")
+    assert json.loads(quickly("flow", ws, child, "--json")[1])["will_fail"] == why
+
+
+def test_who_retries_a_job_whose_parent_failed_is_told_that_it_will_fail_as_well(ws: Path, quickly: Run) -> None:
+    parent = submit(ws)
+    child = submit(ws, parent)
+    fail(ws, parent)
+    fail(ws, child)
+    code, again, told = quickly("flow", ws, "--retry", child)
+    assert (code, after(ws, again.strip())) == (0, {parent: parent})
+    assert told == f"It will fail as well: The job {parent} failed: The pump is broken.\n"
 
 
 def test_children_are_listed_as_jobs_are(ws: Path, quickly: Run) -> None:

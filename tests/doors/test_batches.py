@@ -19,7 +19,9 @@ from penstock.doors.backlog import Backlog
 from penstock.doors.http.keys import Keys
 from penstock.doors.http.server import OAIHttpServer
 from penstock.errors import KeyForbids
+from penstock.workspace.batches import Batches
 from penstock.workspace.layout import Workspace
+from penstock.workspace.uploads import Uploads
 from tests.doors.batch_kills import MODEL, OVER, chat_line, check_batch_under_kills, jsonl
 from tests.server import Server, running_server
 
@@ -116,6 +118,32 @@ def test_other_endpoints_make_batches_too(client: openai.OpenAI, endpoint: str, 
     batch = wait(client, made(client, jsonl([line]), endpoint=endpoint))
     (result,) = lines_of(client, batch.output_file_id)
     assert result["response"]["body"]["object"] == {"/v1/completions": "text_completion"}.get(endpoint, "list")
+
+
+def test_a_line_for_a_model_that_is_not_here_is_refused_as_a_request_would_be(client: openai.OpenAI) -> None:
+    lines = [chat_line("latest", "Hi.", model=f"{MODEL}:latest"), chat_line("unknown", "Hi.", model="nowhere")]
+    batch = wait(client, made(client, jsonl(lines)))
+    assert [one["custom_id"] for one in lines_of(client, batch.output_file_id)] == ["latest"]
+    (error,) = lines_of(client, batch.error_file_id)
+    with pytest.raises(openai.NotFoundError) as directly:
+        client.chat.completions.create(model="nowhere", messages=[{"role": "user", "content": "Hi."}])
+    told, direct = error["response"]["body"]["error"], directly.value.body
+    assert error["response"]["status_code"] == 404
+    assert [told[name] for name in ("code", "param", "type")] == [direct[name] for name in ("code", "param", "type")]  # type: ignore[index]
+    assert told["message"].startswith("The model 'nowhere' is not here.")
+
+
+def test_a_batch_made_where_a_model_was_says_that_it_waits_for_it(tmp_path: Path) -> None:
+    workspace, keys, limits = Workspace(tmp_path / "workspace", create=True), Keys(None, None), LimitsConfig()
+    sent = Uploads(workspace).add([jsonl([chat_line("a", "Hi.")])], name="lines.jsonl", purpose="batch")
+    asked = {"endpoint": CHAT, "window": 60.0, "completion_window": "60s", "offers": lambda model: model == MODEL}
+    Batches(workspace).create(sent.file_id, **asked)  # type: ignore[arg-type]
+    backlog = Backlog(workspace, {}, WorkspaceConfig(), aliases={}, limits=limits, keys=keys)
+    door = OAIHttpServer({}, node_id="bare", server=ServerConfig(), limits=limits, aliases={}, keys=keys, backlog=backlog)
+    with TestClient(door.app, base_url="http://127.0.0.1") as bare:
+        assert [one["missing_models"] for one in bare.get("/v1/batches").json()["data"]] == [[MODEL]]
+        missing = bare.get("/v1/files/file-1_2_3").json()["error"]["message"]
+        assert missing.startswith("There is no file file-1_2_3.")
 
 
 def test_a_file_that_is_no_batch_fails_with_line_numbers(client: openai.OpenAI) -> None:

@@ -116,7 +116,7 @@ class Life:
         for job_id in ended:
             self.ledger.change(job_id, promised=False, cleaned=True, places=self.ledger.jobs[job_id].places | {None})
         there = {job_id for place in FINISHED for job_id in self.workspace.names(place)}
-        removed = Flow(self.workspace).gc(older_than=-1)
+        removed = Flow(self.workspace).gc(older_than=-1).jobs
         left = {job_id for place in FINISHED for job_id in self.workspace.names(place)}
         for job_id in there.intersection(ended) - left:  # one that somebody else has removed may come back in a power cut
             self.ledger.is_at(job_id, None)

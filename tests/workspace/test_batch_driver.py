@@ -137,7 +137,16 @@ def test_a_batch_that_stumbles_does_not_stop_the_others_and_is_told_once(folder:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"window": "24h"}, {"created": float("nan")}, {"owner": 7}, {"metadata": []}, {"keep_output": 10**400}, {"more": 1}]
+    "wrong",
+    [
+        {"window": "24h"},
+        {"created": float("nan")},
+        {"owner": 7},
+        {"metadata": []},
+        {"keep_output": 10**400},
+        {"models": [7]},
+        {"more": 1},
+    ],
 )
 def test_a_record_that_somebody_changed_does_not_hold_up_the_others(server: Server, wrong: dict[str, object]) -> None:
     odd = server.submit(lines(1))
@@ -174,6 +183,48 @@ def test_batches_for_a_model_that_is_not_here_give_way_to_others(
     assert sorted(open_batches(server.workspace)) == sorted(absent)
     driver.stop()
     server.end()
+
+
+def test_lines_for_a_model_that_is_not_here_take_no_room_from_the_others_and_others_may_run_them(
+    folder: Path, runner: BatchRunner
+) -> None:
+    server = Server(folder / "workspace", Ledger())
+    here = jsonl([line(f"here {number}") for number in range(20)])
+    batch = server.submit(lines(30, model="other") + here + jsonl([line("last", model="third")]))
+    driver = BatchDriver(server.workspace, room=8, refusal=refusal, accepts=runner.accepts)
+    left = Pool(server.workspace, runner, refill=driver.refill).drain()
+    assert server.batches.get(batch).counts.completed == 20
+    assert {job.model for job in left} == {"other"}, "and not all of them are jobs"
+    driver.stop()
+    server.run()
+    view = server.batches.get(batch)
+    assert (view.status, view.counts.completed) == (BatchStatus.COMPLETED, 51)
+    server.end()
+
+
+def test_a_batch_is_cancelled_with_the_lines_whose_model_is_not_here(folder: Path, runner: BatchRunner) -> None:
+    server = Server(folder / "workspace", Ledger(), accepts=runner.accepts)
+    batch = server.submit(lines(30, model="other"))
+    for _ in range(3):
+        server.driver.turn()
+    server.batches.cancel(batch)
+    while server.driver.turn():
+        pass
+    view = server.batches.get(batch)
+    assert (view.status, view.counts.failed) == (BatchStatus.CANCELLED, 30)
+    server.end()
+
+
+def test_what_was_not_offered_when_a_batch_was_made_is_an_error_whoever_drives_it(server: Server) -> None:
+    asked = [line("a"), line("b", model="small"), line("c", model="nowhere"), line("d", model=7)]
+    batch = server.submit(jsonl(asked), offers=lambda model: model == "small")
+    server.run()
+    view = server.batches.get(batch)
+    assert view.end is not None
+    assert (view.asked.models, view.counts.completed) == (["small"], 1)
+    errors = [one["response"]["body"]["error"] for one in server.lines_of(view.end.error_file)]
+    assert [error["code"] for error in errors] == ["unknown_model", "unknown_model", "invalid_request"]
+    assert [error["message"] for error in errors[:2]] == ["No model is offered here.", "The model 'nowhere' is not here."]
 
 
 def test_all_batches_together_have_no_more_jobs_than_there_is_room(folder: Path) -> None:

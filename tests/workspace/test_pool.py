@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import threading
@@ -61,6 +62,17 @@ def test_jobs_are_noticed_where_the_kernel_tells_nothing(
     with queue.pool():
         until(lambda: "noticed later than usual" in caplog.text, "the warning")
         queue.check(queue.submit("late"), ["late"])
+
+
+def test_jobs_that_lost_their_process_together_are_told_in_one_line(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    texts = prompts(3)
+    jobs = queue.submit(*texts)
+    for job in jobs:
+        owned(queue, job).let_go()
+    with queue.pool():
+        queue.check(jobs, texts)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == ["3 jobs had lost their process: they go on, each alone"]
 
 
 def test_a_pool_that_stumbles_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.bars import ProgressBars
+from penstock.cli.columns import harmless
 from penstock.cli.durations import METAVAR, age
 from penstock.cli.exits import FAILED, NOT_READY, tell
 from penstock.cli.logs import set_up_logging
@@ -30,11 +27,12 @@ from penstock.errors import ConfigError, RequestError
 from penstock.workspace.root import on_disk
 
 if TYPE_CHECKING:
-    from penstock.cli.batch_places import BatchPlace, BatchState, Input, LocalPlace
+    from penstock.cli.batch_places import BatchPlace, BatchState, LocalPlace, Offers
 
 FIRST_LOOK, LAST_LOOK = 0.1, 1.0  # seconds between two looks: the pause grows
 AWAY = 60.0  # seconds that a server may be away while it is waited for
-TOLD = 5  # mistakes and errors that are shown
+TOLD = 5  # mistakes that are shown
+LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
 
 
 @takes_some_settings("workspace.path", *(f"{MODELS}.{name}" for name in ("id", "device", "dtype", "max_memory", "kv_memory")))
@@ -76,20 +74,27 @@ def batch(
 
     The exit code is 0 when all lines are done, 1 when some failed, 2 when it is not ready (Ctrl-C leaves it to the server).
     """
+    for option, named in (("--resume", resume), ("--cancel", cancel)):
+        if named is not None and named.startswith("-"):
+            raise typer.BadParameter("Which batch? `penstock batch --list` shows their ids.", param_hint=option)
     asked = {"FILE": file is not None, "--resume": resume is not None, "--cancel": cancel is not None, "--list": show_list}
     given = [name for name, there in asked.items() if there]
     if len(given) != 1:
         what = f"{' and '.join(given)} contradict each other." if given else "Name a FILE (- is stdin)."
         raise typer.BadParameter(f"{what} `penstock batch --help` shows examples.")
     _check_window(window)
+    for option, target in (("--output", output), ("--errors", errors)):
+        if target is not None:
+            _check_target(target, option)
     set_up_logging(settings.node.log.format, "warning")
-    with ProgressBars() as bars, _place(settings, url) as (place, local):
+    with ProgressBars() as bars:
+        place, local = _place(settings, url, create=file is not None)
         if show_list:
             _list(place, as_json)
         elif cancel is not None:
             _tell_state(place.cancel(cancel), as_json)
         else:
-            batch_id = resume or _created(place, local, str(file), endpoint, window, new)
+            batch_id = resume or _created(place, str(file), endpoint, window, new)
             state = _wait(settings, place, local, batch_id, bars)
             bars.clear()
             _deliver(place, state, output, errors, as_json)
@@ -101,15 +106,24 @@ def _check_window(window: str) -> None:
     try:
         parse_window(window)
     except RequestError as error:
-        raise typer.BadParameter(str(error), param_hint="--window") from None
+        raise typer.BadParameter(f"{window[:40]!r} cannot be used. {error.hint}", param_hint="--window") from None
+
+
+def _check_target(path: Path, option: str) -> None:
+    """Before hours of work: whether its results can be written there."""
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder. Name a file.", param_hint=option)
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"There is no folder {path.parent}.", param_hint=option)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"You may not write {path}.", param_hint=option)
 
 
 # ---- where ----
 
 
-@contextmanager
-def _place(settings: Settings, url: str | None) -> Iterator[tuple[BatchPlace, LocalPlace | None]]:
-    """Who does it; the second is None for a server."""
+def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchPlace, LocalPlace | None]:
+    """Who does it; the second is None for a server. A folder is made only for a new batch."""
     from penstock.cli.batch_places import LocalPlace, ServerPlace
     from penstock.cli.client import Client, Refused, Unreachable
     from penstock.workspace.layout import Workspace
@@ -128,25 +142,39 @@ def _place(settings: Settings, url: str | None) -> Iterator[tuple[BatchPlace, Lo
             if server is not None or speaks_openai:
                 raise
         else:
-            yield ServerPlace(client, named=url is not None), None
-            return
+            return ServerPlace(client, named=url is not None), None
     path = settings.node.workspace.path
     if path is None:
         raise ConfigError("No server answers, and there is no workspace.", hint=f"Name a folder: {flag} FOLDER.")
+    if not named:
+        does = "the batch is kept in" if create else "this is about"
+        print(f"No server answers at {usual_url()}: {does} {path}.", file=sys.stderr, flush=True)
     with on_disk(path):
-        local = LocalPlace(Workspace(path, create=True), named=named)
-        if not named:
-            print(f"No server answers at {usual_url()}: the batch is kept in {path}.", file=sys.stderr, flush=True)
-        yield local, local
+        local = LocalPlace(Workspace(path, create=create), _offers(settings, path), named=named)
+    return local, local
+
+
+def _offers(settings: Settings, path: Path) -> Offers | None:
+    """The models that this process would work with. Which one a network runs is not known before it is asked."""
+    from penstock.cli.drain import working_on
+    from penstock.doors.naming import meant
+
+    config = working_on(path, settings)
+    if config.adopts and config.network.enabled:
+        return None
+    models = [model.id for model in config.models if model.load_ends]
+    return lambda model: meant(model, models, config.aliases) is not None
 
 
 # ---- asking ----
 
 
-def _created(place: BatchPlace, local: LocalPlace | None, file: str, endpoint: str | None, window: str, new: bool) -> str:
-    with _opened(file) as content:
-        asked = _input(content, file, endpoint, window)
-        before = local.same(asked) if local is not None and not new else None
+def _created(place: BatchPlace, file: str, endpoint: str | None, window: str, new: bool) -> str:
+    from penstock.cli.batch_input import opened
+    from penstock.cli.batch_places import same
+
+    with opened(file, endpoint, window) as asked:
+        before = None if new else same(place, asked)
         if before is not None:
             told = f"The same was asked before: {before.id} is {before.status}. --new asks again."
             print(told, file=sys.stderr, flush=True)
@@ -154,49 +182,6 @@ def _created(place: BatchPlace, local: LocalPlace | None, file: str, endpoint: s
         batch_id = place.create(asked)
     print(f"{batch_id} is made.", file=sys.stderr, flush=True)
     return batch_id
-
-
-@contextmanager
-def _opened(file: str) -> Iterator[BinaryIO]:
-    """What can be read twice."""
-    with ExitStack() as stack:
-        stream: BinaryIO
-        if file == "-":
-            stream = stack.enter_context(tempfile.TemporaryFile())
-            shutil.copyfileobj(sys.stdin.buffer, stream)
-        else:
-            try:
-                stream = stack.enter_context(Path(file).open("rb"))
-            except OSError as error:
-                raise typer.BadParameter(f"{file} cannot be read: {error.strerror or error}.", param_hint="FILE") from None
-        yield stream
-
-
-def _input(content: BinaryIO, file: str, endpoint: str | None, window: str) -> Input:
-    from penstock.cli.batch_places import Input
-    from penstock.cli.client import CHUNK
-
-    content.seek(0)
-    digest = hashlib.sha256()
-    while chunk := content.read(CHUNK):
-        digest.update(chunk)
-    size = content.tell()
-    name = "stdin.jsonl" if file == "-" else Path(file).name
-    return Input(content, name, size, digest.hexdigest(), endpoint or _url_of(content, file), window)
-
-
-def _url_of(content: BinaryIO, file: str) -> str:
-    """What the first line asks for."""
-    content.seek(0)
-    line = next((line for line in content if line.strip()), b"")
-    try:
-        found = json.loads(line).get("url")
-    except (ValueError, AttributeError, RecursionError):
-        found = None
-    if not isinstance(found, str):
-        what = "is empty" if not line else "has a first line that is no request with a url"
-        raise typer.BadParameter(f"{file} {what}.", param_hint="FILE")
-    return found
 
 
 # ---- waiting ----
@@ -222,15 +207,24 @@ def _watched(place: BatchPlace, local: LocalPlace | None, batch_id: str, bars: P
     """Until it is over, or nobody works on its folder. A server that is started again meanwhile goes on with it."""
     from penstock.cli.client import Unreachable
 
-    pause, seen = FIRST_LOOK, time.monotonic()
+    pause, seen, away = FIRST_LOOK, time.monotonic(), False
+    missing: tuple[str, ...] = ()
     while True:
         try:
             state = place.look(batch_id)
-            seen = time.monotonic()
-        except Unreachable:
+        except Unreachable as error:
             if time.monotonic() - seen > AWAY:
                 raise
+            if not away:
+                _say(bars, f"{error.message} The batch is kept there: waiting for it.")
+            away = True
         else:
+            if away:
+                _say(bars, "The server answers again.")
+            seen, away = time.monotonic(), False
+            if state.missing_models not in ((), missing):
+                _say(bars, f"Lines wait for what is not here now: {', '.join(map(harmless, state.missing_models))}.")
+            missing = state.missing_models
             if state.over or (local is not None and not local.workspace.is_served()):
                 return state
             bars(f"batch {state.status}", state.completed + state.failed, state.total)
@@ -238,9 +232,14 @@ def _watched(place: BatchPlace, local: LocalPlace | None, batch_id: str, bars: P
         pause = min(LAST_LOOK, pause * 1.2)
 
 
+def _say(bars: ProgressBars, text: str) -> None:
+    bars.clear()
+    print(text, file=sys.stderr, flush=True)
+
+
 def _work(settings: Settings, local: LocalPlace, batch_id: str, bars: ProgressBars) -> bool:
     """Nobody serves the folder: do it here, as `penstock drain` would. Whether it is over then."""
-    from penstock.cli.drain import leave_politely, working_on
+    from penstock.cli.drain import keys_of, leave_politely, working_on
     from penstock.node import Node
     from penstock.workspace.pool import JobEnd
 
@@ -249,7 +248,8 @@ def _work(settings: Settings, local: LocalPlace, batch_id: str, bars: ProgressBa
         bars("working on the batch", state.completed + state.failed, state.total)
 
     leave_politely()
-    with Node(working_on(local.workspace.path, settings), progress=bars, door=False) as node:
+    config = working_on(local.workspace.path, settings)
+    with Node(config, keys=keys_of(config), progress=bars, door=False) as node:
         bars("working on the batch", 0, 0)
         report = node.drain(on_end=on_end)
     bars.clear()
@@ -267,18 +267,19 @@ def _work(settings: Settings, local: LocalPlace, batch_id: str, bars: ProgressBa
 
 
 def _deliver(place: BatchPlace, state: BatchState, output: Path | None, errors: Path | None, as_json: bool) -> None:
-    if state.output_file is not None and (output is not None or not as_json):
-        _write(place.fetch(state.output_file), output)
-    elif output is not None:
-        output.write_bytes(b"")
+    with _kept(place, state, output or Path("stdout")):
+        if output is not None or (state.output_file is not None and not as_json):
+            _write(_content(place, state.output_file), output)
     if errors is not None:
-        errors.write_bytes(b"".join(place.fetch(state.error_file)) if state.error_file is not None else b"")
+        with _kept(place, state, errors):
+            _write(_content(place, state.error_file), errors)
     if as_json:
         print_json(state)
     for mistake in state.mistakes[:TOLD]:
         tell(mistake)
     if state.status == "failed":
-        tell("The input is no batch.", "Mend it and try again.")
+        lines = "1 line" if state.total == 1 else f"{state.total} lines"
+        tell(f"The input ({lines}) is no batch.", f"Mend it and try again. A line is {LINE}")
     else:
         print(f"{state.completed} done, {state.failed} failed; the batch is {state.status}.", file=sys.stderr)
     if state.error_file is not None and errors is None:
@@ -286,6 +287,23 @@ def _deliver(place: BatchPlace, state: BatchState, output: Path | None, errors: 
         print(f"Why lines failed: {again}", file=sys.stderr)
     if not state.good:
         raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _kept(place: BatchPlace, state: BatchState, target: Path) -> Iterator[None]:
+    """What cannot be written now is not lost."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader has enough
+    except OSError as error:
+        again = f"penstock batch --resume {state.id}{place.flags} -o FILE"
+        tell(f"{target} cannot be written: {error.strerror or error}.", f"The batch is kept. Fetch it with: {again}")
+        raise typer.Exit(FAILED) from None
+
+
+def _content(place: BatchPlace, file: str | None) -> Iterable[bytes]:
+    return () if file is None else place.fetch(file)
 
 
 def _write(pieces: Iterable[bytes], output: Path | None) -> None:
@@ -308,14 +326,17 @@ def _list(place: BatchPlace, as_json: bool) -> None:
         print_json({"batches": states})
         return
     now = time.time()
-    rows = [
-        [state.id, state.status, age(now - state.created), str(state.total), str(state.completed), str(state.failed)]
-        for state in states
-    ]
+    rows = [_row(state, now) for state in states]
     if rows:
-        print_table(["batch", "status", "age", "lines", "done", "failed"], rows, numbers=[2, 3, 4, 5])
+        print_table(["batch", "status", "age", "lines", "done", "failed", "note"], rows, numbers=[2, 3, 4, 5])
     else:
         print("There are no batches.")
+
+
+def _row(state: BatchState, now: float) -> list[str]:
+    counts = [str(count) for count in (state.total, state.completed, state.failed)]
+    note = f"waits for {', '.join(state.missing_models)}" if state.missing_models else ""
+    return [state.id, state.status, age(now - state.created), *counts, harmless(note)]
 
 
 def _tell_state(state: BatchState, as_json: bool) -> None:

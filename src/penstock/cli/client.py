@@ -10,7 +10,7 @@ import itertools
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, BinaryIO
 
@@ -144,7 +144,8 @@ class _Exchange:
             self._connection.connect()
             if body is not None:
                 self._connection.sock.settimeout(PATIENCE)
-            self._connection.request(method, self._url.path + path, body, dict(headers))
+            with suppress(BrokenPipeError, ConnectionResetError):  # who refuses a body reads it no further: the answer is there
+                self._connection.request(method, self._url.path + path, body, dict(headers))
             self._response = self._connection.getresponse()
             if self._response.status != 200:
                 raise _refusal(self._url, self._response, self._response.read(1 << 20))

@@ -27,6 +27,7 @@ from penstock.config.table import BY_KEY
 from penstock.workspace.root import on_disk
 
 if TYPE_CHECKING:
+    from penstock.doors.http.keys import Keys
     from penstock.node import Drained
     from penstock.workspace.pool import JobEnd
 
@@ -71,7 +72,7 @@ def drain(
     from penstock.node import Node
 
     leave_politely()
-    with ProgressBars() as bars, Node(config, progress=bars, door=False) as node:
+    with ProgressBars() as bars, Node(config, keys=keys_of(config), progress=bars, door=False) as node:
         watch = Watch(flow.path, bars, as_json)
         try:
             report = node.drain(on_end=watch)
@@ -103,6 +104,14 @@ def working_on(workspace: Path, settings: Settings) -> NodeConfig:
     wish."""
     config = replace(settings.node, workspace=replace(settings.node.workspace, path=workspace))
     return replace(config, network=NetworkConfig()) if settings.sources["network.name"].source.startswith("network ") else config
+
+
+def keys_of(config: NodeConfig) -> Keys:
+    """Those that batches in the folder belong to: what a revoked one asked for is not worked on, and its models are its own."""
+    from penstock.config.api_key import key_folder
+    from penstock.doors.http.keys import Keys
+
+    return Keys(key_folder(config.server, os.environ), None)
 
 
 class Watch:

@@ -240,9 +240,16 @@ def _clean(flow: Flow, older_than: float, as_json: bool) -> None:
     with on_disk(flow.path):
         removed = flow.gc(older_than)
     if as_json:
-        print_json({"removed": removed})
-    else:
-        print(f"{removed} job{'' if removed == 1 else 's'} removed that ended more than {age(older_than)} ago.")
+        print_json({"removed": removed.jobs, "batches": removed.batches, "files": removed.files})
+        return
+    counts = {"job": removed.jobs, "batch": removed.batches, "file": removed.files}
+    told = [_some(count, what) for what, count in counts.items() if count or what == "job"]
+    print(f"{', '.join(told)} removed that ended more than {age(older_than)} ago.")
+
+
+def _some(count: int, what: str) -> str:
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{count} {what}{'' if count == 1 else plural}"
 
 
 def _counts(flow: Flow) -> dict[str, int]:
@@ -275,6 +282,9 @@ def _show(flow: Flow, job: str, as_json: bool) -> None:
             if not flow.is_served():
                 note(nobody_works(flow.path))
             how = f"penstock flow {shlex.quote(str(flow.path))} --wait {job}"
+            if why := flow.why_it_will_fail(job):
+                hint = "Submit it again, after a job that is done."
+                raise NotFinished(f"{error.message} It will fail: {why}", hint=hint) from None
             parents = ", ".join(flow.describe(job).waits_for)
             waits = f" It waits for {parents}." if parents else ""
             raise NotFinished(f"{error.message}{waits}", hint=f"Wait for it: {how}") from None
@@ -335,14 +345,18 @@ def _cancel(place: Workspace, job: str, as_json: bool) -> None:
 
 
 def _retry(place: Workspace, job: str, as_json: bool) -> None:
+    from penstock.workspace.flow import Flow
     from penstock.workspace.work import Work
 
     with on_disk(place.path):
         again = Work(place).retry(job)
+        why = Flow(place).why_it_will_fail(again)
     if as_json:
         print_json({"id": again, "retry_of": job})
     else:
         print(again, flush=True)
+    if why:
+        print(f"It will fail as well: {why}", file=sys.stderr, flush=True)
     if not place.is_served():
         note(f"The job waits. {nobody_works(place.path)}")
 

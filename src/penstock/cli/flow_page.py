@@ -71,7 +71,7 @@ def described(view: JobView) -> dict[str, Any]:
     import json
 
     request = None if view.request is None else json.loads(view.request.to_json())
-    more = {"submitted": view.submitted, "waits_for": view.waits_for, "request": request}
+    more = {"submitted": view.submitted, "waits_for": view.waits_for, "will_fail": view.will_fail or None, "request": request}
     return job_record(view.job_id, view.status, view.usage) | more
 
 
@@ -88,10 +88,12 @@ def row(view: JobView, served: bool) -> list[str]:
 
 
 def _note(view: JobView) -> str:
-    """How it ended; before that, what it waits for."""
+    """How it ended; before that, how it will, or what it waits for."""
     error = view.usage.get("error")
     if isinstance(error, Mapping):
         return str(error.get("message") or error.get("code") or "")
+    if view.will_fail:
+        return f"will fail: {view.will_fail}"
     alone = ["runs alone, since its server died"] if view.suspect else []
     parents = [f"waits for {', '.join(view.waits_for)}"] if view.waits_for else []
     model = [f"asks for {view.request.model}"] if view.status == "queued" and view.request and view.request.model else []

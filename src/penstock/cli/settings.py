@@ -33,15 +33,16 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     It is called with the merged and checked settings. What a flag alone gets wrong is wrong usage and is told by its name.
     """
-    return _with_flags(command, SETTINGS)
+    return _with_flags(command, SETTINGS, serving=True)
 
 
 def takes_some_settings(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same with flags for these alone; the others have their place in the node file and the environment."""
-    return lambda command: _with_flags(command, [BY_KEY[key] for key in keys])
+    """The same for a command that opens no server, with flags for these alone; the others have their place in the node file and
+    the environment."""
+    return lambda command: _with_flags(command, [BY_KEY[key] for key in keys], serving=False)
 
 
-def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Callable[..., None]:
+def _with_flags(command: Callable[..., None], shown: Sequence[Setting], *, serving: bool) -> Callable[..., None]:
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
     config = inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigOption)
 
@@ -54,7 +55,7 @@ def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Calla
                     setting.parse(text)
                 elif text is not None:
                     setting.read(text)
-        command(load_settings(config_file, os.environ, flags), **given)
+        command(load_settings(config_file, os.environ, flags, serving=serving), **given)
 
     parameters = [config, *map(_parameter, shown), *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
     with_settings.__name__, with_settings.__doc__ = command.__name__, command.__doc__

@@ -18,6 +18,7 @@ from penstock.cli.prompt import prompt_text
 from penstock.cli.workspaces import nobody_works, note
 from penstock.errors import RequestError
 from penstock.workspace.files import MAX_RECORD
+from penstock.workspace.job_id import is_job_id
 from penstock.workspace.request import BACKGROUND, HIGHEST, LOWEST, WorkRequest
 from penstock.workspace.root import on_disk
 
@@ -139,7 +140,11 @@ def _parents(given: list[str]) -> dict[str, str]:
     """The jobs that --after names: `ID,left=ID`. A job without a name is called by its id."""
     found: dict[str, str] = {}
     for part in (part.strip() for one in given for part in one.split(",")):
-        name, _, job_id = (word.strip() for word in part.rpartition("="))
+        if any(is_job_id(word.rpartition("=")[2]) for word in part.split()[:-1]):
+            raise typer.BadParameter(f"{part[:80]!r} are several jobs. Write commas between them.", param_hint="--after")
+        name, named, job_id = (word.strip() for word in part.rpartition("="))
+        if named and not name:
+            raise typer.BadParameter(f"{part[:80]!r} has no name. Write NAME=ID, or the ID alone.", param_hint="--after")
         if found.setdefault(name or job_id, job_id) != job_id:
             raise typer.BadParameter(f"{name} is the name of two jobs.", param_hint="--after")
     return found

@@ -60,9 +60,10 @@ class Settings:
     file: Path | None
 
 
-def load_settings(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
+def load_settings(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any], *, serving: bool = True) -> Settings:
     """Merge and check everything. `flags` has values by setting key: text as a person types it, or values as TOML has them;
-    None is a flag that was not given.
+    None is a flag that was not given. For a command that opens no server (`serving` is False) the API key in the environment
+    is the one to send, and is no setting.
     """
     file = path if path is not None else Path(named) if (named := environ.get(CONFIG_VARIABLE)) else None
     written, models = _from_file(file) if file is not None else ([], 1)
@@ -81,8 +82,9 @@ def load_settings(path: Path | None, environ: Mapping[str, str], flags: Mapping[
     sources["workspace.path"] = _workspace(sources, models, environ)
     node = _node(sources, models)
     _refuse_unknown_network(node.network, sources["network.name"], environ)
-    _refuse_two_keys(sources["server.api_key_file"], environ)
-    api_key.read_api_key(node.server, environ)  # refuses a server that others can reach without a key
+    if serving:
+        _refuse_two_keys(sources["server.api_key_file"], environ)
+        api_key.read_api_key(node.server, environ)  # refuses a server that others can reach without a key
     return Settings(node=node, sources=sources, file=file)
 
 

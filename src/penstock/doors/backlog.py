@@ -19,7 +19,7 @@ WINDOW = 4  # times the jobs that run at once: so many lines of batches are jobs
 
 class Backlog:
     """`start` and `stop` are for a server; `pool.drain` works until nothing is left, while the batches are looked after between
-    `batches.start` and `batches.stop`."""
+    `batches.start` and `batches.stop`. `accepts` tells whether a model is here."""
 
     def __init__(
         self,
@@ -43,7 +43,10 @@ class Backlog:
             self.batches.wake()
             on_end(end)
 
-        self.batches = BatchDriver(workspace, room=WINDOW * config.jobs, refusal=refusal, may_go_on=keys.is_good, vet=vet)
+        self.accepts = runner.accepts
+        self.batches = BatchDriver(
+            workspace, room=WINDOW * config.jobs, refusal=refusal, may_go_on=keys.is_good, vet=vet, accepts=runner.accepts
+        )
         self.pool = Pool(
             workspace,
             runner,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.doors.exchange import Context, Exchange
-from penstock.doors.http.reading import Fields, named_as_given
+from penstock.doors.http.reading import Fields
 from penstock.doors.openai import chat, completions, embeddings
 from penstock.doors.openai.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from penstock.doors.responses.creating import Creating
@@ -20,11 +20,7 @@ KEPT_AS_RESULT = "A job keeps its answer as its own result, and begins a convers
 @dataclass(frozen=True, slots=True)
 class Durable:
     asks: type[Fields]
-    understand: Callable[[Any, Context], Exchange]
-
-    def exchange(self, asked: Fields, context: Context) -> Exchange:
-        with named_as_given(asked.names):
-            return self.understand(asked, context)
+    exchange: Callable[[Any, Context], Exchange]
 
 
 DURABLE: Mapping[str, Durable] = {

@@ -12,18 +12,17 @@ from typing import Any
 
 from penstock.config.node import LimitsConfig
 from penstock.domain.job import FinishReason, JobDone, JobFailed, JobRequest, JobUpdate, OutputFinished, Timings, Usage
-from penstock.doors.durable import DURABLE
+from penstock.doors.durable import DURABLE, Durable
 from penstock.doors.exchange import Answer, Context, Exchange
-from penstock.doors.http.desk import LATEST
 from penstock.doors.http.framing import encode
-from penstock.doors.http.reading import parse
+from penstock.doors.http.reading import named_as_given, parse
 from penstock.doors.limits import answer_limit
+from penstock.doors.naming import meant
 from penstock.doors.served import Served
 from penstock.doors.shapes import Shape
 from penstock.doors.turn import chosen_sampling
 from penstock.engine.job_factory import JobHandle
 from penstock.errors import EngineStopped, NotReady, RequestError, UnknownModel
-from penstock.model.sources import catalogue
 from penstock.workspace.request import WorkRequest
 from penstock.workspace.runner import Part, Sink, TextWriter, Writer
 from penstock.workspace.tokens import FINGERPRINT
@@ -153,8 +152,12 @@ class EngineRunner:
             raise UnknownModel(f"The model '{request.model}' is not here.")
         context = Context(served, self._limits)
         if request.endpoint is not None:
-            exchange = _exchange(request.endpoint, prompt, context)
-            return EngineTask(served, request, exchange.jobs, exchange)
+            endpoint = _endpoint(request.endpoint)
+            asked = parse(endpoint.asks, prompt)
+            with named_as_given(asked.names):
+                exchange = endpoint.exchange(asked, context)
+                _refuse_stream(exchange)
+                return EngineTask(served, request, exchange.jobs, exchange)
         given = dict(request.sampling)
         limit = answer_limit(given.pop("max_tokens", None), self._limits, "max_tokens")
         shape = _shape(request)
@@ -172,33 +175,25 @@ class EngineRunner:
         return [*([model] if model is not None else []), *([served.hosted.name] if served is not None else [])]
 
     def _find(self, model: str | None) -> Served | None:
-        if model is None:
-            return next(iter(self._models.values()), None)
-        model = model if model in self._aliases else model.removesuffix(LATEST)
-        wanted = _own_name(self._aliases.get(model, model))
-        return next((served for name, served in self._models.items() if _own_name(name) == wanted), None)
+        name = meant(model, self._models, self._aliases)
+        return None if name is None else self._models[name]
 
 
-def _exchange(path: str, body: str, context: Context) -> Exchange:
-    """What a request of the API is, that waits in a file."""
+def _endpoint(path: str) -> Durable:
     endpoint = DURABLE.get(path)
     if endpoint is None:
         raise RequestError(f"{path[:80]} cannot be a job.", field="endpoint", hint=f"These can: {', '.join(DURABLE)}.")
-    exchange = endpoint.exchange(parse(endpoint.asks, body), context)
+    return endpoint
+
+
+def _refuse_stream(exchange: Exchange) -> None:
     if exchange.stream:
         raise RequestError("A job cannot be streamed: nobody listens.", field="stream", hint="Leave stream out.")
-    return exchange
 
 
 def _tokenized(served: Served, job: JobRequest) -> JobRequest:
     ids = served.hosted.jobs.prepare(job).job.prompt_ids
     return dataclasses.replace(job, prompt=list(ids), messages=None, template={})
-
-
-def _own_name(model: str) -> str:
-    """The catalogue knows some models by several names."""
-    known = catalogue.find(model)
-    return model if known is None else known.name
 
 
 def _messages(request: WorkRequest, prompt: str) -> list[dict[str, Any]]:

@@ -11,15 +11,15 @@ import dataclasses
 import json
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from penstock.errors import BadJob, Cancelled, EngineError, KeyForbids, KeyTaken, RequestError, UnknownJob
+from penstock.errors import BadJob, Cancelled, EngineError, KeyForbids, KeyTaken, RequestError, UnknownJob, UnknownModel
 from penstock.workspace.batch_lines import MAX_TOLD, Line, Lines, Mistake
 from penstock.workspace.batch_results import Fact, Refusal, Results
-from penstock.workspace.batches import END, INPUT, BatchEnd, BatchStatus, is_asked_to_end, read_asked, read_end
+from penstock.workspace.batches import END, INPUT, BatchEnd, BatchStatus, Counts, is_asked_to_end, read_asked, read_end
 from penstock.workspace.disk import put_file
 from penstock.workspace.files import FINISHED, open_file
 from penstock.workspace.flow import Flow
@@ -36,6 +36,8 @@ MayGoOn = Callable[[str | None], bool | None]
 """Whether an owner's batches are still wanted; None if nobody can tell now: then they wait."""
 Vet = Callable[[str | None, str | None], None]
 """Raises KeyForbids if an owner may not use a model."""
+Accepts = Callable[[str | None], bool]
+"""Whether jobs that ask for a model are run here."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class CallOff:
         return {"code": self.code, "message": self.message}
 
 
+class _Job(NamedTuple):
+    job_id: str
+    model: str | None
+
+
 CANCELLED = CallOff(BatchStatus.CANCELLED, "batch_cancelled", "The batch was cancelled before this line was done.")
 REVOKED = CallOff(BatchStatus.CANCELLED, "batch_cancelled", "The key that asked for the batch is not good any more.")
 EXPIRED = CallOff(BatchStatus.EXPIRED, "batch_expired", "This line was not done within the batch's completion window.")
@@ -57,15 +64,18 @@ EXPIRED = CallOff(BatchStatus.EXPIRED, "batch_expired", "This line was not done 
 
 class Drive:
     """`open` first, then `step` again and again until `over`. After an error it is of no use: another one, made of what is on the
-    disk, goes on. BadJob if the folder is no batch."""
+    disk, goes on. BadJob if the folder is no batch. Lines for models that are not here become jobs too, since others may share
+    the workspace; they take no room from those that can be run."""
 
-    def __init__(self, workspace: Workspace, held: HeldJob, refusal: Refusal, may_go_on: MayGoOn, vet: Vet) -> None:
+    def __init__(
+        self, workspace: Workspace, held: HeldJob, refusal: Refusal, may_go_on: MayGoOn, vet: Vet, accepts: Accepts
+    ) -> None:
         asked = read_asked(held.folder)
         if asked is None:
             raise BadJob("batch.json cannot be read.", hint="It was made by hand, or by another version.")
         self.batch_id, self.over = held.job_id, False
         self._workspace, self._held, self._asked = workspace, held, asked
-        self._may_go_on, self._vet = may_go_on, vet
+        self._may_go_on, self._vet, self._accepts = may_go_on, vet, accepts
         self._work, self._flow = Work(workspace), Flow(workspace)
         self._journal = Journal(workspace.disk, held.folder)
         self._results = Results(workspace, held, asked, refusal)
@@ -74,8 +84,9 @@ class Drive:
         self._total = 0
         self._off: CallOff | None = None
         self._closing: Fact | None = None
-        self._jobs: dict[int, str] = {}  # lines that are jobs now
+        self._jobs: dict[int, _Job] = {}  # lines that are jobs now
         self._waiting: list[int] = []  # lines that are not yet, the first at the end
+        self._parked: dict[str | None, deque[int]] = {}  # those of them that were read, and whose model is not here
         self._told_to_end: set[str] = set()  # jobs
 
     @property
@@ -84,8 +95,8 @@ class Drive:
 
     @property
     def jobs(self) -> int:
-        """How many it has now."""
-        return len(self._jobs)
+        """How many it has now that can be run here."""
+        return self._counted()[True]
 
     @property
     def told(self) -> dict[str, Any]:
@@ -110,7 +121,8 @@ class Drive:
         self._held.let_go()
 
     def step(self, room: int) -> bool:
-        """Do what can be done now, and tell whether there was anything. `room` are the jobs that it may have at once."""
+        """Do what can be done now, and tell whether there was anything. `room` are the jobs that it may have at once, of those
+        that can be run here, and of the others."""
         if self.over:
             return False
         try:
@@ -190,16 +202,17 @@ class Drive:
             if n in self._results:
                 continue
             job = self._workspace.job_of_key(key_file(self._key(n)))
-            if job is None or not self._is_ours(job):
+            if job is None or (request := self._request_of(job)) is None:
                 self._waiting.append(n)
             else:
-                self._jobs[n] = job
+                self._jobs[n] = _Job(job, request.model)
 
-    def _is_ours(self, job: str) -> bool:
-        """Keys are anybody's text."""
+    def _request_of(self, job: str) -> WorkRequest | None:
+        """None if it is not ours: keys are anybody's text."""
         with suppress(BadJob, RequestError, UnknownJob), self._workspace.looking_at(job) as (_, folder):
-            return read_request(folder).batch == self.batch_id
-        return False
+            request = read_request(folder)
+            return request if request.batch == self.batch_id else None
+        return None
 
     # ---- from the input to jobs ----
 
@@ -211,29 +224,59 @@ class Drive:
             if len(mistakes) == MAX_TOLD:
                 break
         if mistakes:
-            self._end(BatchEnd(status=BatchStatus.FAILED, ended=now, mistakes=tuple(mistakes)))
+            counts = Counts(total=len(self._lines))
+            self._end(BatchEnd(status=BatchStatus.FAILED, ended=now, counts=counts, mistakes=tuple(mistakes)))
             return
         self._note([{"lines": len(self._lines), "at": now}])
         self._find_jobs()
 
     def _submit(self, room: int) -> bool:
         refused: list[Fact] = []
-        submitted, until = False, time.monotonic() + SUBMITTING
-        while self._waiting and len(self._jobs) < room and len(refused) < GROUP and time.monotonic() < until:
+        jobs, submitted, until = self._counted(), False, time.monotonic() + SUBMITTING
+        self._take_parked(jobs, room)
+        while self._waiting and jobs[True] < room and len(refused) < GROUP and time.monotonic() < until:
             n = self._waiting[-1]
             line = self._lines.line(n)
             try:
                 line.check()
                 request = self._request(n, line)
+                self._check_offered(line.model)
                 self._vet(self._asked.owner, line.model)
-                body = json.dumps(line.body, ensure_ascii=False)
-                self._jobs[n] = self._work.submit_request(request, body).job_id
-                submitted = True
-            except (RequestError, KeyForbids, KeyTaken) as error:
+                here = self._accepts(line.model)
+                if jobs[here] < room:
+                    body = json.dumps(line.body, ensure_ascii=False)
+                    self._jobs[n] = _Job(self._work.submit_request(request, body).job_id, line.model)
+                    jobs[here] += 1
+                    submitted = True
+                else:
+                    self._parked.setdefault(line.model, deque()).append(n)
+            except (RequestError, UnknownModel, KeyForbids, KeyTaken) as error:
                 refused.append({"n": n, "custom_id": line.custom_id, "refused": told(error)})
             self._waiting.pop()
         self._note(refused)
         return submitted or bool(refused)
+
+    def _counted(self) -> Counter[bool]:
+        """How many jobs it has that can be run here, and how many that cannot."""
+        counted = Counter[bool]()
+        for model, count in Counter(job.model for job in self._jobs.values()).items():
+            counted[self._accepts(model)] += count
+        return counted
+
+    def _take_parked(self, jobs: Counter[bool], room: int) -> None:
+        """As many as there is room for now come first."""
+        free = {here: room - jobs[here] for here in (True, False)}
+        for model, lines in self._parked.items():
+            here = self._accepts(model)
+            taken = [lines.popleft() for _ in range(min(free[here], len(lines)))]
+            free[here] -= len(taken)
+            self._waiting += reversed(taken)
+        self._parked = {model: lines for model, lines in self._parked.items() if lines}
+
+    def _check_offered(self, model: str | None) -> None:
+        if not self._asked.offers(model):
+            what = "No model is offered here." if model is None else f"The model '{model[:100]}' is not here."
+            raise UnknownModel(what, hint="It was not when the batch was made; GET /v1/models lists those that are.")
 
     def _request(self, n: int, line: Line) -> WorkRequest:
         """The same whenever it is asked for: a key must not come with two requests."""
@@ -255,9 +298,10 @@ class Drive:
     def _collect(self, off: CallOff | None) -> bool:
         facts: list[Fact] = []
         for n, job in list(self._jobs.items()):
-            place = self._workspace.find(job)
+            place = self._workspace.find(job.job_id)
             if place in FINISHED:
-                facts.append({"n": n, "custom_id": self._lines.line(n).custom_id, "job": job, **self._outcome(job, off)})
+                outcome = {"job": job.job_id, **self._outcome(job.job_id, off)}
+                facts.append({"n": n, "custom_id": self._lines.line(n).custom_id, **outcome})
             elif place is None:  # somebody removed it: it is asked again
                 del self._jobs[n]
                 self._waiting.append(n)
@@ -298,11 +342,12 @@ class Drive:
 
     def _end_lines(self, off: CallOff) -> bool:
         """Lines that are no jobs yet end here; jobs are told to, and end when they hear of it."""
-        jobs = set(self._jobs.values()) - self._told_to_end
+        jobs = {job.job_id for job in self._jobs.values()} - self._told_to_end
         for job in jobs:
             with suppress(UnknownJob):
                 self._work.cancel(job)
             self._told_to_end.add(job)
+        self._take_parked(Counter(), len(self._lines))
         rest = self._waiting[-GROUP:]
         self._note([{"n": n, "custom_id": self._lines.line(n).custom_id, "off": off.fact()} for n in reversed(rest)])
         del self._waiting[len(self._waiting) - len(rest) :]
@@ -338,7 +383,7 @@ class Drive:
         """Somebody changed what it is made of: it cannot go on, and nobody should wait for it."""
         for job in self._jobs.values():
             with suppress(UnknownJob):
-                self._work.cancel(job)
+                self._work.cancel(job.job_id)
         mistake = Mistake("broken_batch", str(error))
         self._end(
             BatchEnd(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.errors import BadJob, WorkspaceError
-from penstock.workspace.batch_drive import Drive, MayGoOn, Vet
+from penstock.workspace.batch_drive import Accepts, Drive, MayGoOn, Vet
 from penstock.workspace.batch_results import Refusal
 from penstock.workspace.batches import end_of
 from penstock.workspace.files import Place
@@ -35,8 +35,8 @@ MOST = 64  # batches at once: each has files open; the others wait for their tur
 
 class BatchDriver:
     """`room` are the jobs that the batches it holds may have at once, save that each may have one. `may_go_on` tells whether an
-    owner's batches are still wanted, and `vet` refuses a model that is not for them. Between `start` and `stop` it works on a
-    thread of its own; `turn` and `refill` may be called from any."""
+    owner's batches are still wanted, `vet` refuses a model that is not for them, and `accepts` tells which are here. Between
+    `start` and `stop` it works on a thread of its own; `turn` and `refill` may be called from any."""
 
     def __init__(
         self,
@@ -46,9 +46,10 @@ class BatchDriver:
         refusal: Refusal,
         may_go_on: MayGoOn = lambda owner: True,
         vet: Vet = lambda owner, model: None,
+        accepts: Accepts = lambda model: True,
     ) -> None:
         self._workspace, self._room = workspace, room
-        self._refusal, self._may_go_on, self._vet = refusal, may_go_on, vet
+        self._refusal, self._may_go_on, self._vet, self._accepts = refusal, may_go_on, vet, accepts
         self._lock, self._woken, self._stopping = threading.Lock(), threading.Event(), threading.Event()
         self._opened = workspace.opened
         self._drives: dict[str, Drive] = {}  # those that were taken first are the first
@@ -210,7 +211,8 @@ class BatchDriver:
             held.let_go()
             return True
         try:
-            self._drives[batch_id] = drive = Drive(self._workspace, held, self._refusal, self._may_go_on, self._vet)
+            drive = Drive(self._workspace, held, self._refusal, self._may_go_on, self._vet, self._accepts)
+            self._drives[batch_id] = drive
         except BadJob as error:
             held.let_go()
             logger.warning("the batch %s is left alone: %s", batch_id, error)
@@ -242,7 +244,7 @@ def validate(workspace: Workspace, batch_id: str) -> None:
     held = workspace.hold(batch_id, Place.BATCHES)
     if held is None:
         return  # somebody drives it
-    drive = Drive(workspace, held, lambda error: (500, error), lambda owner: True, lambda owner, model: None)
+    drive = Drive(workspace, held, lambda error: (500, error), lambda owner: True, lambda owner, model: None, lambda model: True)
     try:
         drive.open()
         drive.validate()

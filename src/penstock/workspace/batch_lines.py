@@ -18,6 +18,7 @@ MAX_DEPTH = 100  # objects and lists inside each other: far from where anybody's
 MAX_TOLD = 100  # mistakes of one file
 TOO_DEEP = f"The line has more than {MAX_DEPTH} levels of objects and lists."
 PIECE = 1 << 16
+MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8 text
 METHOD = "POST"
 DECIDED = ("priority", "service_tier", "deadline")  # fields of a request that are the batch's to say
 
@@ -57,9 +58,10 @@ class Lines:
     def __init__(self, file: int) -> None:
         self._file = file
         self._places: list[tuple[int, int, int]] = []  # offset, length, line number in the file
-        offset = number = 0
+        number = 0
         with open(os.dup(file), "rb") as stream:
-            stream.seek(0)
+            offset = len(MARK) if os.pread(file, len(MARK), 0) == MARK else 0
+            stream.seek(offset)
             while len(self._places) <= MAX_LINES and (piece := stream.readline(PIECE)):
                 length, blank = len(piece), not piece.strip()
                 while not piece.endswith(b"\n") and (piece := stream.readline(PIECE)):
@@ -78,6 +80,11 @@ class Lines:
         if mistake is not None:
             raise BadJob(f"Line {self._places[n][2]} of the batch was changed: {mistake.message}")
         return Line(value["custom_id"], value["body"])
+
+    def models(self) -> set[str | None]:
+        """All that are asked for; None by a line that names none."""
+        asked = (value["body"].get("model") for value, mistake in map(self._parsed, range(len(self))) if mistake is None)
+        return {model for model in asked if model is None or isinstance(model, str)}
 
     def mistakes(self, endpoint: str) -> Iterator[Mistake]:
         """All that keeps the file from being a batch."""

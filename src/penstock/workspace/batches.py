@@ -15,17 +15,17 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from penstock.domain.duration import DAY, parse_span
 from penstock.errors import RequestError, UnknownBatch
-from penstock.workspace.batch_lines import Mistake
+from penstock.workspace.batch_lines import Lines, Mistake
 from penstock.workspace.disk import touch
 from penstock.workspace.files import Place, given, has_file, is_number, read_record
-from penstock.workspace.job_id import is_job_id, order
+from penstock.workspace.job_id import BATCH, is_job_id, order
 from penstock.workspace.journal import read_entries
 from penstock.workspace.layout import Workspace
 from penstock.workspace.root import on_disk
@@ -50,7 +50,9 @@ class BatchStatus(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
     """What is asked, as batch.json has it. `window` is in seconds after `created`, and `completion_window` the words for it;
-    `sha256` is that of the input. The files that it leaves are kept for `keep_output` seconds, None for good."""
+    `sha256` is that of the input. The files that it leaves are kept for `keep_output` seconds, None for good. Of the models that
+    its lines ask for, `models` were offered when it was made; None is a line that names none. Without such a list, whoever made
+    it could not tell."""
 
     input_file: str
     endpoint: str
@@ -61,11 +63,13 @@ class BatchRequest:
     owner: str | None = None
     metadata: Mapping[str, str] | None = None
     keep_output: float | None = None
+    models: Sequence[str | None] | None = None
 
     def __post_init__(self) -> None:
         """TypeError for a record that somebody changed."""
         about = {} if self.metadata is None else self.metadata
         texts = [self.input_file, self.endpoint, self.completion_window, self.sha256, *given(self.owner), *about.values()]
+        texts += given(*(() if self.models is None else self.models))
         numbers = [self.window, self.created, *given(self.keep_output)]
         if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
             raise TypeError(ASKED)
@@ -73,6 +77,9 @@ class BatchRequest:
     @property
     def due(self) -> float:
         return self.created + self.window
+
+    def offers(self, model: str | None) -> bool:
+        return self.models is None or model in self.models
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,11 @@ class BatchView:
     cancelling: float | None = None
     end: BatchEnd | None = None
 
+    def missing(self, accepts: Callable[[str | None], bool]) -> list[str]:
+        """Models that its lines ask for, and wait for while they are not here."""
+        asked = self.asked.models or () if self.end is None else ()
+        return [model for model in asked if model is not None and not accepts(model)]
+
 
 @dataclass(slots=True)
 class _Read:
@@ -168,9 +180,12 @@ class Batches:
         owner: str | None = None,
         metadata: Mapping[str, str] | None = None,
         keep_output: float | None = None,
+        offers: Callable[[str | None], bool] | None = None,
     ) -> BatchView:
-        """When this returns, the batch survives a power cut. It has a copy of its input, which may be deleted then."""
+        """When this returns, the batch survives a power cut. It has a copy of its input, which may be deleted then. A line whose
+        model nobody `offers` now is an error, whoever drives the batch; None if nobody can tell."""
         found = self._uploads.get(input_file, owner)
+        models = None if offers is None else [*filter(offers, self._models(input_file, owner))]
         asked = BatchRequest(
             input_file=input_file,
             endpoint=endpoint,
@@ -181,6 +196,7 @@ class Batches:
             owner=owner,
             metadata=metadata,
             keep_output=keep_output,
+            models=models,
         )
         with self._uploads.reading(input_file, owner) as chunks:
             record = json.dumps(dataclasses.asdict(asked)).encode() + b"\n"
@@ -191,7 +207,7 @@ class Batches:
         with self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
             asked = None if folder is None else read_asked(folder)
             if folder is None or asked is None or asked.owner != owner:
-                raise UnknownBatch(f"There is no batch {batch_id[:80]}.", hint="It was cleaned away, or it was never here.")
+                raise UnknownBatch(f"There is no batch {BATCH}{batch_id[:80]}.", hint="It was cleaned away, or was never here.")
             return self._view(batch_id, folder, asked)
 
     def all(self, owner: str | None = None) -> Iterator[BatchView]:
@@ -213,6 +229,10 @@ class Batches:
                     touch(self._workspace.disk, folder, CANCEL)
                     self._workspace.disk.sync(folder)
         return self.get(batch_id, owner)
+
+    def _models(self, input_file: str, owner: str | None) -> list[str | None]:
+        with self._uploads.opened(input_file, owner) as file:
+            return sorted(Lines(file).models(), key=lambda model: model or "")
 
     def _view(self, batch_id: str, folder: int, asked: BatchRequest) -> BatchView:
         cancelling = _time_of(folder, CANCEL)

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
@@ -79,7 +79,7 @@ class JobResult:
 @dataclass(frozen=True, slots=True)
 class JobView:
     """A job as it is now. `request` is None where request.json cannot be read; a `suspect` runs alone, since its server died.
-    `waits_for` are those that it comes after and that have not ended."""
+    `waits_for` are those that it comes after and that have not ended; `will_fail` is why it will not be run though it waits."""
 
     job_id: str
     status: Status
@@ -87,11 +87,21 @@ class JobView:
     usage: Mapping[str, Any] = field(default_factory=dict)
     suspect: bool = False
     waits_for: tuple[str, ...] = ()
+    will_fail: str = ""
 
     @property
     def submitted(self) -> float:
         """Unix time; an id tells it too."""
         return (self.request or WorkRequest()).dated(self.job_id).submitted
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """How many of each were removed. The files are those that the batches left."""
+
+    jobs: int
+    batches: int
+    files: int
 
 
 class Flow:
@@ -195,7 +205,25 @@ class Flow:
             usage = (read_record(folder, USAGE) or {}) if place in FINISHED else said_so_far(folder)
             suspect = place not in FINISHED and has_file(folder, SUSPECT)
             request = _request_of(folder)
-        return JobView(job_id, STATUS[place], request, usage, suspect, self._waits_for(job_id, place, request))
+        view = JobView(job_id, STATUS[place], request, usage, suspect)
+        if place is not Place.READY or request is None:
+            return view
+        try:
+            return replace(view, waits_for=tuple(sorted(open_parents(self._workspace, job_id, request.after), key=order)))
+        except WorkspaceError as error:
+            return replace(view, will_fail=error.message)
+
+    def why_it_will_fail(self, job_id: str) -> str:
+        """Why a job that waits will not be run, however far up the reason is; empty if there is none."""
+        ahead, seen = [job_id], {job_id}
+        while ahead:
+            with suppress(UnknownJob):  # cleaned away meanwhile
+                view = self.describe(ahead.pop())
+                if view.will_fail:
+                    return view.will_fail
+                ahead += set(view.waits_for) - seen
+                seen.update(view.waits_for)
+        return ""
 
     def children(self, job_id: str) -> list[JobView]:
         """The jobs that come after this one, the newest first. All that are younger are looked at."""
@@ -212,7 +240,7 @@ class Flow:
         """Whether somebody works on the queue."""
         return self._workspace.is_served()
 
-    def gc(self, older_than: float) -> int:
+    def gc(self, older_than: float) -> Cleaned:
         """Remove jobs that ended more than so many seconds ago, and tell how many. Each vanishes whole. One whose result an open
         job, or an open batch, still waits for stays. Batches that are over go too, with the files that they left."""
         workspace = self._workspace
@@ -225,10 +253,10 @@ class Flow:
                     removed |= {job_id: old[job_id] for job_id in workspace.throw_away(old, place)}
             for request in removed.values():
                 self._free_key(request)
-            self._remove_batches(older_than)
+            batches, files = self._remove_batches(older_than)
             workspace.empty_trash()
             workspace.sweep()
-        return len(removed)
+        return Cleaned(len(removed), batches, files)
 
     def _old_jobs(self, place: Place, older_than: float, wanted: set[str]) -> dict[str, WorkRequest | None]:
         workspace, old = self._workspace, {}
@@ -241,8 +269,8 @@ class Flow:
                         old[job_id] = request
         return old
 
-    def _remove_batches(self, older_than: float) -> None:
-        """The files first: whoever dies between the two leaves what the next one finds."""
+    def _remove_batches(self, older_than: float) -> tuple[int, int]:
+        """How many, and how many files. The files first: whoever dies between the two leaves what the next one finds."""
         workspace, old = self._workspace, {}
         for batch_id in workspace.names(Place.BATCHES):
             with suppress(FileNotFoundError):
@@ -250,8 +278,8 @@ class Flow:
                 if end is not None and workspace.age_of(batch_id, Place.BATCHES) > older_than:
                     old[batch_id] = end
         files = [file for end in old.values() for file in given(end.output_file, end.error_file)]
-        workspace.throw_away(files, Place.FILES)
-        workspace.throw_away(old, Place.BATCHES)
+        thrown = workspace.throw_away(files, Place.FILES)
+        return len(workspace.throw_away(old, Place.BATCHES)), len(thrown)
 
     def _wanted(self) -> set[str]:
         """Those that open jobs come after."""
@@ -261,14 +289,6 @@ class Flow:
                 request = _request_of(folder)
                 found.update(request.after.values() if request is not None else ())
         return found
-
-    def _waits_for(self, job_id: str, place: Place, request: WorkRequest | None) -> tuple[str, ...]:
-        if place is not Place.READY or request is None:
-            return ()
-        try:
-            return tuple(sorted(open_parents(self._workspace, job_id, request.after), key=order))
-        except WorkspaceError:
-            return ()  # it will not be run
 
     def _free_key(self, request: WorkRequest | None) -> None:
         if request is None or request.key is None:

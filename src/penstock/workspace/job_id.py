@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from penstock.errors import RequestError, UnknownJob
 
-BATCH = "batch_"  # before the id of a batch, where people and clients see it
+BATCH, FILE = "batch_", "file-"  # before the id of a batch or a file, where people and clients see it
 
 _ID = re.compile(r"(0|[1-9]\d{0,17})_(0|[1-9]\d{0,17})_(0|[1-9]\d{0,17})", re.ASCII)
 

@@ -198,9 +198,13 @@ class Pool:
 
     def _look(self, now: float) -> None:
         moved = recover(self._workspace, self._max_deaths, self._conflicts)
+        back = [job_id for job_id, place in moved.items() if place is Place.READY]
+        if len(back) > 1:
+            logger.warning("%d jobs had lost their process: they go on, each alone", len(back))
         for job_id, place in moved.items():
             becomes = "it will go on alone" if place is Place.READY else f"it is in {place} now"
-            logger.warning("the job %s had lost its server: %s", job_id, becomes)
+            level = logging.INFO if place is Place.READY and len(back) > 1 else logging.WARNING
+            logger.log(level, "the job %s had lost its process: %s", job_id, becomes)
             if place in FINISHED:
                 self._count(JobEnd(job_id, place is Place.OUTPUT, {}))
         if now >= self._next_sweep:
@@ -209,7 +213,7 @@ class Pool:
             self._workspace.empty_trash()
             self._on_sweep()
         self._scanner.look()
-        self._scanner.refresh(job_id for job_id, place in moved.items() if place is Place.READY)
+        self._scanner.refresh(back)
 
     def _is_empty(self) -> bool:
         """Nothing that we could do now or later."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.errors import UnknownFile
 from penstock.workspace.files import Place, given, is_number, open_file, read_record
-from penstock.workspace.job_id import order
+from penstock.workspace.job_id import FILE, order
 from penstock.workspace.layout import Workspace
 
 CONTENT, RECORD = "content", "file.json"
@@ -23,7 +23,7 @@ CHUNK = 1 << 20  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """`owner` is the name of the key that brought it, None for the owner of the machine; times are Unix time."""
+    """`owner` is what tells the key that brought it from all others, None for the owner of the machine; times are Unix time."""
 
     file_id: str
     name: str
@@ -75,7 +75,7 @@ class Uploads:
     def get(self, file_id: str, owner: str | None = None) -> StoredFile:
         found = self.find(file_id)
         if found is None or found.owner != owner:
-            raise UnknownFile(f"There is no file {file_id[:80]}.", hint="It was deleted, has expired, or was never here.")
+            raise UnknownFile(f"There is no file {FILE}{file_id[:80]}.", hint="It was deleted, has expired, or was never here.")
         return found
 
     def has(self, file_id: str) -> bool:
@@ -97,16 +97,22 @@ class Uploads:
 
     @contextmanager
     def reading(self, file_id: str, owner: str | None = None) -> Iterator[Iterator[bytes]]:
-        """Its content, in chunks. Who has begun to read may go on, also when it is deleted meanwhile."""
+        """Its content, in chunks."""
+        with self.opened(file_id, owner) as file:
+            yield iter(lambda: os.read(file, CHUNK), b"")
+
+    @contextmanager
+    def opened(self, file_id: str, owner: str | None = None) -> Iterator[int]:
+        """Its content. Who has begun to read may go on, also when it is deleted meanwhile."""
         self.get(file_id, owner)
         with self._workspace.looking_into(file_id, Place.FILES) as folder:
             if folder is None:
-                raise UnknownFile(f"There is no file {file_id}.", hint="It was deleted a moment ago.")
+                raise UnknownFile(f"There is no file {FILE}{file_id}.", hint="It was deleted a moment ago.")
             file = open_file(folder, CONTENT)
         if file is None:
-            raise UnknownFile(f"The content of the file {file_id} is missing.", hint="Somebody removed it. Upload it again.")
+            raise UnknownFile(f"The content of {FILE}{file_id} is missing.", hint="Somebody removed it. Upload it again.")
         try:
-            yield iter(lambda: os.read(file, CHUNK), b"")
+            yield file
         finally:
             os.close(file)
 

@@ -15,17 +15,18 @@ from penstock.doors.http.paging import Page
 from penstock.doors.http.reading import aside, read
 from penstock.doors.http.replies import json_reply
 from penstock.errors import UnknownBatch
-from penstock.workspace.batches import Batches
+from penstock.workspace.batches import Batches, BatchView
 from penstock.workspace.job_id import BATCH
 
 USUAL, MOST = 20, 100  # batches on a page
 
 
 class BatchDoor:
-    """`on_change` is called when there is something new for whoever drives the batches."""
+    """`accepts` tells whether a model is here, by any name; for lines that name none, whether there is any. `on_change` is called
+    when there is something new for whoever drives the batches."""
 
-    def __init__(self, batches: Batches, on_change: Callable[[], None]) -> None:
-        self._batches, self._on_change = batches, on_change
+    def __init__(self, batches: Batches, accepts: Callable[[str | None], bool], on_change: Callable[[], None]) -> None:
+        self._batches, self._accepts, self._on_change = batches, accepts, on_change
 
     async def create(self, request: Request) -> Response:
         asked, owner = await read(BatchCreation, request), caller_of(request).owner
@@ -40,26 +41,30 @@ class BatchDoor:
                 owner=owner,
                 metadata=asked.metadata,
                 keep_output=None if keep is None else keep.seconds,
+                offers=self._accepts,
             )
         )
         self._on_change()
-        return json_reply(wire.batch_out(view))
+        return json_reply(self._out(view))
 
     async def all(self, request: Request) -> Response:
         page, owner = Page.asked(request, usual=USUAL, most=MOST), caller_of(request).owner
-        found, more = await aside(lambda: page.cut(map(wire.batch_out, self._batches.all(owner)), lambda batch: batch.id))
+        found, more = await aside(lambda: page.cut(map(self._out, self._batches.all(owner)), lambda batch: batch.id))
         first, last = (found[0].id, found[-1].id) if found else (None, None)
         return json_reply(wire.BatchList(data=found, first_id=first, last_id=last, has_more=more))
 
     async def one(self, request: Request) -> Response:
         batch_id, owner = _batch_named(request), caller_of(request).owner
-        return json_reply(wire.batch_out(await aside(lambda: self._batches.get(batch_id, owner))))
+        return json_reply(self._out(await aside(lambda: self._batches.get(batch_id, owner))))
 
     async def cancel(self, request: Request) -> Response:
         batch_id, owner = _batch_named(request), caller_of(request).owner
         view = await aside(lambda: self._batches.cancel(batch_id, owner))
         self._on_change()
-        return json_reply(wire.batch_out(view))
+        return json_reply(self._out(view))
+
+    def _out(self, view: BatchView) -> wire.BatchOut:
+        return wire.batch_out(view, self._accepts)
 
 
 def _batch_named(request: Request) -> str:

@@ -20,6 +20,7 @@ from penstock.doors.http.paging import Page
 from penstock.doors.http.reading import aside, parse
 from penstock.doors.http.replies import json_reply
 from penstock.errors import RequestError, RequestTimeout, UnknownFile
+from penstock.workspace.job_id import FILE
 from penstock.workspace.uploads import CHUNK, Uploads
 
 PATIENCE = 600.0  # seconds for a whole upload
@@ -70,7 +71,7 @@ class Files:
     async def delete(self, request: Request) -> Response:
         file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
         await aside(lambda: self._uploads.remove(file_id, owner))
-        return json_reply(wire.FileDeleted(id=f"{wire.FILE}{file_id}"))
+        return json_reply(wire.FileDeleted(id=f"{FILE}{file_id}"))
 
     def _chunks(self, file_id: str, owner: str | None) -> Iterator[bytes]:
         with self._uploads.reading(file_id, owner) as chunks:
@@ -79,9 +80,9 @@ class Files:
 
 def file_named(name: str) -> str:
     """The id behind a client's name for a file."""
-    if not name.startswith(wire.FILE):
-        raise UnknownFile(f"There is no file {name[:80]}.", hint=f"Their names begin with {wire.FILE}")
-    return name.removeprefix(wire.FILE)
+    if not name.startswith(FILE):
+        raise UnknownFile(f"There is no file {name[:80]}.", hint=f"Their names begin with {FILE}")
+    return name.removeprefix(FILE)
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ FORM = "multipart/form-data"
 def batch_routes(backlog: Backlog | None) -> list[Route]:
     """Without a backlog they are known, and say why nothing is kept."""
     files = None if backlog is None else Files(Uploads(backlog.workspace))
-    batches = None if backlog is None else BatchDoor(Batches(backlog.workspace), backlog.batches.wake)
+    batches = None if backlog is None else BatchDoor(Batches(backlog.workspace), backlog.accepts, backlog.batches.wake)
 
     def of(door: Files | BatchDoor | None, name: str) -> Handler:
         return _nothing_kept if door is None else getattr(door, name)

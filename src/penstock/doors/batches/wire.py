@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from penstock.doors.http.framing import Wire
 from penstock.workspace.batches import BatchStatus, BatchView
-from penstock.workspace.job_id import BATCH
+from penstock.workspace.job_id import BATCH, FILE
 from penstock.workspace.uploads import StoredFile
-
-FILE = "file-"
 
 
 class FileOut(Wire, kw_only=True, omit_defaults=False):
@@ -76,6 +74,7 @@ class BatchOut(Wire, kw_only=True, omit_defaults=False):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
+    missing_models: Sequence[str]  # ours: its lines wait for them
     metadata: Mapping[str, str] | None
 
 
@@ -98,7 +97,8 @@ def file_out(file: StoredFile) -> FileOut:
     )
 
 
-def batch_out(view: BatchView) -> BatchOut:
+def batch_out(view: BatchView, accepts: Callable[[str | None], bool]) -> BatchOut:
+    """`accepts` tells whether a model is here."""
     asked, end = view.asked, view.end
     mistakes = [BatchMistake(**one) for one in end.mistakes] if end is not None else []
 
@@ -124,6 +124,7 @@ def batch_out(view: BatchView) -> BatchOut:
         cancelling_at=_whole(view.cancelling),
         cancelled_at=ended_as(BatchStatus.CANCELLED),
         request_counts=RequestCounts(total=view.counts.total, completed=view.counts.completed, failed=view.counts.failed),
+        missing_models=view.missing(accepts),
         metadata=asked.metadata,
     )
 

@@ -20,11 +20,10 @@ from penstock.doors.http.mailbox import Mailbox
 from penstock.doors.http.metering import Meter, Ticket
 from penstock.doors.http.reading import LARGE, Asked, aside, named_as_given, parse, whole_body
 from penstock.doors.http.routes import Route
+from penstock.doors.naming import LATEST
 from penstock.doors.served import Served
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import RequestError, UnknownModel
-
-LATEST = ":latest"  # how Ollama's clients, at any door, say that they want no other version of a model
 
 
 class Desk:

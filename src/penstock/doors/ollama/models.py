@@ -8,9 +8,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.doors.http.desk import LATEST, Desk
+from penstock.doors.http.desk import Desk
 from penstock.doors.http.reading import read
 from penstock.doors.http.replies import json_reply
+from penstock.doors.naming import LATEST
 from penstock.doors.ollama import wire
 from penstock.doors.ollama.answers import rfc3339
 from penstock.doors.ollama.requests import ShowRequest
