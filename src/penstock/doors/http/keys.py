@@ -78,7 +78,6 @@ class Keys:
         self._stamp: object = None if folder is None else folder.stamp()
         records = () if folder is None else folder.records()
         self._know(records)
-        self._broken = False  # whether there are records that cannot be read
         self._told: set[str] = set()
         # Never False again before the server ends: keys that vanish must not open it.
         self._wanted = always or owner_key is not None or bool(records)
@@ -110,11 +109,12 @@ class Keys:
         return self._callers[found]
 
     def is_good(self, owner: str | None) -> bool | None:
-        """Whether whoever asked once may still have what it asked for; None while nobody can tell, since a record is broken that
-        may be theirs. Who knows no keys at all lets it be. For any thread."""
+        """Whether whoever asked once may still have what it asked for: True, or False if the key was revoked. None where it is
+        not known, such as one of another server's, or one whose record is broken. Who knows no keys at all lets it be. For any
+        thread."""
         if owner is None or self._folder is None or owner in self._owners:
             return True
-        return None if self._broken and not any(sha256.startswith(owner) for sha256 in self._revoked) else False
+        return False if any(sha256.startswith(owner) for sha256 in self._revoked) else None
 
     def check_model(self, owner: str | None, *models: str) -> None:
         """Whether whoever asked once may use a model, by any of its names. For any thread."""
@@ -145,9 +145,7 @@ class Keys:
         self._stamp = object() if found.broken else stamp  # what is broken may be mended without a change to the folder
         self._wanted = self._wanted or bool(found.records or found.broken)
         before = self._callers
-        self._broken |= bool(found.broken)  # before its key is missing: other threads look
         self._know(found.records)
-        self._broken = bool(found.broken)
         for sha256 in before.keys() - self._callers.keys():
             self.on_revoked(before[sha256])
 
