@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli import flow_job
 from penstock.cli.durations import METAVAR, age, parse_duration
-from penstock.cli.exits import FAILED, NOT_READY, tell
+from penstock.cli.exits import NOT_READY
 from penstock.cli.options import JsonOption
 from penstock.cli.output import print_json
-from penstock.cli.workspaces import WorkspaceArgument, counted, nobody_works, note
-from penstock.errors import NotFinished, UnknownJob
+from penstock.cli.workspaces import WorkspaceArgument, counted
+from penstock.errors import NotFinished
 from penstock.workspace.root import on_disk
 
 if TYPE_CHECKING:
     from penstock.cli.flow_page import Survey
-    from penstock.workspace.flow import Flow, JobResult
-    from penstock.workspace.layout import Workspace
+    from penstock.workspace.flow import Flow
 
 SHOWN = 10  # jobs, unless --limit says otherwise
-OPEN = ("queued", "running")
 EXAMPLE_ID = "1736700000_12345_0"
 
 
@@ -134,17 +132,17 @@ def flow(
             case Action.LIST:
                 _list(looking, tag, limit or SHOWN, as_json)
             case Action.SHOW:
-                _show(looking, named, as_json)
+                flow_job.show(looking, named, as_json)
             case Action.WAIT:
-                _wait(looking, named, timeout, as_json)
+                flow_job.wait(looking, named, timeout, as_json)
             case Action.FOLLOW:
-                _follow(looking, named, timeout)
+                flow_job.follow(looking, named, timeout)
             case Action.WAIT_IDLE:
                 _wait_idle(looking, tag, timeout, as_json)
             case Action.CANCEL:
-                _cancel(place, named, as_json)
+                flow_job.cancel(place, named, as_json)
             case Action.RETRY:
-                _retry(place, named, as_json)
+                flow_job.retry(place, named, as_json)
             case Action.CHILDREN:
                 _children(looking, named, limit or SHOWN, as_json)
             case Action.TREE:
@@ -226,8 +224,8 @@ def _tree(flow: Flow, job: str | None, limit: int, as_json: bool) -> None:
 
 def _wait_idle(flow: Flow, tag: str | None, timeout: float | None, as_json: bool) -> None:
     with on_disk(flow.path):
-        if any(_counts(flow)[status] for status in OPEN) or flow.open_batches():
-            _warn_if_nobody_works(flow)
+        if any(_counts(flow)[status] for status in flow_job.OPEN) or flow.open_batches():
+            flow_job.warn_if_nobody_works(flow)
         flow.wait_until_idle(timeout, tag=tag)
         counts = _counts(flow) if tag is None else _counts_of([view.status for view in flow.jobs(tag=tag)])
     if as_json:
@@ -268,29 +266,6 @@ def _width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
 
 
-# ---- one job ----
-
-
-def _show(flow: Flow, job: str, as_json: bool) -> None:
-    if as_json:
-        _print_record(flow, job)
-        return
-    with on_disk(flow.path):
-        try:
-            result = flow.get(job)
-        except NotFinished as error:
-            if not flow.is_served():
-                note(nobody_works(flow.path))
-            how = f"penstock flow {shlex.quote(str(flow.path))} --wait {job}"
-            if why := flow.why_it_will_fail(job):
-                hint = "Submit it again, after a job that is done."
-                raise NotFinished(f"{error.message} It will fail: {why}", hint=hint) from None
-            parents = ", ".join(flow.describe(job).waits_for)
-            waits = f" It waits for {parents}." if parents else ""
-            raise NotFinished(f"{error.message}{waits}", hint=f"Wait for it: {how}") from None
-    _print_result(result)
-
-
 def _children(flow: Flow, job: str, limit: int, as_json: bool) -> None:
     from penstock.cli.flow_page import Survey
 
@@ -298,111 +273,3 @@ def _children(flow: Flow, job: str, limit: int, as_json: bool) -> None:
         jobs = flow.children(job)
         counts = _counts_of([view.status for view in jobs])
         _print_survey(Survey(flow.path, flow.is_served(), counts, jobs[:limit], about=f"after {job}"), as_json)
-
-
-def _wait(flow: Flow, job: str, timeout: float | None, as_json: bool) -> None:
-    with suppress(NotFinished, UnknownJob) if as_json else nullcontext(), on_disk(flow.path):  # a record tells these too
-        _warn_if_nobody_works(flow, job)
-        flow.wait(job, timeout)
-    _show(flow, job, as_json)
-
-
-def _follow(flow: Flow, job: str, timeout: float | None) -> None:
-    from penstock.cli.result import ResultWriter
-
-    def pieces() -> Iterator[bytes]:
-        with on_disk(flow.path):
-            _warn_if_nobody_works(flow, job)
-            yield from flow.follow(job, timeout)
-
-    writer = ResultWriter()
-    try:
-        for piece in pieces():
-            writer.write(piece)
-    finally:
-        writer.end()
-    with on_disk(flow.path):
-        result = flow.get(job)
-    if not result.done:
-        _fail(result)
-
-
-def _cancel(place: Workspace, job: str, as_json: bool) -> None:
-    from penstock.workspace.flow import STATUS, Flow, Status
-    from penstock.workspace.work import Work
-
-    with on_disk(place.path):
-        before = Flow(place).status(job)
-        now = STATUS[Work(place).cancel(job)]
-    if as_json:
-        print_json({"id": job, "status": now})
-    elif now is Status.RUNNING:
-        print("It runs: its server was told, and ends it in a moment.")
-    elif now is Status.FAILED and before is not Status.FAILED:
-        print("It is cancelled.")
-    else:
-        print(f"There is nothing to cancel: it has ended before, and is {now}.")
-
-
-def _retry(place: Workspace, job: str, as_json: bool) -> None:
-    from penstock.workspace.flow import Flow
-    from penstock.workspace.work import Work
-
-    with on_disk(place.path):
-        again = Work(place).retry(job)
-        why = Flow(place).why_it_will_fail(again)
-    if as_json:
-        print_json({"id": again, "retry_of": job})
-    else:
-        print(again, flush=True)
-    if why:
-        print(f"It will fail as well: {why}", file=sys.stderr, flush=True)
-    if not place.is_served():
-        note(f"The job waits. {nobody_works(place.path)}")
-
-
-def _print_result(result: JobResult) -> None:
-    from penstock.cli.result import ResultWriter
-
-    if not result.done:
-        _fail(result)
-    writer = ResultWriter()
-    writer.write(result.data)
-    writer.end()
-
-
-def _fail(result: JobResult) -> None:
-    from penstock.cli.terminal import HARMLESS
-
-    tell(result.text.strip().translate(HARMLESS) or f"The job {result.job_id} failed and did not say why.")
-    raise typer.Exit(FAILED)
-
-
-def _print_record(flow: Flow, job: str) -> None:
-    """All that is known of a job as one JSON object; the exit code is as without --json."""
-    from penstock.cli.flow_page import described
-
-    code = 0
-    with on_disk(flow.path):
-        try:
-            view = flow.describe(job)
-            record: dict[str, Any] = {"id": job, "status": view.status}
-            if view.status in OPEN:
-                code = NOT_READY
-            elif (result := flow.get(job)).done:
-                record["result"] = result.text
-            else:
-                record["error"], code = view.usage.get("error") or {"message": result.text.strip()}, FAILED
-            record |= described(view)
-        except UnknownJob as error:
-            told = {"code": error.code, "message": error.message, "hint": error.hint}
-            record, code = {"id": job, "status": "missing", "error": told}, FAILED
-    print_json(record)
-    if code:
-        raise typer.Exit(code)
-
-
-def _warn_if_nobody_works(flow: Flow, job: str | None = None) -> None:
-    """Before a wait, and for scripts too: they might wait for ever."""
-    if not flow.is_served() and (job is None or flow.status(job) in OPEN):
-        print(nobody_works(flow.path), file=sys.stderr, flush=True)

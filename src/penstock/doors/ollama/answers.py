@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -30,7 +31,7 @@ def nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
 
 
-class PartsAnswer:
+class PartsAnswer(ABC):
     """An answer in parts; what one looks like is up to the operation. One of no jobs only says that the model is loaded.
 
     `show` makes what is told about tokens out of their likelihoods: None where nobody asked."""
@@ -43,8 +44,8 @@ class PartsAnswer:
         self._logprobs: list[ContentLogprob] = []
         self._timings = Timings()
 
-    def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.Part:
-        raise NotImplementedError
+    @abstractmethod
+    def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.Part: ...
 
     def begin(self) -> Iterable[wire.Part]:
         return ()
