@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs import Run, in_this_process
 from tests.server import penstock_server as penstock_server
 
 os.environ["PENSTOCK_HOME"] = os.devnull  # in no network, whatever whoever runs the tests has joined; nothing can be made there
@@ -33,3 +34,9 @@ def default_model_folder() -> Path:
     from penstock.model.sources import DEFAULT_MODEL, resolve
 
     return resolve(DEFAULT_MODEL)
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command line in this process: exit code, stdout and stderr."""
+    return lambda *args: in_this_process(monkeypatch, capsys, *args)

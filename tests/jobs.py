@@ -27,6 +27,9 @@ def cli(*args: str | Path, stdin: bytes = b"", **env: str) -> subprocess.Complet
     return subprocess.run(command(*args), input=stdin, capture_output=True, env=clean_environment(**env), timeout=60, check=False)
 
 
+Run = Callable[..., tuple[int, str, str]]
+
+
 def in_this_process(monkeypatch: Any, capsys: Any, *args: str | Path) -> tuple[int, str, str]:
     """Quicker than a process, for mistakes that are found before anything is done."""
     from penstock.cli import main

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,11 @@ from penstock.workspace.outcomes import done as done_outcome
 from penstock.workspace.recovery import recover
 from penstock.workspace.tokens import Said, Transcript
 from penstock.workspace.work import Work
-from tests.jobs import STOPPED, claimed, cli, command, fail, finish, in_this_process, later, with_terminal_errors
+from tests.jobs import STOPPED, Run, claimed, cli, command, fail, finish, later, with_terminal_errors
 from tests.server import clean_environment
 from tests.terminal import CTRL_C, Person
 
-Run = Callable[..., tuple[int, str, str]]
 NOWHERE = "1736700000_12345_0"
-
-
-@pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return lambda *args: in_this_process(monkeypatch, capsys, *args)
 
 
 @pytest.fixture

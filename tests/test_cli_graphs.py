@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,9 @@ from penstock.errors import UnknownJob
 from penstock.workspace.flow import Flow
 from penstock.workspace.layout import Workspace
 from penstock.workspace.work import Work
-from tests.jobs import cli, fail, finish, in_this_process
+from tests.jobs import Run, cli, fail, finish
 
-Run = Callable[..., tuple[int, str, str]]
 NOWHERE = "1736700000_12345_0"
-
-
-@pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return lambda *args: in_this_process(monkeypatch, capsys, *args)
 
 
 @pytest.fixture

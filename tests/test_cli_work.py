@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,8 @@ import pytest
 
 from penstock.cli.durations import age, parse_duration
 from penstock.workspace.layout import Workspace
-from tests.jobs import cli, command, in_this_process, with_terminal_errors
+from tests.jobs import Run, cli, command, with_terminal_errors
 from tests.server import clean_environment
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return lambda *args: in_this_process(monkeypatch, capsys, *args)
 
 
 def waiting(path: Path) -> list[Path]:

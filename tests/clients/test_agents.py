@@ -26,18 +26,21 @@ def server(tmp_path_factory: pytest.TempPathFactory, default_model_folder: objec
         yield running
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("responses", [True, False], ids=["responses", "chat"])
-def test_an_agent_calls_its_tool_and_says_what_it_gave(server: Server, responses: bool, streaming: bool) -> None:
-    model = ChatOpenAI(
+def model_at(server: Server, **more: bool) -> ChatOpenAI:
+    return ChatOpenAI(
         model=MODEL,
         base_url=f"{server.url}/v1",
         api_key="none",  # type: ignore[arg-type]
         temperature=0,
         max_completion_tokens=60,
-        use_responses_api=responses,
-        streaming=streaming,
+        **more,  # type: ignore[arg-type]
     )
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("responses", [True, False], ids=["responses", "chat"])
+def test_an_agent_calls_its_tool_and_says_what_it_gave(server: Server, responses: bool, streaming: bool) -> None:
+    model = model_at(server, use_responses_api=responses, streaming=streaming)
     messages = [HumanMessage("How is the weather in Paris?")]
     asked = model.bind_tools([get_weather], tool_choice="get_weather").invoke(messages)
     (call,) = asked.tool_calls
@@ -50,15 +53,7 @@ def test_an_agent_calls_its_tool_and_says_what_it_gave(server: Server, responses
 
 def test_an_agent_goes_on_from_the_response_that_called(server: Server) -> None:
     """It sends only what is new: the conversation is the server's to remember."""
-    model = ChatOpenAI(
-        model=MODEL,
-        base_url=f"{server.url}/v1",
-        api_key="none",  # type: ignore[arg-type]
-        temperature=0,
-        max_completion_tokens=60,
-        use_responses_api=True,
-        use_previous_response_id=True,
-    )
+    model = model_at(server, use_responses_api=True, use_previous_response_id=True)
     messages = [HumanMessage("How is the weather in Paris?")]
     asked = model.bind_tools([get_weather], tool_choice="get_weather").invoke(messages)
     answer = get_weather.invoke(asked.tool_calls[0])

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from penstock.model.sources.download import open_url
-from penstock.model.sources.index import file_url
+from tests.clients.suites import passed, unpacked
 from tests.server import running_server
 
 SUITES = [
@@ -50,18 +44,6 @@ def pytest_addoption(parser):
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    version = importlib.metadata.version("anthropic")
-    folder = tmp_path_factory.mktemp("anthropic")
-    archive = folder / "anthropic.tar.gz"
-    with open_url(file_url("anthropic", f"anthropic-{version}.tar.gz"), {}) as answer:
-        archive.write_bytes(answer.read())
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
-    return folder / f"anthropic-{version}"
-
-
-@pytest.fixture(scope="module")
 def recorders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorders")
     for name, text in RECORDERS.items():
@@ -70,21 +52,8 @@ def recorders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_clients_own_tests_pass(suite: Path, recorders: Path, default_model_folder: Path) -> None:
-    left_out = " or ".join(DESELECTED)
+def test_the_clients_own_tests_pass(tmp_path: Path, recorders: Path, default_model_folder: Path) -> None:
+    suite = unpacked("anthropic", tmp_path)
     with running_server(config=CONFIG) as server:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", "-p", "http_snapshot"),
-                *(*SUITES, "-k", f"not ({left_out})"),
-            ],
-            cwd=suite,
-            env={**os.environ, "TEST_API_BASE_URL": server.url, "PYTHONPATH": str(recorders), "PYTEST_ADDOPTS": ""},
-            text=True,
-            capture_output=True,
-            timeout=280,
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    passed = int(done.stdout.rsplit(" passed", 1)[0].rsplit(maxsplit=1)[-1])
-    assert passed >= 130, done.stdout[-2000:]  # both clients, loose and strict, whole and streamed
+        count = passed(suite, server.url, SUITES, "-p", "http_snapshot", left_out=DESELECTED, PYTHONPATH=str(recorders))
+    assert count >= 130  # both clients, loose and strict, whole and streamed

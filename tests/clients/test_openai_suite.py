@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 
-import pytest
-
-from penstock.model.sources.download import open_url
-from penstock.model.sources.index import file_url
 from tests.clients.examples import with_examples
+from tests.clients.suites import passed, unpacked
 from tests.server import running_server
 
 SUITES = [
@@ -52,30 +44,8 @@ max_tokens = 24
 """
 
 
-@pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    version = importlib.metadata.version("openai")
-    folder = tmp_path_factory.mktemp("openai")
-    archive = folder / "openai.tar.gz"
-    with open_url(file_url("openai", f"openai-{version}.tar.gz"), {}) as answer:
-        archive.write_bytes(answer.read())
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
-    return folder / f"openai-{version}"
-
-
-def test_the_clients_own_tests_pass(suite: Path, default_model_folder: Path) -> None:
-    left_out = " or ".join(f"({pattern})" for pattern in DESELECTED)
+def test_the_clients_own_tests_pass(tmp_path: Path, default_model_folder: Path) -> None:
+    suite = unpacked("openai", tmp_path)
     with running_server(config=ALIASES) as server, with_examples(server.url) as url:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", *SUITES, "-k", f"not ({left_out})"],
-            cwd=suite,
-            env={**os.environ, "TEST_API_BASE_URL": f"{url}/v1", "PYTEST_ADDOPTS": ""},
-            text=True,
-            capture_output=True,
-            timeout=280,
-            check=False,
-        )
-    assert done.returncode == 0, done.stdout[-6000:]
-    passed = int(done.stdout.rsplit(" passed", 1)[0].rsplit(maxsplit=1)[-1])
-    assert passed >= 200, done.stdout[-2000:]  # both clients, loose and strict, whole and streamed
+        count = passed(suite, f"{url}/v1", SUITES, left_out=DESELECTED)
+    assert count >= 200  # both clients, loose and strict, whole and streamed

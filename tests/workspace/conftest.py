@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from penstock.workspace import crew as crew_module
 from penstock.workspace import pool as pool_module
+from tests.workspace.batch_worlds import Ledger, Server
 from tests.workspace.crashing import quick_folder
 from tests.workspace.queues import Queue
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with quick_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    """One that drives batches."""
+    made = Server(folder / "workspace", Ledger())
+    yield made
+    made.end()
 
 
 @pytest.fixture

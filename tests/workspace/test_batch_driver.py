@@ -27,21 +27,7 @@ from penstock.workspace.pool import Pool
 from penstock.workspace.uploads import Uploads
 from penstock.workspace.work import Work
 from tests.workspace.batch_worlds import BatchRunner, Ledger, Server, batch_driver, jsonl, line, refusal
-from tests.workspace.crashing import quick_folder
 from tests.workspace.queues import until
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with quick_folder() as path:
-        yield path
-
-
-@pytest.fixture
-def server(folder: Path) -> Iterator[Server]:
-    made = Server(folder / "workspace", Ledger())
-    yield made
-    made.end()
 
 
 @pytest.fixture

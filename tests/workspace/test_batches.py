@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,19 +31,6 @@ from tests.workspace.runners import text_of
 IDS = ["a", "b", "c", "d", "e"]
 BAD = ["b", "d"]
 LINES = [line("a"), line("b", stream=True), line("c"), line("d", why=FAILS), line("e")]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with quick_folder() as path:
-        yield path
-
-
-@pytest.fixture
-def server(folder: Path) -> Iterator[Server]:
-    made = Server(folder / "workspace", Ledger())
-    yield made
-    made.end()
 
 
 # ---- a whole life ----

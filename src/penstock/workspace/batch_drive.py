@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import BadJob, Cancelled, EngineError, KeyForbids, KeyTaken, RequestError, UnknownJob, UnknownModel
 from penstock.workspace.batch_lines import MAX_TOLD, Line, Lines, Mistake
-from penstock.workspace.batch_results import Fact, Refusal, Results
+from penstock.workspace.batch_results import CANCELLED, EXPIRED, REVOKED, CallOff, Fact, Refusal, Results
 from penstock.workspace.batches import END, INPUT, BatchEnd, BatchStatus, Counts, is_asked_to_end, read_asked, read_end
 from penstock.workspace.disk import put_file
 from penstock.workspace.files import FINISHED, open_file
@@ -40,26 +40,9 @@ Accepts = Callable[[str | None], bool]
 """Whether jobs that ask for a model are run here."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CallOff:
-    """Why lines that have not ended never will."""
-
-    status: BatchStatus
-    code: str
-    message: str
-
-    def fact(self) -> dict[str, str]:
-        return {"code": self.code, "message": self.message}
-
-
 class _Job(NamedTuple):
     job_id: str
     model: str | None
-
-
-CANCELLED = CallOff(BatchStatus.CANCELLED, "batch_cancelled", "The batch was cancelled before this line was done.")
-REVOKED = CallOff(BatchStatus.CANCELLED, "batch_cancelled", "The key that asked for the batch is not good any more.")
-EXPIRED = CallOff(BatchStatus.EXPIRED, "batch_expired", "This line was not done within the batch's completion window.")
 
 
 class Drive:

@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.domain.job import new_job_id
 from penstock.errors import BadJob
-from penstock.workspace.batches import BatchRequest, Counts
+from penstock.workspace.batches import BatchRequest, BatchStatus, Counts
 from penstock.workspace.files import open_file
 from penstock.workspace.job_id import BATCH
 from penstock.workspace.journal import JOURNAL, Entry, read_entry
@@ -22,6 +23,23 @@ Refusal = Callable[[Mapping[str, str]], tuple[int, Mapping[str, Any]]]
 """The status and the body with which the API answers an error, of which it is given the record."""
 
 FILES = {"output": True, "errors": False}  # what a batch leaves: the lines that are done, and the others
+
+
+@dataclass(frozen=True, slots=True)
+class CallOff:
+    """Why lines that have not ended never will."""
+
+    status: BatchStatus
+    code: str
+    message: str
+
+    def fact(self) -> dict[str, str]:
+        return {"code": self.code, "message": self.message}
+
+
+CANCELLED = CallOff(BatchStatus.CANCELLED, "batch_cancelled", "The batch was cancelled before this line was done.")
+REVOKED = CallOff(BatchStatus.CANCELLED, "batch_cancelled", "The key that asked for the batch is not good any more.")
+EXPIRED = CallOff(BatchStatus.EXPIRED, "batch_expired", "This line was not done within the batch's completion window.")
 
 
 class _Ended(NamedTuple):
