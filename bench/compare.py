@@ -218,7 +218,7 @@ def _mb(size: float) -> str:
 
 
 def show(results: Results) -> None:
-    from penstock.cli.output import print_table
+    from penstock.cli.ui.output import print_table
 
     print("\nTokens per second, median (lowest–highest)")
     for table in (speed_table(results), bound_table(results)):
@@ -248,7 +248,7 @@ def _markdown(table: Iterable[Sequence[str]]) -> str:
 
 def surroundings(threads: int) -> Results:
     from penstock import __version__
-    from penstock.cli.machine import cores, cpu_name, memory
+    from penstock.cli.machine.hardware import cores, cpu_name, memory
 
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     return {
@@ -302,7 +302,7 @@ def main() -> None:
         cases = [dataclasses.replace(case, new_tokens=min(case.new_tokens, QUICK_TOKENS)) for case in cases]
     systems = _chosen("system", list(SYSTEMS), list(SYSTEMS), args.systems)
 
-    from penstock.cli.machine import cores
+    from penstock.cli.machine.hardware import cores
     from penstock.model.sources import DEFAULT_MODEL, resolve
 
     threads = max(1, int(cores().effective))

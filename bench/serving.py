@@ -90,7 +90,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments() -> argparse.Namespace:
-    from penstock.cli.machine import cores
+    from penstock.cli.machine.hardware import cores
     from penstock.model.sources import DEFAULT_MODEL
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

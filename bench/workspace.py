@@ -35,13 +35,13 @@ from parts import Bench, Part
 from server_process import Program
 from tables import mark, markdown, percentile, seconds, spread
 
-from penstock.workspace.disk import Disk
-from penstock.workspace.files import Place
 from penstock.workspace.flow import Flow
-from penstock.workspace.layout import Workspace
-from penstock.workspace.recovery import recover
-from penstock.workspace.scanner import Scanner
+from penstock.workspace.store.disk import Disk
+from penstock.workspace.store.files import Place
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.recovery import recover
 from penstock.workspace.work import Work
+from penstock.workspace.worker.scanner import Scanner
 
 PROMPT = "Summarise this in one sentence: the meeting is on Monday, and the plans for the bridge are not ready. " * 4
 AT_ONCE = 64
@@ -110,7 +110,7 @@ def _by(clients: int, what: Callable[[], Any], times: int) -> float:
 
 def _calls_of_a_life(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """The calls of each step of 64 jobs that are claimed together."""
-    from penstock.workspace.outcomes import done
+    from penstock.workspace.store.outcomes import done
 
     steps = {}
     with a_folder(args) as folder:

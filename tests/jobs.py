@@ -11,8 +11,8 @@ from threading import Thread
 from typing import Any
 
 from penstock.errors import ComputeFailed
-from penstock.workspace.layout import HeldJob, Workspace
-from penstock.workspace.outcomes import done, failed
+from penstock.workspace.store.layout import HeldJob, Workspace
+from penstock.workspace.store.outcomes import done, failed
 from tests.server import clean_environment
 
 STOPPED = {"completion_tokens": 7, "finish_reason": "stop"}

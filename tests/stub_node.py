@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.cli import main
+from penstock.doors.access.keys import Keys
 from penstock.doors.http.errors import refusal
-from penstock.doors.http.keys import Keys
 from penstock.errors import ComputeFailed
-from penstock.workspace.batch_driver import BatchDriver
-from penstock.workspace.batches import open_batches
-from penstock.workspace.files import Place
-from penstock.workspace.job_id import order
-from penstock.workspace.layout import HeldJob, Workspace
-from penstock.workspace.outcomes import done, failed
-from penstock.workspace.pool import JobEnd
-from penstock.workspace.recovery import recover
-from penstock.workspace.request import read_job
+from penstock.workspace.batch.batches import open_batches
+from penstock.workspace.store.files import Place
+from penstock.workspace.store.job_id import order
+from penstock.workspace.store.layout import HeldJob, Workspace
+from penstock.workspace.store.outcomes import done, failed
+from penstock.workspace.store.recovery import recover
+from penstock.workspace.store.request import read_job
 from penstock.workspace.work import Work
+from penstock.workspace.worker.batch_supervisor import BatchDriver
+from penstock.workspace.worker.pool import JobEnd
 
 
 @dataclass

@@ -13,7 +13,7 @@ import pytest
 
 from tests.server import Server, free_port, running_server, until_ready
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

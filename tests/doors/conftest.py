@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.doors.grammar import Grammars
+from penstock.doors.grammar.grammars import Grammars
 
 EOS_IDS = frozenset({0, 2})  # <|endoftext|>, <|im_end|>
 VOCAB = 49152

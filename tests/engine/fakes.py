@@ -18,8 +18,8 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import Job
 from penstock.domain.topology import LayerRange
 from penstock.engine.engine import Engine
-from penstock.engine.stage import Stage
-from penstock.engine.worker_sequences import WorkerSequenceManager
+from penstock.engine.routing.stage import Stage
+from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
 from penstock.model.attention import Piece
 from penstock.model.sampler import SampleRow, sample
 from penstock.pipes.pipe import Pipe

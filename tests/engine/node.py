@@ -14,7 +14,7 @@ from penstock.domain.meta_model import MetaModel, NodeRecord
 from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
 from penstock.engine.engine import Engine
 from penstock.engine.job_receiver import JobReceiver
-from penstock.engine.origin import Origin
+from penstock.engine.routing.origin import Origin
 from penstock.model.attention import Piece
 from penstock.network.codec import PROTOCOL, decode
 from penstock.pipes.meta_pipe import MetaPipe

@@ -24,12 +24,12 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import Span
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
-from penstock.engine.pause import LEASE_WAIT
-from penstock.engine.scheduler import SchedulerOutput
+from penstock.engine.routing.outage import LEASE_WAIT
+from penstock.engine.scheduling.scheduler import SchedulerOutput
 from penstock.errors import NotReady, PromptTooLong, RequestError
 from tests.engine.fakes import VOCAB, embedding, finish, make_engine, make_job, oracle
 from tests.engine.node import Place
-from tests.engine.test_faults import comes_home
+from tests.engine.routing.test_faults import comes_home
 from tests.engine.world import Faults, World
 
 PLAIN = SamplingParams()

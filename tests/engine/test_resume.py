@@ -26,10 +26,10 @@ from penstock.domain.job import (
     Usage,
 )
 from penstock.domain.sampling import SamplingParams
-from penstock.doors.grammar import Grammars
+from penstock.doors.grammar.grammars import Grammars
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
-from penstock.engine.policies import fair_deadline
+from penstock.engine.scheduling.policies import fair_deadline
 from penstock.errors import NotReady, PenstockError, RequestError
 from penstock.pipes.pipe import Pipe
 from tests.engine.fakes import EOS, VOCAB, FakeEnds, FakeSegment, FakeStream, finish, make_job

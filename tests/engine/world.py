@@ -31,12 +31,12 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import HOLDS_KV, QUEUED, TERMINAL, Job
 from penstock.domain.sequence import Sequence as Answer
 from penstock.domain.span import NetworkJob
-from penstock.engine.origin import Origin
+from penstock.engine.routing.origin import Origin
 from penstock.errors import PenstockError
 from penstock.network.codec import decode, decode_record, encode, encode_record
 from tests.engine.fakes import make_job, oracle
 from tests.engine.node import Node, Place
-from tests.engine.test_properties import check_embedding, check_pool
+from tests.engine.sequences.test_properties import check_embedding, check_pool
 from tests.network.faults import _flipped
 
 TICK = 0.01  # seconds: how often a node looks at its clock when nothing comes

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from penstock.errors import Unreachable
-from penstock.network import solitude
-from penstock.network.acquaintances import RECORD, Acquaintances
+from penstock.network import isolation as solitude
+from penstock.network.peer_directory import RECORD, Acquaintances
 from penstock.network.trust import certificates, revocations
 from penstock.network.zenoh_router import ZenohRouter
 from penstock.network.zenoh_session import session_settings

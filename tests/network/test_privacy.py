@@ -25,7 +25,7 @@ from penstock.model.sources import DEFAULT_MODEL
 from penstock.network.codec import encode
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.network.router import OnChange, OnMessage
-from penstock.node.membership import Membership
+from penstock.peers.membership import Membership
 from penstock.pipes.model_manager import ModelManager
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, World

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.doors.batch_kills import check_batch_under_kills
+from tests.doors.openai.batch_kills import check_batch_under_kills
 
 pytestmark = pytest.mark.timeout(1800)
 

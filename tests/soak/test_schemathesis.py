@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doors.schemathesis_run import fuzzed_server, run_schemathesis
+from tests.doors.app.schemathesis_run import fuzzed_server, run_schemathesis
 
 pytestmark = pytest.mark.timeout(3600)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workspace.files import Place
+from penstock.workspace.store.files import Place
 from tests.workspace.busy import receive, send
 from tests.workspace.crashing import KillingDisk, process
 from tests.workspace.ledger import Broken, Ledger, look

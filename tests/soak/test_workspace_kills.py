@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from penstock.workspace.files import FOLDER, Place
-from penstock.workspace.recovery import MAX_DEATHS
-from penstock.workspace.tokens import read_tokens
+from penstock.workspace.store.files import FOLDER, Place
+from penstock.workspace.store.recovery import MAX_DEATHS
+from penstock.workspace.store.tokens import read_tokens
 from penstock.workspace.work import Work
 from tests.server import clean_environment
 from tests.workspace.servers import (
@@ -31,7 +31,7 @@ from tests.workspace.servers import (
     usage_of,
     wait_until_idle,
 )
-from tests.workspace.test_kills import check_kills
+from tests.workspace.worker.test_kills import check_kills
 
 pytestmark = pytest.mark.timeout(1800)
 

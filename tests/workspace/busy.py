@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.errors import PenstockError
-from penstock.workspace.files import FINISHED, Place
+from penstock.workspace.store.files import FINISHED, Place
 from tests.workspace.crashing import KillingDisk, SteppingDisk, process
 from tests.workspace.ledger import Ledger
 from tests.workspace.lives import TOKENS, Life

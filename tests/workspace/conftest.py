@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workspace import crew as crew_module
-from penstock.workspace import pool as pool_module
-from tests.workspace.batch_worlds import Ledger, Server
+from penstock.workspace.worker import pool as pool_module
+from penstock.workspace.worker import running_jobs as crew_module
+from tests.workspace.batch.batch_worlds import Ledger, Server
 from tests.workspace.crashing import quick_folder
 from tests.workspace.queues import Queue
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.workspace.disk import Disk
+from penstock.workspace.store.disk import Disk
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GROWS = ("mkdir", "create", "write")  # what a full disk refuses

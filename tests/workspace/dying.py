@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.workspace import layout, outcomes, work
+from penstock.workspace import work
+from penstock.workspace.store import layout, outcomes
 from tests.workspace.crashing import SuicidalDisk
 from tests.workspace.scenarios import BY_NAME, Stage
 

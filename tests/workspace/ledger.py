@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.workspace.files import ALONE, ERROR, FINISHED, PARTIAL, PROMPT, REQUEST, RESULT, SUSPECT, TOKENS, USAGE, Place
-from penstock.workspace.recovery import MAX_DEATHS
+from penstock.workspace.store.files import ALONE, ERROR, FINISHED, PARTIAL, PROMPT, REQUEST, RESULT, SUSPECT, TOKENS, USAGE, Place
+from penstock.workspace.store.recovery import MAX_DEATHS
 
 ASKED_TO_CANCEL = "cancel/"  # stands among a job's files for the one in `cancel`
 VISIBLE = (Place.READY, Place.PROCESSING, *FINISHED)

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from penstock.workspace.disk import Disk
-from penstock.workspace.files import ALONE, FOLDER, Place
 from penstock.workspace.flow import Flow, JobResult
-from penstock.workspace.layout import Workspace
-from penstock.workspace.pool import JobEnd, Pool
-from penstock.workspace.tokens import read_tokens
+from penstock.workspace.store.disk import Disk
+from penstock.workspace.store.files import ALONE, FOLDER, Place
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.tokens import read_tokens
 from penstock.workspace.work import Work
+from penstock.workspace.worker.pool import JobEnd, Pool
 from tests.workspace.runners import FakeRunner, length_of, text_of
 
 PATIENCE = 60.0  # seconds for what should take a moment: the machine may be busy with other things

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from penstock.domain.job import FinishReason, JobDone, JobFailed, OutputFinished, Timings, TokensOut, Usage
 from penstock.errors import ComputeFailed, RequestError
-from penstock.workspace import crew as crew_module
-from penstock.workspace.layout import Workspace
-from penstock.workspace.pool import Pool
-from penstock.workspace.request import WorkRequest
-from penstock.workspace.runner import Sink, TextWriter
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.request import WorkRequest
+from penstock.workspace.worker import running_jobs as crew_module
+from penstock.workspace.worker.pool import Pool
+from penstock.workspace.worker.runner import Sink, TextWriter
 
 POISON = "POISON"  # a prompt with this kills the process that runs it
 BREAKS = "BREAKS"  # ... and with this it makes the pass fail, for all who are in it

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.workspace.files import ALONE, FINISHED, RESULT, USAGE, Place
 from penstock.workspace.flow import Flow, Status
+from penstock.workspace.store.files import ALONE, FINISHED, RESULT, USAGE, Place
 from penstock.workspace.work import Work
 from tests.server import clean_environment
 

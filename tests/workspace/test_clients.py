@@ -18,12 +18,12 @@ from penstock.config.node import MAX_WORKSPACE_JOBS, WorkspaceConfig
 from penstock.errors import ConfigError, KeyTaken, RequestError, UnknownJob, WorkspaceError
 from penstock.workspace import flow as flow_module
 from penstock.workspace import work as work_module
-from penstock.workspace.disk import Disk
-from penstock.workspace.files import ERROR, PROMPT, RESULT, USAGE, Place
 from penstock.workspace.flow import Flow, Status
-from penstock.workspace.layout import Workspace
-from penstock.workspace.outcomes import done
-from penstock.workspace.recovery import recover
+from penstock.workspace.store.disk import Disk
+from penstock.workspace.store.files import ERROR, PROMPT, RESULT, USAGE, Place
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.outcomes import done
+from penstock.workspace.store.recovery import recover
 from penstock.workspace.work import Work
 from tests.jobs import in_this_process
 from tests.workspace.queues import PATIENCE, Queue, prompts, until

@@ -15,17 +15,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, Timings, TokensOut, Usage
 from penstock.errors import RequestError, UnknownJob
-from penstock.workspace import layout
-from penstock.workspace.files import FINISHED, Outcome, Place
 from penstock.workspace.flow import Flow, Status
-from penstock.workspace.job_id import order
-from penstock.workspace.layout import Workspace
-from penstock.workspace.processor import Processor
-from penstock.workspace.recovery import cancel_unowned, recover
-from penstock.workspace.request import WorkRequest
-from penstock.workspace.runner import Sink, TextWriter
-from penstock.workspace.scanner import Scanner
+from penstock.workspace.store import layout
+from penstock.workspace.store.files import FINISHED, Outcome, Place
+from penstock.workspace.store.job_id import order
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.recovery import cancel_unowned, recover
+from penstock.workspace.store.request import WorkRequest
 from penstock.workspace.work import Work
+from penstock.workspace.worker.processor import Processor
+from penstock.workspace.worker.runner import Sink, TextWriter
+from penstock.workspace.worker.scanner import Scanner
 from tests.workspace.crashing import quick_folder
 
 NAMES = ("left", "right", "third")

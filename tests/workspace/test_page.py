@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workspace import files
-from penstock.workspace.disk import Disk
-from penstock.workspace.files import Place
-from penstock.workspace.layout import Workspace
-from penstock.workspace.outcomes import done
+from penstock.workspace.store import files
+from penstock.workspace.store.disk import Disk
+from penstock.workspace.store.files import Place
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.outcomes import done
 from penstock.workspace.work import Work
 
 PAGE = (Path(__file__).parents[2] / "docs" / "workspace.md").read_text(encoding="utf-8")

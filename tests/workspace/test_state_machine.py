@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.workspace.files import FINISHED, Place
 from penstock.workspace.flow import STATUS, Flow, Status
-from penstock.workspace.job_id import order
+from penstock.workspace.store.files import FINISHED, Place
+from penstock.workspace.store.job_id import order
 from tests.workspace.crashing import KillingDisk, SteppingDisk, process, quick_folder
 from tests.workspace.dying import make_repeatable
 from tests.workspace.ledger import Found, Ledger, look, seals

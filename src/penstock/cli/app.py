@@ -6,20 +6,22 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import keys, models, network
-from penstock.cli.audit import audit
-from penstock.cli.batch import batch
-from penstock.cli.bench import bench
-from penstock.cli.chat import chat
-from penstock.cli.config import config
-from penstock.cli.doctor import doctor
-from penstock.cli.drain import drain
-from penstock.cli.flow import flow
-from penstock.cli.ps import ps
-from penstock.cli.run import run
-from penstock.cli.serve import serve
+from penstock.cli.batch.batch import batch
+from penstock.cli.chat.chat import chat
+from penstock.cli.chat.run import run
+from penstock.cli.jobs.drain import drain
+from penstock.cli.jobs.flow import flow
+from penstock.cli.jobs.work import work
+from penstock.cli.machine import models
+from penstock.cli.machine.audit import audit
+from penstock.cli.machine.bench import bench
+from penstock.cli.machine.doctor import doctor
+from penstock.cli.network import network
+from penstock.cli.node import keys
+from penstock.cli.node.config import config
+from penstock.cli.node.ps import ps
+from penstock.cli.node.serve import serve
 from penstock.cli.version import print_version, version
-from penstock.cli.work import work
 
 HELP = ["--help", "-h"]
 

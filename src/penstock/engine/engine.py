@@ -21,15 +21,15 @@ from penstock.domain.sequence import Job
 from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.domain.topology import LayerRange
 from penstock.engine.commands import Add, Cancel, Changed, Command, Deliver, Drop, Stop, Submit, Unsent
-from penstock.engine.engine_sequences import EngineSequenceManager
-from penstock.engine.job_context import Ends, JobContext
-from penstock.engine.job_processor import JobProcessor
-from penstock.engine.origin import Origin
-from penstock.engine.output import TextStreams
-from penstock.engine.policies import fair_deadline
-from penstock.engine.predictor import StepTimePredictor
-from penstock.engine.route_host import RouteHost
-from penstock.engine.stage import Stage
+from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.route_host import RouteHost
+from penstock.engine.routing.stage import Stage
+from penstock.engine.scheduling.policies import fair_deadline
+from penstock.engine.scheduling.predictor import StepTimePredictor
+from penstock.engine.sequences.engine_sequences import EngineSequenceManager
+from penstock.engine.sequences.output_text import TextStreams
+from penstock.engine.visit.job_context import Ends, JobContext
+from penstock.engine.visit.job_processor import JobProcessor
 from penstock.errors import EngineError, EngineStopped, NotReady, PenstockError
 from penstock.model.segment import Segment
 from penstock.pipes.pipe import Pipe

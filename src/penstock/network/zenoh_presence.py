@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from penstock.network.log_throttle import Seldom
 from penstock.network.router import is_node_id, join, unreachable
-from penstock.network.seldom import Seldom
 from penstock.network.trust.keyring import Sealed
 
 if TYPE_CHECKING:

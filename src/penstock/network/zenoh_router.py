@@ -14,11 +14,11 @@ from collections.abc import Collection, Mapping
 
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, MalformedMessage, PenstockError, Unreachable
-from penstock.network.acquaintances import MOST_RECORD, Acquaintances
 from penstock.network.blocklist import Blocklist
+from penstock.network.isolation import Solitude
+from penstock.network.peer_directory import MOST_RECORD, Acquaintances
 from penstock.network.roster import Issue, Roster
 from penstock.network.router import Bell, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
-from penstock.network.solitude import Solitude
 from penstock.network.trust.keyring import ClosedKeyring, Keyring, OpenKeyring, Sealed
 from penstock.network.zenoh_presence import Place, Presence
 from penstock.network.zenoh_session import MAX_MESSAGE, check_certificates, knowing, open_session

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import BadJob, NotFinished, RequestError, UnknownJob, WorkspaceError
-from penstock.workspace.batches import end_of, is_open, open_batches
-from penstock.workspace.files import (
+from penstock.workspace.batch.batches import end_of, is_open, open_batches
+from penstock.workspace.store.files import (
     ERROR,
     FINISHED,
     MAX_RESULT,
@@ -30,12 +30,12 @@ from penstock.workspace.files import (
     read_file,
     read_record,
 )
-from penstock.workspace.job_id import order
-from penstock.workspace.layout import Workspace
-from penstock.workspace.parents import open_parents
-from penstock.workspace.request import WorkRequest, read_request
-from penstock.workspace.root import on_disk
-from penstock.workspace.tokens import said_so_far
+from penstock.workspace.store.job_id import order
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.parents import open_parents
+from penstock.workspace.store.request import WorkRequest, read_request
+from penstock.workspace.store.root import on_disk
+from penstock.workspace.store.tokens import said_so_far
 from penstock.workspace.work import key_file
 
 FIRST_LOOK, LAST_LOOK = 0.01, 0.1  # seconds between two looks of somebody who waits: the pause grows

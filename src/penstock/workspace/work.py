@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import BadJob, EmptyPrompt, KeyTaken, NotFinished, RequestError, UnknownJob
-from penstock.workspace.files import FINISHED, MAX_PROMPT, PROMPT, REQUEST, Place
-from penstock.workspace.layout import Workspace
-from penstock.workspace.parents import check_marks
-from penstock.workspace.recovery import cancel_unowned
-from penstock.workspace.request import BACKGROUND, WorkRequest, read_job
-from penstock.workspace.root import on_disk
+from penstock.workspace.store.files import FINISHED, MAX_PROMPT, PROMPT, REQUEST, Place
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.parents import check_marks
+from penstock.workspace.store.recovery import cancel_unowned
+from penstock.workspace.store.request import BACKGROUND, WorkRequest, read_job
+from penstock.workspace.store.root import on_disk
 
 
 class Submission(NamedTuple):

@@ -16,7 +16,7 @@ from penstock.doors.anthropic.requests import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from penstock.doors.http.reading import Fields, parse_part, short
+from penstock.doors.http.fields import Fields, parse_part, short
 from penstock.errors import RequestError
 
 TEXTS: Mapping[str, type[Fields]] = {"text": TextBlock}

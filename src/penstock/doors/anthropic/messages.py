@@ -9,8 +9,8 @@ from penstock.doors.anthropic.answers import MessageAnswer
 from penstock.doors.anthropic.conversation import conversation
 from penstock.doors.anthropic.requests import ConversationFields, MessagesRequest
 from penstock.doors.anthropic.tools import choice, functions
-from penstock.doors.exchange import Context, Exchange
-from penstock.doors.turn import Turn, plan_turn
+from penstock.doors.generation.exchange import Context, Exchange
+from penstock.doors.generation.turn import Turn, plan_turn
 from penstock.errors import RequestError
 
 

@@ -11,12 +11,12 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from penstock.doors.anthropic import wire
-from penstock.doors.http.desk import Desk
+from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.generation.served_model import Served
 from penstock.doors.http.errors import ANTHROPIC_VERSION
+from penstock.doors.http.fields import short
 from penstock.doors.http.paging import asked_limit
-from penstock.doors.http.reading import short
-from penstock.doors.http.routes import Parameter
-from penstock.doors.served import Served
+from penstock.doors.http.route import Parameter
 from penstock.errors import RequestError
 
 PAGE, MAX_PAGE = 20, 1000  # models

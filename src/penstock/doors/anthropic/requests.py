@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
+from penstock.doors.generation.output_format import Shape, only_one
 from penstock.doors.http.describing import ShownAs
-from penstock.doors.http.reading import Fields, Only
-from penstock.doors.shapes import Shape, only_one
+from penstock.doors.http.fields import Fields, Only
 from penstock.doors.tools.formats import NAME
 
 CACHED = frozenset(("cache_control",))  # every prefix is kept as long as there is room, so nobody has to ask for it

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import get_args
 
 from penstock.doors.anthropic import messages, wire
-from penstock.doors.anthropic.counting import Counting
+from penstock.doors.anthropic.count_tokens import Counting
 from penstock.doors.anthropic.requests import CountTokensRequest, MessagesRequest
-from penstock.doors.http.desk import Desk
-from penstock.doors.http.routes import Route
+from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.http.route import Route
 
 
 def anthropic_routes(desk: Desk) -> list[Route]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.doors.anthropic.requests import Tool, ToolChoice
-from penstock.doors.http.reading import parse_part, short
+from penstock.doors.http.fields import parse_part, short
 from penstock.errors import RequestError
 
 

@@ -10,7 +10,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from penstock.domain.sampling import MAX_BIASES, MAX_N, MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
-from penstock.doors.http.reading import Fields
+from penstock.doors.http.fields import Fields
 
 HARMLESS = "Changes nothing about the answer."
 TEXTS = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}

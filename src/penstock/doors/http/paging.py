@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from starlette.requests import Request
 
-from penstock.doors.http.routes import Parameter
+from penstock.doors.http.route import Parameter
 from penstock.errors import RequestError
 
 Item = TypeVar("Item")

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.domain.job import JobRequest
-from penstock.doors.exchange import Context, Exchange
-from penstock.doors.limits import answer_limit
+from penstock.doors.generation.exchange import Context, Exchange
+from penstock.doors.generation.limits import answer_limit
+from penstock.doors.generation.output_parser import Speech
+from penstock.doors.generation.turn import PlannedTurn, Turn, chosen_sampling, plan_turn
 from penstock.doors.ollama.answers import ChatAnswer, GenerateAnswer, PartsAnswer, shower
 from penstock.doors.ollama.messages import plain_messages
 from penstock.doors.ollama.requests import AnswerFields, ChatRequest, GenerateRequest
-from penstock.doors.speech import Speech
 from penstock.doors.tools.offer import read_offer
-from penstock.doors.turn import PlannedTurn, Turn, chosen_sampling, plan_turn
 from penstock.errors import RequestError
 
 

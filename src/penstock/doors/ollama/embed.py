@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.doors.embedding import check_dimensions, embedding_jobs
-from penstock.doors.exchange import Context, Exchange
+from penstock.doors.generation.embedding import check_dimensions, embedding_jobs
+from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.ollama.answers import EmbedAnswer, EmbeddingAnswer
 from penstock.doors.ollama.requests import EmbeddingsRequest, EmbedRequest
 

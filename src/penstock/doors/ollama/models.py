@@ -8,14 +8,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.doors.http.desk import Desk
-from penstock.doors.http.reading import read
+from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.generation.catalog import LATEST
+from penstock.doors.generation.served_model import Served
+from penstock.doors.http.fields import read
 from penstock.doors.http.replies import json_reply
-from penstock.doors.naming import LATEST
 from penstock.doors.ollama import wire
 from penstock.doors.ollama.answers import rfc3339
 from penstock.doors.ollama.requests import ShowRequest
-from penstock.doors.served import Served
 from penstock.errors import NoSuchPath, RequestError
 from penstock.model.spec import fingerprint
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
-from penstock.doors.http.reading import Fields, Only
+from penstock.doors.generation.output_format import Shape
+from penstock.doors.http.fields import Fields, Only
 from penstock.doors.openai.requests import MAX_TOP_LOGPROBS, Tool
-from penstock.doors.shapes import Shape
 from penstock.errors import RequestError
 
 KEPT = frozenset(("keep_alive",))  # models stay loaded for as long as the server runs

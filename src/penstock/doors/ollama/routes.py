@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.doors.http.desk import Desk
-from penstock.doors.http.routes import Route
+from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.http.route import Route
 from penstock.doors.ollama import chat, embed, wire
 from penstock.doors.ollama.models import Models
 from penstock.doors.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, ShowRequest

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, PromptLogprobs, TokenLogprob, TokensOut, Usage
+from penstock.doors.generation.output_parser import Speech
 from penstock.doors.http.errors import openai_body
 from penstock.doors.http.framing import EVENTS_UNTIL_DONE
 from penstock.doors.openai import wire
-from penstock.doors.speech import Speech
 from penstock.doors.tools import ArgumentsDelta, CallStarted, TextDelta, ToolEvent
 from penstock.errors import PenstockError
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.doors.exchange import Context, Exchange
+from penstock.doors.generation.exchange import Context, Exchange
+from penstock.doors.generation.turn import Turn, plan_turn
 from penstock.doors.openai.answers import ChatAnswer, Head
 from penstock.doors.openai.messages import plain_messages
 from penstock.doors.openai.requests import ChatCompletionRequest
-from penstock.doors.turn import Turn, plan_turn
 
 
 def exchange(asked: ChatCompletionRequest, context: Context) -> Exchange:

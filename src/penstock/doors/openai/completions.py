@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.domain.job import JobRequest
-from penstock.doors.exchange import Context, Exchange
-from penstock.doors.limits import answer_limit
+from penstock.doors.generation.exchange import Context, Exchange
+from penstock.doors.generation.limits import answer_limit
+from penstock.doors.generation.turn import chosen_sampling
 from penstock.doors.openai.answers import Head, TextAnswer
 from penstock.doors.openai.requests import CompletionRequest
-from penstock.doors.turn import chosen_sampling
 from penstock.errors import RequestError
 
 DEFAULT_TOKENS = 16  # OpenAI's, for this endpoint

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from penstock.domain.job import JobUpdate, Usage
-from penstock.doors.embedding import Vectors, check_dimensions, embedding_jobs
-from penstock.doors.exchange import Context, Exchange
+from penstock.doors.generation.embedding import Vectors, check_dimensions, embedding_jobs
+from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.http.errors import openai_body
 from penstock.doors.http.framing import EVENTS
 from penstock.doors.openai import wire

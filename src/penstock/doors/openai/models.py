@@ -6,11 +6,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.doors.anthropic.models import PAGING, SPOKEN, described, model_page
-from penstock.doors.http.desk import Desk
+from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.generation.served_model import Served
 from penstock.doors.http.errors import is_anthropic
 from penstock.doors.http.replies import json_reply
 from penstock.doors.openai import wire
-from penstock.doors.served import Served
 from penstock.errors import RequestError
 
 

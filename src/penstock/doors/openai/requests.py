@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from penstock.doors.http.reading import Fields, Only
-from penstock.doors.shapes import Shape, json_shape, only_one
+from penstock.doors.generation.output_format import Shape, json_shape, only_one
+from penstock.doors.http.fields import Fields, Only
 from penstock.doors.tools.formats import NAME
 from penstock.errors import RequestError
 

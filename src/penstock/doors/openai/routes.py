@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.doors.anthropic import wire as anthropic
 from penstock.doors.anthropic.models import PAGING, SPOKEN
-from penstock.doors.http.desk import Desk
-from penstock.doors.http.routes import Route
+from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.http.route import Route
 from penstock.doors.openai import chat, completions, embeddings, wire
 from penstock.doors.openai.models import Models
 from penstock.doors.openai.requests import (
@@ -15,7 +15,7 @@ from penstock.doors.openai.requests import (
     EmbeddingRequest,
     TokenizeRequest,
 )
-from penstock.doors.openai.tokenizing import Tokenizing
+from penstock.doors.openai.tokenize import Tokenizing
 
 EVENTS = "text/event-stream"
 

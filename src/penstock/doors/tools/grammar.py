@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.domain.constraint import ConstraintFactory
-from penstock.doors.grammar import Grammars
+from penstock.doors.grammar.grammars import Grammars
 from penstock.doors.tools.formats import ToolFormat
 from penstock.doors.tools.offer import Offer
 from penstock.errors import RequestError

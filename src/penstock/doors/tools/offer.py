@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.doors.schema import guided_schema
+from penstock.doors.grammar.schema import guided_schema
 from penstock.doors.tools.formats import NAME
 from penstock.errors import RequestError
 

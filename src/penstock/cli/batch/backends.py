@@ -1,0 +1,244 @@
+"""Where a batch is worked on: at a server, or in a workspace of this machine. Both are asked in the same way."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.cli.batch.input import Input
+from penstock.cli.client.api import CHUNK, Client, Refused
+from penstock.errors import UnknownBatch
+from penstock.workspace.store.job_id import BATCH
+from penstock.workspace.store.root import on_disk
+
+if TYPE_CHECKING:
+    from penstock.workspace.batch.batches import BatchView
+    from penstock.workspace.store.layout import Workspace
+
+OVER = ("completed", "failed", "expired", "cancelled")
+ASKED = "penstock_input"  # in the metadata of a batch that this command made: the SHA-256 of its input
+
+Offers = Callable[[str | None], bool]
+"""Whether a model is here, by any of its names; for lines that name none, whether there is any."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    """A batch as it is now. The files are what `fetch` takes, `mistakes` what is wrong with the input, whose SHA-256 is `input`.
+    Its lines wait for `missing_models`."""
+
+    id: str
+    status: str
+    endpoint: str
+    created: float
+    total: int
+    completed: int
+    failed: int
+    output_file: str | None = None
+    error_file: str | None = None
+    mistakes: tuple[str, ...] = ()
+    missing_models: tuple[str, ...] = ()
+    input: str | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.status in OVER
+
+    @property
+    def open(self) -> bool:
+        return not self.over and self.status != "cancelling"
+
+    @property
+    def good(self) -> bool:
+        return self.status == "completed" and not self.failed
+
+
+class BatchPlace(Protocol):
+    @property
+    def flags(self) -> str:
+        """How the command line names this place, so that a person comes back to it."""
+
+    def create(self, asked: Input) -> str: ...
+
+    def look(self, batch_id: str) -> BatchState: ...
+
+    def all(self) -> Iterator[BatchState]:
+        """The newest first."""
+
+    def cancel(self, batch_id: str) -> BatchState: ...
+
+    def has(self, file: str) -> bool: ...
+
+    def fetch(self, file: str) -> Iterator[bytes]: ...
+
+
+def same(place: BatchPlace, asked: Input) -> BatchState | None:
+    """A batch that asks the same, and is open, or was completed and has its files."""
+    for state in place.all():
+        if (state.input, state.endpoint) == (asked.sha256, asked.endpoint):
+            files = [file for file in (state.output_file, state.error_file) if file is not None]
+            if state.open or (state.status == "completed" and all(map(place.has, files))):
+                return state
+    return None
+
+
+class ServerPlace:
+    def __init__(self, client: Client, *, named: bool) -> None:
+        self._client = client
+        self.flags = f" --url {shlex.quote(str(client.url))}" if named else ""
+
+    def create(self, asked: Input) -> str:
+        asked.content.seek(0)
+        file = self._client.upload("/v1/files", {"purpose": "batch"}, asked.name, asked.content, asked.size)
+        wanted = {
+            "input_file_id": file.get("id"),
+            "endpoint": asked.endpoint,
+            "completion_window": asked.window,
+            "metadata": {ASKED: asked.sha256},
+        }
+        return _state(self._client.send("/v1/batches", wanted)).id
+
+    def look(self, batch_id: str) -> BatchState:
+        return _state(self._client.get(f"/v1/batches/{_path(batch_id)}"))
+
+    def all(self) -> Iterator[BatchState]:
+        after = ""
+        while True:
+            page = self._client.get(f"/v1/batches?limit=100{after}")
+            for one in page.get("data") or ():
+                yield _state(one)
+            if not page.get("has_more"):
+                return
+            after = f"&after={_path(page['last_id'])}"
+
+    def cancel(self, batch_id: str) -> BatchState:
+        return _state(self._client.send(f"/v1/batches/{_path(batch_id)}/cancel"))
+
+    def has(self, file: str) -> bool:
+        try:
+            self._client.get(f"/v1/files/{_path(file)}")
+        except Refused as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def fetch(self, file: str) -> Iterator[bytes]:
+        return self._client.download(f"/v1/files/{_path(file)}/content")
+
+
+class LocalPlace:
+    """`offers` is None where nobody can tell."""
+
+    def __init__(self, workspace: Workspace, offers: Offers | None, *, named: bool) -> None:
+        from penstock.workspace.batch.batches import Batches
+        from penstock.workspace.store.uploads import Uploads
+
+        self.workspace = workspace
+        self.flags = f" --workspace {shlex.quote(str(workspace.path))}" if named else ""
+        self._batches, self._uploads, self._offered = Batches(workspace), Uploads(workspace), offers
+
+    @property
+    def _offers(self) -> Offers | None:
+        """While somebody else works on the folder, it is they who have the models."""
+        return None if self.workspace.is_served() else self._offered
+
+    def create(self, asked: Input) -> str:
+        from penstock.workspace.batch.batches import parse_window
+
+        window = parse_window(asked.window)
+        asked.content.seek(0)
+        chunks = iter(lambda: asked.content.read(CHUNK), b"")
+        with on_disk(self.workspace.path):
+            file = self._uploads.add(chunks, name=asked.name, purpose="batch").file_id
+            try:
+                view = self._batches.create(
+                    file, endpoint=asked.endpoint, window=window, completion_window=asked.window, offers=self._offers
+                )
+            finally:
+                self._uploads.remove(file)  # the batch has a copy
+        return self._state(view).id
+
+    def validate(self, batch_id: str) -> None:
+        """Before a model is loaded for it."""
+        from penstock.workspace.worker.batch_supervisor import validate
+
+        with on_disk(self.workspace.path):
+            validate(self.workspace, _own_id(batch_id))
+
+    def look(self, batch_id: str) -> BatchState:
+        with on_disk(self.workspace.path):
+            return self._state(self._batches.get(_own_id(batch_id)))
+
+    def all(self) -> Iterator[BatchState]:
+        with on_disk(self.workspace.path):
+            yield from map(self._state, self._batches.all())
+
+    def cancel(self, batch_id: str) -> BatchState:
+        with on_disk(self.workspace.path):
+            return self._state(self._batches.cancel(_own_id(batch_id)))
+
+    def has(self, file: str) -> bool:
+        return self._uploads.find(file) is not None
+
+    def fetch(self, file: str) -> Iterator[bytes]:
+        with on_disk(self.workspace.path), self._uploads.reading(file) as chunks:
+            yield from chunks
+
+    def _state(self, view: BatchView) -> BatchState:
+        end, offers = view.end, self._offers
+        return BatchState(
+            id=f"{BATCH}{view.batch_id}",
+            status=str(view.status),
+            endpoint=view.asked.endpoint,
+            created=view.asked.created,
+            total=view.counts.total,
+            completed=view.counts.completed,
+            failed=view.counts.failed,
+            output_file=None if end is None else end.output_file,
+            error_file=None if end is None else end.error_file,
+            mistakes=() if end is None else tuple(_mistake(one.get) for one in end.mistakes),
+            missing_models=() if offers is None else tuple(view.missing(offers)),
+            input=view.asked.sha256,
+        )
+
+
+def _state(told: Any) -> BatchState:
+    """What a server tells."""
+    try:
+        counts, errors = told.get("request_counts") or {}, (told.get("errors") or {}).get("data") or ()
+        return BatchState(
+            id=str(told["id"]),
+            status=str(told["status"]),
+            endpoint=str(told.get("endpoint")),
+            created=float(told.get("created_at") or 0),
+            total=int(counts.get("total") or 0),
+            completed=int(counts.get("completed") or 0),
+            failed=int(counts.get("failed") or 0),
+            output_file=told.get("output_file_id"),
+            error_file=told.get("error_file_id"),
+            mistakes=tuple(_mistake(error.get) for error in errors),
+            missing_models=tuple(map(str, told.get("missing_models") or ())),
+            input=(told.get("metadata") or {}).get(ASKED),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise Refused("The server sent a batch that is not of OpenAI's shape.") from None
+
+
+def _mistake(get: Callable[[str], Any]) -> str:
+    where = f"line {get('line')}: " if get("line") else ""
+    return f"{where}{get('message')}"
+
+
+def _own_id(batch_id: str) -> str:
+    if not batch_id.startswith(BATCH):
+        raise UnknownBatch(f"There is no batch {batch_id[:80]}.", hint=f"Their names begin with {BATCH}")
+    return batch_id.removeprefix(BATCH)
+
+
+def _path(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name, safe="")

@@ -1,0 +1,346 @@
+"""`penstock batch`: all requests of a file, answered when there is time: at a server, or in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.client.server_url import UrlOption, named_url, usual_url
+from penstock.cli.exits import FAILED, NOT_READY, tell
+from penstock.cli.node.logs import set_up_logging
+from penstock.cli.node.settings import takes_some_settings
+from penstock.cli.options import JsonOption
+from penstock.cli.ui.bars import ProgressBars
+from penstock.cli.ui.columns import harmless
+from penstock.cli.ui.durations import METAVAR, age
+from penstock.cli.ui.output import print_json, print_table
+from penstock.config.settings import Settings
+from penstock.config.table import BY_KEY, MODELS
+from penstock.errors import ConfigError, RequestError
+from penstock.workspace.store.root import on_disk
+
+if TYPE_CHECKING:
+    from penstock.cli.batch.backends import BatchPlace, BatchState, LocalPlace, Offers
+
+FIRST_LOOK, LAST_LOOK = 0.1, 1.0  # seconds between two looks: the pause grows
+AWAY = 60.0  # seconds that a server may be away while it is waited for
+TOLD = 5  # mistakes that are shown
+LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
+
+
+@takes_some_settings("workspace.path", *(f"{MODELS}.{name}" for name in ("id", "device", "dtype", "max_memory", "kv_memory")))
+def batch(
+    settings: Settings,
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="Requests as OpenAI's Batch API has them, one on each line; - is stdin."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Write the results there, not to stdout.")
+    ] = None,
+    errors: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the lines that failed there, and why.")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="PATH", help="What the lines ask for; otherwise the url of the first line.")
+    ] = None,
+    window: Annotated[
+        str, typer.Option(metavar=METAVAR, help="Lines that are not done in this time expire, such as 90m, 24h or 7d.")
+    ] = "24h",
+    url: UrlOption = None,
+    new: Annotated[bool, typer.Option("--new", help="Ask again, also if the same was asked here before.")] = False,
+    resume: Annotated[
+        str | None, typer.Option(metavar="BATCH", help="Wait for a batch that was made before, and fetch it.")
+    ] = None,
+    cancel: Annotated[str | None, typer.Option(metavar="BATCH", help="End a batch; what is done of it stays.")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the batches.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer all requests of a file, and print the results.
+
+    A server does it if one answers (--url, PENSTOCK_URL, or the usual address); otherwise this process, in the folder of
+    --workspace or the usual one. Nothing is lost when either is killed: the same command goes on where it was.
+
+    \b
+    penstock batch requests.jsonl -o results.jsonl --errors errors.jsonl
+    cat requests.jsonl | penstock batch - --window 2h > results.jsonl
+    penstock batch --list
+    penstock batch --resume batch_1736700000_12345_0 -o results.jsonl
+
+    The exit code is 0 when all lines are done, 1 when some failed, 2 when it is not ready (Ctrl-C leaves it to the server).
+    """
+    for option, named in (("--resume", resume), ("--cancel", cancel)):
+        if named is not None and named.startswith("-"):
+            raise typer.BadParameter("Which batch? `penstock batch --list` shows their ids.", param_hint=option)
+    asked = {"FILE": file is not None, "--resume": resume is not None, "--cancel": cancel is not None, "--list": show_list}
+    given = [name for name, there in asked.items() if there]
+    if len(given) != 1:
+        what = f"{' and '.join(given)} contradict each other." if given else "Name a FILE (- is stdin)."
+        raise typer.BadParameter(f"{what} `penstock batch --help` shows examples.")
+    _check_window(window)
+    for option, target in (("--output", output), ("--errors", errors)):
+        if target is not None:
+            _check_target(target, option)
+    set_up_logging(settings.node.log.format, "warning")
+    with ProgressBars() as bars:
+        place, local = _place(settings, url, create=file is not None)
+        if show_list:
+            _list(place, as_json)
+        elif cancel is not None:
+            _tell_state(place.cancel(cancel), as_json)
+        else:
+            batch_id = resume or _created(place, str(file), endpoint, window, new)
+            state = _wait(settings, place, local, batch_id, bars)
+            bars.clear()
+            _deliver(place, state, output, errors, as_json)
+
+
+def _check_window(window: str) -> None:
+    from penstock.workspace.batch.batches import parse_window
+
+    try:
+        parse_window(window)
+    except RequestError as error:
+        raise typer.BadParameter(f"{window[:40]!r} cannot be used. {error.hint}", param_hint="--window") from None
+
+
+def _check_target(path: Path, option: str) -> None:
+    """Before hours of work: whether its results can be written there."""
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder. Name a file.", param_hint=option)
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"There is no folder {path.parent}.", param_hint=option)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"You may not write {path}.", param_hint=option)
+
+
+# ---- where ----
+
+
+def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchPlace, LocalPlace | None]:
+    """Who does it; the second is None for a server. A folder is made only for a new batch."""
+    from penstock.cli.batch.backends import LocalPlace, ServerPlace
+    from penstock.cli.client.api import Client, Refused, Unreachable
+    from penstock.workspace.store.layout import Workspace
+
+    flag = BY_KEY["workspace.path"].flag
+    named = settings.sources["workspace.path"].source == f"flag {flag}"
+    if named and url is not None:
+        raise typer.BadParameter(f"--url and {flag} contradict each other.")
+    server = named_url(url) if not named else None
+    if not named:
+        client = Client(server or usual_url())
+        try:
+            client.get("/v1/models")
+        except (Unreachable, Refused) as error:
+            speaks_openai = isinstance(error, Refused) and (error.reason or error.status == 401)
+            if server is not None or speaks_openai:
+                raise
+        else:
+            return ServerPlace(client, named=url is not None), None
+    path = settings.node.workspace.path
+    if path is None:
+        raise ConfigError("No server answers, and there is no workspace.", hint=f"Name a folder: {flag} FOLDER.")
+    if not named:
+        does = "the batch is kept in" if create else "this is about"
+        print(f"No server answers at {usual_url()}: {does} {path}.", file=sys.stderr, flush=True)
+    with on_disk(path):
+        local = LocalPlace(Workspace(path, create=create), _offers(settings, path), named=named)
+    return local, local
+
+
+def _offers(settings: Settings, path: Path) -> Offers | None:
+    """The models that this process would work with. Which one a network runs is not known before it is asked."""
+    from penstock.cli.jobs.drain import working_on
+    from penstock.doors.generation.catalog import meant
+
+    config = working_on(path, settings)
+    if config.adopts and config.network.enabled:
+        return None
+    models = [model.id for model in config.models if model.load_ends]
+    return lambda model: meant(model, models, config.aliases) is not None
+
+
+# ---- asking ----
+
+
+def _created(place: BatchPlace, file: str, endpoint: str | None, window: str, new: bool) -> str:
+    from penstock.cli.batch.backends import same
+    from penstock.cli.batch.input import opened
+
+    with opened(file, endpoint, window) as asked:
+        before = None if new else same(place, asked)
+        if before is not None:
+            told = f"The same was asked before: {before.id} is {before.status}. --new asks again."
+            print(told, file=sys.stderr, flush=True)
+            return before.id
+        batch_id = place.create(asked)
+    print(f"{batch_id} is made.", file=sys.stderr, flush=True)
+    return batch_id
+
+
+# ---- waiting ----
+
+
+def _wait(settings: Settings, place: BatchPlace, local: LocalPlace | None, batch_id: str, bars: ProgressBars) -> BatchState:
+    try:
+        while True:
+            state = _watched(place, local, batch_id, bars)
+            if state.over or local is None:
+                return state
+            local.validate(batch_id)
+            if not local.look(batch_id).over and not _work(settings, local, batch_id, bars):
+                raise typer.Exit(NOT_READY)
+    except KeyboardInterrupt:
+        bars.clear()
+        again = f"penstock batch --resume {batch_id}{place.flags}"
+        print(f"The batch is kept. Go on with: {again}; end it with --cancel instead.", file=sys.stderr)
+        raise typer.Exit(NOT_READY) from None
+
+
+def _watched(place: BatchPlace, local: LocalPlace | None, batch_id: str, bars: ProgressBars) -> BatchState:
+    """Until it is over, or nobody works on its folder. A server that is started again meanwhile goes on with it."""
+    from penstock.cli.client.api import Unreachable
+
+    pause, seen, away = FIRST_LOOK, time.monotonic(), False
+    missing: tuple[str, ...] = ()
+    while True:
+        try:
+            state = place.look(batch_id)
+        except Unreachable as error:
+            if time.monotonic() - seen > AWAY:
+                raise
+            if not away:
+                _say(bars, f"{error.message} The batch is kept there: waiting for it.")
+            away = True
+        else:
+            if away:
+                _say(bars, "The server answers again.")
+            seen, away = time.monotonic(), False
+            if state.missing_models not in ((), missing):
+                _say(bars, f"Lines wait for what is not here now: {', '.join(map(harmless, state.missing_models))}.")
+            missing = state.missing_models
+            if state.over or (local is not None and not local.workspace.is_served()):
+                return state
+            bars(f"batch {state.status}", state.completed + state.failed, state.total)
+        time.sleep(pause)
+        pause = min(LAST_LOOK, pause * 1.2)
+
+
+def _say(bars: ProgressBars, text: str) -> None:
+    bars.clear()
+    print(text, file=sys.stderr, flush=True)
+
+
+def _work(settings: Settings, local: LocalPlace, batch_id: str, bars: ProgressBars) -> bool:
+    """Nobody serves the folder: do it here, as `penstock drain` would. Whether it is over then."""
+    from penstock.cli.jobs.drain import keys_of, leave_politely, working_on
+    from penstock.node import Node
+    from penstock.workspace.worker.pool import JobEnd
+
+    def on_end(end: JobEnd) -> None:
+        state = local.look(batch_id)
+        bars("working on the batch", state.completed + state.failed, state.total)
+
+    leave_politely()
+    config = working_on(local.workspace.path, settings)
+    with Node(config, keys=keys_of(config), progress=bars, door=False) as node:
+        bars("working on the batch", 0, 0)
+        report = node.drain(on_end=on_end)
+    bars.clear()
+    if local.look(batch_id).over:
+        return True
+    if report.models:
+        models = ", ".join(name for name in report.models if name) or "a model"
+        tell(f"Lines wait for what is not here: {models}.", "Name it with --model, or let a server that has it do the rest.")
+    else:
+        tell("The batch is not over, and nothing more can be done for it now.", "The lines above say why.")
+    return False
+
+
+# ---- handing over ----
+
+
+def _deliver(place: BatchPlace, state: BatchState, output: Path | None, errors: Path | None, as_json: bool) -> None:
+    with _kept(place, state, output or Path("stdout")):
+        if output is not None or (state.output_file is not None and not as_json):
+            _write(_content(place, state.output_file), output)
+    if errors is not None:
+        with _kept(place, state, errors):
+            _write(_content(place, state.error_file), errors)
+    if as_json:
+        print_json(state)
+    for mistake in state.mistakes[:TOLD]:
+        tell(mistake)
+    if state.status == "failed":
+        lines = "1 line" if state.total == 1 else f"{state.total} lines"
+        tell(f"The input ({lines}) is no batch.", f"Mend it and try again. A line is {LINE}")
+    else:
+        print(f"{state.completed} done, {state.failed} failed; the batch is {state.status}.", file=sys.stderr)
+    if state.error_file is not None and errors is None:
+        again = f"penstock batch --resume {state.id}{place.flags} -o {os.devnull} --errors errors.jsonl"
+        print(f"Why lines failed: {again}", file=sys.stderr)
+    if not state.good:
+        raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _kept(place: BatchPlace, state: BatchState, target: Path) -> Iterator[None]:
+    """What cannot be written now is not lost."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader has enough
+    except OSError as error:
+        again = f"penstock batch --resume {state.id}{place.flags} -o FILE"
+        tell(f"{target} cannot be written: {error.strerror or error}.", f"The batch is kept. Fetch it with: {again}")
+        raise typer.Exit(FAILED) from None
+
+
+def _content(place: BatchPlace, file: str | None) -> Iterable[bytes]:
+    return () if file is None else place.fetch(file)
+
+
+def _write(pieces: Iterable[bytes], output: Path | None) -> None:
+    if output is not None:
+        with output.open("wb") as stream:
+            for piece in pieces:
+                stream.write(piece)
+        return
+    from penstock.cli.ui.result import ResultWriter
+
+    writer = ResultWriter()
+    for piece in pieces:
+        writer.write(piece)
+    writer.end()
+
+
+def _list(place: BatchPlace, as_json: bool) -> None:
+    states = list(place.all())
+    if as_json:
+        print_json({"batches": states})
+        return
+    now = time.time()
+    rows = [_row(state, now) for state in states]
+    if rows:
+        print_table(["batch", "status", "age", "lines", "done", "failed", "note"], rows, numbers=[2, 3, 4, 5])
+    else:
+        print("There are no batches.")
+
+
+def _row(state: BatchState, now: float) -> list[str]:
+    counts = [str(count) for count in (state.total, state.completed, state.failed)]
+    note = f"waits for {', '.join(state.missing_models)}" if state.missing_models else ""
+    return [state.id, state.status, age(now - state.created), *counts, harmless(note)]
+
+
+def _tell_state(state: BatchState, as_json: bool) -> None:
+    if as_json:
+        print_json(state)
+    else:
+        print(f"{state.id} is {state.status}.")

@@ -1,0 +1,75 @@
+"""The requests of a batch as the command line is given them: a file or stdin, which is read more than once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import typer
+
+STDIN = "-"
+USUAL = "/v1/chat/completions"  # what lines ask for that do not say it
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What is asked: the lines, and what the command line says about all of them."""
+
+    content: BinaryIO
+    name: str
+    size: int
+    sha256: str
+    endpoint: str
+    window: str
+
+
+@contextmanager
+def opened(file: str, endpoint: str | None, window: str) -> Iterator[Input]:
+    """Without an `endpoint` it is that of the lines."""
+    with ExitStack() as stack:
+        content: BinaryIO
+        if file == STDIN:
+            content = stack.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(sys.stdin.buffer, content)
+        else:
+            try:
+                content = stack.enter_context(Path(file).open("rb"))
+            except OSError as error:
+                raise typer.BadParameter(f"{file} cannot be read: {error.strerror or error}.", param_hint="FILE") from None
+        digest, size = _measured(content, "stdin" if file == STDIN else file)
+        name = "stdin.jsonl" if file == STDIN else Path(file).name
+        yield Input(content, name, size, digest, endpoint or _endpoint(content), window)
+
+
+def _measured(content: BinaryIO, file: str) -> tuple[str, int]:
+    from penstock.cli.client.api import CHUNK
+
+    content.seek(0)
+    digest, blank = hashlib.sha256(), True
+    while chunk := content.read(CHUNK):
+        digest.update(chunk)
+        blank = blank and not chunk.strip()
+    if blank:
+        raise typer.BadParameter(f"{file} is empty.", param_hint="FILE")
+    return digest.hexdigest(), content.tell()
+
+
+def _endpoint(content: BinaryIO) -> str:
+    """What the first line asks for that says it: those before it are told as mistakes, like others."""
+    content.seek(0)
+    return next((url for url in map(_url, content) if isinstance(url, str)), USUAL)
+
+
+def _url(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8-sig")).get("url")
+    except (ValueError, AttributeError, RecursionError):
+        return None

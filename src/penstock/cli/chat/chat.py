@@ -1,0 +1,265 @@
+"""`penstock chat`: a conversation in the terminal, with a server or with a model in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.chat.conversation import Conversation
+from penstock.cli.client.server_url import UrlOption, named_url, usual_url
+from penstock.cli.exits import tell
+from penstock.cli.options import DEFAULT_MODEL, wrong_usage
+from penstock.cli.ui.bars import ProgressBars
+from penstock.domain.sampling import SamplingParams
+from penstock.errors import PenstockError, RequestError, UnknownModel
+
+if TYPE_CHECKING:
+    from penstock.cli.chat.backend import Partner
+    from penstock.cli.chat.reply import Reply
+    from penstock.cli.ui.terminal import Terminal
+
+LIVELY = 0.7  # the temperature of a second try
+TOO_LONG = ("context_length_exceeded", "prompt_too_long")
+
+
+def chat(
+    url: UrlOption = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="MODEL", help="One of the server's models; without it, its first.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A system message that goes before the conversation.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Cut an answer after so many tokens.", show_default=False)] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 always takes the likeliest word, 1 is lively; without it, as the model's makers recommend."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes an answer with a temperature repeatable.")] = None,
+) -> None:
+    """Talk with a model.
+
+    The model is on the server that --url or PENSTOCK_URL names, else on the one at http://127.0.0.1:8000; if none is named
+    and none answers there, it is loaded here. An API key is taken from PENSTOCK_API_KEY.
+
+    Ctrl-C stops an answer, Ctrl-D leaves, /help shows more. From a pipe each line is answered, and only answers go to stdout.
+    """
+    given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    with wrong_usage():
+        SamplingParams(**wanted)  # type: ignore[arg-type]
+
+    from penstock.cli.ui.terminal import Terminal
+
+    terminal = Terminal()
+    with ProgressBars() as bars, _partner(url, model, bars) as (partner, name):
+        talk = Chat(partner, name, Conversation(system or None), wanted, terminal, bars)
+        if terminal.interactive:
+            terminal.note(f"You talk with {name} {partner.place}. /help shows what you can do, Ctrl-D leaves.")
+            talk.with_a_person()
+        else:
+            talk.with_a_pipe()
+
+
+@contextmanager
+def _partner(url: str | None, model: str | None, bars: ProgressBars) -> Iterator[tuple[Partner, str]]:
+    """Whom to talk with, and the name of the model there."""
+    from penstock.cli.chat.backend import LocalPartner, ServerPartner
+    from penstock.cli.client.api import Client, Refused, Unreachable
+
+    named = named_url(url)
+    server = ServerPartner(Client(named or usual_url()))
+    try:
+        names = server.models()
+    except (Unreachable, Refused) as error:
+        speaks_openai = isinstance(error, Refused) and (error.reason or error.status == 401)
+        if named is not None or speaks_openai:
+            raise
+    else:
+        yield server, _chosen(model, names, server.place)
+        return
+    name = model or DEFAULT_MODEL
+    print(f"No server answers at {usual_url()}: loading {name} into this process.", file=sys.stderr, flush=True)
+
+    from penstock.llm import LLM
+
+    with LLM(name, progress=bars) as llm:
+        bars.clear()
+        yield LocalPartner(llm), name
+
+
+def _chosen(wanted: str | None, names: list[str], place: str) -> str:
+    if not names:
+        hint = "Is it an OpenAI-compatible server? (A Penstock node that only holds layers for others offers none.)"
+        raise UnknownModel(f"There is no model {place}.", hint=hint)
+    if wanted is None or wanted in names:
+        return wanted or names[0]
+    raise UnknownModel(f"There is no model '{wanted}' {place}.", hint=f"There is: {', '.join(names)}.")
+
+
+class Leave(Exception):
+    """The person has had enough."""
+
+
+class Chat:
+    def __init__(
+        self,
+        partner: Partner,
+        model: str,
+        conversation: Conversation,
+        wanted: Mapping[str, Any],  # what was said about sampling
+        terminal: Terminal,
+        bars: ProgressBars,
+    ) -> None:
+        self._partner, self._model, self._conversation = partner, model, conversation
+        self._wanted, self._terminal, self._bars = wanted, terminal, bars
+        self._commands: Mapping[str, Callable[[str], None]] = {
+            "/retry": self._retry,
+            "/clear": self._clear,
+            "/system": self._system,
+            "/model": self._choose_model,
+            "/help": self._help,
+            "/exit": self._exit,
+            "/quit": self._exit,
+            "/bye": self._exit,
+        }
+
+    def with_a_person(self) -> None:
+        """Until they leave. Whatever goes wrong is told, and the chat goes on."""
+        warned = False  # the last thing was Ctrl-C at the prompt
+        while True:
+            try:
+                line = self._terminal.read()
+                warned = False
+                self._take(line)
+            except (EOFError, Leave) as end:
+                if isinstance(end, EOFError):
+                    print()
+                return
+            except KeyboardInterrupt:
+                print()
+                if warned:
+                    return
+                warned = True
+                self._terminal.note("To leave: Ctrl-C once more, Ctrl-D or /exit.")
+            except PenstockError as error:
+                tell(error.message, error.hint)
+
+    def with_a_pipe(self) -> None:
+        """Until its end, or the first thing that goes wrong: what comes after may depend on it."""
+        while True:
+            try:
+                self._take(self._terminal.read())
+            except (EOFError, Leave):
+                return
+
+    def _take(self, line: str) -> None:
+        if line.startswith("/"):
+            word, *rest = line.split(maxsplit=1)
+            self._command(word)(rest[0].strip() if rest else "")
+        elif line.strip():
+            self._answer(line.strip(), self._wanted)
+
+    def _command(self, word: str) -> Callable[[str], None]:
+        if word in self._commands:
+            return self._commands[word]
+        from difflib import get_close_matches
+
+        near = get_close_matches(word, self._commands, n=1)
+        meant = f"Did you mean {near[0]}?" if near else "/help lists the commands."
+        raise RequestError(
+            f"There is no command {word}, and nothing was sent.", hint=f"{meant} A message may begin with a slash after a space."
+        )
+
+    # ---- answers ----
+
+    def _answer(self, question: str, wanted: Mapping[str, Any]) -> Reply:
+        from penstock.cli.chat.reply import listen
+
+        def show(text: str) -> None:
+            self._bars.clear()
+            self._terminal.say(text)
+
+        messages = self._conversation.messages(question)
+        reply = listen(lambda: self._partner.ask(self._model, messages, wanted), show=show, progress=self._bars)
+        self._bars.clear()
+        self._terminal.end_line(after_key=reply.stopped)
+        self._conversation.answered(question, reply.text, cut=not reply.whole)
+        if not self._terminal.interactive:
+            if reply.stopped:
+                raise KeyboardInterrupt
+            if reply.error is not None:
+                raise reply.error
+        elif reply.error is not None:
+            tell(reply.error.message, _way_on(reply.error, bool(reply.text)))
+        elif reply.stopped and not reply.text:
+            self._terminal.note("(stopped before the first word: the question does not count, /retry asks it again)")
+        else:
+            self._terminal.note(f"({reply.summary()})")
+        return reply
+
+    def _retry(self, _: str) -> None:
+        question = self._conversation.last
+        if question is None:
+            raise RequestError("There is no question to ask again.")
+        if self._wanted.get("temperature") == 0 or "seed" in self._wanted:
+            self._terminal.note("(With temperature 0 or a seed the same question gets the same answer.)")
+        before = self._conversation.take_back()
+        lively = {"temperature": LIVELY, **self._wanted}  # or the same question would get the same answer
+        if not self._answer(question, lively).text and before is not None:
+            self._conversation.turns.append(before)
+
+    # ---- other commands ----
+
+    def _clear(self, _: str) -> None:
+        self._conversation.clear()
+        self._terminal.note("The conversation is forgotten.")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._conversation.system = None if text == "-" else text
+        now = self._conversation.system
+        self._terminal.note(f"The system message is: {now}" if now else "There is no system message.")
+
+    def _choose_model(self, name: str) -> None:
+        names = self._partner.models()
+        if name:
+            self._model = _chosen(name, names, self._partner.place)
+            self._terminal.note(f"{name} answers from now on.")
+        else:
+            self._terminal.note("\n".join(f"{'*' if known == self._model else ' '} {known}" for known in names))
+
+    def _help(self, _: str) -> None:
+        from penstock.cli.ui.terminal import history_file
+
+        print(HELP.format(history=history_file()), file=sys.stderr)
+
+    def _exit(self, _: str) -> None:
+        raise Leave
+
+
+def _way_on(error: PenstockError, kept: bool) -> str:
+    if error.code in TOO_LONG or getattr(error, "reason", "") in TOO_LONG:
+        return "/clear forgets the conversation and makes room."
+    said = "What was said so far is kept. " if kept else ""
+    if error.code == "unreachable":
+        return f"{said}/retry asks again, once the server is back."
+    return f"{error.hint} {said}/retry asks again.".strip()
+
+
+HELP = """\
+  /retry         ask the last question again; the new answer replaces the old one
+  /clear         forget the conversation
+  /system TEXT   set the system message; /system shows it, /system - removes it
+  /model NAME    let another model answer; /model lists them
+  /help          show this
+  /exit          leave (also /quit, /bye, Ctrl-D)
+
+  Ctrl-C stops an answer; what was said so far stays in the conversation.
+  A line that ends with \\ goes on in the next line.
+  A message that begins with a slash: put a space before it.
+  Lines that you typed come back with the up key; they are kept in {history}."""

@@ -1,0 +1,106 @@
+"""`penstock run`: one prompt, one answer, streamed to stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from penstock.cli.chat.answer import follow
+from penstock.cli.exits import INTERRUPTED
+from penstock.cli.options import (
+    DEFAULT_MODEL,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    SegmentsOption,
+    parse_segments,
+    wrong_usage,
+)
+from penstock.cli.prompt import prompt_text
+from penstock.cli.ui.bars import ProgressBars
+from penstock.cli.ui.output import print_json
+from penstock.domain.job import JobRequest
+from penstock.domain.sampling import SamplingParams
+
+EXAMPLE = 'penstock run "What is the capital of France?"'
+
+
+def run(
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="What to ask; - reads it from stdin, as does a pipe without a PROMPT.")
+    ] = None,
+    model: ModelOption = DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message that goes before the prompt.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="Stop after so many tokens.")] = 256,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be given several times.")
+    ] = None,
+    as_json: JsonOption = False,
+    print_times: Annotated[bool, typer.Option("--print-times", help="Say on stderr how long it took.")] = False,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest word, so answers repeat; 1 is lively.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Choose among the likeliest words that make up this share; 1 is off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Choose among the k likeliest words; 0 is off.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Drop words below this share of the likeliest one; 0 is off.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 avoids words that were used; 1 is off.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Above 0 avoids words that were used at all.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Above 0 avoids words the more, the more often they were used.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes an answer with a temperature repeatable.")] = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    segments: SegmentsOption = None,
+) -> None:
+    """Answer one prompt.
+
+    Only the answer goes to stdout, word by word as it is made; progress and times go to stderr.
+    """
+    with wrong_usage():
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            stop=stop or (),
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seed=seed,
+        )
+    ranges = parse_segments(segments)
+    request = _request(prompt_text(prompt, EXAMPLE), system, raw, sampling)
+
+    from penstock.llm import LLM
+
+    started = time.perf_counter()
+    with ProgressBars() as bars, LLM(model, dtype=dtype, device=device, segments=ranges, progress=bars) as llm:
+        load = time.perf_counter() - started
+
+        def show(text: str) -> None:
+            bars.clear()
+            if not as_json:
+                print(text, end="", flush=True)
+
+        answer = follow(llm.start(request), show=show, progress=bars)
+        name = llm.model_name
+    if as_json:
+        print_json(answer.described(name, load))
+    elif not answer.text.endswith("\n"):
+        print(flush=True)
+    if print_times:
+        print(answer.times(load), file=sys.stderr)
+    if answer.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _request(text: str, system: str | None, raw: bool, sampling: SamplingParams) -> JobRequest:
+    if not raw:
+        before = [] if system is None else [{"role": "system", "content": system}]
+        return JobRequest(messages=[*before, {"role": "user", "content": text}], sampling=sampling)
+    if system is not None:
+        raise typer.BadParameter("A system message needs the chat template, which --raw leaves out.", param_hint="--system")
+    return JobRequest(prompt=text, sampling=sampling)

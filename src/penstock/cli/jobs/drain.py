@@ -1,0 +1,163 @@
+"""`penstock drain`: work on a queue until it is empty, and leave."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.exits import FAILED, INTERRUPTED, tell
+from penstock.cli.jobs.workspaces import WorkspaceArgument, job_record, open_batches
+from penstock.cli.node.logs import set_up_logging
+from penstock.cli.node.settings import takes_settings
+from penstock.cli.ui.bars import ProgressBars
+from penstock.cli.ui.columns import harmless
+from penstock.cli.ui.output import print_json
+from penstock.config.network import NetworkConfig
+from penstock.config.node import NodeConfig
+from penstock.config.settings import Settings
+from penstock.config.table import BY_KEY
+from penstock.workspace.store.root import on_disk
+
+if TYPE_CHECKING:
+    from penstock.doors.access.keys import Keys
+    from penstock.node import Drained
+    from penstock.workspace.worker.pool import JobEnd
+
+
+@takes_settings
+def drain(
+    settings: Settings,
+    workspace: WorkspaceArgument,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object on a line for each job that ends, and one with the counts.")
+    ] = False,
+) -> None:
+    """Work on a queue until it is empty, and on its batches.
+
+    Jobs come from `penstock work`, also while it is running; `penstock flow` fetches results. It takes the settings of
+    `penstock serve`, and opens no port. It works alone, unless --network names a network: then with its nodes.
+
+    \b
+    penstock drain nightly
+    penstock drain nightly --model Qwen/Qwen2.5-0.5B-Instruct --json
+
+    The exit code is 0 when all jobs are done, 1 when some failed or wait for a model that is not here. Ctrl-C puts running jobs
+    back into the queue; they go on there next time.
+    """
+    flag = BY_KEY["workspace.path"].flag
+    if settings.sources["workspace.path"].source == f"flag {flag}":
+        raise typer.BadParameter(f"The workspace is named without it: penstock drain {workspace}", param_hint=flag)
+    config = working_on(workspace, settings)
+    quiet = settings.sources["log.level"].source == "default"  # who drains sees the jobs pass by otherwise
+    set_up_logging(config.log.format, "warning" if quiet else config.log.level)
+
+    from penstock.workspace.flow import Flow, Status
+    from penstock.workspace.store.layout import Workspace
+
+    with on_disk(workspace):
+        flow = Flow(Workspace(workspace))
+        waits = any(flow.counts()[status] for status in (Status.QUEUED, Status.RUNNING)) or flow.open_batches()
+    if not waits:  # known without loading a model
+        _conclude(workspace, {"done": 0, "failed": 0, "left": 0, "open_batches": 0}, as_json)
+        return
+
+    from penstock.node import Node
+
+    leave_politely()
+    with ProgressBars() as bars, Node(config, keys=keys_of(config), progress=bars, door=False) as node:
+        watch = Watch(flow.path, bars, as_json)
+        try:
+            report = node.drain(on_end=watch)
+        except KeyboardInterrupt:
+            bars.clear()
+            again = f"penstock drain {shlex.quote(str(workspace))}"
+            before = "1 job" if watch.ended == 1 else f"{watch.ended} jobs"
+            told = f"Interrupted; {before} ended before. What was running is in the queue again: {again}"
+            print(told, file=sys.stderr)
+            if as_json:
+                counts = {"done": watch.ended - watch.failed, "failed": watch.failed, "left": watch.left}
+                print_json(counts | {"open_batches": flow.open_batches()})
+            raise typer.Exit(INTERRUPTED) from None
+    counts = {"done": report.done, "failed": report.failed, "left": report.left, "open_batches": report.open_batches}
+    _conclude(workspace, counts, as_json)
+    if report.left:
+        _tell_of_left(workspace, report)
+    if report.odd:
+        tell(f"{report.odd} more could not be taken.", "The lines above say why; `penstock flow` shows where they are.")
+    if report.open_batches:
+        why = "Their lines wait for that." if report.left else "The lines above say why; the next drain goes on with them."
+        tell(open_batches(report.open_batches), why)
+    if report.failed or report.left or report.odd or report.open_batches:
+        raise typer.Exit(FAILED)
+
+
+def working_on(workspace: Path, settings: Settings) -> NodeConfig:
+    """The node that works on a folder: alone, unless somebody asked for a network. That this machine once joined one is no such
+    wish."""
+    config = replace(settings.node, workspace=replace(settings.node.workspace, path=workspace))
+    return replace(config, network=NetworkConfig()) if settings.sources["network.name"].source.startswith("network ") else config
+
+
+def keys_of(config: NodeConfig) -> Keys:
+    """Those that batches in the folder belong to: what a revoked one asked for is not worked on, and its models are its own."""
+    from penstock.config.api_key import key_folder
+    from penstock.doors.access.keys import Keys
+
+    return Keys(key_folder(config.server, os.environ), None)
+
+
+class Watch:
+    """Hears of every job that ends: a bar grows for people, a line is printed for programs."""
+
+    def __init__(self, path: Path, bars: ProgressBars, as_json: bool) -> None:
+        self.ended = self.failed = self.left = 0
+        self._what, self._bars, self._as_json = f"working on {path.name or path}", bars, as_json
+        self._bars(self._what, 0, 0)
+
+    def __call__(self, end: JobEnd) -> None:
+        self.ended, self.failed, self.left = self.ended + 1, self.failed + (not end.done), end.left
+        if self._as_json:
+            self._print(end)
+        self._bars(self._what, self.ended, self.ended + end.left)
+
+    def _print(self, end: JobEnd) -> None:
+        try:
+            print_json(job_record(end.job_id, "done" if end.done else "failed", end.facts))
+            sys.stdout.flush()
+        except BrokenPipeError:  # nobody listens any more, and the jobs are wanted all the same
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def leave_politely() -> None:
+    """Whoever ends us with a signal wants what Ctrl-C does: jobs of a server that just died would count as suspects."""
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(name) is not signal.SIG_IGN:  # as nohup wants it
+            signal.signal(name, signal.default_int_handler)
+
+
+def _conclude(workspace: Path, counts: Mapping[str, int], as_json: bool) -> None:
+    if as_json:
+        print_json(counts)
+    elif not any(counts.values()):
+        print(f"Nothing waits in {workspace}.")
+    else:
+        left = f", {counts['left']} left" if counts["left"] else ""
+        print(f"{counts['done']} done, {counts['failed']} failed{left}.")
+
+
+def _tell_of_left(workspace: Path, report: Drained) -> None:
+    jobs = "1 job waits" if report.left == 1 else f"{report.left} jobs wait"
+    models = [harmless(name) for name in report.models if name]
+    if not models:
+        tell(f"{jobs} for a model, and none is here.", "Host one: --model.")
+        return
+    again = f"penstock drain {shlex.quote(str(workspace))} --model {shlex.quote(models[0])}"
+    tell(f"{jobs} for what is not here: {', '.join(models)}.", f"Run it with such a model: {again}")

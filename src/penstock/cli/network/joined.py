@@ -1,0 +1,197 @@
+"""`penstock network join`, `list`, `use` and `leave`: the networks that this machine belongs to."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.options import JsonOption
+from penstock.cli.ui.output import print_json, print_table
+from penstock.config.home import VARIABLE, Home, home
+from penstock.errors import ConfigError, PenstockError, Untrusted
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `penstock network list`.")]
+
+
+def this_home() -> Home:
+    if (found := home(os.environ)) is None:
+        raise ConfigError(
+            "There is no place for the networks and keys of this machine: HOME is not set.", hint=f"Set {VARIABLE} to a folder."
+        )
+    return found
+
+
+def chosen_name(found: Home, name: str | None) -> str:
+    """The named one, else the current."""
+    chosen = name or found.current()
+    if chosen is None:
+        names = ", ".join(found.names())
+        raise ConfigError(
+            "This machine has no current network.",
+            hint=f"Choose one of {names}: penstock network use NAME" if names else "Make one: penstock network create NAME",
+        )
+    return chosen
+
+
+def join(
+    token: Annotated[
+        str, typer.Argument(metavar="TOKEN", help="What `penstock network invite` printed, a file that holds it, or - for stdin.")
+    ],
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT", help="Where other nodes reach this one; otherwise tls/0.0.0.0:7447, or another port that is free."
+        ),
+    ] = None,
+) -> None:
+    """Join a network with an invitation.
+
+    A machine that is in the network already takes the new certificate in place of its old one.
+    """
+    from penstock.network.trust import joining
+    from penstock.network.trust.invitation import decode
+
+    found = this_home()
+    invitation = decode(_token_text(token))
+    joined = joining.join(found, invitation, listen=listen)
+    joining.use(found, joined.network.name)
+    name, node = joined.network.name, joined.network.node
+    ends = f"{invitation.identity.certificate.not_valid_after_utc:%Y-%m-%d}"
+    if joined.before is None:
+        print(f"This machine is now the node '{node}' of the network '{name}', until {ends}.")
+    elif joined.before == node:
+        print(f"The node '{node}' of the network '{name}' has a new certificate, good until {ends}.")
+    else:
+        print(f"This machine was the node '{joined.before}' of the network '{name}', and is now '{node}', until {ends}.")
+        print(f"The certificate of '{joined.before}' is still good; to end it, on the machine that made the network:")
+        print(f"penstock network revoke {joined.before}")
+    print(f"It will listen at {', '.join(joined.network.listen)}. Start it with: penstock serve")
+
+
+def list_networks(as_json: JsonOption = False) -> None:
+    """List the networks of this machine, and until when it is in them."""
+    found = this_home()
+    current = found.current_name()
+    entries = [_entry(found, name, current) for name in found.names()]
+    if as_json:
+        print_json({"networks": entries})
+        return
+    if not entries:
+        print("This machine is in no network. `penstock network create NAME` makes one, `penstock network join TOKEN` joins one.")
+        return
+    rows = [[_mark(entry), entry["name"], entry["node"], entry["role"], entry["until"]] for entry in entries]
+    print_table(["", "network", "this node", "role", "certificate until"], rows)
+    for entry in entries:
+        if entry["members"]:
+            print(f"\nInvited to {entry['name']}:")
+            print_table(["", "node", "certificate until"], [["", *_member_row(member)] for member in entry["members"]])
+    for entry in entries:
+        if entry["warning"]:
+            print(f"\n{entry['name']}: {entry['warning']}", file=sys.stderr)
+
+
+def use(name: NameArgument) -> None:
+    """Choose the network that `penstock serve` takes part in.
+
+    Making or joining one chooses it, too.
+    """
+    from penstock.network.trust import joining
+
+    joining.use(this_home(), name)
+    print(f"`penstock serve` now takes part in '{name}'.")
+
+
+def leave(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A name from `penstock network list`; otherwise the current one.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove this machine's key and certificate of a network.
+
+    The others are not told: a copy of the key would still be let in. `penstock network revoke NODE`, on the machine that made
+    the network, shuts it out.
+    """
+    found = this_home()
+    name = chosen_name(found, name)
+    if name not in found.names():
+        found.network(name)  # says which there are; one that cannot be read can still be left
+    folder = found.folder(name)
+    if (folder / "ca.key").exists():
+        print(f"This machine has made '{name}': without its key nobody can be invited or revoked any more.", file=sys.stderr)
+    if not yes:
+        typer.confirm(f"Remove {folder}?", abort=True, err=True)
+
+    from penstock.network.trust import joining
+
+    joining.leave(found, name)
+    left = found.names()
+    print(f"This machine has left '{name}'." + (f" It is still in: {', '.join(left)}." if left else ""))
+    print("A server that is running stays in it until you stop it.")
+    if left and found.current_name() is None:
+        print("`penstock serve` takes part in none of them until you choose one: penstock network use NAME")
+
+
+def _token_text(token: str) -> str:
+    """No message shows it: it may be a token with a typing error at its beginning."""
+    from penstock.network.trust.invitation import MARK, MOST_TEXT
+
+    if token.startswith(MARK):
+        return token
+    try:
+        if token == "-":
+            return sys.stdin.buffer.read(MOST_TEXT).decode("ascii")
+        with Path(token).open("rb") as file:
+            return file.read(MOST_TEXT).decode("ascii")
+    except OSError:
+        raise Untrusted(
+            f"This is neither an invitation, which begins with {MARK}, nor a file that can be read.",
+            hint="Ask for one on the machine that made the network: penstock network invite NAME",
+        ) from None
+    except UnicodeDecodeError:
+        raise Untrusted("What was given holds other things than an invitation.", hint=f"One begins with {MARK}") from None
+
+
+# ---- the list ----
+
+
+def _entry(found: Home, name: str, current: str | None) -> dict[str, Any]:
+    """One that cannot be read is listed too, with why: whoever wants to repair or leave it must see it."""
+    from penstock.config import files
+    from penstock.network.trust import authority
+    from penstock.network.trust.certificates import load_certificate
+    from penstock.network.trust.expiry import ends_soon, expiry_warning
+
+    entry: dict[str, Any] = {"name": name, "current": name == current, "node": "", "role": "", "until": "", "members": []}
+    try:
+        network = found.network(name)
+        ends = load_certificate(files.read(network.certificate_file)).not_valid_after_utc
+        entry |= {"node": network.node, "role": "authority" if network.is_authority else "member"}
+        members = authority.members(network) if network.is_authority else []
+        entry |= {"until": f"{ends:%Y-%m-%d}", "warning": expiry_warning(network.certificate_file)}
+        entry["members"] = [
+            {
+                "node": member.node,
+                "until": f"{member.until:%Y-%m-%d}",
+                "soon": ends_soon(member.until),
+                "revoked": member.revoked,
+            }
+            for member in members
+        ]
+    except PenstockError as error:
+        entry["warning"] = str(error)
+    return entry
+
+
+def _mark(entry: dict[str, Any]) -> str:
+    return "*" if entry["current"] else ""
+
+
+def _member_row(member: dict[str, Any]) -> list[str]:
+    if member["revoked"]:
+        return [member["node"], "revoked"]
+    return [member["node"], member["until"] + (": invite it again" if member["soon"] else "")]

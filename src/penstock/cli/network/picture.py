@@ -1,0 +1,233 @@
+"""What `penstock network status` shows: the network, its nodes, and for each model who holds which layers and what is missing."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.cli.network.layer_bars import Held, layer_bars
+from penstock.cli.ui.columns import INDENT, TIED, Ink, breadth, harmless, labels, shortened, table, without_domain, wrapped
+
+Json = dict[str, Any]
+
+NARROW = 40  # columns; below it nothing can be drawn
+NODES = ["node", "state", "serves", "round trip", "version"]
+SEGMENTS = ["node", "layers", "computes on", "a pass", "load", "KV used", "leased", "total"]
+ALONE = """\
+This node is alone: it is in no network.
+
+To let machines share the layers of a model, make a network on one of them,
+and invite the others:
+
+  penstock network create home        here, then: penstock serve
+  penstock network invite laptop      prints a token
+
+and on the laptop: penstock network join TOKEN, then: penstock serve"""
+TO_RUN = ["To complete it, run this on a machine with room for it:"]
+TO_INVITE = [
+    "To complete it, start a machine that was here before, or invite one with room",
+    "for it: this prints a token, where the network was made; on the new machine:",
+    "penstock network join TOKEN, then: penstock serve",
+]
+PLAIN = str.maketrans({"█": "#", "▉": "#", "░": "%", "·": ".", "→": ">", "…": "~", "–": "-", "✓": "+", "✗": "!", "×": "x"})
+
+
+def render(status: Json, width: int, *, colour: bool = False) -> str:
+    """The answer of `GET /network` as text of `width` columns; commands to paste may be longer."""
+    status, ink, width = harmless(status), Ink(colour), max(width, NARROW)
+    here = next((node["node"] for node in status["nodes"] if node["self"]), "")
+    named = _names(status, width)
+    parts = [_network(status, named, width, ink)]
+    is_open = status["network"] is None or status["network"]["open"]
+    parts += [_pipe(pipe, here, named, width, ink, is_open=is_open) for pipe in status["pipes"]]
+    if not status["pipes"]:
+        parts.append(["Nobody holds layers of any model."])
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def _names(status: Json, width: int) -> dict[str, str]:
+    """What nodes are called here: their names, without what all of them share if they are long."""
+    held = [segment["node"] for pipe in status["pipes"] for segment in pipe["segments"]]
+    hops = [hop["node"] for pipe in status["pipes"] if pipe["route"] for hop in pipe["route"]["hops"]]
+    names = list(dict.fromkeys([*(node["node"] for node in status["nodes"]), *held, *hops]))
+    room = width // 4
+    if all(breadth(name) <= room for name in names):
+        return {name: name for name in names}
+    bare = without_domain(names)
+    short = labels(bare.values(), room)
+    return {name: short[bare[name]] for name in names}
+
+
+def _heading(text: str, marks: dict[str, str], width: int, ink: Ink) -> list[str]:
+    """`marks` are pieces of the text and their styles."""
+    lines = wrapped(text, width, first="")
+    for piece, style in marks.items():
+        place = next((place for place, line in enumerate(lines) if piece in line), 0)
+        lines[place] = lines[place].replace(piece, ink(style, piece), 1)
+    return lines
+
+
+# ---- the network ----
+
+
+def _network(status: Json, named: dict[str, str], width: int, ink: Ink) -> list[str]:
+    network, nodes = status["network"], status["nodes"]
+    if network is None:
+        return ALONE.splitlines()
+    trust = "open: whoever reaches it may join" if network["open"] else "closed: by certificate only"
+    lines = _heading(
+        f"Network {network['name']} · {_counted(len(nodes), 'node')} · {trust}", {network["name"]: "bold"}, width, ink
+    )
+    ways = [("listens on", network["listen"]), ("connects to", network["connect"])]
+    told = "; ".join(f"{what} {', '.join(endpoints)}" for what, endpoints in ways if endpoints)
+    if told:
+        lines += wrapped(f"{network['node_id']} {told}", width)
+    if network.get("warning"):
+        lines += [ink("yellow", line) for line in wrapped(f"warning: {network['warning']}", width)]
+    rows = [_node(node, named) for node in nodes]
+    return [*lines, "", *table(NODES, rows, width, ink, numbers=[3], elastic=[0, 2])]
+
+
+def _node(node: Json, named: dict[str, str]) -> list[str]:
+    return [
+        named[node["node"]],
+        _state(node),
+        ", ".join(node["serves"]) or "layers only",
+        "this node" if node["self"] else _time(node["round_trip"]),
+        node["version"],
+    ]
+
+
+def _state(node: Json) -> str:
+    states = ("draining", "loading", "starting")
+    return next((state for state in states if node.get(state)), "ready")
+
+
+# ---- one model ----
+
+
+def _pipe(pipe: Json, here: str, named: dict[str, str], width: int, ink: Ink, *, is_open: bool) -> list[str]:
+    model = shortened(pipe["model"], width // 2)
+    segments = sorted(pipe["segments"], key=lambda segment: (segment["layers"], segment["node"]))
+    missing = [(start, end) for start, end in pipe["missing"]]
+    nodes = _counted(len({segment["node"] for segment in segments}), "node")
+    state, style = ("✓ complete", "green") if pipe["complete"] else ("✗ incomplete", "red")
+    heading = f"{model} · {_counted(pipe['num_layers'], 'layer')} on {nodes} · {state.replace(' ', TIED)}"
+    lines = [*_heading(heading, {state: style, model: "bold"}, width, ink), ""]
+    lines += layer_bars(pipe["num_layers"], [_held(segment, named) for segment in segments], missing, width, ink)
+    if segments:
+        rows = [_segment(segment, named) for segment in segments]
+        lines += ["", *table(SEGMENTS, rows, width, ink, numbers=[3, 4, 5, 6, 7], elastic=[0])]
+    lines.append("")
+    for name, told in [*_route(pipe, here, named), *_placement(pipe, here, named)]:
+        lines += _fact(name, told, width, ink)
+    for warning in pipe.get("warnings", ()):
+        lines += ["", *(ink("yellow", line) for line in wrapped(f"warning: {_tied(warning)}", width))]
+    if not pipe["complete"]:
+        lines += ["", *(ink("red", line) for line in wrapped(_tied(pipe["explain"]), width))]
+    if pipe["run"]:
+        how = TO_RUN if is_open else TO_INVITE
+        lines += [*(INDENT + line for line in how), "", *_command(pipe["run"], width)]
+    return lines
+
+
+def _held(segment: Json, named: dict[str, str]) -> Held:
+    start, end = segment["layers"]
+    return Held(named[segment["node"]], start, end, segment["draining"])
+
+
+def _segment(segment: Json, named: dict[str, str]) -> list[str]:
+    start, end = segment["layers"]
+    return [
+        named[segment["node"]],
+        f"{start}:{end}",
+        f"{segment['device']} {segment['dtype']}",
+        _time(segment["seconds"] or None),
+        "draining" if segment["draining"] else f"{100 * segment['load']:.0f} %",
+        *(_tokens(segment[name]) for name in ("kv_used", "kv_leased", "kv_tokens")),
+    ]
+
+
+def _route(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, str]]:
+    route = pipe["route"]
+    if route is None:
+        who = named.get(here, "this node")
+        yield "route", f"none from here: {who} has not loaded the ends of {pipe['model']}, so it answers nobody itself"
+        return
+    hops = [f"{named[hop['node']]} {hop['layers'][0]}:{hop['layers'][1]}" for hop in route["hops"]]
+    if hops:
+        home = [named[here]] if here and route["hops"][-1]["node"] != here else []
+        state = "" if route["state"] == "open" else f" ({route['state']})"
+        yield "route", " → ".join([*hops, *home]) + state
+    else:
+        yield "route", route["state"]
+    if route["why"]:
+        yield "why", route["why"]
+    if route["window"]:
+        trip = f"; the way through takes {_time(route['round_trip'])}" if route["round_trip"] else ""
+        yield "in flight", f"{route['in_flight']} of at most {_counted(route['window'], 'step')}{trip}"
+    if route["recoveries"]:
+        times = {1: "once", 2: "twice"}.get(route["recoveries"], f"{route['recoveries']} times")
+        pause = f"; the last pause took {_time(route['last_pause'])}" if route["last_pause"] else ""
+        longest = route.get("longest_wait", 0.0)
+        pause += f", {_time(longest)} for the last answer" if longest > 1.2 * route["last_pause"] else ""
+        reason = f": {route['last_reason']}" if route["last_reason"] else ""
+        yield "recovered", f"{times}{pause}{reason}"
+
+
+def _placement(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """What nodes are loading, what they could still take, and why this one holds what it holds."""
+    loading = pipe.get("loading") or {}
+    if loading:
+        ranges = [f"{named.get(node, node)} {start}:{end}" for node, claims in loading.items() for start, end in claims]
+        yield "loading", ", ".join(ranges)
+    room = pipe.get("room") or {}
+    if room:
+        yield "room", ", ".join(f"{named.get(node, node)} for {_counted(count, 'layer')}" for node, count in room.items())
+    if pipe.get("placement"):
+        yield "placed", f"{named.get(here, 'this node')}: {pipe['placement']}"
+
+
+def _fact(name: str, told: str, width: int, ink: Ink) -> list[str]:
+    first = f"{INDENT}{name:9}{INDENT}"
+    head, *rest = wrapped(_tied(told), width, first=first, then=" " * len(first)) or [first]
+    return [ink("dim", head[: len(first)]) + head[len(first) :], *rest]
+
+
+def _tied(told: str) -> str:
+    """A node, its layers and the arrow behind them stay in one line."""
+    return re.sub(r" (?=\d+:\d+\b|→)", TIED, told)
+
+
+def _command(command: str, width: int) -> list[str]:
+    """In one line, or in several that can still be pasted."""
+    whole = 2 * INDENT + command
+    if len(whole) <= width or not set(command).isdisjoint("'\"\\"):
+        return [whole]
+    lines = wrapped(command.replace(" ", TIED).replace(f"{TIED}--", " --"), width - 2, first=2 * INDENT, then=4 * INDENT)
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+
+# ---- numbers ----
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    if seconds >= 0.9995:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    digits = 2 if seconds < 0.00995 else 1 if seconds < 0.0995 else 0
+    return f"{1000 * seconds:.{digits}f} ms"
+
+
+def _tokens(count: float) -> str:
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{math.floor(10 * count / size) / 10:g}{unit}" if count < 100 * size else f"{count // size:.0f}{unit}"
+    return f"{count}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

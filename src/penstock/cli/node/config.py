@@ -1,0 +1,54 @@
+"""`penstock config`: which settings a node would have, and where each comes from."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from penstock.cli.node.settings import takes_settings
+from penstock.cli.options import JsonOption
+from penstock.cli.ui.output import print_json, print_table
+from penstock.config.api_key import api_key_source
+from penstock.config.settings import Settings
+from penstock.config.table import BY_KEY, MODELS, Setting
+
+API_KEY = "server.api_key"  # no setting: what is shown is whether there is one
+
+
+def print_example(wanted: bool) -> None:
+    if wanted:
+        from penstock.config.example import example
+
+        print(example(), end="")
+        raise typer.Exit
+
+
+@takes_settings
+def config(
+    settings: Settings,
+    example: Annotated[
+        bool,
+        typer.Option("--example", callback=print_example, is_eager=True, help="Print a node file with every setting and leave."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the settings that `penstock serve` would have with the same flags, and where each comes from.
+
+    Flags come before the environment, the environment before the node file. The variable of a flag is its name in capitals:
+    --kv-memory is PENSTOCK_KV_MEMORY. "none" takes back what a node file sets: --step-target none.
+    """
+    key_source = api_key_source(settings.node.server, os.environ)
+    if as_json:
+        shown: dict[str, object] = {key: found._asdict() for key, found in settings.sources.items()}
+        shown[API_KEY] = {"set": bool(key_source), "source": key_source or "default"}
+        print_json({"file": settings.file, "settings": shown})
+        return
+    rows = [[key, _setting(key).show(value), source] for key, (value, source) in settings.sources.items()]
+    rows.append([API_KEY, "set (not shown)" if key_source else "not set", key_source or "default"])
+    print_table(["setting", "value", "from"], rows)
+
+
+def _setting(key: str) -> Setting:
+    return BY_KEY[f"{MODELS}.{key.rpartition('.')[2]}" if key.startswith(f"{MODELS}[") else key]

@@ -1,0 +1,152 @@
+"""`penstock keys`: who may use this machine's server, and how much."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.network.joined import this_home
+from penstock.cli.options import JsonOption, wrong_usage
+from penstock.cli.ui.output import print_json, print_table
+from penstock.config.api_key import VARIABLE
+from penstock.config.table import BY_KEY
+
+if TYPE_CHECKING:
+    from penstock.config.keys import KeyFolder, KeyLimits, KeyRecord
+
+SETTING = BY_KEY["server.keys"]
+
+app = typer.Typer(help="Give out API keys for this machine's server, each with its limits.", no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `penstock keys list`.")]
+FolderOption = Annotated[
+    str | None,
+    typer.Option(
+        SETTING.flag,
+        metavar="FOLDER",
+        help=f"The folder, for a server that has its own (server.keys); otherwise {SETTING.variable}, or that of this machine.",
+    ),
+]
+
+
+@app.command()
+def add(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Whom it is for, or what; letters, digits, dots, dashes, underscores.")
+    ],
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Answers that it may have open at once.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of prompts and answers that it may use in any 60 seconds.")
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option(metavar="N", help="The highest priority that it may ask for: -10 to 10.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="A model that it may use; may be given several times.")
+    ] = None,
+    keys: FolderOption = None,
+) -> None:
+    """Make a key and print it, this once.
+
+    Only the key goes to stdout. What is not limited here is free. A server that runs takes it at once, and from the first key on
+    it answers nobody without one.
+    """
+    from penstock.config.keys import KeyLimits
+
+    folder = _folder(keys)
+    models = tuple(dict.fromkeys(model)) if model else None
+    with wrong_usage():
+        limits = KeyLimits(jobs=jobs, tokens_per_minute=tokens_per_minute, priority=priority, models=models)
+    first = not folder.look().records
+    key = folder.add(name, limits)
+    told = [
+        f"The key '{name}': {', '.join(_told(limits)) or 'no limits'}.",
+        f"It is kept nowhere: copy it now. To take it back: penstock keys revoke {name}{_flag(keys)}",
+    ]
+    if first:
+        told.append(
+            "From now on the server answers nobody without a key. Batches and responses that were made without one are found "
+            f"with the owner's: start it with {VARIABLE}."
+        )
+    print("\n".join(told), file=sys.stderr, flush=True)
+    print(key)
+
+
+@app.command("list")
+def list_keys(as_json: JsonOption = False, keys: FolderOption = None) -> None:
+    """List the keys and their limits. The keys themselves nobody has but those who got them."""
+    folder = _folder(keys)
+    found = folder.look()
+    if as_json:
+        print_json({"keys": list(map(_entry, found.records))})
+    elif found.records:
+        print_table(["name", "key", "created", "limits", "revoked"], map(_row, found.records))
+    elif not found.broken:
+        wants = "a server that was given this folder refuses everybody" if keys else "the server of this machine wants none"
+        print(f"There are no keys. `penstock keys add NAME{_flag(keys)}` makes one; without any, {wants}.")
+    if found.broken:
+        raise found.broken[0]
+
+
+@app.command()
+def revoke(name: NameArgument, keys: FolderOption = None) -> None:
+    """Take a key back.
+
+    A server that runs ends the answers that the key has open, within a second. The name cannot be used again.
+    """
+    if _folder(keys).revoke(name):
+        print(f"The key '{name}' is revoked. A server that runs learns of it within a second.")
+    else:
+        print(f"The key '{name}' was revoked before. Nothing has changed.")
+
+
+def _folder(given: str | None) -> KeyFolder:
+    from penstock.config.keys import KeyFolder
+
+    text = given or os.environ.get(SETTING.variable)
+    with wrong_usage(SETTING.flag):
+        path = SETTING.parse(text) if text else None
+    return KeyFolder(path or this_home().keys)
+
+
+def _flag(given: str | None) -> str:
+    """What further commands about the same folder need."""
+    return f" {SETTING.flag} {shlex.quote(given)}" if given else ""
+
+
+def _entry(record: KeyRecord) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "tail": record.tail,
+        "created": record.created,
+        "limits": record.limits,
+        "revoked": record.revoked,
+    }
+
+
+def _row(record: KeyRecord) -> list[str]:
+    day = record.created.partition("T")[0]
+    return [
+        record.name,
+        f"...{record.tail}",
+        day,
+        ", ".join(_told(record.limits)) or "none",
+        (record.revoked or "").partition("T")[0],
+    ]
+
+
+def _told(limits: KeyLimits) -> list[str]:
+    told = []
+    if limits.jobs is not None:
+        told.append(f"{limits.jobs} answer{'s' if limits.jobs > 1 else ''} at once")
+    if limits.tokens_per_minute is not None:
+        told.append(f"{limits.tokens_per_minute} tokens a minute")
+    if limits.priority is not None:
+        told.append(f"priority up to {limits.priority}")
+    if limits.models is not None:
+        told.append(f"only {' and '.join(limits.models)}")
+    return told

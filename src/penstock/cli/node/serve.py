@@ -1,0 +1,175 @@
+"""`penstock serve`: a node with its models behind OpenAI's API, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.node.dry_run import shown
+from penstock.cli.node.logs import set_up_logging
+from penstock.cli.node.settings import takes_settings
+from penstock.cli.ui.bars import ProgressBars
+from penstock.config.api_key import key_folder, read_api_key
+from penstock.config.network import NetworkConfig
+from penstock.config.node import WorkspaceConfig
+from penstock.config.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.engine.hosted_model import HostedLayers
+    from penstock.node import Node
+
+QUESTION = "What is the capital of France?"
+
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be loaded here, what it would take, and why; load nothing.")
+]
+
+
+@takes_settings
+def serve(settings: Settings, dry_run: DryRun = False) -> None:
+    """Serve models to every OpenAI client.
+
+    Ctrl-C lets running answers finish (limits.drain_timeout) and leaves; a second one leaves at once.
+    """
+    config = settings.node
+    set_up_logging(config.log.format, config.log.level)
+    folder, owner_key = key_folder(config.server, os.environ), read_api_key(config.server, os.environ)
+    _renew(config.network)
+
+    from penstock.doors.access.keys import Keys
+    from penstock.node import Node
+
+    if dry_run:
+        with ProgressBars() as bars:
+            config = replace(config, workspace=WorkspaceConfig())  # nothing is made
+            previews = Node(config, progress=bars, door=False).preview()
+        print("\n".join(map(shown, previews)), end="")
+        return
+    with ProgressBars() as bars:
+        keys = Keys(folder, owner_key, always=config.server.keys is not None)
+        node = Node(config, keys=keys, progress=bars)
+        with node:
+
+            def ready() -> None:
+                bars.clear()
+                print(_welcome(node, has_key=keys.required), flush=True)
+
+            def leaving() -> None:
+                count = node.open_jobs
+                waiting = f" after {count} running answer{'s' if count > 1 else ''} (Ctrl-C again: now)" if count else ""
+                print(f"Leaving{waiting}.", file=sys.stderr, flush=True)
+
+            node.serve(on_ready=ready, on_leaving=leaving)
+
+
+def _renew(network: NetworkConfig) -> None:
+    """The machine that made a network renews its own certificate; others need an invitation, and are told early."""
+    if network.enabled and network.certificate_file is not None:
+        from penstock.network.trust.authority import renew_if_due
+
+        renew_if_due(network.certificate_file.parent)
+
+
+def _welcome(node: Node, *, has_key: bool) -> str:
+    """What is shown can be pasted as it stands, so code is at the left edge."""
+    command = "penstock" if shutil.which("penstock") else sys.argv[0]
+    network = _network(node, command)
+    if not node.models:
+        return f"""
+Penstock holds {_held(node)} for other nodes.
+{network}
+Ctrl-C to leave.
+"""
+    model, url = node.models[0].name, f"{node.url}/v1"
+    header = ' \\\n  -H "Authorization: Bearer $PENSTOCK_API_KEY"' if has_key else ""
+    imports, key = ("import os\n", 'os.environ["PENSTOCK_API_KEY"]') if has_key else ("", '"none"')
+    served = [
+        f"{hosted.name} on {hosted.device}, {hosted.dtype}, {hosted.spec.context} tokens of context" for hosted in node.models
+    ]
+    if not node.membership:
+        served = [
+            f"{hosted.name} on {hosted.device}, {hosted.dtype}, {hosted.context} tokens of context" for hosted in node.models
+        ]
+    messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
+    return f"""
+Penstock serves {"; ".join(served)}.
+
+  Base URL   {url}
+{_keys(node, command)}{_workspace(node, command)}{network}
+Try it:
+
+curl {url}/chat/completions{header} \\
+  -H "Content-Type: application/json" \\
+  -d '{{"model": "{model}", "messages": {messages}}}'
+
+From Python (pip install openai):
+
+{imports}from openai import OpenAI
+client = OpenAI(base_url="{url}", api_key={key})
+answer = client.chat.completions.create(model="{model}", messages={messages})
+print(answer.choices[0].message.content)
+
+Or in another terminal:
+
+{command} chat --url {node.url}
+
+Ctrl-C to leave.
+"""
+
+
+def _held(node: Node) -> str:
+    return "; ".join(
+        f"{_layers(hosted)} of {hosted.name} (it has {hosted.spec.num_layers}) on {hosted.device}, {hosted.dtype}"
+        for hosted in node.hosted
+    )
+
+
+def _layers(hosted: HostedLayers) -> str:
+    segments = [str(segment.layers) for segment in hosted.engine.pipe.segments]
+    return f"layers {', '.join(segments)}" if segments else "no layers"
+
+
+def _keys(node: Node, command: str) -> str:
+    """A server that was given a folder without keys waits for the first one."""
+    if node.keys.exist or not node.keys.required:
+        return ""
+    return f"  Keys       none yet; make one: {command} keys add NAME --keys {shlex.quote(str(node.config.server.keys))}\n"
+
+
+def _workspace(node: Node, command: str) -> str:
+    if node.workspace is None or node.config.workspace.by_default:
+        return ""
+    path = shlex.quote(str(node.workspace.path))
+    return f'  Workspace  {path}; try: {command} work {path} "{QUESTION}"\n'
+
+
+def _network(node: Node, command: str) -> str:
+    """Where the node is in a network: what it holds and why, and what is missing if anything is."""
+    membership = node.membership
+    if membership is None:
+        return ""
+    from penstock.peers.report import exposure
+
+    config = node.config.network
+    lines = [f"  Network    {config.name}, as node {node.config.node_id}; here are {_held(node)}"]
+    lines += [f"  Why        {why}" for why in dict.fromkeys(membership.placements.values()) if why]
+    for hosted in node.models:
+        missing = hosted.engine.pipe.explain()
+        if missing:
+            lines.append(f"  Not yet    {missing} Requests are refused until a node brings them.")
+            if not config.open:
+                lines.append(f"             Invite one:  {command} network invite NAME")
+        path = hosted.engine.pipe.path()
+        if path is not None and (exposed := exposure(path.hops, node.config.node_id)):
+            lines.append(f"  Note       {exposed}")
+    lines.append(f"  See it     {command} network status --url {node.url}")
+    if warning := membership.expiry_warning():
+        lines.append(f"  Warning    {warning}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,35 @@
+"""A job's result on stdout: its exact bytes for programs, a text that can do no harm for the person at a terminal."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+
+from penstock.cli.ui.terminal import HARMLESS
+
+
+class ResultWriter:
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end inside a letter
+        self._last = "\n"
+
+    def write(self, piece: bytes) -> None:
+        if self._terminal:
+            self._show(self._decoder.decode(piece))
+        else:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+
+    def end(self) -> None:
+        """What a person types next begins a line of its own."""
+        if self._terminal:
+            self._show(self._decoder.decode(b"", final=True))
+            if self._last != "\n":
+                print(flush=True)
+                self._last = "\n"
+
+    def _show(self, text: str) -> None:
+        if text:
+            print(text.translate(HARMLESS), end="", flush=True)
+            self._last = text[-1]

@@ -1,0 +1,94 @@
+"""What people and machines ask about a node itself: whether it lives and is ready, what runs, and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from penstock import __version__
+from penstock.config.keys import NO_LIMITS
+from penstock.doors.access.gate import leaving
+from penstock.doors.app.metrics import render_metrics
+from penstock.doors.app.readiness import Readiness
+from penstock.doors.app.status import NodeStatus, describe
+from penstock.doors.dispatch.dispatcher import Desk, caller_of
+from penstock.doors.http.route import Route
+from penstock.doors.jobs.backlog import Backlog
+from penstock.engine.hosted_model import HostedLayers
+from penstock.errors import KeyForbids, NotReady
+
+
+class Observing:
+    def __init__(
+        self,
+        desk: Desk,
+        node_id: str,
+        network: Callable[[], Mapping[str, Any]],
+        backlog: Backlog | None,
+    ) -> None:
+        self._desk, self._node_id, self._network, self._backlog = desk, node_id, network, backlog
+        hosted = [served.hosted for served in desk.models.values()]
+        self._readiness = Readiness(hosted, within=desk.server.ready_within)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/", self.root, "What this is, for a person with a browser"),
+            Route("GET", "/health", self.health, "The process lives", gives=dict[str, str]),
+            Route("GET", "/ready", self.ready, "A token comes out of every model", gives=dict[str, str], fails=(503,)),
+            Route("GET", "/metrics", self.metrics, "Counters for Prometheus"),
+            Route("GET", "/status", self.status, "What is running", gives=NodeStatus),
+            Route("GET", "/network", self.network, "Nodes, pipes and the route", gives=dict[str, Any]),
+        ]
+
+    async def root(self, request: Request) -> Response:
+        base, desk = f"{request.url.scheme}://{request.url.netloc}/v1", self._desk
+        if not desk.models:
+            return PlainTextResponse(f"Penstock {__version__}: {desk.holds()}\n")
+        return PlainTextResponse(f"Penstock {__version__} serves {desk.names(request)}. OpenAI clients find it at {base}\n")
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "version": __version__})
+
+    async def ready(self, request: Request) -> Response:
+        if self._desk.draining:
+            raise leaving()
+        for hosted in self._desk.layers:
+            if not hosted.engine.running:
+                raise NotReady(f"The engine of {hosted.name} has stopped.", hint="Start the node again; its log says why.")
+        await self._readiness.check()
+        return JSONResponse({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        _check_unlimited(request)
+        body, kind = render_metrics(self._hosted(), self._jobs_on_disk())
+        return Response(body, media_type=kind)
+
+    async def status(self, request: Request) -> Response:
+        _check_unlimited(request)
+        desk = self._desk
+        return JSONResponse(
+            describe(self._node_id, self._hosted(), desk.aliases, draining=desk.draining, workspace=self._jobs_on_disk())
+        )
+
+    async def network(self, request: Request) -> Response:
+        _check_unlimited(request)
+        return JSONResponse(self._network() or {"network": None, "nodes": [], "pipes": []})
+
+    def _jobs_on_disk(self) -> dict[str, int] | None:
+        return None if self._backlog is None else self._backlog.describe()
+
+    def _hosted(self) -> list[HostedLayers]:
+        return [*(served.hosted for served in self._desk.models.values()), *self._desk.layers]
+
+
+def _check_unlimited(request: Request) -> None:
+    """What is told here is about everybody's requests."""
+    caller = caller_of(request)
+    if caller.limits != NO_LIMITS:
+        raise KeyForbids(
+            f"The key '{caller.name}' has limits, and is not for {request.url.path}: it tells about all who use this server.",
+            hint="Use the owner's key, or one without limits.",
+        )

@@ -1,0 +1,219 @@
+"""The published description of the API: an OpenAPI document, made of the rows that the server's table is made of."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock import __version__
+from penstock.doors.access.gate import OPEN_PATHS
+from penstock.doors.http.describing import FieldsSchema
+from penstock.doors.http.errors import ANTHROPIC_PATH, OLLAMA_PATH, body_types
+from penstock.doors.http.fields import Fields, aside
+from penstock.doors.http.framing import encode
+from penstock.doors.http.route import Parameter, Route
+
+PATH = "/openapi.json"
+ABOUT = (
+    "One language model running across the machines you already have, for the clients of OpenAI, Anthropic and Ollama. "
+    "A field that is not described here is refused by its name; null says nothing, wherever it stands."
+)
+KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "Without a key on the server, any key will do."},
+    "header": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "As Anthropic's clients send it."},
+}
+REASONS = {
+    400: "A field cannot be used, or the prompt does not fit",
+    401: "The server has a key, and the request another or none",
+    403: "The key is not for this, or a page of another site speaks to a server without a key",
+    404: "It is not here",
+    408: "The request did not arrive in time",
+    413: "The body is too large",
+    429: "Too much is asked at once; Retry-After says when to come back",
+    500: "A computation failed",
+    503: "Layers of the model are missing, or the server is shutting down",
+}
+ANY = (403, 500)
+OF_BODIES = (400, 404, 408, 413, 429, 503)
+EVENT_STREAM = "text/event-stream"
+REFS = "#/components/schemas/"
+
+
+def with_document(routes: Sequence[Route]) -> list[Route]:
+    """All of them, and the one that describes them."""
+
+    @functools.cache
+    def written() -> bytes:
+        return encode(document(described))
+
+    async def describe(request: Request) -> Response:
+        return Response(await aside(written), media_type="application/json")
+
+    described = [*routes, Route("GET", PATH, describe, "This document", gives=dict[str, Any])]
+    return described
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    schemas = _Schemas(routes)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        operation = _operation(route, schemas)
+        if links := _links(route, routes):
+            operation["responses"]["200"]["links"] = links
+        paths.setdefault(_plain(route.path), {})[route.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Penstock", "version": __version__, "description": ABOUT},
+        "security": [{name: []} for name in KEYS],
+        "paths": paths,
+        "components": {"schemas": schemas.components, "securitySchemes": KEYS},
+    }
+
+
+class _Schemas:
+    """What is asked and given, by where it lies in the code: dialects have types of the same name."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self.components: dict[str, Any] = {}
+        self._asked: dict[type[Fields], dict[str, Any]] = {}
+        for name, kinds in _by_module(route.asks for route in routes if route.asks is not None):
+            found, defined = models_json_schema(
+                [(kind, "validation") for kind in kinds],
+                ref_template=f"{REFS}{name}{{model}}",
+                schema_generator=FieldsSchema,
+            )
+            self._asked |= {kind: found[kind, "validation"] for kind in kinds}
+            self.components |= {f"{name}{one}": schema for one, schema in defined.get("$defs", {}).items()}
+        self._given: dict[Any, dict[str, Any]] = {}
+        for name, kinds in _by_module(kind for route in routes for kind in _answers(route)):
+            schemas, components = msgspec.json.schema_components(kinds, ref_template=f"{REFS}{name}{{name}}")
+            self._given |= dict(zip(kinds, schemas, strict=True))
+            self.components |= {f"{name}{one}": schema for one, schema in components.items()}
+
+    def asked(self, kind: type[Fields]) -> dict[str, Any]:
+        return self._asked[kind]
+
+    def given(self, kind: Any) -> dict[str, Any]:
+        found = [self._given[one] for one in _alternatives(kind)]
+        return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def _by_module(kinds: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """With the beginning of their names: `openai.wire.`, and nothing for those of Python itself."""
+    found: dict[str, dict[Any, None]] = {}
+    for kind in kinds:
+        found.setdefault(getattr(kind, "__module__", ""), {})[kind] = None
+    for module, some in found.items():
+        name = ".".join(module.split(".")[-2:]) if module.startswith("penstock.doors.") else module
+        yield (f"{name}." if name != module else ""), list(some)
+
+
+def _answers(route: Route) -> Iterator[Any]:
+    yield from body_types(route.path)
+    yield from _alternatives(route.gives)
+    yield from route.events
+    for parameter in route.parameters:
+        yield parameter.kind
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return () if kind is None else kind if isinstance(kind, tuple) else (kind,)
+
+
+def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    named = re.findall(r"{(\w+)", route.path)
+    parameters = [_in_path(name) for name in named] + [_beside(one, schemas) for one in route.parameters]
+    found: dict[str, Any] = {
+        "summary": route.about,
+        "operationId": _name(route),
+        "tags": [_tag(route.path)],
+    }
+    if parameters:
+        found["parameters"] = parameters
+    if route.asks is not None:
+        found["requestBody"] = {"required": True, "content": {route.media: {"schema": schemas.asked(route.asks)}}}
+    if route.path in OPEN_PATHS:
+        found["security"] = []
+    found["responses"] = _responses(route, schemas)
+    return found
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def _beside(given: Parameter, schemas: _Schemas) -> dict[str, Any]:
+    return {"name": given.name, "in": given.place, "description": given.about, "schema": schemas.given(given.kind)}
+
+
+def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if not route.refuses:
+        found["200"] = {"description": route.about, "content": _content(route, schemas)}
+    refused = {"application/json": {"schema": schemas.given(body_types(route.path))}}
+    for status in sorted(_failures(route)):
+        found[str(status)] = {"description": REASONS[status], "content": refused}
+    return found
+
+
+def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
+    if route.gives is None:
+        return {"text/plain": {"schema": {"type": "string"}}}
+    content = {"application/json": {"schema": schemas.given(route.gives)}}
+    if route.streams == EVENT_STREAM:
+        content[route.streams] = {"schema": _event(schemas.given((*route.events, *body_types(route.path))))}
+    elif route.streams:
+        content[route.streams] = {"schema": {"type": "string", "description": "Each line is one in application/json."}}
+    return content
+
+
+def _event(data: dict[str, Any]) -> dict[str, Any]:
+    """One of a stream. The last of OpenAI's is no JSON."""
+    written = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    return {
+        "type": "object",
+        "properties": {"event": {"type": "string"}, "data": {"anyOf": [{"const": "[DONE]"}, written]}},
+        "required": ["data"],
+    }
+
+
+def _failures(route: Route) -> set[int]:
+    found = {*ANY, *route.fails}
+    found |= set() if route.path in OPEN_PATHS else {401}
+    found |= set(OF_BODIES) if route.asks is not None else set()
+    found |= {400} if route.parameters else set()
+    return found | ({404} if "{" in route.path or route.refuses else set())
+
+
+def _links(made: Route, routes: Iterable[Route]) -> dict[str, Any]:
+    """What may be asked about that which one has made: its id is a part of their paths."""
+    found = {}
+    for route in routes:
+        inside = re.fullmatch(re.escape(made.path) + r"/{(\w+)}(/\w+)?", route.path)
+        if inside and made.method == "POST" and not made.refuses:
+            found[_name(route)] = {"operationId": _name(route), "parameters": {inside[1]: "$response.body#/id"}}
+    return found
+
+
+def _name(route: Route) -> str:
+    return "_".join([route.method.lower(), *re.findall(r"\w+", _plain(route.path))])
+
+
+def _plain(path: str) -> str:
+    """Without the router's own words: `/v1/models/{model:path}`."""
+    return re.sub(r"{(\w+):\w+}", r"{\1}", path)
+
+
+def _tag(path: str) -> str:
+    if path.startswith(ANTHROPIC_PATH):
+        return "Anthropic"
+    if path.startswith(OLLAMA_PATH):
+        return "Ollama"
+    return "OpenAI" if path.startswith("/v1/") else "Penstock"

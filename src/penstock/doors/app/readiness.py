@@ -1,0 +1,61 @@
+"""Readiness: a token really came out of each model a short while ago, or comes out now."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate
+from penstock.domain.sampling import SamplingParams
+from penstock.doors.dispatch.running import SEE_STATUS
+from penstock.engine.hosted_model import HostedModel
+from penstock.errors import NotReady, PenstockError
+
+PATIENCE = 10.0  # seconds for one token
+URGENT = 1 << 30  # before all other work: whoever asks wants to know about the pipe, not about the queue
+
+
+class Readiness:
+    def __init__(self, models: Sequence[HostedModel], *, within: float) -> None:
+        self._models, self._within = models, within
+        self._lock: asyncio.Lock | None = None
+
+    async def check(self) -> None:
+        """Raises NotReady. Those who ask at the same time wait for one answer, so that asking often costs nothing."""
+        self._lock = self._lock or asyncio.Lock()
+        async with self._lock:
+            for hosted in self._models:
+                last = hosted.engine.stats.last_token
+                if last is None or time.monotonic() - last > self._within:
+                    await self._generate(hosted)
+
+    async def _generate(self, hosted: HostedModel) -> None:
+        if not hosted.engine.pipe.is_complete():
+            raise NotReady(hosted.engine.pipe.explain(), hint=SEE_STATUS)
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[PenstockError | None] = loop.create_future()
+
+        def sink(update: JobUpdate) -> None:
+            if isinstance(update, JobDone | JobFailed):
+                loop.call_soon_threadsafe(_settle, ended, update.error if isinstance(update, JobFailed) else None)
+
+        probe = JobRequest(prompt=[0], sampling=SamplingParams(max_tokens=1, temperature=0.0), priority=URGENT)
+        handle = None
+        try:
+            handle = hosted.jobs.start_job(probe, sink)
+            error = await asyncio.wait_for(ended, PATIENCE)
+        except TimeoutError:
+            raise NotReady(f"{hosted.name} gave no token within {PATIENCE:g} seconds.") from None
+        except PenstockError as refused:
+            raise NotReady(f"{hosted.name} takes no work: {refused.message}") from None
+        finally:
+            if handle is not None:
+                handle.cancel()
+        if error is not None:
+            raise NotReady(f"{hosted.name} gave no token: {error.message}") from None
+
+
+def _settle(future: asyncio.Future[PenstockError | None], error: PenstockError | None) -> None:
+    if not future.done():
+        future.set_result(error)

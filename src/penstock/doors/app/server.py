@@ -1,0 +1,157 @@
+"""OAIHttpServer: the API over the models of this node. It puts the dialects, the gate and the log together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route as StarletteRoute
+
+from penstock.config.node import LimitsConfig, ServerConfig
+from penstock.domain.job import new_job_id
+from penstock.doors.access.gate import LOOPBACK, AccessLog, Gate
+from penstock.doors.access.keys import Keys
+from penstock.doors.anthropic.routes import anthropic_routes
+from penstock.doors.app.node_endpoints import Observing
+from penstock.doors.app.openapi import with_document
+from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.dispatch.mailbox import Mailbox
+from penstock.doors.generation.served_model import Served
+from penstock.doors.http.errors import body_for, headers_of, id_headers, send_error, status_of
+from penstock.doors.http.fields import known_field
+from penstock.doors.http.route import Handler, Route
+from penstock.doors.jobs.backlog import Backlog
+from penstock.doors.ollama.routes import ollama_routes
+from penstock.doors.openai.batches.routes import FILES, batch_routes
+from penstock.doors.openai.responses.routes import responses_routes
+from penstock.doors.openai.routes import openai_routes
+from penstock.engine.hosted_model import HostedLayers
+from penstock.errors import NoSuchPath, PenstockError, RequestError
+
+
+class OAIHttpServer:
+    """`network` tells about the nodes. Without a `backlog` there are no files, no batches, and no response is kept. `app` is the
+    ASGI application."""
+
+    def __init__(
+        self,
+        models: Mapping[str, Served],
+        *,
+        layers: Sequence[HostedLayers] = (),
+        network: Callable[[], Mapping[str, Any]] = dict,
+        backlog: Backlog | None = None,
+        node_id: str,
+        server: ServerConfig,
+        limits: LimitsConfig,
+        aliases: Mapping[str, str],
+        keys: Keys,
+    ) -> None:
+        self._server, self._keys = server, keys
+        self._arriving: set[asyncio.Task[Any]] = set()
+        self._desk = Desk(models, aliases, layers, server=server, limits=limits, keys=keys)
+        observing = Observing(self._desk, node_id, network, backlog)
+        desk = self._desk
+        routes = [
+            *openai_routes(desk),
+            *responses_routes(desk, backlog),
+            *batch_routes(backlog),
+            *anthropic_routes(desk),
+            *ollama_routes(desk),
+            *observing.routes(),
+        ]
+        self.app = self._build(with_document(routes))
+
+    @property
+    def draining(self) -> bool:
+        return self._desk.draining
+
+    @draining.setter
+    def draining(self, value: bool) -> None:
+        self._desk.draining = value
+
+    def hurry(self) -> None:
+        """On the event loop: what was not read to its end yet is refused, since its answer would come too late."""
+        for task in self._arriving:
+            task.cancel()
+
+    def _build(self, routes: Sequence[Route]) -> Starlette:
+        @asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            self._desk.mailbox = Mailbox()
+            watching = asyncio.create_task(self._keys.watch())
+            yield
+            watching.cancel()
+
+        server = self._server
+        hosts = None if server.beyond_loopback else {*LOOPBACK, server.host.lower()}
+        middleware = [Middleware(AccessLog, refuse=send_error, paths=[route.path for route in routes])]
+        if server.cors_origins:  # before the gate: a browser asks first, and without the key
+            middleware.append(
+                Middleware(CORSMiddleware, allow_origins=server.cors_origins, allow_methods=["*"], allow_headers=["*"])
+            )
+        middleware.append(
+            Middleware(
+                Gate,
+                keys=self._keys,
+                hosts=hosts,
+                origins=server.cors_origins,
+                max_body=server.max_body,
+                max_upload={FILES: server.max_upload},
+                refuse=send_error,
+                arriving=self._arriving,
+            )
+        )
+        return Starlette(
+            routes=_table(routes),
+            middleware=middleware,
+            exception_handlers={PenstockError: _on_penstock_error, HTTPException: _on_http_error},  # type: ignore[dict-item]
+            lifespan=lifespan,
+        )
+
+
+def _table(routes: Sequence[Route]) -> list[StarletteRoute]:
+    """One row for each path, so that who comes with a wrong method is told of all that are right."""
+    by_path: dict[str, dict[str, Route]] = {}
+    for route in routes:
+        by_path.setdefault(route.path, {})[route.method] = route
+    return [StarletteRoute(path, _named(methods), methods=[*methods]) for path, methods in by_path.items()]
+
+
+def _named(methods: Mapping[str, Route]) -> Handler:
+    """Their handler, which tells the log whose it is: a path as it came might hold anything."""
+
+    async def handle(request: Request) -> Response:
+        route = methods["GET" if request.method == "HEAD" else request.method]
+        request.scope["route"] = route
+        return await route.handler(request)
+
+    return handle
+
+
+async def _on_penstock_error(request: Request, error: PenstockError) -> Response:
+    request.state.log["error"] = error.code
+    if isinstance(error, RequestError) and error.field:
+        request.state.log["field"] = known_field(error.field)
+    headers = {**headers_of(error), **id_headers(new_job_id())}
+    return JSONResponse(body_for(request.scope, error), status_of(error), headers=headers)
+
+
+async def _on_http_error(request: Request, error: HTTPException) -> Response:
+    """What the router refuses: an unknown path or method."""
+    path, hint = request.url.path, "GET /openapi.json has all operations."
+    if path.startswith("/v1/v1/"):
+        hint = "The client adds /v1 by itself: give it the address of this server without."
+    told = NoSuchPath(
+        f"There is no {request.method} {path[:200]} here.",
+        hint=hint,
+        wrong_method=error.status_code == 405,
+    )
+    return JSONResponse(body_for(request.scope, told), error.status_code, headers=dict(error.headers or {}))

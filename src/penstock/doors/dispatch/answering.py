@@ -1,0 +1,171 @@
+"""How an answer leaves: as a stream while it is made, or whole. A client that leaves takes its jobs with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.domain.job import FinishReason, JobFailed, JobUpdate, OutputFinished, PrefillProgress
+from penstock.doors.access.gate import CLIENT_LEFT
+from penstock.doors.dispatch.mailbox import Mailbox
+from penstock.doors.dispatch.running import Admit, RunningRequest
+from penstock.doors.generation.exchange import Answer, Exchange
+from penstock.doors.generation.served_model import Served
+from penstock.doors.http.errors import id_headers, send_error, send_json
+from penstock.doors.http.fields import aside
+from penstock.doors.http.framing import encode
+from penstock.errors import PenstockError
+
+STREAMED = [
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # or nginx would hold the words back
+]
+
+
+async def respond(
+    exchange: Exchange, served: Served, mailbox: Mailbox, admit: Admit, *, keep_alive: float, slow: bool = False
+) -> Response:
+    """Start the jobs; the response that is returned follows them and cancels them when its client leaves. What is `slow` is made
+    ready, and put together at the end, aside."""
+    if any(job.sampling.logprobs is not None for job in exchange.jobs):
+        await served.ready_for_logprobs()
+    running = RunningRequest(mailbox, served.hosted, admit)
+    await running.start(exchange.jobs, slow=slow)
+    try:
+        answer = exchange.answer(running.job_id, running.prompts)
+    except BaseException:
+        running.close()  # nobody would ever read what they say
+        raise
+    return AnswerResponse(running, answer, exchange, keep_alive=keep_alive, slow=slow)
+
+
+class AnswerResponse(Response):
+    """Sends the answer of running jobs. `scope["state"]["log"]` is told what became of them."""
+
+    def __init__(
+        self, running: RunningRequest, answer: Answer, exchange: Exchange, *, keep_alive: float, slow: bool = False
+    ) -> None:
+        self._running, self._answer, self._exchange = running, answer, exchange
+        self._keep_alive, self._slow = keep_alive, slow
+        self._framing = answer.framing
+        self._request_id = [(name.encode(), value.encode()) for name, value in id_headers(running.job_id).items()]
+        self._failed = False
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left = asyncio.Event()
+        watcher = asyncio.create_task(self._watch(receive, left))
+        try:
+            await (self._send_events(send, left) if self._exchange.stream else self._send_whole(scope, send, left))
+        finally:
+            watcher.cancel()
+            self._running.close()
+            scope.setdefault("state", {}).setdefault("log", {}).update(self._facts(left.is_set()))
+
+    async def _watch(self, receive: Receive, left: asyncio.Event) -> None:
+        """The request was read, so all that can still come is the news that the client has gone."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+        self._running.cancel()
+
+    # ---- as a stream ----
+
+    async def _send_events(self, send: Send, left: asyncio.Event) -> None:
+        running, framing = self._running, self._framing
+        headers = [(b"content-type", framing.media_type), *STREAMED, *self._request_id]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        clock = asyncio.get_running_loop().time
+        silent_since = clock()
+        frames = [framing.frame(event) for event in self._answer.begin()]
+        while True:
+            if frames:
+                await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+                silent_since = clock()
+            if running.done:
+                break
+            if framing.comment is None:  # a silent connection is told nothing, so there is nothing to wake up for
+                updates = await running.read()
+            else:
+                updates = await running.read(max(0.0, silent_since + self._keep_alive - clock()))
+            frames = [frame for number, update in updates for frame in self._frames(number, update)]
+            if not frames and framing.comment is not None and clock() >= silent_since + self._keep_alive:
+                frames = [framing.comment("keep-alive")]
+        if not left.is_set():  # or half an answer would be kept
+            await send({"type": "http.response.body", "body": b"".join([*await self._last_frames(), framing.done])})
+
+    def _frames(self, number: int, update: JobUpdate) -> Iterable[bytes]:
+        if self._failed:
+            return ()  # after an error nothing more is said
+        framing = self._framing
+        match update:
+            case PrefillProgress(done, total):
+                tells = framing.comment is not None and done < total
+                return (framing.comment(f"prompt {done}/{total}"),) if tells and framing.comment else ()
+            case JobFailed(error):
+                return self._error_frames(error)
+            case OutputFinished(reason=FinishReason.CANCELLED):
+                return ()  # the client has gone, or hears in a moment why it was ended
+        return map(framing.frame, self._answer.take(number, update))
+
+    async def _last_frames(self) -> Iterable[bytes]:
+        running = self._running
+        if self._failed:
+            return ()
+        if running.error is not None:
+            return self._error_frames(running.error)
+        try:
+            await self._keep()
+        except PenstockError as error:
+            running.error = error
+            return self._error_frames(error)
+        return map(self._framing.frame, self._answer.end(running.usage))
+
+    def _error_frames(self, error: PenstockError) -> Iterable[bytes]:
+        self._failed = True
+        return [self._framing.frame(event) for event in self._answer.failed(error)]
+
+    # ---- whole ----
+
+    async def _send_whole(self, scope: Scope, send: Send, left: asyncio.Event) -> None:
+        running = self._running
+        while not running.done:
+            for number, update in await running.read():
+                for _ in self._answer.take(number, update):
+                    pass  # kept by the answer
+        if left.is_set():
+            return
+        if running.error is None:
+            try:
+                await self._keep()
+            except PenstockError as error:
+                running.error = error
+        if running.error is not None:
+            await send_error(scope, send, running.error, self._request_id)
+            return
+        body = await aside(lambda: encode(self._answer.whole(running.usage)), when=self._slow)
+        await send_json(send, 200, body, self._request_id)
+
+    async def _keep(self) -> None:
+        keep, usage = self._exchange.keep, self._running.usage
+        if keep is not None:
+            await aside(lambda: keep(self._answer, usage))
+
+    def _facts(self, left: bool) -> dict[str, object]:
+        running = self._running
+        facts: dict[str, object] = {}
+        if running.error is not None:
+            facts["error"] = running.error.code
+        elif running.done:
+            facts = {
+                "prompt_tokens": running.usage.prompt_tokens,
+                "cached_tokens": running.usage.cached_tokens,
+                "completion_tokens": running.usage.completion_tokens,
+                "first_token": round(running.timings.first_token, 3),
+            }
+        if left:
+            facts["status"] = CLIENT_LEFT
+        return facts

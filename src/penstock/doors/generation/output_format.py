@@ -1,0 +1,52 @@
+"""Shape: what an answer must look like, in no dialect: a JSON object, one that fits a schema, a pattern or a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.domain.constraint import ConstraintFactory
+from penstock.doors.grammar.grammars import Grammars
+from penstock.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`field` is where the request says it."""
+
+    kind: Literal["json_object", "json_schema", "regex", "grammar"]
+    field: str
+    value: Any = None
+
+    def compile(self, grammars: Grammars) -> ConstraintFactory:
+        """A large one takes its time."""
+        match self.kind:
+            case "json_object":
+                return grammars.json_object()
+            case "json_schema":
+                return grammars.json_schema(self.value, field=self.field)
+            case "regex":
+                return grammars.regex(self.value, field=self.field)
+            case "grammar":
+                return grammars.lark(self.value, field=self.field)
+
+
+def json_shape(kind: Literal["json_object", "json_schema"], schema: Any, field: str, schema_field: str) -> Shape:
+    """As OpenAI's requests say it, at two places."""
+    if kind == "json_object":
+        return Shape(kind, field)
+    if schema is None:
+        raise RequestError(f"{schema_field} is missing.", field=schema_field)
+    return Shape(kind, schema_field, schema)
+
+
+def only_one(shapes: Sequence[Shape]) -> Shape | None:
+    refuse_two([shape.field for shape in shapes])
+    return shapes[0] if shapes else None
+
+
+def refuse_two(fields: Sequence[str]) -> None:
+    if len(fields) > 1:
+        one, other = (field.partition(".")[0] for field in fields[:2])
+        raise RequestError(f"{one} and {other} cannot both say what the answer looks like.", field=one)

@@ -1,0 +1,115 @@
+"""/v1/files: what clients upload for batches, and fetch when these are done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from penstock.doors.dispatch.dispatcher import caller_of
+from penstock.doors.http.fields import aside, parse
+from penstock.doors.http.paging import Page
+from penstock.doors.http.replies import json_reply
+from penstock.doors.openai.batches import wire
+from penstock.doors.openai.batches.requests import FileFields
+from penstock.errors import RequestError, RequestTimeout, UnknownFile
+from penstock.workspace.store.job_id import FILE
+from penstock.workspace.store.uploads import CHUNK, Uploads
+
+PATIENCE = 600.0  # seconds for a whole upload
+MAX_FIELDS, MAX_FIELD = 16, 1 << 16  # beside the file, and bytes of each
+MAX_NAME = 255
+MOST = 10_000  # files on a page
+TEXT = "text/plain; charset=utf-8"
+NOT_A_PAGE = {"x-content-type-options": "nosniff"}  # whatever somebody uploaded, a browser only shows it
+
+
+class Files:
+    def __init__(self, uploads: Uploads) -> None:
+        self._uploads = uploads
+
+    async def create(self, request: Request) -> Response:
+        owner = caller_of(request).owner
+        async with _form(request) as form:
+            file = form.get("file")
+            if not isinstance(file, UploadFile):
+                raise RequestError("file is missing.", field="file", hint="Send a form with a file in it (multipart/form-data).")
+            asked = parse(FileFields, json.dumps(_fields(form)))
+            keep = None if asked.expires_after is None else asked.expires_after.seconds
+            name = (file.filename or "file")[:MAX_NAME]
+            chunks = iter(lambda: file.file.read(CHUNK), b"")
+            made = await aside(
+                lambda: self._uploads.add(chunks, name=name, purpose=asked.purpose, owner=owner, expires_after=keep)
+            )
+        return json_reply(wire.file_out(made))
+
+    async def all(self, request: Request) -> Response:
+        page, purpose = Page.asked(request, usual=MOST, most=MOST, also=["purpose"]), request.query_params.get("purpose")
+        owner = caller_of(request).owner
+        files = (file for file in self._uploads.all(owner) if purpose in (None, file.purpose))
+        found, more = await aside(lambda: page.cut(map(wire.file_out, files), lambda file: file.id))
+        first, last = (found[0].id, found[-1].id) if found else (None, None)
+        return json_reply(wire.FileList(data=found, first_id=first, last_id=last, has_more=more))
+
+    async def one(self, request: Request) -> Response:
+        file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
+        return json_reply(wire.file_out(await aside(lambda: self._uploads.get(file_id, owner))))
+
+    async def content(self, request: Request) -> Response:
+        file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
+        found = await aside(lambda: self._uploads.get(file_id, owner))
+        headers = {"content-length": str(found.bytes), **NOT_A_PAGE}
+        return StreamingResponse(self._chunks(file_id, owner), media_type=TEXT, headers=headers)
+
+    async def delete(self, request: Request) -> Response:
+        file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
+        await aside(lambda: self._uploads.remove(file_id, owner))
+        return json_reply(wire.FileDeleted(id=f"{FILE}{file_id}"))
+
+    def _chunks(self, file_id: str, owner: str | None) -> Iterator[bytes]:
+        with self._uploads.reading(file_id, owner) as chunks:
+            yield from chunks
+
+
+def file_named(name: str) -> str:
+    """The id behind a client's name for a file."""
+    if not name.startswith(FILE):
+        raise UnknownFile(f"There is no file {name[:80]}.", hint=f"Their names begin with {FILE}")
+    return name.removeprefix(FILE)
+
+
+@asynccontextmanager
+async def _form(request: Request) -> AsyncIterator[FormData]:
+    """What is large of it lies on the disk meanwhile."""
+    async with AsyncExitStack() as stack:
+        try:
+            reading = request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
+            form = await asyncio.wait_for(stack.enter_async_context(reading), PATIENCE)
+        except TimeoutError:
+            raise RequestTimeout(f"The upload was not complete after {PATIENCE:g} seconds.") from None
+        except HTTPException as error:
+            raise RequestError(f"The form cannot be read: {error.detail}") from None
+        yield form
+
+
+def _fields(form: FormData) -> dict[str, Any]:
+    """Those beside the file; `expires_after[seconds]` is how forms write an object."""
+    found: dict[str, Any] = {}
+    for name, value in form.multi_items():
+        if name == "file":
+            continue
+        outer, _, inner = name.partition("[")
+        text = str(value)
+        if inner and isinstance(inside := found.setdefault(outer, {}), dict):
+            digits = text.isascii() and text.isdigit() and len(text) < 16
+            inside[inner.removesuffix("]")] = int(text) if digits else text
+        else:
+            found[name] = text
+    return found

@@ -1,0 +1,68 @@
+"""What clients may say about files and batches."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from penstock.domain.duration import DAY, HOUR, PATTERN
+from penstock.doors.http.fields import Fields
+from penstock.doors.openai.job_endpoints import DURABLE
+from penstock.errors import RequestError
+from penstock.workspace.batch.batches import parse_window
+
+MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # of metadata
+
+
+class ExpiresAfter(Fields):
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=HOUR, le=30 * DAY)
+
+
+class FileFields(Fields):
+    """A form, without its file."""
+
+    purpose: Literal["batch"]
+    expires_after: ExpiresAfter | None = None
+
+
+class FileUpload(Fields):
+    """The whole form, as it is described. `expires_after[seconds]` is how forms write an object."""
+
+    file: bytes
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] = Field(default="created_at", alias="expires_after[anchor]")
+    seconds: int = Field(default=DAY, alias="expires_after[seconds]", ge=HOUR, le=30 * DAY)
+
+
+class BatchCreation(Fields):
+    REFUSED: ClassVar = {"model": "Each line names its own."}
+
+    input_file_id: str
+    endpoint: str = Field(json_schema_extra={"enum": [*DURABLE]})
+    completion_window: str = Field(json_schema_extra={"pattern": f"^{PATTERN}$"})
+    metadata: dict[str, str] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+    def check(self) -> None:
+        if self.endpoint not in DURABLE:
+            raise RequestError(
+                f"endpoint = '{self.endpoint[:80]}' cannot be a batch.",
+                field="endpoint",
+                hint=f"These can: {', '.join(DURABLE)}.",
+            )
+        for key, value in (self.metadata or {}).items():
+            if len(key) > MAX_KEY or len(value) > MAX_VALUE:
+                raise RequestError(
+                    f"metadata['{key[:80]}'] is too long.",
+                    field="metadata",
+                    hint=f"A name has up to {MAX_KEY} letters, a value {MAX_VALUE}.",
+                )
+        if len(self.metadata or {}) > MAX_PAIRS:
+            raise RequestError(f"metadata has more than {MAX_PAIRS} names.", field="metadata")
+
+    @property
+    def window(self) -> float:
+        """The completion window in seconds."""
+        return parse_window(self.completion_window)

@@ -1,0 +1,177 @@
+"""From a job's updates to the events of a response. What is whole at the end is what the events told."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, TokensOut, Usage
+from penstock.doors.generation.output_parser import Speech
+from penstock.doors.http.errors import openai_body
+from penstock.doors.http.framing import NAMED_EVENTS
+from penstock.doors.openai.answers import TokenBytes, chat_logprobs
+from penstock.doors.openai.responses import wire
+from penstock.doors.openai.responses.store import item_id, response_id
+from penstock.doors.openai.wire import ContentLogprob
+from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolEvent
+from penstock.errors import PenstockError
+
+
+class ResponseAnswer:
+    """`begun` is the response before anything was said, still without an id."""
+
+    framing = NAMED_EVENTS
+
+    def __init__(
+        self,
+        job_id: str,
+        begun: wire.Response,
+        speech: Speech,
+        *,
+        token_bytes: TokenBytes,
+        hidden: frozenset[int],
+        logprobs: bool,
+    ) -> None:
+        self._job_id, self._speech = job_id, speech
+        self._response = replace(begun, id=response_id(job_id))
+        self._token_bytes, self._hidden, self._logprobs = token_bytes, hidden, logprobs
+        self._numbers = itertools.count()
+        self._output: list[wire.OutputItem] = []
+        self._item: wire.OutputItem | None = None  # what is being said, and in which pieces
+        self._pieces: list[str] = []
+        self._likely: list[ContentLogprob] = []  # its tokens
+        self._unshown: list[ContentLogprob] = []  # those whose text has not come yet
+
+    # ---- as events ----
+
+    def begin(self) -> Iterable[wire.Event]:
+        for kind in ("response.created", "response.in_progress"):
+            yield wire.ResponseEvent(type=kind, sequence_number=next(self._numbers), response=self._response)
+
+    def take(self, number: int, update: JobUpdate) -> Iterable[wire.Event]:
+        match update:
+            case TokensOut(_, text, _, logprobs):
+                if self._logprobs:
+                    said = [one for one in logprobs if one.token_id not in self._hidden]
+                    self._unshown += chat_logprobs(said, self._token_bytes)
+                for event in self._speech.hear(text):
+                    yield from self._hear(event)
+            case OutputFinished(_, reason, _):
+                for event in self._speech.close(reason):
+                    yield from self._hear(event)
+                yield from self._finish(cut=reason is FinishReason.LENGTH)
+
+    def end(self, usage: Usage) -> Iterable[wire.Event]:
+        whole = self.whole(usage)
+        yield wire.ResponseEvent(type=f"response.{whole.status}", sequence_number=next(self._numbers), response=whole)
+
+    def failed(self, error: PenstockError) -> Iterable[wire.Event]:
+        told = openai_body(error)["error"]
+        failed = replace(
+            self._response, status="failed", output=self._output, error=wire.ErrorOut(code="server_error", message=str(error))
+        )
+        yield wire.ResponseEvent(type="response.failed", sequence_number=next(self._numbers), response=failed)
+        yield wire.ErrorEvent(
+            type="error",
+            sequence_number=next(self._numbers),
+            code=told["code"],
+            message=told["message"],
+            param=told["param"],
+            error=told,
+        )
+
+    def whole(self, usage: Usage) -> wire.Response:
+        return replace(
+            self._response,
+            output=self._output,
+            usage=wire.UsageOut(
+                input_tokens=usage.prompt_tokens,
+                input_tokens_details=wire.InputDetails(cached_tokens=usage.cached_tokens),
+                output_tokens=usage.completion_tokens,
+                output_tokens_details=wire.OutputDetails(),
+                total_tokens=usage.prompt_tokens + usage.completion_tokens,
+            ),
+        )
+
+    # ---- one item after the other ----
+
+    def _hear(self, event: ToolEvent) -> Iterable[wire.Event]:
+        match event:
+            case TextDelta(text):
+                yield from self._write(text)
+            case CallStarted(_, call_id, name):
+                yield from self._close("completed")
+                item = wire.FunctionCall(
+                    id=self._new_id(wire.FunctionCall), call_id=call_id, name=name, arguments="", status="in_progress"
+                )
+                yield self._open(item)
+            case ArgumentsDelta(_, text):
+                self._unshown = []  # of a call nobody asks how likely it was
+                yield wire.ArgumentsDeltaEvent(type="response.function_call_arguments.delta", **self._place(), delta=text)
+                self._pieces.append(text)
+            case CallFinished():
+                yield from self._close("completed")
+
+    def _write(self, text: str) -> Iterable[wire.Event]:
+        if not isinstance(self._item, wire.Message):
+            item = wire.Message(id=self._new_id(wire.Message), role="assistant", status="in_progress", content=[])
+            yield self._open(item)
+            yield wire.PartEvent(type="response.content_part.added", **self._place(), part=wire.OutputText(text=""))
+        likely, self._unshown = self._unshown, []
+        yield wire.TextDeltaEvent(type="response.output_text.delta", **self._place(), delta=text, logprobs=likely)
+        self._pieces.append(text)
+        self._likely += likely
+
+    def _finish(self, *, cut: bool) -> Iterable[wire.Event]:
+        if not isinstance(self._item, wire.FunctionCall) and (self._unshown or not (self._output or self._item)):
+            yield from self._write("")  # an answer of no words is one, too
+        # A call that is still open was cut off, if not by the limit, then by a stop string.
+        yield from self._close("incomplete" if cut or isinstance(self._item, wire.FunctionCall) else "completed")
+        if cut:
+            self._response = replace(self._response, status="incomplete", incomplete_details=wire.Incomplete())
+        else:
+            self._response = replace(self._response, status="completed", completed_at=int(time.time()))
+
+    def _open(self, item: wire.OutputItem) -> wire.Event:
+        self._item, self._pieces, self._likely = item, [], []
+        return self._item_event("added", item)
+
+    def _close(self, status: wire.ItemStatus) -> Iterable[wire.Event]:
+        said = "".join(self._pieces)
+        done: wire.OutputItem
+        match self._item:
+            case None:
+                return
+            case wire.Message() as item:
+                part = wire.OutputText(text=said, logprobs=self._likely)
+                done = replace(item, status=status, content=[part])
+                yield wire.TextDoneEvent(type="response.output_text.done", **self._place(), text=said, logprobs=self._likely)
+                yield wire.PartEvent(type="response.content_part.done", **self._place(), part=part)
+            case wire.FunctionCall() as item:
+                done = replace(item, status=status, arguments=said)
+                yield wire.ArgumentsDoneEvent(
+                    type="response.function_call_arguments.done", **self._place(), name=item.name, arguments=said
+                )
+        yield self._item_event("done", done)
+        self._output.append(done)
+        self._item = None
+
+    def _item_event(self, kind: str, item: wire.OutputItem) -> wire.Event:
+        return wire.ItemEvent(
+            type=f"response.output_item.{kind}",
+            sequence_number=next(self._numbers),
+            output_index=len(self._output),
+            item=item,
+        )
+
+    def _place(self) -> dict[str, Any]:
+        """Of an event: its number, and what it is about."""
+        assert self._item is not None
+        return {"sequence_number": next(self._numbers), "item_id": self._item.id, "output_index": len(self._output)}
+
+    def _new_id(self, kind: type[wire.OutputItem]) -> str:
+        return item_id(kind, self._job_id, len(self._output))

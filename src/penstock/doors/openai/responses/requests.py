@@ -1,0 +1,219 @@
+"""What clients may ask of Responses: OpenAI's fields, the documented extras, and what is refused instead of being ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from penstock.doors.generation.output_format import Shape, json_shape
+from penstock.doors.http.fields import Fields, Only, short
+from penstock.doors.openai.requests import MAX_TOP_LOGPROBS, AnswerFields, template_variables
+from penstock.errors import RequestError
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = frozenset(
+    (  # all but the first are about what never occurs here
+        *(LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "code_interpreter_call.outputs"),
+        *("web_search_call.results", "web_search_call.action.sources"),
+        *("message.input_image.image_url", "computer_call_output.output.image_url"),
+    )
+)
+TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
+ITEM_FIELDS = {  # what each type of item has to say
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "item_reference": ("id",),
+}
+REASONING = "reasoning"  # what some model thought elsewhere: it says nothing to this one
+MAX_METADATA = 16
+ONLY_TEXT = "This model reads text, and nothing else."
+
+
+class InputPart(Fields):
+    HARMLESS = frozenset(("annotations", "logprobs", "prompt_cache_breakpoint", "parsed"))
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def opaque(self) -> bool:
+        return self.type not in TEXT_PARTS  # a picture is refused as a picture
+
+
+def _as_parts(content: Any) -> Any:
+    """A text is one part; so nobody below has to know both, and errors name the part."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+Parts = Annotated[
+    list[InputPart], Field(fail_fast=True), BeforeValidator(_as_parts, json_schema_input_type=str | list[InputPart])
+]
+
+
+class InputItem(Fields):
+    HARMLESS = frozenset(("status", "phase", "parsed_arguments", "caller"))
+    type: str | None = None
+    id: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Parts | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Parts | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.type or ("item_reference" if self.role is None and self.id is not None else "message")
+
+    @property
+    def opaque(self) -> bool:
+        return self.kind not in ITEM_FIELDS
+
+    def check(self, where: str) -> None:
+        """That it is an item that can be read, with all of its fields and none of another type's."""
+        if self.kind not in ITEM_FIELDS:
+            raise RequestError(f"{where} is of type '{self.kind[:40]}'.", field=f"{where}.type", hint=ONLY_TEXT)
+        own = ITEM_FIELDS[self.kind]
+        for name in own:
+            if getattr(self, name) is None:
+                raise RequestError(f"{where}.{name} is missing.", field=f"{where}.{name}")
+        for name in {name for names in ITEM_FIELDS.values() for name in names} - {*own, "id"}:
+            if getattr(self, name) is not None:
+                raise RequestError(f"{where}.{name} is not for a {self.kind}.", field=f"{where}.{name}")
+
+
+def _as_items(given: Any) -> Any:
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+class FunctionTool(Fields):
+    REFUSED: ClassVar[Mapping[str, str]] = {"output_schema": "Tell in the description what it gives back."}
+    ONLY: ClassVar[Only] = {
+        "allowed_callers": ((["direct"],), "Only the model itself calls functions here."),
+        "async": ((False,), "Calls are answered in the next request."),
+        "defer_loading": ((False,), "All functions are told to the model at once."),
+    }
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def opaque(self) -> bool:
+        return self.type != "function"
+
+    @property
+    def in_chat(self) -> dict[str, Any]:
+        """As chat has it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters, "strict": self.strict}
+        return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+class TextFormat(Fields):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Fields):
+    ONLY: ClassVar[Only] = {"verbosity": (("medium",), "Ask for a short or long answer in the input.")}
+    format: TextFormat | None = None
+
+
+class Reasoning(Fields):
+    HARMLESS = frozenset(("summary", "generate_summary"))  # of nothing
+    ONLY: ClassVar[Only] = {
+        "effort": (("none",), "Models differ in how they reason: set what the template offers in chat_template_kwargs."),
+        "mode": (("standard",), "There is one way to answer here."),
+        "context": (("auto",), "Nothing that a model thought is kept."),
+    }
+
+
+class ResponseRequest(AnswerFields):
+    HARMLESS = frozenset(("prompt_cache_retention", "prompt_cache_options"))
+    REFUSED: ClassVar[Mapping[str, str]] = {
+        "access_programs": "There are no such programs here.",
+        "context_management": "Nothing is left out of a conversation. Begin a new one with a summary.",
+        "conversation": "Go on with previous_response_id.",
+        "image": ONLY_TEXT,
+        "logprobs": f"Give include = ['{LOGPROBS}'].",
+        "max_completion_tokens": "Use max_output_tokens.",
+        "max_tokens": "Use max_output_tokens.",
+        "messages": "Use input.",
+        "moderation": "There is no moderation model here.",
+        "n": "A response is one answer. Ask again for another.",
+        "prompt": "No prompts are stored here. Give it as input and instructions.",
+        "response_format": "Use text.format.",
+    }
+    ONLY: ClassVar[Only] = {
+        "background": ((False,), "Nothing is answered in the background. Use a batch, or `penstock work`."),
+        "truncation": (("disabled",), "Nothing is left out silently. Leave out of the input what may be forgotten."),
+    }
+    model: str | None = None
+    input: Annotated[
+        list[InputItem], Field(fail_fast=True), BeforeValidator(_as_items, json_schema_input_type=str | list[InputItem])
+    ] = Field(default_factory=lambda: [InputItem.model_validate_json('{"role": "user", "content": ""}')])
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None  # of tools that run at OpenAI
+    include: Annotated[list[str], Field(fail_fast=True)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def shapes(self) -> list[Shape]:
+        form = None if self.text is None else self.text.format
+        if form is None or form.type == "text":
+            return super().shapes
+        return [*super().shapes, json_shape(form.type, form.schema_, "text.format", "text.format.schema")]
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {
+            "max_tokens": "max_output_tokens",
+            "messages": "input",
+            "logprobs": "top_logprobs",
+            "tools[].function": "tools[]",
+            "tool_choice.function": "tool_choice",
+        }
+
+    @property
+    def slow(self) -> bool:
+        """Grammars take their time, and so do disks."""
+        return bool(self.shapes or self.tools or self.previous_response_id) or any(
+            item.kind == "item_reference" for item in self.input
+        )
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        for i, name in enumerate(self.include or ()):
+            if name not in INCLUDABLE:
+                raise RequestError(
+                    f"include[{i}] = {short(name)} is not known.", field=f"include[{i}]", hint=f"Give {LOGPROBS}, or nothing."
+                )
+        if LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise RequestError(f"top_logprobs needs include = [{LOGPROBS!r}].", field="top_logprobs")
+        return None
+
+    @property
+    def template(self) -> dict[str, Any]:
+        return template_variables(self.chat_template_kwargs)

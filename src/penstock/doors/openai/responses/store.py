@@ -1,0 +1,127 @@
+"""Shelf: the responses that are kept, by the names that clients have for them and for the items in them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.doors.http.framing import encode
+from penstock.doors.openai.responses import wire
+from penstock.errors import NoPreviousResponse, RequestError, UnknownResponse
+from penstock.workspace.store.job_id import is_job_id
+from penstock.workspace.store.responses import KeptResponse, Responses
+
+NO_SHELF = "This server keeps nothing: start it with --workspace FOLDER."
+_RESPONSE = "resp_"
+_ITEM = re.compile(r"[a-z]+_(\d+_\d+_\d+)_\w+", re.ASCII)
+_PREFIXES = {wire.Message: "msg", wire.FunctionCall: "fc", wire.FunctionCallOutput: "fco"}
+
+_read_items = msgspec.json.Decoder(list[wire.Item]).decode
+_read_response = msgspec.json.Decoder(wire.Response).decode
+
+
+def response_id(job_id: str) -> str:
+    return f"{_RESPONSE}{job_id}"
+
+
+def item_id(kind: type[wire.Item], job_id: str, place: int | str) -> str:
+    """It tells which response it is of, so that one can be found by its id alone."""
+    return f"{_PREFIXES[kind]}_{job_id}_{place}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A response, and all that was said before it."""
+
+    response: wire.Response
+    items: Sequence[wire.Item]
+
+    @property
+    def conversation(self) -> list[wire.Item]:
+        return [*self.items, *self.response.output]
+
+
+class Shelf:
+    """`responses` is None where nothing is kept, and `why` says what to do about that."""
+
+    def __init__(self, responses: Responses | None, why: str = NO_SHELF) -> None:
+        self._responses, self.why = responses, why
+
+    @property
+    def exists(self) -> bool:
+        return self._responses is not None
+
+    def put(self, response: wire.Response, items: Sequence[wire.Item], *, owner: str | None) -> None:
+        assert self._responses is not None
+        job_id = response.id.removeprefix(_RESPONSE)
+        self._responses.put(job_id, KeptResponse(encode(response), encode(_numbered(items, job_id))), owner=owner)
+
+    def find(self, name: str, *, owner: str | None) -> Kept:
+        found = self._look(name.removeprefix(_RESPONSE), owner) if name.startswith(_RESPONSE) else None
+        if found is None:
+            raise self._unknown(name)
+        return found
+
+    def remove(self, name: str, *, owner: str | None) -> None:
+        job_id = name.removeprefix(_RESPONSE)
+        known = self._responses is not None and name.startswith(_RESPONSE) and is_job_id(job_id)
+        if self._responses is None or not known or not self._responses.remove(job_id, owner=owner):
+            raise self._unknown(name)
+
+    def conversation(self, previous: str | None, *, owner: str | None) -> list[wire.Item]:
+        """What was said up to and with the response that a request goes on from."""
+        field = "previous_response_id"
+        if previous is None:
+            return []
+        if self._responses is None:
+            raise RequestError(f"There is no response '{previous[:80]}'.", field=field, hint=self.why)
+        try:
+            return self.find(previous, owner=owner).conversation
+        except UnknownResponse as error:
+            raise NoPreviousResponse(error.message, field=field, hint=error.hint) from None
+
+    def finder(self, *, owner: str | None) -> Callable[[str], wire.Item | None]:
+        """Finds items by their ids; each response is read once, however many of its items are asked for."""
+
+        @functools.cache
+        def items_of(job_id: str) -> Mapping[str, wire.Item]:
+            kept = self._look(job_id, owner)
+            return {} if kept is None else {item.id: item for item in reversed(kept.conversation)}
+
+        def find(name: str) -> wire.Item | None:
+            known = _ITEM.fullmatch(name)
+            return None if known is None else items_of(known[1]).get(name)
+
+        return find
+
+    def _look(self, job_id: str, owner: str | None) -> Kept | None:
+        if self._responses is None or not is_job_id(job_id):
+            return None
+        try:
+            found = self._responses.get(job_id, owner=owner)
+            return None if found is None else Kept(_read_response(found.response), _read_items(found.items))
+        except ValueError:  # of msgspec's errors too
+            raise UnknownResponse(
+                f"The response '{response_id(job_id)}' cannot be read: its files are damaged.",
+                hint="Restore the workspace's folder, or begin the conversation again.",
+            ) from None
+
+    def _unknown(self, name: str) -> UnknownResponse:
+        why = "It was not stored, it was deleted, or its time is over." if self.exists else self.why
+        return UnknownResponse(f"There is no response '{name[:80]}'.", hint=why)
+
+
+def _numbered(items: Sequence[wire.Item], job_id: str) -> list[wire.Item]:
+    """Each with an id of its own: pages of them are asked for by the last id of the page before."""
+    seen: set[str] = set()
+    out: list[wire.Item] = []
+    for i, item in enumerate(items):
+        if not item.id or item.id in seen:
+            item = msgspec.structs.replace(item, id=item_id(type(item), job_id, f"in{i}"))
+        seen.add(item.id)
+        out.append(item)
+    return out

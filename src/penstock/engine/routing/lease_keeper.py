@@ -1,0 +1,86 @@
+"""LeaseKeeper: what an origin counts on at the stages of its route. It asks for more, gives back, and hears who is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.domain.messages import Bounce, Ping, Pong
+from penstock.engine.routing.route_host import RouteHost
+from penstock.engine.routing.route_opener import Route
+from penstock.engine.sequences.engine_sequences import EngineSequenceManager
+from penstock.pipes.pipe import Pipe
+
+PING_EVERY = 0.5  # seconds
+IDLE_BLOCKS = 64  # that an origin without work would like to have
+
+
+class LeaseKeeper:
+    """`round_trips` is where it notes how long nodes took to answer."""
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        host: RouteHost,
+        sequences: EngineSequenceManager,
+        round_trips: dict[str, float],
+        clock: Callable[[], float],
+    ) -> None:
+        self._pipe, self._host, self._sequences, self._round_trips, self._clock = pipe, host, sequences, round_trips, clock
+        self._ping_at = 0.0
+
+    def ping(self, route: Route, now: float) -> Bounce | None:
+        """Ask all nodes of the route, when it is time. The answer of this one comes at once; a Bounce: it has no such route."""
+        if now < self._ping_at:
+            return None
+        self._ping_at = now + PING_EVERY
+        wanted = self._wanted(route)
+        for node in sorted(route.nodes):
+            ping = Ping(route.id, int(now * 1e9), wanted)
+            if node != self._pipe.node:
+                self._pipe.tell(node, ping)
+                continue
+            answer = self._host.ping(node, ping)
+            if isinstance(answer, Bounce):
+                return answer
+            self.on_pong(route, node, answer)
+        return None
+
+    def on_pong(self, route: Route, sender: str, pong: Pong) -> None:
+        now, asked, remote = self._clock(), pong.stamp / 1e9, sender != self._pipe.node
+        if remote:
+            route.heard[sender] = now
+        route.shares[sender] = max(1, pong.target)
+        if route.settled is not None and asked >= route.settled:
+            route.granted[sender] = max(1, pong.blocks)
+        if pong.stamp and remote:
+            self._round_trips[sender] = max(0.0, now - asked)
+            route.answered[sender] = max(route.answered[sender], min(asked, now))
+        capacity = self._sequences.pool.capacity
+        if not pong.stamp and pong.target < capacity:  # nobody asked: blocks are called back
+            self._shrink(route)
+        elif not pong.stamp and pong.blocks > capacity and route.settled is not None:
+            self._resize(route, capacity)  # ... that we do not count on, since other nodes have fewer
+        if route.blocks > self._sequences.pool.capacity:
+            self._resize(route, route.blocks)
+
+    def _wanted(self, route: Route) -> int:
+        """Blocks that we could use: whoever has nothing to do leaves them to others."""
+        if self._sequences.queued or self._sequences.holders:
+            return min([route.reach, *route.shares.values()])
+        return min(route.reach, IDLE_BLOCKS)
+
+    def _shrink(self, route: Route) -> None:
+        """Others need memory too: come down to what is fair, at the cost of those who came last."""
+        pool, blocks = self._sequences.pool, route.blocks
+        holders = self._sequences.holders.values()
+        for seq in sorted(holders, key=lambda seq: (seq.job.effective_priority, -seq.job.arrival, -seq.seq_id)):
+            if pool.available >= pool.capacity - blocks:
+                break
+            self._sequences.preempt_seq(seq)
+        self._resize(route, blocks)
+
+    def _resize(self, route: Route, blocks: int) -> None:
+        self._sequences.resize(blocks)
+        route.resized, route.settled = self._sequences.newest_notice, None
+        for node, granted in route.granted.items():
+            route.granted[node] = min(granted, blocks)  # it takes the rest back when it hears this

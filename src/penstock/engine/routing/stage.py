@@ -1,0 +1,151 @@
+"""A Stage: one local segment, and the KV blocks that routes have leased of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from penstock.domain.blocks import BlockPool
+from penstock.domain.route import RouteId
+from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
+from penstock.domain.topology import LayerRange
+from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
+from penstock.model.attention import Piece
+from penstock.model.segment import Segment
+
+
+class Stage:
+    """A lease is a pool of its own, cut out of the segment's blocks: the origin counts with the same pool and the same steps,
+    so it knows what fits without asking, and no origin can reach another's blocks.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        block_size: int,
+        node: str = "local",
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        shared: bool = False,
+    ) -> None:
+        self.segment, self._block_size, self._node, self._clock = segment, block_size, node, clock
+        self._shared = shared  # what other nodes send passes here, and that may be anything
+        self._unleased = list(range(segment.kv_blocks, 0, -1))
+        self.leases: dict[RouteId, WorkerSequenceManager] = {}
+        self.seconds = 0.0  # of compute in all
+        self.lately = 0.0  # seconds that a pass through all layers takes, smoothed
+        self.passes = self.shared_passes = 0  # shared: with Spans of more than one origin
+
+    @property
+    def unleased(self) -> int:
+        return len(self._unleased)
+
+    @property
+    def held(self) -> int:
+        """Blocks that sequences hold."""
+        return sum(lease.pool.held for lease in list(self.leases.values()))  # other threads look too
+
+    def open(self, route: RouteId, blocks: int, *, prefix_cache: bool) -> None:
+        pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache)
+        self.leases[route] = WorkerSequenceManager(pool, self._unleased.extend)
+
+    def extend(self, route: RouteId, blocks: int) -> None:
+        """Let a route have so many blocks, as far as there are any: it counts on them when it says so."""
+        lease = self.leases[route]
+        lease.spare += self._take(blocks - lease.granted)
+
+    def close(self, route: RouteId) -> None:
+        lease = self.leases.pop(route, None)
+        if lease is not None:
+            self._unleased += lease.all_blocks()
+
+    def run(self, jobs: Sequence[NetworkJob], layers: LayerRange) -> None:
+        """Run NetworkJobs through these layers of the segment in one pass. Afterwards they hold what was taken, and stand behind
+        the last of the layers."""
+        started = self._clock()
+        for job in jobs:
+            verdicts = self.leases[job.route].on_schedule(job)
+            if any(verdict is not Verdict.APPEND for verdict in verdicts):
+                self._leave_out(job, verdicts)
+        full = [job for job in jobs if job.spans]
+        if full:
+            pieces = [Piece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in full for s in job.spans]
+            hidden = full[0].hidden if len(full) == 1 else torch.cat([job.hidden for job in full])
+            out = self.segment.process(hidden, pieces, layers)
+            if self._shared and not torch.isfinite(out).all():
+                out = out[self._leave_out_infinite(full, pieces, torch.isfinite(out).all(1).tolist())]
+            row = 0
+            for job in full:
+                count = sum(span.n for span in job.spans)
+                job.hidden = out[row : row + count]
+                row += count
+        for job in jobs:
+            job.current_layer = layers.end
+            self.leases[job.route].on_stage_completed(job.spans)
+        self._observe(jobs, full, layers, self._clock() - started)
+
+    def _observe(self, jobs: Sequence[NetworkJob], full: Sequence[NetworkJob], layers: LayerRange, took: float) -> None:
+        for job in jobs:
+            job.services.append(took if job.spans else 0.0)  # fused ones all wait for the whole pass
+        self.seconds += took
+        if full:
+            through_all = took * self.segment.layers.size / layers.size
+            self.lately = through_all if not self.lately else 0.9 * self.lately + 0.1 * through_all
+            self.passes += 1
+            self.shared_passes += len({job.route.origin for job in full}) > 1
+
+    def _take(self, blocks: int) -> list[int]:
+        """So many of the blocks that nobody has leased, or what is left of them."""
+        cut = max(0, len(self._unleased) - max(0, blocks))
+        taken = self._unleased[cut:][::-1]
+        del self._unleased[cut:]
+        return taken
+
+    def _leave_out(self, job: NetworkJob, verdicts: Sequence[Verdict]) -> None:
+        """Cut the Spans that are not to be run out of a NetworkJob; stale ones and repetitions need no answer."""
+        kept: list[Span] = []
+        rows: list[int] = []
+        row = 0
+        for span, verdict in zip(job.spans, verdicts, strict=True):
+            if verdict is Verdict.APPEND:
+                kept.append(span)
+                rows.extend(range(row, row + span.n))
+            elif verdict not in (Verdict.DUPLICATE, Verdict.STALE):
+                job.refusals.append(self.refusal(job, span, verdict))
+            row += span.n
+        job.spans = kept
+        job.hidden = job.hidden[rows]
+
+    def undo(self, job: NetworkJob) -> None:
+        """A pass failed: what it should have written is not there."""
+        lease = self.leases.get(job.route)
+        if lease is not None:
+            for span in job.spans:
+                lease.undo(span)
+
+    def _leave_out_infinite(self, jobs: Sequence[NetworkJob], pieces: Sequence[Piece], finite: Sequence[bool]) -> list[int]:
+        """Refuse Spans that came out as no numbers, and leave none of those behind: in a block that another sequence gets later,
+        even one that is masked would spoil what is read beside it. Returns the rows of the others."""
+        rows: list[int] = []
+        row, place = 0, iter(pieces)
+        for job in jobs:
+            verdicts = []
+            for span in job.spans:
+                piece, end = next(place), row + span.n
+                if all(finite[row:end]):
+                    verdicts.append(Verdict.APPEND)
+                    rows.extend(range(row, end))
+                else:
+                    verdicts.append(Verdict.FAILED)
+                    self.segment.wipe(piece)
+                    self.leases[job.route].undo(span)
+                row = end
+            if Verdict.FAILED in verdicts:
+                self._leave_out(job, verdicts)
+        return rows
+
+    def refusal(self, job: NetworkJob, span: Span, verdict: Verdict) -> Refusal:
+        length = self.leases[job.route].kv_len(span)
+        return Refusal(span.seq_id, span.incarnation, span.attempt, verdict, length, self._node)

@@ -1,0 +1,250 @@
+"""The Scheduler: which sequences get a Span now. It decides and changes nothing; `on_schedule` applies what it returns.
+
+A batch is stall-free: all ready decodes first, then prompts, begun or new, by urgency within a token budget.
+Memory that a decode or a started prompt lacks is taken from the least urgent sequence, which is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from penstock.config.engine import EngineConfig
+from penstock.domain.blocks import BlockPool
+from penstock.domain.sequence import Job, Sequence, SequenceState
+from penstock.engine.scheduling.policies import POLICIES, to_lift
+from penstock.engine.scheduling.predictor import StepTimePredictor
+
+IDLE_FACTOR = 4
+MIN_DYNAMIC_CHUNK = 64  # a prompt always goes on, however slow the machine
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """`n` more tokens of a sequence. `hits` are the blocks of its prefix that are known already (when it is admitted)."""
+
+    seq: Sequence
+    n: int
+    hits: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    grants: list[Grant] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    ignored: list[Sequence] = field(default_factory=list)
+    lifted: Job | None = None  # a background job that ranks like the others from the next round on
+    reach: int = 0  # blocks that a sequence can have at most
+
+    def __bool__(self) -> bool:
+        return bool(self.grants or self.preempted or self.ignored or self.lifted)
+
+
+class Scheduler:
+    def __init__(self, config: EngineConfig, predictor: StepTimePredictor) -> None:
+        self._config, self._predictor = config, predictor
+        self._policy = POLICIES[config.policy]
+
+    def schedule(
+        self,
+        pool: BlockPool,
+        queued: Collection[Sequence],
+        holders: Collection[Sequence],
+        now: float,
+        *,
+        window: int = 1,
+        pipelined: bool = False,
+        reach: int | None = None,
+    ) -> SchedulerOutput:
+        """`queued` wait for memory (WAITING, WAITING_PREEMPT), `holders` have some (RUNNING, PAUSED). `window` is how many
+        NetworkJobs may be in flight: each carries its part of the decodes; `pipelined`: there are several nodes to keep busy. A
+        prompt that fits the `pool` not now but would fit
+        `reach` blocks waits for them.
+        """
+        round_ = _Round(pool, self._config, holders, lambda seq: self._urgency(seq, now), reach or pool.capacity)
+        round_.out.lifted = to_lift([*queued, *holders], now)
+        round_.make_way(queued)
+        ready = [seq for seq in holders if seq.state is SequenceState.PAUSED and seq.remaining > 0]
+        decodes = [seq for seq in ready if seq.decoding]
+        if len(decodes) > pool.available:
+            decodes.sort(key=round_.urgency)  # only where somebody may have to give way does the order matter
+        if window > 1:
+            part = -(-sum(seq.decoding for seq in holders) // window)
+            decodes = decodes[:part]
+        for seq in decodes:
+            round_.decode(seq)
+        round_.budget = self._chunk(decodes, holders, pipelined=pipelined or window > 1)
+        prompts = [seq for seq in ready if not seq.decoding]
+        admitting = round_.may_admit()
+        if admitting:
+            prompts += queued
+        for seq in sorted(prompts, key=round_.urgency):
+            if seq.state is SequenceState.PAUSED:
+                round_.go_on(seq)
+            elif admitting:
+                admitting = round_.admit(seq)
+        return round_.out
+
+    def _chunk(self, decodes: list[Sequence], holders: Collection[Sequence], *, pipelined: bool) -> int:
+        config = self._config
+        if config.step_target is None:
+            # long passes are faster, but they stall those who decode, and leave a pipeline of several stages empty
+            if pipelined or any(seq.decoding for seq in holders):
+                return config.chunk
+            return config.idle_chunk or IDLE_FACTOR * config.chunk
+        context = sum(seq.step_processed for seq in decodes)
+        # where decoding alone takes all of the time, prompts get as much again: or nobody new would ever be read
+        target = max(config.step_target, 2 * self._predictor.step(len(decodes), context))
+        return max(MIN_DYNAMIC_CHUNK, self._predictor.chunk_within(target, len(decodes), context))
+
+    def _urgency(self, seq: Sequence, now: float) -> Urgency:
+        """Lower is more urgent: priority, then the policy, then arrival, then the order of outputs."""
+        remaining = self._predictor.prefill(seq.remaining, self._config.chunk)
+        return (-seq.job.effective_priority, self._policy(seq, now, remaining), seq.job.arrival, seq.seq_id)
+
+
+Urgency = tuple[int, float, float, int]
+
+
+class _Round:
+    """One decision in the making: what is granted so far and the memory that is left after it."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        config: EngineConfig,
+        holders: Collection[Sequence],
+        rank: Callable[[Sequence], Urgency],
+        reach: int,
+    ) -> None:
+        self.out = SchedulerOutput(reach=reach)
+        self.budget = 0
+        self._reach = reach
+        self._pool, self._config, self._holders = pool, config, holders
+        self._rank, self._ranks = rank, dict[int, Urgency]()
+        self._free = pool.available
+        self._granted: set[int] = set()
+        self._gone: set[int] = set()
+        self._released: set[int] = set()  # blocks that victims of this round give back
+        self._running = len(holders)
+        # blocks that admitted prompts will still ask for: nobody else is admitted into them
+        self._promised = sum(map(self._outstanding, holders))
+
+    def urgency(self, seq: Sequence) -> Urgency:
+        found = self._ranks.get(seq.seq_id)
+        if found is None:
+            found = self._ranks[seq.seq_id] = self._rank(seq)
+        return found
+
+    def may_admit(self) -> bool:
+        return self.budget > 0 and self._running < self._config.max_sequences
+
+    def make_way(self, queued: Collection[Sequence]) -> None:
+        """Jobs of lower priority give way to one that waits for memory or a place, if that lets it in. Equals wait."""
+        if not self._holders or not queued:
+            return
+        lowest = min(seq.job.effective_priority for seq in self._holders)
+        above = [seq for seq in queued if seq.job.effective_priority > lowest and not self._waits_for_its_prefix(seq)]
+        if not above:
+            return
+        newcomer = min(above, key=self.urgency)
+        need = self._pool.blocks_for(len(newcomer.tokens))
+        free, running = self._free - self._promised, self._running
+        victims: list[Sequence] = []
+        below = (seq for seq in self._holders if seq.job.effective_priority < newcomer.job.effective_priority)
+        candidates = sorted(below, key=self.urgency)
+        while free < need + running or running >= self._config.max_sequences:
+            if not candidates:
+                return  # not even without all of them
+            victims.append(candidates.pop())
+            free += len(self._pool.exclusive(victims[-1].table)) + self._outstanding(victims[-1])
+            running -= 1
+        for victim in victims:
+            self._preempt(victim)
+
+    def decode(self, seq: Sequence) -> None:
+        if seq.seq_id in self._gone:
+            return
+        need = max(0, self._pool.blocks_for(seq.scheduled + 1) - len(seq.table))
+        if self._make_room(need, seq):
+            self._grant(seq, 1, need)
+
+    def go_on(self, seq: Sequence) -> None:
+        """Another chunk of a prompt that is partly done."""
+        if seq.seq_id in self._gone or self.budget <= 0:
+            return
+        n = min(seq.remaining, self.budget)
+        need = max(0, self._pool.blocks_for(seq.scheduled + n) - len(seq.table))  # a sequence that was cut back kept its table
+        if self._make_room(need, seq):
+            self._grant(seq, n, need)
+            self.budget -= n
+            self._promised -= need
+
+    def admit(self, seq: Sequence) -> bool:
+        """A new prompt, if all of it fits. False ends the round: nobody overtakes a prompt that waits for memory."""
+        if not self.may_admit():
+            return False
+        if self._waits_for_its_prefix(seq):
+            return True
+        pool = self._pool
+        whole = pool.blocks_for(len(seq.tokens))
+        if (most := pool.blocks_for(seq.least_length)) > pool.capacity:
+            if most > self._reach:
+                self.out.ignored.append(seq)
+            return most > self._reach
+        hits = self._hits(seq)
+        # a hit costs nothing while somebody else holds the block
+        need = whole - len(hits) + sum(1 for block in hits if pool.is_idle(block) or block in self._released)
+        # one block in reserve for each sequence that runs, so that the newcomer is not their first victim
+        if self._free - self._promised < need + self._running:
+            return False
+        start = len(hits) * pool.block_size
+        n = min(len(seq.tokens) - start, self.budget)
+        now = pool.blocks_for(start + n) - whole + need
+        self._promised += need - now
+        self._grant(seq, n, now, tuple(hits))
+        self.budget -= n
+        self._running += 1
+        return True
+
+    def _hits(self, seq: Sequence) -> list[int]:
+        """Known blocks of the prompt, at most all but its last token: that one must be computed to get logits."""
+        if not self._config.prefix_cache or not seq.prefix_trusted or seq.wants_rows:
+            return []
+        full = (len(seq.tokens) - 1) // self._pool.block_size
+        return self._pool.lookup(seq.chain.up_to(seq.tokens, full))
+
+    def _make_room(self, need: int, seq: Sequence) -> bool:
+        while self._free < need:
+            victims = [v for v in self._holders if v.seq_id not in self._granted and v.seq_id not in self._gone]
+            victim = max(victims, key=self.urgency)
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._gone.add(victim.seq_id)
+        self.out.preempted.append(victim)
+        released = self._pool.exclusive(victim.table)
+        self._released.update(released)
+        self._free += len(released)
+        self._running -= 1
+        self._promised -= self._outstanding(victim)
+
+    def _outstanding(self, seq: Sequence) -> int:
+        """Blocks that the rest of a started prompt will ask for."""
+        return 0 if seq.decoding else self._pool.blocks_for(len(seq.tokens)) - len(seq.table)
+
+    def _grant(self, seq: Sequence, n: int, blocks: int, hits: tuple[int, ...] = ()) -> None:
+        self._granted.add(seq.seq_id)
+        self._free -= blocks
+        self.out.grants.append(Grant(seq, n, hits))
+
+    def _waits_for_its_prefix(self, seq: Sequence) -> bool:
+        """The further outputs of a job (n > 1) wait until the first has computed the prompt, then find it in the cache; and
+        where the prompt's likelihood was asked for, until it is known: it is told before their first token."""
+        leader = seq.job.sequences[0]
+        if seq is leader or not (self._config.prefix_cache or leader.wants_rows):
+            return False
+        return leader.finish is None and leader.step_processed < leader.prompt_len

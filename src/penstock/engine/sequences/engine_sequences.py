@@ -1,0 +1,389 @@
+"""EngineSequenceManager: the truth about every sequence of this origin. All changes to sequences happen here.
+
+It counts the blocks that sequences hold at the stages in a pool of its own, which takes the same steps in the same
+order as theirs; what the stages must be told travels as numbered notices with the next NetworkJob.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.domain.blocks import BlockPool, KeyChain
+from penstock.domain.job import (
+    Embedded,
+    FinishReason,
+    JobDone,
+    JobFailed,
+    OutputFinished,
+    PrefillProgress,
+    PromptLogprobs,
+    Timings,
+    TokenLogprob,
+    TokensOut,
+    Usage,
+)
+from penstock.domain.sequence import HOLDS_KV, TERMINAL, Job, Sequence, SequenceState
+from penstock.domain.span import Notice, NoticeKind, Span
+from penstock.engine.scheduling.scheduler import SchedulerOutput
+from penstock.engine.sequences.output_text import OutputText, TextStreams, say, say_again
+from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong
+from penstock.stats import EngineStats
+
+
+class Step(NamedTuple):
+    """A Span that passed all stages, with the token that was sampled if it was the last of its tokens, and where that was
+    asked for, the likelihood of the prompt's own tokens, or the sum of its rows (in fp64) for an embedding."""
+
+    span: Span
+    token_id: int | None = None
+    logprob: TokenLogprob | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    row_sum: np.ndarray | None = None
+
+
+class EngineSequenceManager:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        eos_ids: frozenset[int],
+        text_stream: TextStreams,
+        secret: bytes,
+        stats: EngineStats | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool, self._stats = pool, stats or EngineStats()
+        self._next_block = pool.capacity + 1
+        self.queued: dict[int, Sequence] = {}  # WAITING, WAITING_PREEMPT
+        self.holders: dict[int, Sequence] = {}  # RUNNING, PAUSED
+        self.notices: list[Notice] = []  # that stages may not have had yet
+        self.preemptions = 0
+        self._eos_ids, self._text_stream, self._secret, self._clock = eos_ids, text_stream, secret, clock
+        self._texts: dict[int, OutputText] = {}
+        self._next_seq = self._next_notice = 0
+        self._sent_notice = -1
+
+    def add(self, job: Job) -> None:
+        """Enter a job: each of its `n` outputs is a sequence that waits. One that is resumed waits as a preempted one does."""
+        sampling, make_constraint = job.sampling, job.request.constraint
+        for index in range(sampling.n):
+            text = OutputText(self._text_stream(sampling.skip_special_tokens), sampling.stop)
+            seq = Sequence(self._next_seq, job, index, list(job.prompt_ids), KeyChain(self._secret, self.pool.block_size))
+            seq.constraint = None if make_constraint is None else make_constraint()
+            self._next_seq += 1
+            self._texts[seq.seq_id], self.queued[seq.seq_id] = text, seq
+            job.sequences.append(seq)
+            if job.request.resume:
+                seq.state = SequenceState.WAITING_PREEMPT  # its KV was lost with the server that generated them
+                self._resume(seq)
+
+    def get(self, span: Span) -> Sequence | None:
+        """The sequence of a Span, unless it is over or the Span is of an older incarnation or attempt."""
+        seq = self.holders.get(span.seq_id)
+        return seq if seq is not None and (seq.incarnation, seq.attempt) == (span.incarnation, span.attempt) else None
+
+    def use(self, pool: BlockPool) -> None:
+        """Count with another pool from now on: that of a new route, whose stages know nothing yet."""
+        assert not self.holders
+        self.pool, self._next_block = pool, pool.capacity + 1
+        self.notices, self._next_notice, self._sent_notice = [], 0, -1
+        self._tell_all(NoticeKind.RESIZED, blocks=pool.capacity)
+
+    def resize(self, blocks: int) -> None:
+        """Count on so many blocks from now on, here and at the stages. There must be as many free as are given up."""
+        pool = self.pool
+        if blocks < pool.capacity:
+            pool.give_up(pool.capacity - blocks)
+        else:
+            more = blocks - pool.capacity
+            pool.take_in(range(self._next_block, self._next_block + more))
+            self._next_block += more
+        self._tell_all(NoticeKind.RESIZED, blocks=blocks)
+
+    # ---- the events ----
+
+    def on_schedule(self, output: SchedulerOutput) -> list[Span]:
+        """Apply a decision: lift, preempt, ignore, then turn the grants into Spans."""
+        if output.lifted is not None:
+            output.lifted.lifted = True
+        for seq in output.preempted:
+            self.preempt_seq(seq)
+        for seq in output.ignored:
+            if not seq.job.open:
+                continue  # another of its outputs was ignored just now
+            limit = (output.reach or self.pool.capacity) * self.pool.block_size
+            if seq.state is SequenceState.WAITING_PREEMPT:  # it was let in where there was more memory
+                self.fail(
+                    seq.job,
+                    NotReady(
+                        f"Prompt and answer have {len(seq.tokens)} tokens so far, but the KV memory that is left holds {limit}.",
+                        hint="Start the nodes again that left, or give the others more KV memory (kv_memory).",
+                    ),
+                )
+                continue
+            self._end(seq, SequenceState.IGNORED)
+            self.fail(
+                seq.job,
+                PromptTooLong(
+                    f"The prompt has {seq.prompt_len} tokens, but the KV memory holds {limit}.",
+                    field="prompt",
+                    hint="Shorten it, or give the node more KV memory (kv_memory).",
+                ),
+            )
+        admitted = [grant for grant in output.grants if grant.seq.state not in HOLDS_KV]
+        for grant in admitted:
+            self._take_prefix(grant.seq, grant.hits)
+        return [self._span(grant.seq, grant.n) for grant in output.grants]
+
+    def on_stage_completed(self, spans: Iterable[Span]) -> None:
+        """Spans passed the first stage."""
+        for span in spans:
+            seq = self.get(span)
+            if seq is None:
+                continue
+            seq.stage_processed = span.end
+            done = min(span.end, seq.prompt_len)  # behind the prompt there may be generated tokens, to be computed again
+            if seq.index == 0 and seq.job.prefilled < done:
+                seq.job.prefilled = done
+                seq.job.emit(PrefillProgress(done, seq.prompt_len))
+
+    def on_step_completed(self, steps: Iterable[Step]) -> None:
+        """Spans passed all stages: the only place where tokens are added, stops are looked for and text is made."""
+        for step in steps:
+            seq = self.get(step.span)
+            if seq is None:
+                continue  # cancelled or preempted meanwhile
+            seq.in_flight -= 1
+            if step.span.end <= seq.step_processed:
+                continue  # a later chunk of its prompt was quicker on the way home
+            if seq.wants_rows and step.span.end - step.span.rows > seq.job.rows_home:
+                self.rewind_seq(seq)  # ... and here the one before it is needed first
+                continue
+            seq.step_processed = step.span.end
+            if seq.step_processed > seq.furthest:
+                seq.furthest, seq.refused = seq.step_processed, 0
+            self._commit(seq)
+            if step.prompt_logprobs is not None:
+                seq.job.rows_home = step.span.end
+                seq.job.emit(step.prompt_logprobs)
+            if step.row_sum is not None:
+                self._add_rows(seq, step.span, step.row_sum)
+            if step.token_id is None:
+                continue
+            seq.move(SequenceState.PAUSED)
+            try:
+                self._accept(seq, step.token_id, step.logprob)
+            except PenstockError as error:
+                self.fail(seq.job, error)
+            except Exception as error:  # whatever is wrong with one answer must not touch its neighbours
+                self.fail(seq.job, ComputeFailed(f"The answer could not be made into text: {error}."))
+
+    def preempt_seq(self, seq: Sequence) -> None:
+        """Drop the KV; prompt and generated tokens are computed again later. Nothing that was said is said again."""
+        assert seq.state in HOLDS_KV
+        self._tell(NoticeKind.PREEMPTED, seq)
+        seq.move(SequenceState.WAITING_PREEMPT)
+        self._drop_kv(seq)
+        seq.incarnation += 1
+        seq.attempt = seq.base = 0
+        seq.job.preemptions += 1
+        self.preemptions += 1
+        del self.holders[seq.seq_id]
+        self.queued[seq.seq_id] = seq
+
+    def rewind_seq(self, seq: Sequence) -> None:
+        """Spans were lost on the way: what passed all stages stays, and the rest is granted again. The table stays as long as
+        it is, since the tokens will need it at once."""
+        assert seq.state in HOLDS_KV
+        seq.attempt += 1
+        seq.base = seq.scheduled = seq.stage_processed = seq.step_processed
+        seq.in_flight = 0
+        if seq.state is SequenceState.RUNNING:
+            seq.move(SequenceState.PAUSED)
+
+    def free_seq(self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
+        """A sequence is over: give its memory back and tell the client."""
+        if seq.state in TERMINAL:
+            return
+        job = seq.job
+        if reason is FinishReason.CANCELLED:
+            rest = self._texts[seq.seq_id].finish().text
+            if rest:
+                job.emit(TokensOut(seq.index, rest, ()))
+        seq.finish = reason
+        self._end(seq, SequenceState.FINISHED)
+        job.emit(OutputFinished(seq.index, reason, stop_reason))
+        if job.open and all(s.state in TERMINAL for s in job.sequences):
+            job.open = False
+            cancelled = any(s.finish is FinishReason.CANCELLED for s in job.sequences)
+            timings = self.timings(job)
+            self._stats.job_time.observe(timings.total)
+            self._count("cancelled" if cancelled else "done")
+            job.emit(JobDone(self.usage(job), timings))
+
+    # ---- whole jobs ----
+
+    def fail(self, job: Job, error: PenstockError) -> None:
+        """End a job with an error, whatever its sequences are doing."""
+        if not job.open:
+            return
+        job.open = False
+        for seq in job.sequences:
+            if seq.state not in TERMINAL:
+                seq.finish = FinishReason.CANCELLED
+                self._end(seq, SequenceState.FINISHED)
+        self._count(error.code)
+        job.emit(JobFailed(error))
+
+    def cancel(self, job: Job) -> None:
+        for seq in list(job.sequences):
+            self.free_seq(seq, FinishReason.CANCELLED)
+
+    @property
+    def newest_notice(self) -> int:
+        return self._next_notice - 1
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are notices that no NetworkJob has taken along yet."""
+        return self._sent_notice < self._next_notice - 1
+
+    def take_notices(self) -> list[Notice]:
+        """All that were not acknowledged: a repetition costs little, and none can be lost."""
+        self._sent_notice = self._next_notice - 1
+        return list(self.notices)
+
+    def acknowledge(self, number: int) -> None:
+        """Every stage has had the notices up to this one."""
+        self.notices = [notice for notice in self.notices if notice.number > number]
+
+    def resend_notices(self) -> None:
+        """A NetworkJob was lost, and what it took along."""
+        self._sent_notice = self.notices[0].number - 1 if self.notices else self._next_notice - 1
+
+    def usage(self, job: Job) -> Usage:
+        return Usage(len(job.prompt_ids), sum(s.generated for s in job.sequences), job.cached_tokens)
+
+    def timings(self, job: Job) -> Timings:
+        now, arrival = self._clock(), job.arrival
+        queued = (job.first_grant or now) - arrival
+        return Timings(queued, (job.first_token or now) - arrival, now - arrival, job.preemptions)
+
+    # ---- inside ----
+
+    def _take_prefix(self, seq: Sequence, hits: Iterable[int]) -> None:
+        for block in hits:
+            self.pool.share(block)
+            seq.table.append(block)
+        length = len(seq.table) * self.pool.block_size
+        seq.scheduled = seq.stage_processed = seq.step_processed = seq.base = seq.prefix = length
+        seq.committed = len(seq.table)
+        job = seq.job
+        if seq.incarnation == 0 and seq.index == 0:
+            job.cached_tokens = min(length, seq.prompt_len)
+        self._stats.cached_tokens += length
+        if job.first_grant is None:
+            job.first_grant = self._clock()
+            self._stats.queue_time.observe(job.first_grant - job.arrival)
+        del self.queued[seq.seq_id]
+        self.holders[seq.seq_id] = seq
+
+    def _span(self, seq: Sequence, n: int) -> Span:
+        start = seq.scheduled
+        # until a Span has come home, a stage may not have had the first one, and must find the prefix itself
+        first = seq.step_processed == start == seq.prefix
+        keys = tuple(seq.chain.up_to(seq.tokens, seq.prefix // self.pool.block_size)) if first else ()
+        last = seq.remaining == n
+        rows = max(0, min(n, start + n - seq.job.rows_home)) if seq.wants_rows else int(last)
+        for _ in range(self.pool.blocks_for(start + n) - len(seq.table)):
+            seq.table.append(self.pool.allocate())
+        seq.scheduled += n
+        seq.in_flight += 1
+        seq.move(SequenceState.RUNNING)
+        if not last:
+            seq.move(SequenceState.PAUSED)  # the next chunk of a prompt does not wait for this one
+        return Span(seq.seq_id, seq.incarnation, seq.attempt, seq.base, start, n, rows, keys)
+
+    def _commit(self, seq: Sequence) -> None:
+        """Full blocks that passed all stages can be shared from now on, here and at the stages."""
+        full = seq.step_processed // self.pool.block_size
+        if full <= seq.committed or not self.pool.prefix_cache:
+            return
+        keys = seq.chain.up_to(seq.tokens, full)[seq.committed :]
+        for block, key in zip(seq.table[seq.committed : full], keys, strict=True):
+            self.pool.commit(block, key)
+        self._tell(NoticeKind.STEP_COMPLETED, seq, seq.committed, tuple(keys))
+        seq.committed = full
+
+    def _add_rows(self, seq: Sequence, span: Span, row_sum: np.ndarray) -> None:
+        """More of an embedding, and its end when the last row is there."""
+        job = seq.job
+        assert span.end - span.rows == job.rows_home, "every row counts once, whatever is computed again"
+        job.rows_home = span.end
+        job.row_sum = row_sum if job.row_sum is None else job.row_sum + row_sum
+        if job.rows_home == seq.prompt_len:
+            job.emit(Embedded(tuple((job.row_sum / seq.prompt_len).astype(np.float32).tolist())))
+            self.free_seq(seq, FinishReason.STOP)
+
+    def _accept(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
+        seq.tokens.append(token_id)
+        self._observe_token(seq)
+        said = say(seq, self._texts[seq.seq_id], self._eos_ids)
+        seq.job.emit(TokensOut(seq.index, said.text, (token_id,), () if logprob is None else (logprob,)))
+        if said.reason is not None:
+            self.free_seq(seq, said.reason, said.stop_reason)
+
+    def _resume(self, seq: Sequence) -> None:
+        """Take over what was generated before, up to where it ends if it does: it is said at once, and counts as if it had been
+        generated here, but in no statistics."""
+        text, pieces, said = self._texts[seq.seq_id], list[str](), None
+        for token_id in seq.job.request.resume:
+            seq.tokens.append(token_id)
+            said = say_again(seq, text, self._eos_ids)
+            pieces.append(said.text)
+            if said.reason is not None:
+                break
+        seq.job.emit(TokensOut(seq.index, "".join(pieces), tuple(seq.tokens[seq.prompt_len :])))
+        if said is not None and said.reason is not None:
+            self.free_seq(seq, said.reason, said.stop_reason)
+
+    def _observe_token(self, seq: Sequence) -> None:
+        now, job = self._clock(), seq.job
+        if job.first_token is None:
+            job.first_token = now
+            self._stats.first_token.observe(now - job.arrival)
+        if seq.last_token:
+            self._stats.between_tokens.observe(now - seq.last_token)
+        seq.last_token = self._stats.last_token = now
+
+    def _count(self, how: str) -> None:
+        self._stats.jobs[how] = self._stats.jobs.get(how, 0) + 1
+
+    def _end(self, seq: Sequence, state: SequenceState) -> None:
+        if seq.state in HOLDS_KV:
+            self._tell(NoticeKind.FREED, seq)
+            self._drop_kv(seq)
+            del self.holders[seq.seq_id]
+        else:
+            if seq.incarnation:
+                self._tell(NoticeKind.FREED, seq)
+            del self.queued[seq.seq_id]
+        seq.move(state)
+        del self._texts[seq.seq_id]
+
+    def _drop_kv(self, seq: Sequence) -> None:
+        self.pool.release(seq.table)
+        seq.table = []
+        seq.scheduled = seq.stage_processed = seq.step_processed = seq.committed = seq.in_flight = 0
+
+    def _tell(self, kind: NoticeKind, seq: Sequence, first_block: int = 0, keys: tuple[bytes, ...] = ()) -> None:
+        self.notices.append(Notice(self._next_notice, kind, seq.seq_id, seq.incarnation, first_block, keys))
+        self._next_notice += 1
+
+    def _tell_all(self, kind: NoticeKind, *, blocks: int) -> None:
+        self.notices.append(Notice(self._next_notice, kind, 0, 0, blocks=blocks))
+        self._next_notice += 1

@@ -1,0 +1,99 @@
+"""Head: what is made of the rows that came home: the next token, how likely a prompt was, or its embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from penstock.domain.job import PromptLogprobs
+from penstock.domain.sequence import Sequence as Output
+from penstock.domain.span import Span
+from penstock.engine.sequences.engine_sequences import Step
+from penstock.engine.visit.job_context import JobContext
+from penstock.errors import ComputeFailed, PenstockError
+from penstock.model.sampler import Sample, SampleRow, sample, score
+
+SCORED_AT_ONCE = 256  # rows of logits over the vocabulary, where a prompt's own likelihood is asked for
+
+
+class Homecomer(NamedTuple):
+    """A Span at HEAD, its sequence, and the place of its rows in the batch: [start, end)"""
+
+    span: Span
+    seq: Output
+    start: int
+    end: int
+
+    @property
+    def embeds(self) -> bool:
+        return self.seq.job.request.embed
+
+    @property
+    def wants_token(self) -> bool:
+        return self.span.end == len(self.seq.tokens) and not self.embeds
+
+
+class Head:
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+
+    def steps(self, homecomers: Sequence[Homecomer], hidden: Tensor) -> list[Step]:
+        """What each has come to, by the rows of the batch, [sum of rows, hidden]. Those whose grammar gave up have no step."""
+        samples = self._sample(homecomers, hidden)
+        steps = []
+        for one in homecomers:
+            if one.embeds:
+                steps.append(Step(one.span, row_sum=self._sum(one, hidden)))
+                continue
+            scores = self._score(one, hidden) if one.seq.wants_rows else None
+            sampled = samples.get(one.span)
+            if sampled is not None:
+                steps.append(Step(one.span, sampled.token_id, sampled.logprob, scores))
+            elif not one.wants_token:
+                steps.append(Step(one.span, prompt_logprobs=scores))
+        return steps
+
+    def _sample(self, homecomers: Sequence[Homecomer], hidden: Tensor) -> dict[Span, Sample]:
+        """The next token of all who want one, at once."""
+        rows = [(one, row) for one in homecomers if one.wants_token and (row := self._sample_row(one.seq)) is not None]
+        if not rows:
+            return {}
+        ends, last = self._context.own_ends, [one.end - 1 for one, _ in rows]
+        normed = ends.compute_norm(hidden if len(last) == len(hidden) else hidden[last])
+        found = sample(ends.compute_head(normed), [row for _, row in rows])
+        return {one.span: sampled for (one, _), sampled in zip(rows, found, strict=True)}
+
+    def _sample_row(self, seq: Output) -> SampleRow | None:
+        """What the sampler needs to know; None if the grammar of this one gave up, which ends its job and nobody else's."""
+        job, params = seq.job, seq.job.sampling
+        banned: tuple[int, ...] = ()
+        if seq.generated < params.min_tokens:
+            banned = (*self._context.own_ends.eos_ids, *params.stop_token_ids)
+        try:
+            allowed = None if seq.constraint is None else seq.constraint.mask()
+        except Exception as error:
+            known = error if isinstance(error, PenstockError) else ComputeFailed(f"The grammar failed: {error}.")
+            self._context.sequences.fail(job, known)
+            return None
+        return SampleRow(params, job.seed, seq.index, seq.tokens, seq.prompt_len, banned, allowed)
+
+    def _score(self, one: Homecomer, hidden: Tensor) -> PromptLogprobs:
+        """How likely the prompt's tokens were, a slice of rows at a time: logits over a vocabulary are large."""
+        seq, ends = one.seq, self._context.own_ends
+        first = one.span.end - one.span.rows + 1  # the token that the first row foretells
+        targets = seq.tokens[first : min(one.span.end + 1, seq.prompt_len)]
+        logprobs = []
+        for i in range(0, len(targets), SCORED_AT_ONCE):
+            some = targets[i : i + SCORED_AT_ONCE]
+            logits = ends.compute_head(ends.compute_norm(hidden[one.start + i : one.start + i + len(some)]))
+            logprobs += score(logits, some, seq.job.sampling.prompt_logprobs or 0)
+        return PromptLogprobs(first, tuple(logprobs))
+
+    def _sum(self, one: Homecomer, hidden: Tensor) -> np.ndarray:
+        """[hidden] in fp64, since a long prompt has many chunks to add up."""
+        normed = self._context.own_ends.compute_norm(hidden[one.start : one.end])
+        summed: np.ndarray = normed.sum(dim=0).cpu().double().numpy()  # Apple's GPUs have no fp64
+        return summed

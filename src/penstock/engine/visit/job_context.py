@@ -1,0 +1,83 @@
+"""JobContext: all that a visit needs on a node, and where its NetworkJob goes from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from penstock.config.engine import EngineConfig
+from penstock.domain.fsm import NextLayer
+from penstock.domain.route import RouteId
+from penstock.domain.span import NetworkJob
+from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.route_host import Part, RouteHost
+from penstock.engine.scheduling.predictor import StepTimePredictor
+from penstock.engine.sequences.engine_sequences import EngineSequenceManager
+from penstock.pipes.pipe import Pipe
+from penstock.stats import EngineStats
+
+
+class Ends(Protocol):
+    """What the processor needs of an EndModel."""
+
+    eos_ids: frozenset[int]
+
+    def compute_embed(self, token_ids: list[int]) -> Tensor: ...
+
+    def compute_norm(self, hidden: Tensor) -> Tensor: ...
+
+    def compute_head(self, normed: Tensor) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class JobContext:
+    """All that a visit needs on this node. `ends` and `origin` are None where only layers are held."""
+
+    config: EngineConfig
+    pipe: Pipe
+    host: RouteHost
+    stats: EngineStats
+    predictor: StepTimePredictor
+    ends: Ends | None = None
+    origin: Origin | None = None
+    clock: Callable[[], float] = time.monotonic
+    device: str = "cpu"
+
+    def next_layer(self, job: NetworkJob) -> NextLayer:
+        hosted = self.host.routes.get(job.route)
+        if hosted is None and not self.is_ours(job.route):
+            return NextLayer.MISSING  # the route was closed meanwhile
+        if job.current_layer == self.pipe.num_layers:
+            return NextLayer.COMPLETE
+        if hosted is not None and job.current_layer in hosted.parts:
+            return NextLayer.LOCAL
+        return NextLayer.REMOTE
+
+    def part(self, job: NetworkJob) -> Part | None:
+        """What the job runs here next."""
+        hosted = self.host.routes.get(job.route)
+        return None if hosted is None else hosted.parts.get(job.current_layer)
+
+    def successor(self, job: NetworkJob) -> str:
+        """The node that comes next on the job's route."""
+        if job.current_layer == 0:
+            assert self.origin is not None and self.origin.route is not None
+            return self.origin.route.hops[0].node
+        return self.host.routes[job.route].successor(job.current_layer)
+
+    def is_ours(self, route: RouteId) -> bool:
+        return self.origin is not None and self.origin.route is not None and self.origin.route.id == route
+
+    @property
+    def sequences(self) -> EngineSequenceManager:
+        assert self.origin is not None
+        return self.origin.sequences
+
+    @property
+    def own_ends(self) -> Ends:
+        assert self.ends is not None
+        return self.ends

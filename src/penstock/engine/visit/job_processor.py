@@ -1,0 +1,364 @@
+"""JobProcessor: takes NetworkJobs through the states of a visit, a batch at a time.
+
+Each visit waits in its state until its turn comes; all that wait for the same thing are run together. What happens
+next is decided by `next_state` alone; the actions here only do the work and gather the facts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_state
+from penstock.domain.route import RouteId
+from penstock.domain.sequence import Job
+from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Span, Verdict
+from penstock.engine.routing.route_host import Part
+from penstock.engine.sequences.engine_sequences import Step
+from penstock.engine.visit.head import Head, Homecomer
+from penstock.engine.visit.job_context import JobContext
+from penstock.errors import ComputeFailed, PenstockError
+from penstock.pipes.hidden import unpack
+
+logger = logging.getLogger("penstock.engine")
+
+FREEING = (NoticeKind.PREEMPTED, NoticeKind.FREED)
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """A NetworkJob on this node, the state that it waits in, and the compute time spent on it."""
+
+    job: NetworkJob
+    state: JobState
+    tokens: int = 0
+    context: int = 0
+    seconds: float = 0.0
+    arrived: bool = False  # from another node
+    alone: bool = False  # it was in a pass with others that failed: the next one shows whose fault that was
+
+
+class JobProcessor:
+    def __init__(self, context: JobContext) -> None:
+        self._context, self._at_head = context, Head(context)
+        self._visits: deque[Visit] = deque()  # in the order in which they entered their present state
+        self._actions = {
+            JobState.VALIDATING: self._validate,
+            JobState.EMBED: self._embed,
+            JobState.PROCESS_LAYERS: self._process_layers,
+            JobState.HEAD: self._head,
+            JobState.SEND: self._send,
+        }
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._visits)
+
+    def accept(self, job: NetworkJob, state: JobState = JobState.EMBED) -> None:
+        """A granted NetworkJob enters at EMBED, the joint between the scheduler's clock and the visit's; one that another node
+        sent enters at VALIDATING."""
+        tokens = sum(span.n for span in job.spans)
+        arrived = state is JobState.VALIDATING and job.step is ComputeStep.LAYER
+        self._visits.append(Visit(job, state, tokens, sum(span.end for span in job.spans), arrived=arrived))
+
+    def step(self) -> None:
+        """Run one action on all visits that wait for the same thing as the oldest."""
+        batch = self._take_batch()
+        if not batch:
+            return
+        try:
+            self._actions[batch[0].state](batch)
+        except Exception as error:
+            if not self._part(batch):
+                self._fail(batch, error)
+            self._visits.extendleft(visit for visit in reversed(batch) if visit.state is not JobState.DONE)
+        else:
+            self._visits.extend(visit for visit in batch if visit.state is not JobState.DONE)
+        origin = self._context.origin
+        for visit in batch:
+            if visit.state is not JobState.DONE:
+                continue
+            if visit.arrived:
+                self._context.host.left(visit.job.route)
+            if origin is not None and self._context.is_ours(visit.job.route):
+                origin.done(visit.job)
+
+    def _take_batch(self) -> list[Visit]:
+        """The oldest visit and those behind it that wait for the same thing: one of each route, then more of them
+        while there is room, so that a busy origin holds up nobody. Within a route nobody is overtaken: its part of the batch
+        ends before a second Span of one sequence, and before a notice that takes away the memory of one in it."""
+        known = [visit for visit in self._visits if self._context.next_layer(visit.job) is not NextLayer.MISSING]
+        if len(known) < len(self._visits):
+            self._visits = deque(known)  # their routes were closed
+        if not known:
+            return []
+        first = known[0]
+        if first.alone:
+            self._visits.remove(first)
+            return [first]
+        lines: dict[RouteId, list[Visit]] = {}
+        blocked, what = {visit.job.route for visit in known if visit.alone}, self._awaits(first)
+        for visit in known:
+            if visit.job.route in blocked:
+                continue
+            if self._awaits(visit) == what:
+                lines.setdefault(visit.job.route, []).append(visit)
+        batch = [line[0] for line in lines.values()]
+        room = 2 * self._context.config.chunk - sum(visit.tokens for visit in batch)
+        for line in lines.values():
+            seen = {span.seq_id for span in line[0].job.spans}
+            for visit in line[1:]:
+                ids = {span.seq_id for span in visit.job.spans}
+                freed = {notice.seq_id for notice in visit.job.notices if notice.kind in FREEING}
+                if (ids | freed) & seen or visit.tokens > room:
+                    break
+                seen |= ids
+                room -= visit.tokens
+                batch.append(visit)
+        for visit in batch:
+            self._visits.remove(visit)
+        return batch
+
+    def _awaits(self, visit: Visit) -> tuple[JobState, int, Part | None]:
+        """Routes may enter a stage at the same layer and leave it at different ones."""
+        return visit.state, visit.job.current_layer, self._context.part(visit.job)
+
+    # ---- actions: each takes a batch of visits in one state and leaves each in its next ----
+
+    def _embed(self, batch: list[Visit]) -> None:
+        for visit in batch:
+            job = visit.job
+            tokens: list[int] = []
+            for span in job.spans:
+                seq = self._context.sequences.get(span)
+                # a sequence that was cancelled between grant and embedding keeps its rows; they are dropped at home
+                tokens += seq.tokens[span.start_pos : span.end] if seq is not None else [0] * span.n
+            if tokens:
+                with _Timed(self._context, [visit]):
+                    job.hidden = self._context.own_ends.compute_embed(tokens)
+            job.step = ComputeStep.LAYER
+            facts = Facts(step=ComputeStep.EMBED, next_layer=self._context.next_layer(job))
+            visit.state = next_state(JobState.EMBED, facts)
+
+    def _process_layers(self, batch: list[Visit]) -> None:
+        context = self._context
+        jobs = [visit.job for visit in batch]
+        part = context.part(jobs[0])
+        assert part is not None, "the batch is of routes that are open, and stands before layers that are here"
+        stage, layers = part
+        with _Timed(context, batch) as timed:
+            stage.run(jobs, layers)
+        name = str(stage.segment.layers)
+        context.stats.stages[name] = context.stats.stages.get(name, 0.0) + timed.elapsed
+        for visit in batch:
+            self._move_on(visit, first=layers.start == 0)
+
+    def _move_on(self, visit: Visit, *, first: bool) -> None:
+        """A stage is passed. Where all are, the rows that nobody asked for stay behind."""
+        job, context = visit.job, self._context
+        ours = context.is_ours(job.route)
+        if first and ours:
+            context.sequences.on_stage_completed(job.spans)
+            self._drop_unreachable(job.spans)
+        where = context.next_layer(job)
+        if where is NextLayer.COMPLETE:
+            job.step = ComputeStep.HEAD
+            _keep_wanted_rows(job)
+        visit.state = next_state(JobState.PROCESS_LAYERS, Facts(step=job.step, next_layer=where, at_origin=ours))
+        visit.alone = False
+
+    def _send(self, batch: list[Visit]) -> None:
+        for visit in batch:
+            job = visit.job
+            self._context.pipe.send_job(self._context.successor(job), job)
+            visit.state = next_state(JobState.SEND, Facts())
+
+    def _validate(self, batch: list[Visit]) -> None:
+        """Just arrived. What has layers to pass goes there; what came home parts: the last of a prompt and decodes go to HEAD,
+        other chunks back to the joint."""
+        for visit in batch:
+            job = visit.job
+            if isinstance(job.hidden, PackedHidden):
+                job.hidden = unpack(job.hidden, self._context.device)
+            if job.step is ComputeStep.LAYER:
+                here = self._context.next_layer(job) is NextLayer.LOCAL
+                visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, pipe_complete=here))
+                continue
+            self._come_home(visit)
+
+    def _come_home(self, visit: Visit) -> None:
+        job, sequences = visit.job, self._context.sequences
+        assert self._context.origin is not None
+        if self._context.pipe.networked and job.hidden is not None and not torch.isfinite(job.hidden).all():
+            self._context.origin.refuse_home(job)
+            visit.state = JobState.DONE
+            return
+        sequences.on_stage_completed(span for span in job.spans if self._passed_elsewhere(span))
+        after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
+        # EMBED means here: may be granted again, and a completed step makes it so
+        chunks = [Step(span) for span, state in zip(job.spans, after, strict=True) if state is not JobState.HEAD]
+        self._context.origin.came_home(job)
+        sequences.on_step_completed(chunks)
+        _keep_spans(job, [state is JobState.HEAD for state in after])
+        visit.state = JobState.HEAD if job.spans else JobState.DONE
+        if visit.state is JobState.DONE:
+            self._observe(visit)
+
+    def _passed_elsewhere(self, span: Span) -> bool:
+        """The first stage is on another node: we hear of it only now."""
+        seq = self._context.sequences.get(span)
+        return seq is not None and seq.stage_processed < span.end
+
+    def _head(self, batch: list[Visit]) -> None:
+        context = self._context
+        assert context.origin is not None
+        hidden = torch.cat([visit.job.hidden for visit in batch]) if len(batch) > 1 else batch[0].job.hidden
+        homecomers: list[Homecomer] = []
+        at = 0
+        for visit in batch:
+            for span in visit.job.spans:
+                at += span.rows
+                seq = context.sequences.get(span)
+                if seq is not None:
+                    homecomers.append(Homecomer(span, seq, at - span.rows, at))
+        with _Timed(context, batch) as timed:
+            steps = self._at_head.steps(homecomers, hidden)
+        context.sequences.on_step_completed(steps)
+        context.stats.generated_tokens += sum(step.token_id is not None for step in steps)
+        context.origin.ends_seconds = 0.8 * context.origin.ends_seconds + 0.2 * timed.elapsed
+        further = {step.span for step in steps if step.token_id is not None or step.row_sum is not None}
+        context.origin.on_progress(one.seq for one in homecomers if one.span in further)
+        for job in {one.seq.job for one in homecomers}:
+            self._after_head(job)
+        for visit in batch:
+            visit.state = JobState.DONE
+            self._observe(visit)
+
+    # ---- inside ----
+
+    def _facts(self, span: Span) -> Facts:
+        seq = self._context.sequences.get(span)
+        if seq is None:
+            return _GONE
+        if span.rows:
+            return _READY
+        return _MORE if seq.remaining > 0 else _ALL_UNDER_WAY
+
+    def _after_head(self, job: Job) -> None:
+        """EMBED is where the job waits for its next grant. DONE ends it: it is complete, or its client is gone."""
+        facts = Facts(step=ComputeStep.HEAD, complete=not job.open, update_sent=job.reachable)
+        if next_state(JobState.HEAD, facts) is JobState.EMBED:
+            return
+        self._context.sequences.cancel(job)  # changes nothing where all is complete
+        if self._context.config.print_times:
+            self._print_times(job)
+
+    def _drop_unreachable(self, spans: list[Span]) -> None:
+        """A client that went away during its prompt frees the memory at once."""
+        for span in spans:
+            seq = self._context.sequences.get(span)
+            if seq is not None and not seq.job.reachable:
+                self._context.sequences.cancel(seq.job)
+
+    def _observe(self, visit: Visit) -> None:
+        stats = self._context.stats
+        stats.steps += 1
+        if visit.tokens:
+            self._context.predictor.observe(visit.tokens, visit.context, visit.seconds)
+
+    def _part(self, batch: list[Visit]) -> bool:
+        """A pass failed that routes shared: each NetworkJob tries again by itself, so that nobody pays for another's."""
+        if batch[0].state is not JobState.PROCESS_LAYERS or len({visit.job.route for visit in batch}) < 2:
+            return False
+        for visit in batch:
+            if (part := self._context.part(visit.job)) is not None:
+                part.stage.undo(visit.job)
+            visit.alone = True
+        return True
+
+    def _fail(self, batch: list[Visit], error: Exception) -> None:
+        """The jobs of a failed batch end with an error; everybody else goes on."""
+        logger.error("a forward pass failed: %s", error, exc_info=error)
+        if not isinstance(error, PenstockError):
+            error = ComputeFailed(f"The computation failed: {type(error).__name__}: {error}.", hint="Try the request again.")
+        for visit in batch:
+            job = visit.job
+            if self._context.is_ours(job.route):
+                for span in job.spans:
+                    seq = self._context.sequences.get(span)
+                    if seq is not None:
+                        self._context.sequences.fail(seq.job, error)
+            elif visit.state is JobState.PROCESS_LAYERS and (part := self._context.part(job)) is not None:
+                part.stage.undo(job)
+                job.refusals += [part.stage.refusal(job, span, Verdict.FAILED) for span in job.spans]
+            # without its Spans it goes on, in its old place: the stages behind still need its notices, in order
+            job.spans, job.hidden = [], None
+            if visit.state in (JobState.HEAD, JobState.SEND):
+                visit.state = JobState.DONE
+
+    def _print_times(self, job: Job) -> None:
+        usage, times = self._context.sequences.usage(job), self._context.sequences.timings(job)
+        decode = max(times.total - times.first_token, 1e-9)
+        logger.info(
+            "job %s: %d prompt tokens (%d cached), %d generated; queued %.3f s, first token %.3f s, total %.3f s, %.1f tokens/s",
+            job.job_id,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            times.queued,
+            times.first_token,
+            times.total,
+            max(usage.completion_tokens - 1, 0) / decode,
+        )
+
+
+_GONE = Facts(step=ComputeStep.HEAD, job_exists=False)
+_READY = Facts(step=ComputeStep.HEAD)
+_MORE = Facts(step=ComputeStep.HEAD, prefill_left=True)
+_ALL_UNDER_WAY = Facts(step=ComputeStep.HEAD, prefill_left=True, grantable=False)
+
+
+class _Timed:
+    """Adds the time spent inside to the compute time, shared among the visits."""
+
+    elapsed = 0.0
+
+    def __init__(self, context: JobContext, visits: list[Visit]) -> None:
+        self._stats, self._clock, self._visits = context.stats, context.clock, visits
+
+    def __enter__(self) -> _Timed:
+        self._start = self._clock()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.elapsed = self._clock() - self._start
+        self._stats.compute += self.elapsed
+        for visit in self._visits:
+            visit.seconds += self.elapsed / len(self._visits)
+
+
+def _keep_wanted_rows(job: NetworkJob) -> None:
+    """Of the hidden states keep only the rows that were asked for: [sum of n, hidden] -> [sum of rows, hidden]"""
+    rows: list[int] = []
+    at = 0
+    for span in job.spans:
+        at += span.n
+        rows.extend(range(at - span.rows, at))
+    if len(rows) != at:
+        job.hidden = job.hidden[rows]
+
+
+def _keep_spans(job: NetworkJob, wanted: list[bool]) -> None:
+    """Keep the wanted Spans of a NetworkJob that came home, and their rows: [sum of rows, hidden]"""
+    rows: list[int] = []
+    at = 0
+    for span, keep in zip(job.spans, wanted, strict=True):
+        if keep:
+            rows.extend(range(at, at + span.rows))
+        at += span.rows
+    if len(rows) != at:
+        job.hidden = job.hidden[rows]
+    job.spans = [span for span, keep in zip(job.spans, wanted, strict=True) if keep]

@@ -1,0 +1,287 @@
+"""Node: wires one node. Its models, the engines that run them, and the doors in front."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.node import HostedModelConfig, NodeConfig, WorkspaceConfig
+from penstock.doors.access.keys import Keys
+from penstock.doors.app.listener import Listener, begin_to_listen, deaf_to_signals, take_port
+from penstock.doors.app.server import OAIHttpServer
+from penstock.doors.generation.served_model import Served
+from penstock.doors.jobs.backlog import Backlog
+from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_alone
+from penstock.errors import WorkspaceError
+from penstock.pipes.model_manager import LoadedModel, ModelManager
+from penstock.pipes.pipe import Pipe
+from penstock.progress import Progress, silent
+from penstock.workspace.batch.batches import open_batches
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.worker.pool import JobEnd
+
+if TYPE_CHECKING:
+    from penstock.peers.membership import Membership
+    from penstock.placement.agent import Placing
+    from penstock.placement.preview import Preview
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """How many jobs ended here, and how many are `left`: they wait for `models` that this node does not host, or come after
+    one that does. The `odd` ones cannot be taken, and the log tells why. So many batches are not over."""
+
+    done: int
+    failed: int
+    left: int
+    models: Sequence[str] = ()
+    odd: int = 0
+    open_batches: int = 0
+
+
+logger = logging.getLogger(__name__)
+
+LEAST_LEASE = 120.0  # seconds that a route outlives the last word of its origin: longer than any pass takes
+
+
+class Node:
+    """Takes its port when made, loads its models when entered, and serves until it is told to leave.
+
+    with Node(config) as node:
+        node.serve()
+
+    One that only drains a workspace has no port: `door` is False.
+    """
+
+    def __init__(self, config: NodeConfig, *, keys: Keys | None = None, progress: Progress = silent, door: bool = True) -> None:
+        """Without `keys` its API is for everybody who can reach it."""
+        self.config, self.keys, self._progress = config, keys or Keys(None, None), progress
+        self._socket = take_port(config.server.host, config.server.port) if door else None
+        self.workspace = _workspace(config.workspace)
+        self._epoch = time.time_ns() // 1_000_000  # of this life of the node: each is later than the one before
+        self._route_numbers = itertools.count()
+        self.hosted: list[HostedLayers] = []
+        self._placings: list[Placing] = []
+        self.membership = self._join() if config.network.enabled else None
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        assert self._socket is not None, "a node without a door has no address"
+        host, port = self._socket.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # one of every address
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def models(self) -> list[HostedModel]:
+        """Those that this node's API offers: it has their ends."""
+        return [hosted for hosted in self.hosted if isinstance(hosted, HostedModel)]
+
+    @property
+    def open_jobs(self) -> int:
+        """Answers that somebody waits for; jobs of a workspace wait for us."""
+        return sum(hosted.jobs.counted_jobs for hosted in self.models)
+
+    def __enter__(self) -> Node:
+        try:
+            if self.membership is None:
+                for model in self.config.models:
+                    self.hosted.append(self._load(model))
+                for hosted in self.hosted:
+                    hosted.start()
+            else:
+                self._place(self.membership)
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._leave()
+
+    def serve(self, *, on_ready: Callable[[], None] = lambda: None, on_leaving: Callable[[], None] = lambda: None) -> None:
+        config, socket = self.config, self._socket
+        assert socket is not None
+        served = self._served()
+        backlog = None if self.workspace is None else self._backlog(self.workspace, served)
+        door = OAIHttpServer(
+            served,
+            layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
+            network=dict if self.membership is None else self._report,
+            backlog=backlog,
+            node_id=config.node_id,
+            server=config.server,
+            limits=config.limits,
+            aliases=config.aliases,
+            keys=self.keys,
+        )
+
+        def leaving() -> None:
+            on_leaving()
+            if backlog is not None:
+                threading.Thread(target=backlog.stop, daemon=True).start()
+            if self.membership is not None:
+                threading.Thread(target=self.membership.announce_leaving, daemon=True).start()
+
+        listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, end=self._stop)
+        begin_to_listen(socket)
+        try:
+            if backlog is not None:
+                backlog.start()
+            listener.run(sockets=[socket])
+        finally:
+            if backlog is not None:
+                with deaf_to_signals():  # it takes a second, and jobs that are not given back count as those of a dead server
+                    backlog.stop()
+        if self.membership is not None:
+            self.membership.wait_until_unused(config.limits.drain_timeout)
+
+    def drain(self, on_end: Callable[[JobEnd], None] = lambda end: None) -> Drained:
+        """Work on the workspace until it is empty."""
+        assert self.workspace is not None
+        backlog = self._backlog(self.workspace, self._served(), on_end)
+        backlog.batches.start()
+        try:
+            left = backlog.pool.drain()
+        finally:
+            backlog.batches.stop()
+        pool = backlog.pool
+        return Drained(
+            done=pool.done,
+            failed=pool.failed,
+            left=len(left),
+            models=sorted({job.model or "" for job in left}),
+            odd=len(pool.odd),
+            open_batches=len(open_batches(self.workspace)),
+        )
+
+    def _report(self) -> dict[str, Any]:
+        from penstock.peers.report import report
+
+        assert self.membership is not None
+        return report(self.membership)
+
+    def _served(self) -> dict[str, Served]:
+        return {hosted.name: Served(hosted) for hosted in self.models}
+
+    def _backlog(
+        self, workspace: Workspace, served: Mapping[str, Served], on_end: Callable[[JobEnd], None] = lambda end: None
+    ) -> Backlog:
+        config = self.config
+        return Backlog(
+            workspace, served, config.workspace, aliases=config.aliases, limits=config.limits, keys=self.keys, on_end=on_end
+        )
+
+    def _load(self, model: HostedModelConfig) -> HostedLayers:
+        """All of it, without a network."""
+        config = self.config
+        loaded = ModelManager(config.engine, self._progress).load(
+            model.id,
+            dtype=model.dtype,
+            device=model.device,
+            segments=model.segments,
+            kv_memory=model.kv_memory,
+            max_memory=model.max_memory,
+        )
+        return host_alone(loaded, config.engine, node=config.node_id, max_jobs=config.limits.max_jobs)
+
+    def _place(self, membership: Membership) -> None:
+        """What the network needs of each model, one after the other: the next one sees what memory the last one left."""
+        from penstock.placement.agent import Placing
+
+        membership.start()
+        wanted = self._wanted(membership)
+        for model in wanted:
+            placing = Placing(model, self.config, membership, self._progress, share=1 / len(wanted))
+            self._placings.append(placing)
+            placing.open(self._host)
+        for placing in self._placings:
+            placing.watch()
+
+    def preview(self) -> list[Preview]:
+        """What would be loaded now, and why. Nothing is."""
+        from penstock.placement.agent import Placing
+        from penstock.placement.preview import preview_alone
+
+        if self.membership is None:
+            return [preview_alone(model, self.config, self._progress) for model in self.config.models]
+        self.membership.start()
+        try:
+            wanted = self._wanted(self.membership)
+            share = 1 / len(wanted)
+            return [
+                Placing(model, self.config, self.membership, self._progress, share=share, download=False).preview()
+                for model in wanted
+            ]
+        finally:
+            self._leave()
+
+    def _wanted(self, membership: Membership) -> Sequence[HostedModelConfig]:
+        """The models of the settings; where these name none, the one that the network runs."""
+        from penstock.placement.peer_records import adopted
+
+        if not self.config.adopts:
+            return self.config.models
+        membership.wait_for_others()
+        return [
+            replace(self.config.models[0], id=adopted(membership.records, but=self.config.node_id) or self.config.models[0].id)
+        ]
+
+    def _host(self, loaded: LoadedModel, pipe: Pipe) -> HostedLayers:
+        config = self.config
+        hosted = host(
+            loaded,
+            pipe,
+            config.engine,
+            max_jobs=config.limits.max_jobs,
+            epoch=self._epoch,
+            lease=max(LEAST_LEASE, 3 * config.network.lease_ms / 1000),
+            recovery_timeout=config.network.recovery_timeout,
+            route_numbers=self._route_numbers,
+        )
+        self.hosted.append(hosted)
+        return hosted
+
+    def _join(self) -> Membership:
+        from penstock.network.trust.peers import remembered
+        from penstock.network.zenoh_router import ZenohRouter
+        from penstock.peers.membership import Membership
+
+        network = self.config.network
+        if network.peers_file is not None:
+            network = replace(network, connect=tuple(dict.fromkeys([*network.connect, *remembered(network.peers_file)])))
+        router = ZenohRouter(network, self.config.node_id, self._epoch)
+        return Membership(router, network, node=self.config.node_id, epoch=self._epoch)
+
+    def _stop(self) -> None:
+        for hosted in self.hosted:
+            hosted.stop()
+
+    def _leave(self) -> None:
+        if self.membership is not None:
+            self.membership.taker.close()  # who fetches weights would be waited for
+        for placing in self._placings:
+            placing.close()
+        self._stop()
+        if self.membership is not None:
+            self.membership.leave()
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _workspace(config: WorkspaceConfig) -> Workspace | None:
+    if config.path is None:
+        return None
+    try:
+        return Workspace(config.path, create=True)
+    except WorkspaceError as error:
+        if not config.by_default:
+            raise
+        logger.warning("there is no workspace, so files, batches and stored responses are refused: %s", error)
+        return None

@@ -1,0 +1,61 @@
+"""What the records of other nodes say about a model: pure questions, asked by whoever places layers and looks for weights."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+
+from penstock.domain.meta_model import NodeRecord, Offer
+from penstock.domain.topology import LayerRange
+from penstock.model.sources import catalogue
+from penstock.pipes.meta_pipe import WeightsOf, differs
+from penstock.pipes.router_pipes import RouterPipes
+from penstock.placement.plan import Member
+
+
+def members_of(
+    records: Iterable[NodeRecord], key: tuple[str, str, int], block_size: int, weights: WeightsOf | None = None
+) -> list[Member]:
+    """What the nodes have of a model (its name, shape and number of layers) and could take. Who leaves counts no more, nor does
+    what cannot be on a path with this node's layers."""
+    members = []
+    for record in records:
+        held = tuple(
+            segment.layers
+            for segment in record.segments
+            if (segment.model, segment.shape, segment.num_layers, segment.block_size) == (*key, block_size)
+            and not differs(segment, weights)
+        )
+        offer = next((offer for offer in record.offers if (offer.model, offer.shape, offer.num_layers) == key), None)
+        if not record.draining and (held or offer):
+            members.append(_member(record.node, held, offer))
+    return members
+
+
+def _member(node: str, held: tuple[LayerRange, ...], offer: Offer | None) -> Member:
+    if offer is None:
+        return Member(node=node, held=held)
+    return Member(node=node, held=held, claims=offer.claims, pinned=offer.pinned, room=offer.room, max_pipes=offer.max_pipes)
+
+
+def agreed_weights(records: Iterable[NodeRecord], model: str, but: str) -> str:
+    """The hash of the weights that most nodes have of a model; of several that are as frequent the first. `but` is not asked."""
+    said: Counter[str] = Counter()
+    for record in records:
+        weights = next((offer.weights for offer in record.offers if offer.model == model and offer.weights), "")
+        if record.node != but and weights:
+            said[weights] += 1
+    return min(said, key=lambda weights: (-said[weights], weights), default="")
+
+
+def adopted(records: Iterable[NodeRecord], but: str) -> str:
+    """The model that a node without one of its own takes: one that lacks layers, else the first. Empty where there is none.
+
+    Another node says the name: one that is a path on this machine is not taken, or its files would be read and given away.
+    """
+    told = [record for record in records if record.node != but]
+    pipes = RouterPipes(lambda: told).pipes()
+    lacking = [pipe.model for pipe in pipes if not pipe.is_complete()]
+    names = [*lacking, *(pipe.model for pipe in pipes), *sorted(offer.model for record in told for offer in record.offers)]
+    return next((name for name in names if catalogue.find(name) or not os.path.lexists(os.path.expanduser(name))), "")

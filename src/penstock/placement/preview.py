@@ -1,0 +1,58 @@
+"""Preview: what a node would load now, what that takes, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.config.node import HostedModelConfig, NodeConfig
+from penstock.domain.topology import LayerRange
+from penstock.model.sources import local
+from penstock.pipes.footprint import Budget
+from penstock.pipes.model_manager import FoundModel, ModelManager
+from penstock.placement.plan import Decision, Kind
+from penstock.progress import Progress
+from penstock.weights.source import not_here
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Sizes are in bytes."""
+
+    model: str
+    num_layers: int
+    decision: Decision
+    pinned: tuple[LayerRange, ...]  # what the settings ask for, beside what was decided
+    budget: int
+    ends: int
+    layer: int  # each
+    kv: int  # each
+    source: str
+
+
+def preview(
+    found: FoundModel, budget: Budget, decision: Decision, *, pinned: tuple[LayerRange, ...], ends: bool, source: str
+) -> Preview:
+    return Preview(
+        model=found.name,
+        num_layers=found.spec.num_layers,
+        decision=decision,
+        pinned=pinned,
+        budget=budget.total,
+        ends=budget.footprint.ends if ends else 0,
+        layer=budget.footprint.layer,
+        kv=budget.blocks * budget.footprint.kv_block,
+        source=source,
+    )
+
+
+def preview_alone(model: HostedModelConfig, node: NodeConfig, progress: Progress) -> Preview:
+    """What a node in no network would load."""
+    manager = ModelManager(node.engine, progress)
+    folder = local(model.id, progress=progress)
+    if folder is None:
+        raise not_here(model.id)
+    found = manager.find(model.id, folder, dtype=model.dtype, device=model.device)
+    budget = manager.budget(found, ends=True, kv_memory=model.kv_memory, max_memory=model.max_memory)
+    layers = model.segments or (LayerRange(0, found.spec.num_layers),)
+    why = "This node is in no network, so it holds all layers."
+    return preview(found, budget, Decision(Kind.FILL, layers, why), pinned=(), ends=True, source=str(folder))

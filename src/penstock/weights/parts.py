@@ -1,0 +1,72 @@
+"""PartReader: the parts of a model folder as bytes, for nodes that ask for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.errors import CorruptWeights
+from penstock.model.weights import HashedTensor, Place, WeightFiles, places
+from penstock.weights.manifest import Manifest, Part
+
+
+class PartReader:
+    """A part of tensors is their bytes one after the other, in the manifest's order. The folder may hold some of them only."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder, self._manifest = folder, manifest
+        self._files = WeightFiles(folder)
+        self._tables: dict[str, tuple[tuple[int, int, int], dict[str, Place]]] = {}
+
+    def read(self, part: Part, offset: int, length: int) -> bytes:
+        """Raises CorruptWeights where the folder does not hold these bytes, or not any more."""
+        assert self._manifest.has(part) and 0 <= offset <= offset + length <= self._manifest.size(part), "checked by the caller"
+        if part.file:
+            return _read(self._folder / part.file, offset, length)
+        try:
+            return self._read_tensors(part, offset, length)
+        except CorruptWeights:
+            self._files = WeightFiles(self._folder)  # it may hold more by now, or hold it elsewhere
+            return self._read_tensors(part, offset, length)
+
+    def _read_tensors(self, part: Part, offset: int, length: int) -> bytes:
+        found, begin = [], 0
+        for tensor in self._manifest.tensors(part):
+            first, last = max(offset, begin), min(offset + length, begin + tensor.size)
+            if first < last:
+                path, start = self._find(tensor)
+                found.append(_read(path, start + first - begin, last - first))
+            begin += tensor.size
+        return b"".join(found)
+
+    def _find(self, tensor: HashedTensor) -> tuple[Path, int]:
+        file = self._files.where.get(tensor.name)
+        if file is None:
+            raise CorruptWeights(f"The weights in {self._folder} lack the tensor {tensor.name}.")
+        place = self._table(file).get(tensor.name)
+        if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
+            raise CorruptWeights(f"{tensor.name} in {self._folder / file} is not what it was.")
+        return self._folder / file, place.start
+
+    def _table(self, file: str) -> dict[str, Place]:
+        """Read again when somebody replaced the file."""
+        try:
+            status = (self._folder / file).stat()
+        except OSError as error:
+            raise CorruptWeights(f"{self._folder / file} cannot be read: {error.strerror}.") from None
+        version = (status.st_size, status.st_mtime_ns, status.st_ino)
+        known = self._tables.get(file)
+        if known is None or known[0] != version:
+            known = self._tables[file] = version, places(self._folder / file)
+        return known[1]
+
+
+def _read(path: Path, offset: int, length: int) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            found = file.read(length)
+    except OSError as error:
+        raise CorruptWeights(f"{path} cannot be read: {error.strerror}.") from None
+    if len(found) != length:
+        raise CorruptWeights(f"{path} is cut short.")
+    return found

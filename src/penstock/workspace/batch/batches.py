@@ -1,0 +1,318 @@
+"""Batches: many requests in one file, as their folders in a workspace tell of them. Making one, looking at it, calling it off.
+
+batches/ID/
+  input.jsonl    the requests, one on each line       } never changed
+  batch.json     what is asked for all of them        }
+  results.jsonl  how lines ended, as they do: the journal
+  cancel         an empty file: it is to be called off
+  end.json       how it ended; when it is there and whole, the batch is over
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from penstock.domain.duration import DAY, parse_span
+from penstock.errors import RequestError, UnknownBatch
+from penstock.workspace.batch.journal import read_entries
+from penstock.workspace.batch.lines import Lines, Mistake
+from penstock.workspace.store.disk import touch
+from penstock.workspace.store.files import Place, given, has_file, is_number, read_record
+from penstock.workspace.store.job_id import BATCH, is_job_id, order
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.root import on_disk
+from penstock.workspace.store.uploads import Uploads
+
+INPUT, ASKED, CANCEL, END = "input.jsonl", "batch.json", "cancel", "end.json"
+LONGEST_WINDOW = 30 * DAY
+KNOWN = 1000  # journals that are not read again from their beginning
+
+
+class BatchStatus(StrEnum):
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """What is asked, as batch.json has it. `window` is in seconds after `created`, and `completion_window` the words for it;
+    `sha256` is that of the input. The files that it leaves are kept for `keep_output` seconds, None for good. Of the models that
+    its lines ask for, `models` were offered when it was made; None is a line that names none. Without such a list, whoever made
+    it could not tell."""
+
+    input_file: str
+    endpoint: str
+    window: float
+    completion_window: str
+    created: float
+    sha256: str
+    owner: str | None = None
+    metadata: Mapping[str, str] | None = None
+    keep_output: float | None = None
+    models: Sequence[str | None] | None = None
+
+    def __post_init__(self) -> None:
+        """TypeError for a record that somebody changed."""
+        about = {} if self.metadata is None else self.metadata
+        texts = [self.input_file, self.endpoint, self.completion_window, self.sha256, *given(self.owner), *about.values()]
+        texts += given(*(() if self.models is None else self.models))
+        numbers = [self.window, self.created, *given(self.keep_output)]
+        if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
+            raise TypeError(ASKED)
+
+    @property
+    def due(self) -> float:
+        return self.created + self.window
+
+    def offers(self, model: str | None) -> bool:
+        return self.models is None or model in self.models
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+    def __post_init__(self) -> None:
+        if not all(map(is_number, (self.total, self.completed, self.failed))):
+            raise TypeError(END)
+
+    @property
+    def ended(self) -> int:
+        return self.completed + self.failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEnd:
+    """As end.json has it. `mistakes` are why the input is no batch; the files are ids."""
+
+    status: BatchStatus
+    ended: float
+    begun: float | None = None
+    finalizing: float | None = None
+    counts: Counts = Counts()
+    output_file: str | None = None
+    error_file: str | None = None
+    mistakes: tuple[Mapping[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        files = given(self.output_file, self.error_file)
+        numbers = [self.ended, *given(self.begun, self.finalizing)]
+        if not all(isinstance(file, str) and is_job_id(file) for file in files) or not all(map(is_number, numbers)):
+            raise TypeError(END)
+        for mistake in self.mistakes:
+            Mistake(**mistake)
+
+    def record(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """A batch as it is now. `end` is None while it is open."""
+
+    batch_id: str
+    asked: BatchRequest
+    status: BatchStatus
+    counts: Counts
+    begun: float | None = None
+    cancelling: float | None = None
+    end: BatchEnd | None = None
+
+    def missing(self, accepts: Callable[[str | None], bool]) -> list[str]:
+        """Models that its lines ask for, and wait for while they are not here."""
+        asked = self.asked.models or () if self.end is None else ()
+        return [model for model in asked if model is not None and not accepts(model)]
+
+
+@dataclass(slots=True)
+class _Read:
+    """How far a journal was read, and what it told so far."""
+
+    offset: int = 0
+    begun: float | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+    def go_on(self, folder: int) -> None:
+        for entry in read_entries(folder, self.offset):
+            self.offset = entry.end
+            match entry.fact:
+                case {"lines": total, "at": at}:
+                    self.total, self.begun = total, at
+                case {"body": _}:
+                    self.completed += 1
+                case {"n": _}:
+                    self.failed += 1
+
+
+class Batches:
+    """Each owner finds only their own. What was read of a journal is kept: who looks again reads only what is new."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace, self._uploads = workspace, Uploads(workspace)
+        self._read: dict[str, _Read] = {}
+        self._lock = threading.Lock()
+
+    def create(
+        self,
+        input_file: str,
+        *,
+        endpoint: str,
+        window: float,
+        completion_window: str,
+        owner: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        keep_output: float | None = None,
+        offers: Callable[[str | None], bool] | None = None,
+    ) -> BatchView:
+        """When this returns, the batch survives a power cut. It has a copy of its input, which may be deleted then. A line whose
+        model nobody `offers` now is an error, whoever drives the batch; None if nobody can tell."""
+        found = self._uploads.get(input_file, owner)
+        models = None if offers is None else [*filter(offers, self._models(input_file, owner))]
+        asked = BatchRequest(
+            input_file=input_file,
+            endpoint=endpoint,
+            window=window,
+            completion_window=completion_window,
+            created=round(time.time(), 3),
+            sha256=found.sha256,
+            owner=owner,
+            metadata=metadata,
+            keep_output=keep_output,
+            models=models,
+        )
+        with self._uploads.reading(input_file, owner) as chunks:
+            record = json.dumps(dataclasses.asdict(asked)).encode() + b"\n"
+            batch_id = self._workspace.add({INPUT: chunks, ASKED: record}, Place.BATCHES)
+        return self.get(batch_id, owner)
+
+    def get(self, batch_id: str, owner: str | None = None) -> BatchView:
+        with self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
+            asked = None if folder is None else read_asked(folder)
+            if folder is None or asked is None or asked.owner != owner:
+                raise UnknownBatch(f"There is no batch {BATCH}{batch_id[:80]}.", hint="It was cleaned away, or was never here.")
+            return self._view(batch_id, folder, asked)
+
+    def all(self, owner: str | None = None) -> Iterator[BatchView]:
+        """The newest first."""
+        for batch_id in sorted(self._workspace.names(Place.BATCHES), key=order, reverse=True):
+            with self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
+                asked = None if folder is None else read_asked(folder)
+                if folder is None or asked is None or asked.owner != owner:
+                    continue
+                view = self._view(batch_id, folder, asked)
+            yield view
+
+    def cancel(self, batch_id: str, owner: str | None = None) -> BatchView:
+        """Ask for its end. Whoever drives it sees that in a moment; one that is over stays as it is."""
+        view = self.get(batch_id, owner)
+        if view.end is None:
+            with on_disk(self._workspace.path), self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
+                if folder is not None:
+                    touch(self._workspace.disk, folder, CANCEL)
+                    self._workspace.disk.sync(folder)
+        return self.get(batch_id, owner)
+
+    def _models(self, input_file: str, owner: str | None) -> list[str | None]:
+        with self._uploads.opened(input_file, owner) as file:
+            return sorted(Lines(file).models(), key=lambda model: model or "")
+
+    def _view(self, batch_id: str, folder: int, asked: BatchRequest) -> BatchView:
+        cancelling = _time_of(folder, CANCEL)
+        end = read_end(folder)
+        if end is not None:
+            with self._lock:
+                self._read.pop(batch_id, None)
+            return BatchView(batch_id, asked, end.status, end.counts, end.begun, cancelling, end)
+        with self._lock:
+            known = self._read[batch_id] = self._read.pop(batch_id, _Read())
+            if len(self._read) > KNOWN:
+                del self._read[next(iter(self._read))]
+            known.go_on(folder)
+            counts = Counts(known.total, known.completed, known.failed)
+        if cancelling is not None:
+            status = BatchStatus.CANCELLING
+        elif known.begun is None:
+            status = BatchStatus.VALIDATING
+        else:
+            status = BatchStatus.FINALIZING if counts.ended >= counts.total else BatchStatus.IN_PROGRESS
+        return BatchView(batch_id, asked, status, counts, known.begun, cancelling)
+
+
+def parse_window(text: str) -> float:
+    """A completion window in seconds."""
+    found = parse_span(text)
+    if found is None or not 0 < found <= LONGEST_WINDOW:
+        raise RequestError(
+            f"completion_window = '{text[:40]}' cannot be used.",
+            field="completion_window",
+            hint="Write it as 24h, 90m or 7d; 30d is the longest.",
+        )
+    return found
+
+
+def is_open(workspace: Workspace, batch_id: str) -> bool:
+    """Whether there is such a batch, and it is not over."""
+    with workspace.looking_into(batch_id, Place.BATCHES) as folder:
+        return folder is not None and read_end(folder) is None and read_asked(folder) is not None
+
+
+def end_of(workspace: Workspace, batch_id: str) -> BatchEnd | None:
+    """How a batch ended; None if it is not over, or there is none."""
+    with workspace.looking_into(batch_id, Place.BATCHES) as folder:
+        return None if folder is None else read_end(folder)
+
+
+def open_batches(workspace: Workspace, over: set[str] | None = None) -> list[str]:
+    """Who looks again and again keeps those that are `over`: they are not read twice."""
+    over = set() if over is None else over
+    found = [batch_id for batch_id in workspace.names(Place.BATCHES) if batch_id not in over]
+    over.update(batch_id for batch_id in found if not is_open(workspace, batch_id))
+    return [batch_id for batch_id in found if batch_id not in over]
+
+
+def read_asked(folder: int) -> BatchRequest | None:
+    told = read_record(folder, ASKED)
+    try:
+        return None if told is None else BatchRequest(**told)
+    except (AttributeError, TypeError):
+        return None  # made by hand, or by another version
+
+
+def read_end(folder: int) -> BatchEnd | None:
+    told = read_record(folder, END)
+    if told is None:
+        return None
+    try:
+        counts = Counts(**told.pop("counts"))
+        return BatchEnd(**told | {"status": BatchStatus(told["status"]), "counts": counts, "mistakes": tuple(told["mistakes"])})
+    except (KeyError, TypeError, ValueError):  # as above
+        return None
+
+
+def is_asked_to_end(folder: int) -> bool:
+    return has_file(folder, CANCEL)
+
+
+def _time_of(folder: int, name: str) -> float | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,145 @@
+"""Lines: the input of a batch, one request on each. Which of them can be jobs, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import BadJob, RequestError
+from penstock.workspace.store.files import MAX_PROMPT
+
+MAX_LINES = 50_000
+MAX_LINE = MAX_PROMPT + (1 << 16)  # bytes: a request, and what is around it
+MAX_CUSTOM_ID = 512  # characters
+MAX_DEPTH = 100  # objects and lists inside each other: far from where anybody's stack would decide
+MAX_TOLD = 100  # mistakes of one file
+TOO_DEEP = f"The line has more than {MAX_DEPTH} levels of objects and lists."
+PIECE = 1 << 16
+MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8 text
+METHOD = "POST"
+DECIDED = ("priority", "service_tier", "deadline")  # fields of a request that are the batch's to say
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    custom_id: str
+    body: Mapping[str, Any]
+
+    def check(self) -> None:
+        """Refuse what a line cannot ask for, though a request can."""
+        if self.body.get("stream"):
+            raise RequestError("A line of a batch cannot be streamed.", field="stream", hint="Leave stream out.")
+        for name in DECIDED:
+            if self.body.get(name) is not None:
+                raise RequestError(f"{name} is not for a line of a batch.", field=name, hint="completion_window says it for all.")
+
+    @property
+    def model(self) -> str | None:
+        return self.body.get("model")
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Why a file is no batch. `line` counts from 1, as editors do; None is the whole file."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class Lines:
+    """The lines of an open file, by number from 0; one more than may be at most. Blank ones do not count. Only where they lie is
+    kept in memory."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._places: list[tuple[int, int, int]] = []  # offset, length, line number in the file
+        number = 0
+        with open(os.dup(file), "rb") as stream:
+            offset = len(MARK) if os.pread(file, len(MARK), 0) == MARK else 0
+            stream.seek(offset)
+            while len(self._places) <= MAX_LINES and (piece := stream.readline(PIECE)):
+                length, blank = len(piece), not piece.strip()
+                while not piece.endswith(b"\n") and (piece := stream.readline(PIECE)):
+                    length, blank = length + len(piece), blank and not piece.strip()
+                number += 1
+                if not blank:
+                    self._places.append((offset, length, number))
+                offset += length
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def line(self, n: int) -> Line:
+        """BadJob if it is none any more: somebody has changed the file."""
+        value, mistake = self._parsed(n)
+        if mistake is not None:
+            raise BadJob(f"Line {self._places[n][2]} of the batch was changed: {mistake.message}")
+        return Line(value["custom_id"], value["body"])
+
+    def models(self) -> set[str | None]:
+        """All that are asked for; None by a line that names none."""
+        asked = (value["body"].get("model") for value, mistake in map(self._parsed, range(len(self))) if mistake is None)
+        return {model for model in asked if model is None or isinstance(model, str)}
+
+    def mistakes(self, endpoint: str) -> Iterator[Mistake]:
+        """All that keeps the file from being a batch."""
+        if not self._places:
+            yield Mistake("empty_file", "The file has no lines.")
+        if len(self) > MAX_LINES:
+            yield Mistake("too_many_lines", f"The file has more than {MAX_LINES} lines.")
+            return
+        seen: dict[str, int] = {}
+        for n, (_, _, number) in enumerate(self._places):
+            value, mistake = self._parsed(n)
+            mistake = mistake or _misdirected(value, endpoint, number)
+            if mistake is None and (before := seen.setdefault(value["custom_id"], number)) != number:
+                mistake = Mistake("duplicate_custom_id", f"The custom_id is that of line {before}, too.", number, "custom_id")
+            if mistake is not None:
+                yield mistake
+
+    def _parsed(self, n: int) -> tuple[dict[str, Any], Mistake | None]:
+        offset, length, number = self._places[n]
+        if length > MAX_LINE:
+            return {}, Mistake("line_too_long", f"The line has {length} bytes; {MAX_LINE} are read at most.", number)
+        try:
+            value = json.loads(os.pread(self._file, length, offset).decode())
+        except RecursionError:
+            return {}, Mistake("line_too_deep", TOO_DEEP, number)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            return {}, Mistake("invalid_json_line", "The line is not a JSON object.", number)
+        if _is_deeper(value, MAX_DEPTH):
+            return {}, Mistake("line_too_deep", TOO_DEEP, number)
+        custom_id, body = value.get("custom_id"), value.get("body")
+        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
+            return {}, Mistake("invalid_custom_id", f"custom_id is no text of 1 to {MAX_CUSTOM_ID} letters.", number, "custom_id")
+        if not isinstance(body, dict):
+            return {}, Mistake("invalid_body", "body is not a JSON object.", number, "body")
+        return value, None
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [inner for one in level for inner in _inside(one) if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _misdirected(value: Mapping[str, Any], endpoint: str, number: int) -> Mistake | None:
+    if value.get("method") != METHOD:
+        return Mistake("invalid_method", f"method is not {METHOD}.", number, "method")
+    if value.get("url") != endpoint:
+        return Mistake("mismatched_endpoint", f"url is not {endpoint}, which the batch is for.", number, "url")
+    return None

@@ -1,0 +1,264 @@
+"""The workspace on disk: the exact order in which a job's files are written, synced and moved.
+
+A job is a folder, and the folder that it lies in is its state:
+
+    input/writing/ID -> input/ready/ID -> processing/ID -> output/ID or failed/ID
+
+Every change of state is one rename. Whoever changes a job's folder holds the lock on it (flock on the folder itself: it travels
+with the folder and dies with its owner), and finished folders are never changed. docs/workspace.md has the same steps as a
+table, and why each is needed.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+
+from penstock.domain.job import new_job_id
+from penstock.errors import WorkspaceError
+from penstock.workspace.store.disk import clear, put_again, put_file, touch
+from penstock.workspace.store.files import (
+    ALONE,
+    ERROR,
+    FINISHED,
+    PARTIAL,
+    RESULT,
+    SUSPECT,
+    TOKENS,
+    USAGE,
+    End,
+    Outcome,
+    Place,
+    has_file,
+    names_in,
+)
+from penstock.workspace.store.job_id import checked, later_than
+from penstock.workspace.store.places import HeldJob as HeldJob
+from penstock.workspace.store.places import Places
+from penstock.workspace.store.root import disk_trouble
+
+logger = logging.getLogger(__name__)
+
+STALE = 3600.0  # seconds after which what lies in `writing` without a living owner is swept
+NOT_KEPT = "Nothing was submitted."
+
+
+class Workspace(Places):
+    # ---- submit: writing -> ready ----
+
+    def submit(self, files: Mapping[str, bytes], *, key: str | None = None, after: Collection[str] = ()) -> str:
+        """When this returns, the job survives a power cut. `key` is the name of a file in `keys` that shall tell its id. The
+        id sorts after those in `after`."""
+        return self._put(self._new_folder(after), files, Place.READY, key)
+
+    def add(self, files: Mapping[str, bytes | Iterable[bytes]], place: Place, job_id: str | None = None) -> str:
+        """A folder that is no job, but is kept like one and has such an id: whole at its place, or not there at all. When this
+        returns, it survives a power cut. Only one may add a given id at a time; what it left half-written is replaced."""
+        if job_id is None:
+            return self._put(self._new_folder((), place), files, place)
+        try:
+            with suppress(FileExistsError):
+                self.disk.make_folder(checked(job_id), self._folders[Place.WRITING])
+        except OSError as error:
+            raise disk_trouble(self.path, error, NOT_KEPT) from error
+        return self._put(job_id, files, place)
+
+    def _put(self, job_id: str, files: Mapping[str, bytes | Iterable[bytes]], place: Place, key: str | None = None) -> str:
+        disk = self.disk
+        moved = False
+        try:
+            held = self._lock(job_id, Place.WRITING)
+            if held is None:
+                raise FileNotFoundError(errno.ENOENT, "somebody removed what was just made", job_id)
+            try:
+                for name, data in files.items():
+                    put_file(disk, held.folder, name, data)
+                disk.sync(held.folder)
+                if key is not None:
+                    put_file(disk, self._folders[Place.KEYS], key, f"{job_id}\n".encode())
+                    disk.sync(self._folders[Place.KEYS])
+            finally:
+                held.let_go()  # before it can be seen: or a server that is quick would find it locked
+            disk.move(job_id, self._folders[Place.WRITING], self._folders[place])
+            moved = True
+            self.settle_submits(place)
+        except OSError as error:
+            self._take_back(job_id, place, moved)
+            raise disk_trouble(self.path, error, NOT_KEPT) from error
+        return job_id
+
+    def settle_submits(self, place: Place = Place.READY) -> None:
+        """What was moved there out of `writing` stays there after a power cut."""
+        self.disk.sync(self._folders[place])
+        self.disk.sync(self._folders[Place.WRITING])
+
+    def _new_folder(self, after: Collection[str], place: Place = Place.READY) -> str:
+        """A folder in `writing` with an id that no job has, nor anything at its place. Ids can meet: containers that share a
+        workspace count their processes alike, and clocks go backwards."""
+        for _ in range(1000):
+            job_id = later_than(after, new_job_id())
+            try:
+                self.disk.make_folder(job_id, self._folders[Place.WRITING])
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise disk_trouble(self.path, error, NOT_KEPT) from error
+            if self.find(job_id) is None and not self._is_at(job_id, place):
+                return job_id
+            with suppress(OSError):
+                self.disk.remove_folder(job_id, self._folders[Place.WRITING])
+        raise WorkspaceError(f"No free id was found in {self.path}.", hint="Is the clock of this machine standing still?")
+
+    def _take_back(self, job_id: str, place: Place, moved: bool) -> None:
+        """After an error nobody should find it: the client was told that it is not there."""
+        if moved:
+            with self.holding(job_id, place) as held, suppress(OSError):
+                if held is None:
+                    return  # a server has it
+                self.disk.move(job_id, self._folders[place], self._folders[Place.WRITING])
+        with suppress(OSError):
+            if moved:
+                self.settle_submits(place)  # or a power cut could show it again, without its files
+            self.disk.remove_folder(job_id, self._folders[Place.WRITING])
+
+    # ---- claim: ready -> processing ----
+
+    def claim(self, job_id: str) -> HeldJob | None:
+        """Take a job to run it; None if it is not there any more, or somebody holds it. `settle` makes claims durable."""
+        held = self.hold(job_id, Place.READY)
+        if held is None:
+            return None
+        try:
+            if any(self._is_at(job_id, place) for place in (Place.PROCESSING, *FINISHED)):
+                raise FileExistsError(errno.EEXIST, "there is another job of this id", job_id)
+            self._move(held, Place.PROCESSING)
+        except BaseException:
+            held.let_go()
+            raise
+        return held
+
+    def settle(self) -> None:
+        """Claims before this stay claims after a power cut. One call serves many claims; it comes before any of them ends."""
+        self.disk.sync(self._folders[Place.PROCESSING])
+        self.disk.sync(self._folders[Place.READY])
+
+    def note_run_alone(self, held: HeldJob) -> None:
+        """Count a run alone before it begins: if the server dies in it, it has died alone, and the count is on the disk."""
+        held.alone_number = 1
+        while has_file(held.folder, f"{ALONE}{held.alone_number}"):
+            held.alone_number += 1
+        touch(self.disk, held.folder, f"{ALONE}{held.alone_number}")
+        self.disk.sync(held.folder)
+
+    # ---- back: processing -> ready ----
+
+    def give_back(self, held: HeldJob, *, suspect: bool = False, survived: bool = False, anew: bool = False) -> None:
+        """Put a job back into the queue. `suspect`: its server died, so the next run is alone; `survived`: it ran alone and the
+        server lives, so that run does not count; `anew`: what it said cannot be continued."""
+        for name in (*([f"{ALONE}{held.alone_number}"] if survived and held.alone_number else []), *([TOKENS] if anew else [])):
+            clear(self.disk, held.folder, name)
+        if suspect and not self.is_suspect(held):
+            touch(self.disk, held.folder, SUSPECT)
+        if suspect or survived:
+            self.disk.sync(held.folder)
+        self._move(held, Place.READY, last=True)
+
+    # ---- the end: processing -> output or failed ----
+
+    def finish(self, held: HeldJob, outcome: Outcome) -> None:
+        """From the moment USAGE is there and fits, the job is over: whoever finds it only moves it."""
+        clear(self.disk, held.folder, ERROR if outcome.done else RESULT)  # that an earlier life may have left
+        put_file(self.disk, held.folder, outcome.file, outcome.text)
+        put_file(self.disk, held.folder, USAGE, outcome.record())
+        self.disk.sync(held.folder)
+        self._move_on(held, outcome.place)
+
+    def roll_forward(self, held: HeldJob, end: End) -> None:
+        """Its end was written in another life. The result was synced before USAGE was begun; USAGE itself need not be."""
+        put_again(self.disk, held.folder, USAGE, end.record)
+        self.disk.sync(held.folder)
+        self._move_on(held, end.place)
+
+    def _move_on(self, held: HeldJob, place: Place) -> None:
+        if place is Place.OUTPUT:
+            for name in (TOKENS, PARTIAL):
+                clear(self.disk, held.folder, name)
+        job_id = held.job_id
+        self._move(held, place, last=True)
+        self.forget_cancel(job_id)
+
+    # ---- cleaning ----
+
+    def throw_away(self, job_ids: Iterable[str], place: Place) -> list[str]:
+        """Finished jobs vanish, each whole; then their files are removed. Tells who was there."""
+        gone = []
+        for job_id in job_ids:
+            try:
+                self._empty(checked(job_id))
+                self.disk.move(job_id, self._folders[place], self._folders[Place.TRASH])
+                gone.append(job_id)
+            except FileNotFoundError:
+                pass  # somebody else cleans too
+            except OSError as error:
+                logger.warning("the job %s cannot be removed: %s", job_id, error.strerror)
+        if gone:
+            self.disk.sync(self._folders[Place.TRASH])
+            self.disk.sync(self._folders[place])
+            self._empty(*gone)
+        return gone
+
+    def empty_trash(self) -> None:
+        self._empty(*names_in(self._folders[Place.TRASH]))
+
+    def _empty(self, *names: str) -> None:
+        for name in names:
+            try:
+                self.disk.remove_folder(name, self._folders[Place.TRASH])
+            except (FileNotFoundError, NotADirectoryError):
+                pass  # somebody else empties it too
+            except OSError as error:  # it is out of sight, and must not keep others from being cleaned away
+                logger.warning("%s cannot be removed from %s: %s", name, self.path / Place.TRASH, error.strerror)
+
+    def sweep(self, now: float | None = None) -> int:
+        """Remove what clients left in `writing` when they died. Nobody was given its id; and if its client lives after all, its
+        rename fails, and it is told so."""
+        swept = 0
+        for job_id in self.names(Place.WRITING):
+            with suppress(OSError):
+                age = (time.time() if now is None else now) - self._stat(job_id, Place.WRITING).st_mtime
+                if age <= STALE:
+                    continue
+                with self.holding(job_id, Place.WRITING) as held:
+                    if held is not None:
+                        self._empty(job_id)
+                        self.disk.move(job_id, self._folders[Place.WRITING], self._folders[Place.TRASH])
+                        self._empty(job_id)
+                        swept += 1
+        return swept
+
+    # ---- requests to cancel, keys ----
+
+    def ask_to_cancel(self, job_id: str) -> None:
+        touch(self.disk, self._folders[Place.CANCEL], checked(job_id))
+        self.disk.sync(self._folders[Place.CANCEL])
+
+    def forget_cancel(self, job_id: str) -> None:
+        clear(self.disk, self._folders[Place.CANCEL], checked(job_id))
+
+    def forget_key(self, key: str) -> None:
+        clear(self.disk, self._folders[Place.KEYS], key)
+
+    # ---- inside ----
+
+    def _move(self, held: HeldJob, target: Place, *, last: bool = False) -> None:
+        """`last`: we are done with it: others may have it now, and after a power cut it is still there."""
+        source = held.place
+        self.disk.move(held.job_id, self._folders[source], self._folders[target])
+        held.place = target
+        if last:
+            held.let_go()
+            self.disk.sync(self._folders[target])
+            self.disk.sync(self._folders[source])

@@ -1,0 +1,26 @@
+"""How jobs end, as files: the text of result.txt or error.txt, and the facts beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import PenstockError, RequestError
+from penstock.workspace.store.files import Outcome
+
+
+def done(text: str, facts: Mapping[str, Any]) -> Outcome:
+    return Outcome(True, text.encode("utf-8", "replace"), {"finished": round(time.time(), 3), **facts})
+
+
+def failed(error: PenstockError, facts: Mapping[str, Any] | None = None) -> Outcome:
+    return Outcome(
+        False, f"{error}\n".encode("utf-8", "replace"), {"finished": round(time.time(), 3), "error": told(error), **(facts or {})}
+    )
+
+
+def told(error: PenstockError) -> dict[str, str]:
+    """An error as a record has it."""
+    field = {"field": error.field} if isinstance(error, RequestError) and error.field else {}
+    return {"code": error.code, "message": error.message, "hint": error.hint, **field}

@@ -1,0 +1,275 @@
+"""Places: the folders of a workspace, held open. Who is where, and who holds the lock of a job. Nothing is changed here."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import UnknownJob, WorkspaceError
+from penstock.workspace.store.disk import Disk
+from penstock.workspace.store.files import (
+    ALONE,
+    FOLDER,
+    SUSPECT,
+    End,
+    Place,
+    has_file,
+    names_in,
+    proven_end,
+    read_file,
+    take_lock,
+)
+from penstock.workspace.store.job_id import checked, is_job_id
+from penstock.workspace.store.root import open_places
+
+PATIENCE = 30.0  # seconds for another client that does what only one may
+
+
+@dataclass(slots=True)
+class HeldJob:
+    """A job whose lock we hold. `folder` is its open folder, wherever it is moved; `alone_number` is that of the run that it has
+    alone, 0 for none."""
+
+    job_id: str
+    folder: int
+    place: Place
+    alone_number: int = 0
+
+    def let_go(self) -> None:
+        if self.folder >= 0:
+            os.close(self.folder)
+            self.folder = -1
+
+
+class Places:
+    """`create` makes the folder a workspace if it is none yet. All methods may be used from several threads."""
+
+    def __init__(self, path: str | Path, *, create: bool = False, disk: Disk | None = None) -> None:
+        self.path, self.disk = Path(path), disk or Disk()
+        self._folders = open_places(self.path, self.disk, create=create)
+        self._open = list(self._folders.values())
+        self.close = weakref.finalize(self, _close, self._open)
+        self.opened = 1
+
+    def open_again(self) -> None:
+        """Somebody removed the folder, or put another in its place: all who use this object go over to what is there now, and
+        `opened` counts that. The old folders stay open, since some may be at work in them."""
+        self._folders = open_places(self.path, self.disk, create=True)
+        self._open += self._folders.values()
+        self.opened += 1
+
+    # ---- who is where ----
+
+    def find(self, job_id: str) -> Place | None:
+        """Where a job is. It may move between two looks, so nobody is called missing before several."""
+        for _ in range(3):
+            for place in (Place.OUTPUT, Place.FAILED, Place.PROCESSING, Place.READY):
+                if self._is_at(checked(job_id), place):
+                    return place
+        return None
+
+    def names(self, place: Place) -> list[str]:
+        """The jobs at a place, in no order: folders with a job's name. All else is not ours to touch."""
+        return self.look_through(place)[0]
+
+    def look_through(self, place: Place) -> tuple[list[str], list[str]]:
+        """The jobs at a place, and what lies among them and is none: other names, files, links."""
+        jobs: list[str] = []
+        strays: list[str] = []
+        with _reopened(self._folders[place]) as folder, os.scandir(folder) as entries:
+            for entry in entries:
+                ours = is_job_id(entry.name) and entry.is_dir(follow_symlinks=False)
+                (jobs if ours else strays).append(entry.name)
+        return jobs, strays
+
+    def open_jobs(self) -> set[str]:
+        """Those that wait or run. A job may go back from `processing` between two looks, so `ready` is looked at twice."""
+        return {job_id for place in (Place.READY, Place.PROCESSING, Place.READY) for job_id in self.names(place)}
+
+    def cancel_requests(self) -> list[str]:
+        return [name for name in names_in(self._folders[Place.CANCEL]) if is_job_id(name)]
+
+    def is_asked_to_cancel(self, job_id: str) -> bool:
+        return has_file(self._folders[Place.CANCEL], checked(job_id))
+
+    def age_of(self, job_id: str, place: Place) -> float:
+        """Seconds since something changed in a job's folder."""
+        return time.time() - self._stat(job_id, place).st_mtime
+
+    def check_writable(self) -> None:
+        """Refuse a workspace that we could only look at."""
+        for place in (Place.READY, Place.PROCESSING, Place.OUTPUT, Place.FAILED):
+            if not os.access(self.path / place, os.W_OK):
+                raise WorkspaceError(f"{self.path / place} cannot be written.", hint="Is it yours, and is the disk read-only?")
+
+    def is_in_place(self) -> bool:
+        """Whether our path still leads to the folders that we have open."""
+        try:
+            return os.path.samestat(os.stat(self.path / Place.READY), os.fstat(self._folders[Place.READY]))
+        except FileNotFoundError:
+            return False
+
+    # ---- a job's folder ----
+
+    @contextmanager
+    def looking_at(self, job_id: str) -> Iterator[tuple[Place, int]]:
+        """A job's folder to read from, wherever it is and is moved to. UnknownJob if there is none."""
+        for _ in range(3):
+            place = self.find(job_id)
+            folder = None if place is None else self.open_folder(job_id, place)
+            if place is not None and folder is not None:
+                try:
+                    yield place, folder
+                finally:
+                    os.close(folder)
+                return
+        raise self.unknown(job_id)
+
+    def unknown(self, job_id: str) -> UnknownJob:
+        return UnknownJob(f"There is no job {job_id} in {self.path}.", hint="It was cleaned away, or it was never here.")
+
+    @contextmanager
+    def looking_into(self, job_id: str, place: Place) -> Iterator[int | None]:
+        """A folder at a place, to read from; None if there is none."""
+        folder = self.open_folder(job_id, place) if is_job_id(job_id) else None
+        try:
+            yield folder
+        finally:
+            if folder is not None:
+                os.close(folder)
+
+    def open_folder(self, job_id: str, place: Place) -> int | None:
+        """A descriptor that the caller closes; None if there is no such folder. Links are not followed."""
+        try:
+            return os.open(job_id, FOLDER, dir_fd=self._folders[place])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
+            raise
+
+    def hold(self, job_id: str, place: Place) -> HeldJob | None:
+        """Lock a job at a place, unless somebody else has, or it has gone meanwhile."""
+        held = self._lock(checked(job_id), place)
+        if held is None:
+            return None
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(held.folder), self._stat(job_id, place)):
+                return held
+        held.let_go()  # it was moved on before we had the lock
+        return None
+
+    @contextmanager
+    def holding(self, job_id: str, place: Place) -> Iterator[HeldJob | None]:
+        held = self.hold(job_id, place)
+        try:
+            yield held
+        finally:
+            if held is not None:
+                held.let_go()
+
+    def end_of(self, held: HeldJob) -> End | None:
+        """How a job ended that was not moved yet; None if it is not over."""
+        return proven_end(held.folder)
+
+    def is_suspect(self, held: HeldJob) -> bool:
+        return has_file(held.folder, SUSPECT)
+
+    def runs_alone(self, held: HeldJob) -> int:
+        return sum(name.startswith(ALONE) for name in names_in(held.folder))
+
+    # ---- what only one may do at a time ----
+
+    @contextmanager
+    def keys_locked(self) -> Iterator[None]:
+        """One client at a time may look for a key and submit its job."""
+        with self._locked(Place.KEYS, "submitting a job with a key"):
+            yield
+
+    @contextmanager
+    def cleaning(self) -> Iterator[None]:
+        """From the look at who is wanted until the others are gone, nobody submits a job that comes after one of them."""
+        with self._locked(Place.TRASH, "submitting a job after another, or cleaning"):
+            yield
+
+    @contextmanager
+    def nothing_cleaned(self) -> Iterator[None]:
+        """From the look at a job's parents until it is submitted. Any number may do that at once."""
+        with self._locked(Place.TRASH, "cleaning", shared=True):
+            yield
+
+    @contextmanager
+    def _locked(self, place: Place, doing: str, *, shared: bool = False) -> Iterator[None]:
+        with _reopened(self._folders[place]) as folder:
+            until = time.monotonic() + PATIENCE
+            while not take_lock(folder, shared=shared):
+                if time.monotonic() > until:
+                    raise WorkspaceError(
+                        f"Another client has been {doing} for {PATIENCE:g} seconds.",
+                        hint="Is one of them stopped? Try again when it has gone on or ended.",
+                    )
+                time.sleep(0.01)
+            yield
+
+    def job_of_key(self, key: str) -> str | None:
+        """The job that a key belongs to, if there is still one; a key whose job was cleaned away is free again."""
+        found = (read_file(self._folders[Place.KEYS], key, 100) or b"").decode("ascii", "replace").strip()
+        return found if is_job_id(found) and self.find(found) is not None else None
+
+    # ---- whether somebody works ----
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Whoever works on the queue shares the lock of `processing`, so that clients can tell whether somebody does."""
+        with _reopened(self._folders[Place.PROCESSING]) as folder:
+            fcntl.flock(folder, fcntl.LOCK_SH)
+            yield
+
+    def is_served(self) -> bool:
+        with _reopened(self._folders[Place.PROCESSING]) as folder:
+            return not take_lock(folder)
+
+    # ---- inside ----
+
+    def _lock(self, job_id: str, place: Place) -> HeldJob | None:
+        """Lock whatever has this name now."""
+        folder = self.open_folder(job_id, place)
+        if folder is None:
+            return None
+        if take_lock(folder):
+            return HeldJob(job_id, folder, place)
+        os.close(folder)
+        return None
+
+    def _is_at(self, job_id: str, place: Place) -> bool:
+        try:
+            return stat.S_ISDIR(self._stat(job_id, place).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def _stat(self, job_id: str, place: Place) -> os.stat_result:
+        return os.stat(job_id, dir_fd=self._folders[place], follow_symlinks=False)
+
+
+@contextmanager
+def _reopened(folder: int) -> Iterator[int]:
+    """A descriptor of its own, with a lock and a place in the list of its own."""
+    again = os.open(".", FOLDER, dir_fd=folder)
+    try:
+        yield again
+    finally:
+        os.close(again)
+
+
+def _close(folders: list[int]) -> None:
+    for folder in folders:
+        os.close(folder)

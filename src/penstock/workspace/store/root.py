@@ -1,0 +1,111 @@
+"""Making a folder a workspace, and opening one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from penstock.errors import WorkspaceError
+from penstock.workspace.store.disk import Disk
+from penstock.workspace.store.files import FOLDER, Place
+
+MARKER_STEM = ".penstock-workspace-"
+MARKER = f"{MARKER_STEM}1"  # an empty file, made when all folders are there and synced: who finds it need not look
+
+
+def open_places(path: Path, disk: Disk, *, create: bool) -> dict[Place, int]:
+    """An open folder for each place. A folder that is no workspace is made one if `create` says so and it is empty."""
+    with on_disk(path):
+        if not (path / MARKER).is_file():
+            _make(path, disk, create=create)
+        try:
+            return _opened(path)
+        except FileNotFoundError:  # copies and archives leave empty folders out
+            _make_folders(path, disk)
+            return _opened(path)
+
+
+def _opened(path: Path) -> dict[Place, int]:
+    folders: dict[Place, int] = {}
+    try:
+        for place in Place:
+            folders[place] = os.open(path / place, FOLDER)
+    except OSError:
+        for folder in folders.values():
+            os.close(folder)
+        raise
+    return folders
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[None]:
+    """What the disk refuses inside the block is told with the workspace's path."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_trouble(path, error, "The workspace cannot be used.") from error
+
+
+def disk_trouble(path: Path, error: OSError, consequence: str) -> WorkspaceError:
+    hints = {
+        errno.ENOSPC: "The disk is full: make room and try again.",
+        errno.EDQUOT: "Your share of the disk is full: make room and try again.",
+        errno.EACCES: "You may not write there: check whose folder it is.",
+        errno.EPERM: "You may not write there: check whose folder it is.",
+        errno.EROFS: "The file system can only be read: choose another folder.",
+        errno.EIO: "The disk reports an error: look at the system's log before you trust it again.",
+        errno.ENOTDIR: "Something there is a file, and a folder is needed.",
+        errno.ELOOP: "Something there is a link, and links are not followed.",
+    }
+    where = error.filename if isinstance(error.filename, str) and "/" in error.filename else path
+    return WorkspaceError(f"{where}: {error.strerror or error}. {consequence}", hint=hints.get(error.errno or 0, ""))
+
+
+def _make(path: Path, disk: Disk, *, create: bool) -> None:
+    if path.exists() and not path.is_dir():
+        raise WorkspaceError(f"{path} is a file.", hint="A workspace is a folder: name one, or one that does not exist yet.")
+    inside = set(os.listdir(path)) if path.is_dir() else set()
+    other = next((name for name in inside if name.startswith(MARKER_STEM)), None)
+    if other is not None:
+        raise WorkspaceError(
+            f"{path} is a workspace of another version of Penstock ({other}).", hint="Use that version, or another folder."
+        )
+    ours = {Path(place).parts[0] for place in Place}
+    if not create and not inside & ours:
+        what = "is not a workspace" if path.is_dir() else "does not exist"
+        raise WorkspaceError(f"{path} {what}.", hint="`penstock work` makes one, in a folder of its own, and submits a job.")
+    if inside - ours and not {"input", "output"} <= inside:
+        raise WorkspaceError(
+            f"{path} is a folder with other things in it.",
+            hint="A workspace is a folder of its own: name one that does not exist.",
+        )
+    disk.make_root(path)
+    for folder in path.absolute().parents:  # all: another client may have made one a moment ago, and died before it synced it
+        with suppress(PermissionError):
+            _sync(folder, disk)
+    _make_folders(path, disk)
+
+
+def _make_folders(path: Path, disk: Disk) -> None:
+    root = os.open(path, FOLDER & ~os.O_NOFOLLOW)
+    try:
+        for name in ("input", *Place):
+            with suppress(FileExistsError):
+                disk.make_folder(name, root)
+        _sync(path / "input", disk)
+        disk.sync(root)  # before the mark: who finds it need not look
+        with suppress(FileExistsError):
+            os.close(disk.create(MARKER, root))
+    finally:
+        os.close(root)
+
+
+def _sync(path: Path, disk: Disk) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        disk.sync(folder)
+    finally:
+        os.close(folder)

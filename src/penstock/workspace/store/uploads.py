@@ -1,0 +1,152 @@
+"""Uploads: files that lie in a workspace and are no job's. What a batch is made of, and what it leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import UnknownFile
+from penstock.workspace.store.files import Place, given, is_number, open_file, read_record
+from penstock.workspace.store.job_id import FILE, order
+from penstock.workspace.store.layout import Workspace
+
+CONTENT, RECORD = "content", "file.json"
+CHUNK = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """`owner` is what tells the key that brought it from all others, None for the owner of the machine; times are Unix time."""
+
+    file_id: str
+    name: str
+    purpose: str
+    created: float
+    bytes: int
+    sha256: str
+    owner: str | None = None
+    expires: float | None = None
+
+    def __post_init__(self) -> None:
+        """TypeError for a record that somebody changed."""
+        texts = [self.name, self.purpose, self.sha256, *given(self.owner)]
+        numbers = [self.created, self.bytes, *given(self.expires)]
+        if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
+            raise TypeError(self.file_id)
+
+
+class Uploads:
+    """Each owner finds only their own."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def add(
+        self,
+        chunks: Iterable[bytes],
+        *,
+        name: str,
+        purpose: str,
+        owner: str | None = None,
+        expires_after: float | None = None,
+        file_id: str | None = None,
+    ) -> StoredFile:
+        """`expires_after` is in seconds. When this returns, the file survives a power cut."""
+        content = _Counted(chunks)
+        now = round(time.time(), 3)
+        facts: dict[str, Any] = {"name": name, "purpose": purpose, "created": now, "owner": owner}
+        facts["expires"] = None if expires_after is None else now + expires_after
+
+        def record() -> Iterator[bytes]:
+            facts.update(bytes=content.bytes, sha256=content.sha256.hexdigest())
+            yield json.dumps(facts).encode() + b"\n"
+
+        # the record is written last: only then is the size known
+        file_id = self._workspace.add({CONTENT: content, RECORD: record()}, Place.FILES, file_id)
+        return StoredFile(file_id=file_id, **facts)
+
+    def get(self, file_id: str, owner: str | None = None) -> StoredFile:
+        found = self.find(file_id)
+        if found is None or found.owner != owner:
+            raise UnknownFile(f"There is no file {FILE}{file_id[:80]}.", hint="It was deleted, has expired, or was never here.")
+        return found
+
+    def has(self, file_id: str) -> bool:
+        """Whether anything has this id, also what cannot be read or has expired."""
+        with self._workspace.looking_into(file_id, Place.FILES) as folder:
+            return folder is not None
+
+    def find(self, file_id: str) -> StoredFile | None:
+        """Whoever's it is."""
+        found = self._record(file_id)
+        return None if found is None or (found.expires is not None and found.expires <= time.time()) else found
+
+    def all(self, owner: str | None = None) -> Iterator[StoredFile]:
+        """The newest first."""
+        for file_id in sorted(self._workspace.names(Place.FILES), key=order, reverse=True):
+            found = self.find(file_id)
+            if found is not None and found.owner == owner:
+                yield found
+
+    @contextmanager
+    def reading(self, file_id: str, owner: str | None = None) -> Iterator[Iterator[bytes]]:
+        """Its content, in chunks."""
+        with self.opened(file_id, owner) as file:
+            yield iter(lambda: os.read(file, CHUNK), b"")
+
+    @contextmanager
+    def opened(self, file_id: str, owner: str | None = None) -> Iterator[int]:
+        """Its content. Who has begun to read may go on, also when it is deleted meanwhile."""
+        self.get(file_id, owner)
+        with self._workspace.looking_into(file_id, Place.FILES) as folder:
+            if folder is None:
+                raise UnknownFile(f"There is no file {FILE}{file_id}.", hint="It was deleted a moment ago.")
+            file = open_file(folder, CONTENT)
+        if file is None:
+            raise UnknownFile(f"The content of {FILE}{file_id} is missing.", hint="Somebody removed it. Upload it again.")
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def remove(self, file_id: str, owner: str | None = None) -> None:
+        self.get(file_id, owner)
+        self._workspace.throw_away([file_id], Place.FILES)
+
+    def sweep(self) -> None:
+        """Remove those whose time is over."""
+        now = time.time()
+        records = {file_id: self._record(file_id) for file_id in self._workspace.names(Place.FILES)}
+        expired = [file_id for file_id, found in records.items() if found and found.expires and found.expires <= now]
+        self._workspace.throw_away(expired, Place.FILES)
+
+    def _record(self, file_id: str) -> StoredFile | None:
+        with self._workspace.looking_into(file_id, Place.FILES) as folder:
+            told = {} if folder is None else read_record(folder, RECORD) or {}
+        try:
+            return StoredFile(file_id=file_id, **{name: told[name] for name in _FIELDS})
+        except (KeyError, TypeError):
+            return None  # there is none, or it was made by hand
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(StoredFile) if field.name != "file_id")
+
+
+class _Counted:
+    """Chunks, and what is known of them when the last one has passed."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks, self.bytes, self.sha256 = chunks, 0, hashlib.sha256()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self.bytes += len(chunk)
+            self.sha256.update(chunk)
+            yield chunk

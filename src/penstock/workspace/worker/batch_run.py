@@ -1,0 +1,384 @@
+"""Drive: takes one batch, whose lock we hold, from its input to its end. Every step can be done again after a crash.
+
+A line that is not in the journal is a job, or becomes one; its key tells which, so that no line is two. When the job ended, that
+goes to the journal first, and only then the job is thrown away. When all lines are there, the journal says which files will be
+written, then they are, in the order of the input, and at last end.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from penstock.errors import BadJob, Cancelled, EngineError, KeyForbids, KeyTaken, RequestError, UnknownJob, UnknownModel
+from penstock.workspace.batch.batches import END, INPUT, BatchEnd, BatchStatus, Counts, is_asked_to_end, read_asked, read_end
+from penstock.workspace.batch.journal import Entry, Journal
+from penstock.workspace.batch.lines import MAX_TOLD, Line, Lines, Mistake
+from penstock.workspace.batch.results import CANCELLED, EXPIRED, REVOKED, CallOff, Fact, Refusal, Results
+from penstock.workspace.flow import Flow
+from penstock.workspace.store.disk import put_file
+from penstock.workspace.store.files import FINISHED, open_file
+from penstock.workspace.store.layout import HeldJob, Workspace
+from penstock.workspace.store.outcomes import told
+from penstock.workspace.store.request import LOWEST, WorkRequest, read_request
+from penstock.workspace.work import Work, key_file
+
+SUBMITTING = 0.5  # seconds at a time: a disk may be slow, and somebody may want us to stop
+GROUP = 500  # lines that are put into the journal together
+
+MayGoOn = Callable[[str | None], bool | None]
+"""Whether an owner's batches are still wanted; None if nobody can tell now: then they wait."""
+Vet = Callable[[str | None, str | None], None]
+"""Raises KeyForbids if an owner may not use a model."""
+Accepts = Callable[[str | None], bool]
+"""Whether jobs that ask for a model are run here."""
+
+
+class _Job(NamedTuple):
+    job_id: str
+    model: str | None
+
+
+class Drive:
+    """`open` first, then `step` again and again until `over`. After an error it is of no use: another one, made of what is on the
+    disk, goes on. BadJob if the folder is no batch. Lines for models that are not here become jobs too, since others may share
+    the workspace; they take no room from those that can be run."""
+
+    def __init__(
+        self, workspace: Workspace, held: HeldJob, refusal: Refusal, may_go_on: MayGoOn, vet: Vet, accepts: Accepts
+    ) -> None:
+        asked = read_asked(held.folder)
+        if asked is None:
+            raise BadJob("batch.json cannot be read.", hint="It was made by hand, or by another version.")
+        self.batch_id, self.over = held.job_id, False
+        self._workspace, self._held, self._asked = workspace, held, asked
+        self._may_go_on, self._vet, self._accepts = may_go_on, vet, accepts
+        self._work, self._flow = Work(workspace), Flow(workspace)
+        self._journal = Journal(workspace.disk, held.folder)
+        self._results = Results(workspace, held, asked, refusal)
+        self._input: int | None = None
+        self._begun: float | None = None
+        self._total = 0
+        self._off: CallOff | None = None
+        self._closing: Fact | None = None
+        self._jobs: dict[int, _Job] = {}  # lines that are jobs now
+        self._waiting: list[int] = []  # lines that are not yet, the first at the end
+        self._parked: dict[str | None, deque[int]] = {}  # those of them that were read, and whose model is not here
+        self._told_to_end: set[str] = set()  # jobs
+
+    @property
+    def due(self) -> float:
+        return self._asked.due
+
+    @property
+    def jobs(self) -> int:
+        """How many it has now that can be run here."""
+        return self._counted()[True]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """How it ended, for the log."""
+        end = read_end(self._held.folder)
+        return {} if end is None else {"status": str(end.status), **dataclasses.asdict(end.counts)}
+
+    def open(self) -> None:
+        if read_end(self._held.folder) is not None:
+            self.over = True
+            return
+        try:
+            self._open()
+        except BadJob as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """Let others have it."""
+        if self._input is not None:
+            os.close(self._input)
+            self._input = None
+        self._held.let_go()
+
+    def step(self, room: int) -> bool:
+        """Do what can be done now, and tell whether there was anything. `room` are the jobs that it may have at once, of those
+        that can be run here, and of the others."""
+        if self.over:
+            return False
+        try:
+            return self._step(room)
+        except BadJob as error:
+            self._fail(error)
+            return True
+
+    def validate(self) -> None:
+        """The first step of a new one, which needs no model."""
+        if not self.over and self._begun is None:
+            self.step(0)
+
+    def _open(self) -> None:
+        self._input = open_file(self._held.folder, INPUT)
+        if self._input is None:
+            raise BadJob(f"There is no {INPUT}.")
+        self._lines = Lines(self._input)
+        last: deque[Entry] = deque(maxlen=GROUP)  # all before were cleaned away before these were noted
+
+        def learn(entry: Entry) -> None:
+            self._learn(entry)
+            last.append(entry)
+
+        self._journal.open(learn)
+        if self._begun is not None:
+            self._find_jobs()
+        self._clean(last)
+
+    def _step(self, room: int) -> bool:
+        if self._begun is None:
+            self._validate()
+            return True
+        if self._closing is not None or len(self._results) >= len(self._lines):
+            self._finish()
+            return True
+        off = self._called_off()
+        changed = self._collect(off)
+        if off is not None:
+            return self._end_lines(off) or changed
+        if self._may_go_on(self._asked.owner):
+            return self._submit(room) or changed
+        return changed
+
+    # ---- what the journal tells ----
+
+    def _learn(self, entry: Entry) -> None:
+        match entry.fact:
+            case {"n": n}:
+                self._results.learn(entry)
+                self._jobs.pop(n, None)
+            case {"lines": total, "at": at}:
+                self._total, self._begun = total, at
+            case {"off": {"status": status, "code": code, "message": message}}:
+                self._off = CallOff(BatchStatus(status), code, message)
+            case {"closing": _}:
+                self._closing = entry.fact
+
+    def _note(self, facts: list[Fact]) -> None:
+        noted = self._journal.append(facts)
+        for entry in noted:
+            self._learn(entry)
+        self._clean(noted)
+
+    def _clean(self, noted: Iterable[Entry]) -> None:
+        """Throw away jobs whose ends are in the journal."""
+        jobs = {entry.fact["n"]: entry.fact["job"] for entry in noted if "job" in entry.fact}
+        for n in jobs:
+            self._workspace.forget_key(key_file(self._key(n)))
+        places = {job: self._workspace.find(job) for job in jobs.values()}
+        for place in FINISHED:
+            self._workspace.throw_away([job for job, where in places.items() if where is place], place)
+
+    def _find_jobs(self) -> None:
+        """Lines that are jobs already: who drove the batch before us may have died."""
+        for n in range(len(self._lines) - 1, -1, -1):
+            if n in self._results:
+                continue
+            job = self._workspace.job_of_key(key_file(self._key(n)))
+            if job is None or (request := self._request_of(job)) is None:
+                self._waiting.append(n)
+            else:
+                self._jobs[n] = _Job(job, request.model)
+
+    def _request_of(self, job: str) -> WorkRequest | None:
+        """None if it is not ours: keys are anybody's text."""
+        with suppress(BadJob, RequestError, UnknownJob), self._workspace.looking_at(job) as (_, folder):
+            request = read_request(folder)
+            return request if request.batch == self.batch_id else None
+        return None
+
+    # ---- from the input to jobs ----
+
+    def _validate(self) -> None:
+        now = round(time.time(), 3)
+        mistakes = []
+        for mistake in self._lines.mistakes(self._asked.endpoint):
+            mistakes.append(dataclasses.asdict(mistake))
+            if len(mistakes) == MAX_TOLD:
+                break
+        if mistakes:
+            counts = Counts(total=len(self._lines))
+            self._end(BatchEnd(status=BatchStatus.FAILED, ended=now, counts=counts, mistakes=tuple(mistakes)))
+            return
+        self._note([{"lines": len(self._lines), "at": now}])
+        self._find_jobs()
+
+    def _submit(self, room: int) -> bool:
+        refused: list[Fact] = []
+        jobs, submitted, until = self._counted(), False, time.monotonic() + SUBMITTING
+        self._take_parked(jobs, room)
+        while self._waiting and jobs[True] < room and len(refused) < GROUP and time.monotonic() < until:
+            n = self._waiting[-1]
+            line = self._lines.line(n)
+            try:
+                line.check()
+                request = self._request(n, line)
+                self._check_offered(line.model)
+                self._vet(self._asked.owner, line.model)
+                here = self._accepts(line.model)
+                if jobs[here] < room:
+                    body = json.dumps(line.body, ensure_ascii=False)
+                    self._jobs[n] = _Job(self._work.submit_request(request, body).job_id, line.model)
+                    jobs[here] += 1
+                    submitted = True
+                else:
+                    self._parked.setdefault(line.model, deque()).append(n)
+            except (RequestError, UnknownModel, KeyForbids, KeyTaken) as error:
+                refused.append({"n": n, "custom_id": line.custom_id, "refused": told(error)})
+            self._waiting.pop()
+        self._note(refused)
+        return submitted or bool(refused)
+
+    def _counted(self) -> Counter[bool]:
+        """How many jobs it has that can be run here, and how many that cannot."""
+        counted = Counter[bool]()
+        for model, count in Counter(job.model for job in self._jobs.values()).items():
+            counted[self._accepts(model)] += count
+        return counted
+
+    def _take_parked(self, jobs: Counter[bool], room: int) -> None:
+        """As many as there is room for now come first."""
+        free = {here: room - jobs[here] for here in (True, False)}
+        for model, lines in self._parked.items():
+            here = self._accepts(model)
+            taken = [lines.popleft() for _ in range(min(free[here], len(lines)))]
+            free[here] -= len(taken)
+            self._waiting += reversed(taken)
+        self._parked = {model: lines for model, lines in self._parked.items() if lines}
+
+    def _check_offered(self, model: str | None) -> None:
+        if not self._asked.offers(model):
+            what = "No model is offered here." if model is None else f"The model '{model[:100]}' is not here."
+            raise UnknownModel(what, hint="It was not when the batch was made; GET /v1/models lists those that are.")
+
+    def _request(self, n: int, line: Line) -> WorkRequest:
+        """The same whenever it is asked for: a key must not come with two requests."""
+        return WorkRequest(
+            model=line.model,
+            endpoint=self._asked.endpoint,
+            priority=LOWEST,
+            deadline=self._asked.window,
+            key=self._key(n),
+            batch=self.batch_id,
+            submitted=self._asked.created,
+        )
+
+    def _key(self, n: int) -> str:
+        return f"{self.batch_id}/{n}"
+
+    # ---- from jobs to the journal ----
+
+    def _collect(self, off: CallOff | None) -> bool:
+        facts: list[Fact] = []
+        for n, job in list(self._jobs.items()):
+            place = self._workspace.find(job.job_id)
+            if place in FINISHED:
+                outcome = {"job": job.job_id, **self._outcome(job.job_id, off)}
+                facts.append({"n": n, "custom_id": self._lines.line(n).custom_id, **outcome})
+            elif place is None:  # somebody removed it: it is asked again
+                del self._jobs[n]
+                self._waiting.append(n)
+            if len(facts) == GROUP:
+                break
+        self._note(facts)
+        return bool(facts)
+
+    def _outcome(self, job: str, off: CallOff | None) -> dict[str, Any]:
+        try:
+            result = self._flow.get(job)
+            if result.done:
+                return {"body": json.loads(result.data)}
+        except BadJob as error:
+            return {"refused": told(error)}
+        except (ValueError, RecursionError):
+            return {"refused": told(EngineError("The answer is not JSON."))}
+        why = result.usage.get("error")
+        if off is not None and isinstance(why, dict) and why.get("code") == Cancelled.code:
+            return {"off": off.fact()}
+        return {"refused": why if isinstance(why, dict) else told(EngineError(result.text.strip()))}
+
+    # ---- calling it off ----
+
+    def _called_off(self) -> CallOff | None:
+        """Noted before the first line hears of it. From then on it holds, whatever becomes of the clock, the key and the file."""
+        off = self._off or self._reason_to_end()
+        if off is not None and self._off is None:
+            self._note([{"off": dataclasses.asdict(off)}])
+        return off
+
+    def _reason_to_end(self) -> CallOff | None:
+        if is_asked_to_end(self._held.folder):
+            return CANCELLED
+        if self._may_go_on(self._asked.owner) is False:
+            return REVOKED
+        return EXPIRED if time.time() >= self._asked.due else None
+
+    def _end_lines(self, off: CallOff) -> bool:
+        """Lines that are no jobs yet end here; jobs are told to, and end when they hear of it."""
+        jobs = {job.job_id for job in self._jobs.values()} - self._told_to_end
+        for job in jobs:
+            with suppress(UnknownJob):
+                self._work.cancel(job)
+            self._told_to_end.add(job)
+        self._take_parked(Counter(), len(self._lines))
+        rest = self._waiting[-GROUP:]
+        self._note([{"n": n, "custom_id": self._lines.line(n).custom_id, "off": off.fact()} for n in reversed(rest)])
+        del self._waiting[len(self._waiting) - len(rest) :]
+        return bool(jobs or rest)
+
+    # ---- the end ----
+
+    def _finish(self) -> None:
+        closing = self._closing or self._decide()
+        while not self._results.write(closing):
+            closing = self._decide()
+        self._end(
+            BatchEnd(
+                status=BatchStatus(closing["closing"]),
+                ended=round(time.time(), 3),
+                begun=self._begun,
+                finalizing=closing["at"],
+                counts=self._results.counts(self._total),
+                output_file=closing["output"],
+                error_file=closing["errors"],
+            )
+        )
+
+    def _decide(self) -> Fact:
+        """How it ends, and the ids of the files that it leaves; the last decision counts. What was called off too late, when
+        every line had ended, is complete."""
+        status = self._off.status if self._off is not None and self._results.lost else BatchStatus.COMPLETED
+        closing = {"closing": status, "at": round(time.time(), 3), **self._results.names(self._closing or {})}
+        self._note([closing])
+        return closing
+
+    def _fail(self, error: BadJob) -> None:
+        """Somebody changed what it is made of: it cannot go on, and nobody should wait for it."""
+        for job in self._jobs.values():
+            with suppress(UnknownJob):
+                self._work.cancel(job.job_id)
+        mistake = Mistake("broken_batch", str(error))
+        self._end(
+            BatchEnd(
+                status=BatchStatus.FAILED,
+                ended=round(time.time(), 3),
+                begun=self._begun,
+                counts=self._results.counts(self._total),
+                mistakes=(dataclasses.asdict(mistake),),
+            )
+        )
+
+    def _end(self, end: BatchEnd) -> None:
+        put_file(self._workspace.disk, self._held.folder, END, end.record())
+        self._workspace.disk.sync(self._held.folder)
+        self.over = True

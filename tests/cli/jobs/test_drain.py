@@ -1,0 +1,154 @@
+"""`penstock drain`: its manners with a node that needs no model, and once with a real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.workspace.flow import Flow, Status
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.work import Work
+from tests.jobs import cli
+from tests.server import clean_environment
+
+ROOT = Path(__file__).parents[3]
+LOADING = "loading smollm2-135m"
+
+
+@pytest.fixture
+def ws(tmp_path: Path) -> Path:
+    Workspace(tmp_path / "ws", create=True)
+    return tmp_path / "ws"
+
+
+def command(*args: str | Path) -> list[str]:
+    return [sys.executable, "-m", "tests.stub_node", "drain", *map(str, args)]
+
+
+def drain(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*args), cwd=ROOT, capture_output=True, text=True, env=clean_environment(), timeout=60, check=False
+    )
+
+
+def test_it_works_until_the_queue_is_empty_also_on_what_comes_meanwhile(ws: Path) -> None:
+    work = Work(ws)
+    jobs = [work.submit(text) for text in ("a", "submit more", "b")]
+    done = drain(ws)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (0, "4 done, 0 failed.\n", LOADING)
+    assert Flow(ws).get(jobs[1]).text == "SUBMIT MORE"
+    assert Flow(ws).counts()[Status.DONE] == 4
+
+
+def test_json_is_a_line_for_each_job_and_one_with_the_counts(ws: Path) -> None:
+    work = Work(ws)
+    good, bad = work.submit("abc"), work.submit("fail")
+    done = drain(ws, "--json")
+    first, second, last = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 1, "one failed"
+    assert (first["id"], first["status"], first["tokens"]) == (good, "done", 3)
+    assert (second["id"], second["status"], second["error"]["message"]) == (bad, "failed", "It had to.")
+    assert last == {"done": 1, "failed": 1, "left": 0, "open_batches": 0}
+
+
+def test_jobs_for_another_model_are_left_and_named(ws: Path) -> None:
+    work = Work(ws)
+    work.submit("a", model="other")
+    work.submit("b")
+    done = drain(ws)
+    assert (done.returncode, done.stdout) == (1, "1 done, 0 failed, 1 left.\n")
+    assert "error: 1 job waits for what is not here: other.\n" in done.stderr
+    assert f"penstock drain {ws} --model other" in done.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_gives_running_jobs_back_and_says_so(ws: Path, how: signal.Signals) -> None:
+    work = Work(ws)
+    work.submit("a")
+    job = work.submit("interrupt me")
+    with subprocess.Popen(
+        command(ws), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
+    ) as process:
+        assert process.stderr is not None
+        while "it runs" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(how)
+        out, told = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert told == f"Interrupted; 1 job ended before. What was running is in the queue again: penstock drain {ws}\n"
+    assert Flow(ws).status(job) is Status.QUEUED
+
+
+def test_an_empty_queue_needs_no_model(ws: Path) -> None:
+    done = drain(ws)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"Nothing waits in {ws}.\n", "")
+    assert json.loads(drain(ws, "--json").stdout) == {"done": 0, "failed": 0, "left": 0, "open_batches": 0}
+
+
+def test_a_reader_that_leaves_does_not_stop_the_work(ws: Path) -> None:
+    work = Work(ws)
+    for number in range(50):
+        work.submit(f"{number}" * 10)
+    with subprocess.Popen(
+        command(ws, "--json"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        told = process.stderr.read().decode()
+        process.wait(timeout=30)
+    assert (process.returncode, told.strip()) == (0, LOADING)
+    assert Flow(ws).counts()[Status.DONE] == 50
+
+
+def test_a_person_sees_a_bar_that_is_gone_at_the_end(ws: Path) -> None:
+    work = Work(ws)
+    for text in ("a", "b", "submit more"):
+        work.submit(text)
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        command(ws), cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, env=clean_environment(TERM="xterm", COLUMNS="100")
+    ) as process:
+        os.close(theirs)
+        out, _ = process.communicate(timeout=30)
+    seen = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            seen += chunk
+    except OSError:
+        pass
+    os.close(ours)
+    assert out == b"4 done, 0 failed.\n"
+    assert "Working on ws" in seen.decode()
+    assert seen.rstrip(b"\r\n").endswith(b"\x1b[2K"), "the last line that the bar had is cleared"
+
+
+def test_what_cannot_be_drained_is_told_before_a_model_is_loaded(tmp_path: Path, ws: Path) -> None:
+    Work(ws).submit("a")
+    for args, code, told in [
+        ([tmp_path / "none"], 1, f"error: {tmp_path / 'none'} does not exist."),
+        ([ws, "--workspace", ws], 2, "--workspace: The workspace is named without it"),
+        ([ws, "--dtype", "int8"], 2, "--dtype: dtype = "),
+        ([], 2, "Missing argument 'WORKSPACE'"),
+    ]:
+        done = drain(*args)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert told in done.stderr
+        assert LOADING not in done.stderr
+
+
+def test_a_real_model_answers_what_waits(ws: Path, default_model_folder: Path) -> None:
+    job = Work(ws).submit("What is the capital of France?", temperature=0, max_tokens=20)
+    done = cli("drain", ws, "--json")
+    line, last = map(json.loads, done.stdout.splitlines())
+    assert (done.returncode, line["id"], line["status"]) == (0, job, "done")
+    assert last == {"done": 1, "failed": 0, "left": 0, "open_batches": 0}
+    assert re.search("Paris", cli("flow", ws, job).stdout.decode())

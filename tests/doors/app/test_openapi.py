@@ -1,0 +1,134 @@
+"""The published description of the API: every operation is in it, and it says what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import schemathesis
+
+from penstock.config.node import LimitsConfig, ServerConfig
+from penstock.domain.sampling import SamplingParams
+from penstock.doors.access.keys import Keys
+from penstock.doors.anthropic.routes import anthropic_routes
+from penstock.doors.app.node_endpoints import Observing
+from penstock.doors.app.openapi import document, with_document
+from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.http.describing import MEANINGS
+from penstock.doors.http.route import Route
+from penstock.doors.ollama.routes import ollama_routes
+from penstock.doors.openai.batches.routes import batch_routes
+from penstock.doors.openai.requests import ChatCompletionRequest
+from penstock.doors.openai.responses.routes import responses_routes
+from penstock.doors.openai.routes import openai_routes
+from penstock.errors import InvalidSampling
+
+
+def all_routes() -> list[Route]:
+    """Those of a server; nobody answers."""
+    desk = Desk({}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
+    dialects = [openai_routes(desk), responses_routes(desk, None), batch_routes(None)]
+    dialects += [anthropic_routes(desk), ollama_routes(desk), Observing(desk, "node", dict, None).routes()]
+    return with_document([route for routes in dialects for route in routes])
+
+
+@pytest.fixture(scope="module")
+def routes() -> list[Route]:
+    return all_routes()
+
+
+@pytest.fixture(scope="module")
+def described(routes: list[Route]) -> dict[str, Any]:
+    """As clients get it."""
+    found: dict[str, Any] = json.loads(json.dumps(document(routes)))
+    return found
+
+
+def operation(described: dict[str, Any], route: Route) -> dict[str, Any]:
+    found: dict[str, Any] = described["paths"][route.path.replace(":path", "")][route.method.lower()]
+    return found
+
+
+def fields(described: dict[str, Any], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = described["components"]["schemas"][kind]["properties"]
+    return found
+
+
+def test_every_route_is_described(routes: list[Route], described: dict[str, Any]) -> None:
+    assert sum(len(methods) for methods in described["paths"].values()) == len(routes)
+    for route in routes:
+        found = operation(described, route)
+        assert found["summary"] == route.about
+        assert ("requestBody" in found) == (route.asks is not None)
+        assert ("200" in found["responses"]) != route.refuses
+        if route.gives is not None:
+            assert found["responses"]["200"]["content"]["application/json"]["schema"]
+        if route.streams is not None:
+            assert route.streams in found["responses"]["200"]["content"]
+
+
+def test_every_operation_has_a_name_of_its_own(routes: list[Route], described: dict[str, Any]) -> None:
+    names = [operation(described, route)["operationId"] for route in routes]
+    assert len(set(names)) == len(names)
+
+
+def test_what_is_read_is_described_and_what_is_answered_too(routes: list[Route]) -> None:
+    """A POST without a body, or an answer of no type, is one that somebody has forgotten to describe."""
+    for route in routes:
+        if route.method == "POST" and "{" not in route.path and not route.refuses:
+            assert route.asks is not None, route.path
+        if route.path.startswith(("/v1/", "/api/")) and not route.refuses and not route.path.endswith("/content"):
+            assert route.gives is not None, route.path
+
+
+def test_schemathesis_takes_it_for_valid_openapi(described: dict[str, Any]) -> None:
+    schema = schemathesis.openapi.from_dict(described)
+    schema.validate()
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) == sum(len(methods) for methods in described["paths"].values())
+
+
+def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
+    named = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(described)))
+    assert named <= described["components"]["schemas"].keys()
+
+
+def test_fields_that_nobody_knows_are_refused(described: dict[str, Any]) -> None:
+    found = described["components"]["schemas"]["openai.requests.ChatCompletionRequest"]
+    assert found["additionalProperties"] is False
+    assert not ChatCompletionRequest.REFUSED.keys() & found["properties"].keys()
+
+
+def test_harmless_fields_take_anything_and_others_one_value_only(described: dict[str, Any]) -> None:
+    found = fields(described, "openai.requests.ChatCompletionRequest")
+    assert "type" not in found["metadata"]
+    assert found["store"]["enum"] == [False, None]
+
+
+def test_errors_have_the_shape_of_the_dialect(described: dict[str, Any]) -> None:
+    def error(path: str) -> str:
+        schema: str = described["paths"][path]["post"]["responses"]["400"]["content"]["application/json"]["schema"]["$ref"]
+        return schema.rpartition(".")[2]
+
+    found = [error(path) for path in ("/v1/chat/completions", "/v1/messages", "/api/chat")]
+    assert found == ["OpenAIBody", "AnthropicBody", "OllamaBody"]
+
+
+def test_only_who_watches_the_process_needs_no_key(described: dict[str, Any]) -> None:
+    free = {path for path, methods in described["paths"].items() for found in methods.values() if found.get("security") == []}
+    assert free == {"/health", "/ready"}
+
+
+def bounds() -> list[tuple[str, float]]:
+    """Of each field that is checked when a request is understood: the first values that are too small or too large."""
+    steps = {"minimum": -1, "maximum": 1, "exclusiveMinimum": 0}
+    found = [(name, told[key] + step) for name, told in MEANINGS.items() for key, step in steps.items() if key in told]
+    return [(name, value) for name, value in found if name in SamplingParams.__dataclass_fields__]
+
+
+@pytest.mark.parametrize("name,value", bounds())
+def test_the_bounds_of_a_field_are_those_that_are_checked(name: str, value: float) -> None:
+    with pytest.raises(InvalidSampling):
+        SamplingParams(**{name: value})

@@ -1,0 +1,265 @@
+"""Jobs of a workspace on the real model: a server beside its API, and pools that are stopped in the middle of an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from penstock.config.engine import EngineConfig
+from penstock.config.node import DEFAULT_MODEL, LimitsConfig
+from penstock.doors.generation.served_model import Served
+from penstock.doors.jobs.engine_runner import EngineRunner
+from penstock.engine.hosted_model import host_alone
+from penstock.pipes.model_manager import ModelManager
+from penstock.progress import silent
+from penstock.workspace.flow import Flow, JobResult, Status
+from penstock.workspace.store.disk import Disk
+from penstock.workspace.store.files import FOLDER, TOKENS, Place
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.tokens import Said, Transcript, read_tokens
+from penstock.workspace.work import Work
+from penstock.workspace.worker.pool import Pool
+from tests.server import Server, running_server
+from tests.workspace.crashing import quick_folder
+from tests.workspace.queues import until
+
+KV_MEMORY = 200_000_000  # bytes, as in --kv-memory 200MB
+LIMIT = 600  # tokens that a job may ask for
+PATIENCE = 120.0
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "numbers": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 5, "maxItems": 5},
+    },
+    "required": ["name", "numbers"],
+    "additionalProperties": False,
+}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+# ---- a server that works on a workspace beside its API ----
+
+
+@dataclass
+class Beside:
+    """A server and the workspace that it works on."""
+
+    server: Server
+    work: Work
+    flow: Flow
+
+    def answer(self, prompt: str, **details: Any) -> JobResult:
+        return self.flow.wait(self.work.submit(prompt, **details), timeout=PATIENCE)
+
+    def post(self, path: str, **body: Any) -> str:
+        request = urllib.request.Request(
+            self.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            choice = json.load(answer)["choices"][0]
+        text: str = choice["message"]["content"] if "message" in choice else choice["text"]
+        return text
+
+    def chat(self, *contents: str, **details: Any) -> str:
+        """The last one is the user's, one before it the system's."""
+        roles = ("system", "user")[-len(contents) :]
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        return self.post("/v1/chat/completions", model=DEFAULT_MODEL, messages=messages, **details)
+
+
+@pytest.fixture(scope="module")
+def beside(default_model_folder: Path) -> Iterator[Beside]:
+    flags = ["--dtype", "float32", "--kv-memory", "200MB", "--max-tokens", str(LIMIT), "--log-level", "debug"]
+    with quick_folder() as folder, running_server(*flags, "--workspace", str(folder / "workspace")) as server:
+        workspace = Workspace(folder / "workspace")
+        yield Beside(server, Work(workspace), Flow(workspace))
+
+
+def test_a_greedy_job_says_what_the_api_says(beside: Beside) -> None:
+    prompt = "What is the capital of France?"
+    result = beside.answer(prompt, temperature=0, max_tokens=40)
+    assert result.text == beside.chat(prompt, temperature=0, max_tokens=40)
+    assert result.usage["model"] == DEFAULT_MODEL
+
+
+def test_a_system_message_and_a_seed_mean_the_same_as_in_the_api(beside: Beside) -> None:
+    asked = {"temperature": 0.9, "seed": 7, "max_tokens": 30}
+    result = beside.answer("Name a river.", system="You speak like a pirate.", **asked)
+    assert result.text == beside.chat("You speak like a pirate.", "Name a river.", **asked)
+
+
+def test_a_raw_job_continues_its_prompt(beside: Beside) -> None:
+    asked = {"temperature": 0, "max_tokens": 20, "stop": ["\n"]}
+    result = beside.answer("The sea is", raw=True, **asked)
+    assert result.text == beside.post("/v1/completions", model=DEFAULT_MODEL, prompt="The sea is", **asked)
+
+
+def test_a_job_with_a_schema_gives_json_that_follows_it(beside: Beside) -> None:
+    result = beside.answer("Describe a person with five numbers.", schema=PERSON, temperature=0.8, max_tokens=300)
+    assert result.usage["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(result.data), PERSON)
+
+
+def test_more_tokens_than_the_node_allows_fail_with_the_reason(beside: Beside) -> None:
+    result = beside.answer("Hello", max_tokens=LIMIT + 1)
+    assert (result.status, result.usage["error"]["hint"]) == (Status.FAILED, f"Ask for at most {LIMIT}.")
+
+
+def test_a_prompt_that_is_too_long_fails_with_the_reason(beside: Beside) -> None:
+    result = beside.answer("word " * 20_000, max_tokens=10)
+    assert result.status is Status.FAILED
+    assert "tokens" in result.text
+    assert result.usage["error"]["code"] == "prompt_too_long"
+
+
+def test_a_schema_that_cannot_be_enforced_fails_with_the_reason(beside: Beside) -> None:
+    result = beside.answer("Hello", schema={"type": "nonsense"}, max_tokens=10)
+    assert result.status is Status.FAILED
+    assert "schema" in result.text
+
+
+def test_requests_of_the_api_are_answered_before_the_jobs_that_run(beside: Beside) -> None:
+    jobs = [beside.work.submit(f"Count from {number}.", max_tokens=LIMIT, ignore_eos=True) for number in range(64)]
+    until(lambda: beside.flow.counts()[Status.RUNNING] == 64, "all to run")
+    for number in range(3):
+        assert beside.chat(f"Say {number}.", temperature=0, max_tokens=8)
+    assert {beside.flow.status(job) for job in jobs} == {Status.RUNNING}
+    for job in jobs:
+        beside.work.cancel(job)
+    assert {beside.flow.wait(job, timeout=PATIENCE).text for job in jobs} == {"The job was cancelled.\n"}
+
+
+def test_the_log_tells_nothing_of_what_jobs_ask_and_say(beside: Beside) -> None:
+    """What is looked for: a word of the prompt, of the system message, of a schema and a regex that fail, and of the answer."""
+    secret = "xylophonist"
+    done = [
+        beside.answer(f"Who is the {secret}?", system=f"You know the {secret}.", max_tokens=20, temperature=0),
+        beside.answer("Say the word.", regex=f"{secret}s?", max_tokens=20),
+    ]
+    failed = [
+        beside.answer("Hello", schema={"type": secret}, max_tokens=10),
+        beside.answer("Hello", regex=f"({secret}", max_tokens=10),
+        beside.answer(secret, max_tokens=LIMIT + 1),
+        beside.answer(f"{secret} " * 20_000, max_tokens=10),
+    ]
+    assert [result.status for result in (*done, *failed)] == [Status.DONE] * 2 + [Status.FAILED] * 4
+    assert done[1].text.startswith(secret)
+    log = beside.server.log()
+    assert all(result.job_id in log for result in done), "it tells that they ended"
+    assert secret not in log
+    assert done[0].text[:15] not in log
+
+
+# ---- stopped in the middle, and resumed ----
+
+
+@pytest.fixture(scope="module")
+def runner(default_model_folder: Path) -> Iterator[EngineRunner]:
+    config = EngineConfig()
+    loaded = ModelManager(config, silent).load(DEFAULT_MODEL, dtype="float32", kv_memory=KV_MEMORY)
+    hosted = host_alone(loaded, config)
+    hosted.start()
+    yield EngineRunner({hosted.name: Served(hosted)}, {}, LimitsConfig())
+    hosted.stop()
+
+
+@pytest.fixture
+def workspace() -> Iterator[Workspace]:
+    with quick_folder() as folder:
+        made = Workspace(folder / "workspace", create=True)
+        yield made
+        made.close()
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0, "max_tokens": 30, "ignore_eos": True},
+    "with a seed": {"temperature": 0.9, "seed": 11, "max_tokens": 30, "ignore_eos": True},
+    "with a schema": {"temperature": 0, "max_tokens": 200, "schema": PERSON},
+    "with a schema and a seed": {"temperature": 0.9, "seed": 5, "max_tokens": 200, "schema": PERSON},
+}
+PROMPT = "Tell me about the Danube, and list five numbers."
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("kind", ASKED)
+def test_a_job_that_was_stopped_says_what_an_undisturbed_one_says(runner: EngineRunner, workspace: Workspace, kind: str) -> None:
+    work, flow = Work(workspace), Flow(workspace)
+    whole = work.submit(PROMPT, **ASKED[kind])
+    Pool(workspace, runner).drain()
+    cut = work.submit(PROMPT, **ASKED[kind])
+    said = [stop_after(workspace, runner, cut, tokens) for tokens in (3, 9)]
+    assert said[0] < said[1]
+    Pool(workspace, runner).drain()
+    assert flow.get(cut).data == flow.get(whole).data
+    assert flow.get(cut).usage["resumed_tokens"] == said[1]
+    assert flow.get(cut).usage["completion_tokens"] == flow.get(whole).usage["completion_tokens"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_drawn_seed_is_kept_for_those_who_go_on(runner: EngineRunner, workspace: Workspace) -> None:
+    job = Work(workspace).submit(PROMPT, temperature=1.0, max_tokens=30, ignore_eos=True)
+    stop_after(workspace, runner, job, 5)
+    first = said_so_far(workspace, job)
+    stop_after(workspace, runner, job, 9)
+    then = said_so_far(workspace, job)
+    assert (then.seed, then.fingerprint) == (first.seed, first.fingerprint)
+    assert then.tokens[: len(first.tokens)] == first.tokens
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("tokens", [[4_000_000_000], [49_152], [17, 18, 19]], ids=["no token", "behind the last", "no JSON"])
+def test_tokens_that_cannot_be_continued_are_dropped(runner: EngineRunner, workspace: Workspace, tokens: Sequence[int]) -> None:
+    """The first two are refused when the job is started, the last ones by its grammar, on the compute thread."""
+    work, flow = Work(workspace), Flow(workspace)
+    asked = ASKED["with a schema"]
+    whole, forged = work.submit(PROMPT, **asked), work.submit(PROMPT, **asked)
+    stop_after(workspace, runner, forged, 5)
+    forge(workspace, forged, tokens)
+    Pool(workspace, runner).drain()
+    assert flow.get(forged).data == flow.get(whole).data
+    assert "resumed_tokens" not in flow.get(forged).usage
+
+
+def stop_after(workspace: Workspace, runner: EngineRunner, job: str, tokens: int) -> int:
+    """Let a pool run until the job has said so many, and stop it. Returns how many are on the disk."""
+    pool = Pool(workspace, runner)
+    pool.start()
+    try:
+        running = workspace.path / Place.PROCESSING / job / TOKENS
+        until(lambda: running.exists() and running.stat().st_size > 36 + 8 * tokens, "some tokens")
+    finally:
+        pool.stop()
+    return len(said_so_far(workspace, job).tokens)
+
+
+def said_so_far(workspace: Workspace, job: str) -> Said:
+    folder = os.open(workspace.path / Place.READY / job, FOLDER)
+    try:
+        said = read_tokens(folder)
+        assert said is not None
+        return said
+    finally:
+        os.close(folder)
+
+
+def forge(workspace: Workspace, job: str, tokens: Sequence[int]) -> None:
+    """Other tokens, in a file that is whole."""
+    said = said_so_far(workspace, job)
+    path = workspace.path / Place.READY / job
+    (path / TOKENS).unlink()
+    folder = os.open(path, FOLDER)
+    try:
+        transcript = Transcript(Disk(), folder, Said(said.seed, said.fingerprint))
+        transcript.append(tokens, b"forged")
+    finally:
+        os.close(folder)
