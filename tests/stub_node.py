@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.cli import main
 from penstock.doors.access.keys import Keys
-from penstock.doors.http.errors import refusal
+from penstock.doors.openai.errors import recorded_error
 from penstock.errors import ComputeFailed
 from penstock.workspace.batch.batches import open_batches
 from penstock.workspace.store.files import Place
@@ -57,7 +57,7 @@ class Node:
     def drain(self, on_end: Callable[[JobEnd], None]) -> Drained:
         report, workspace = Drained(), self._workspace
         recover(workspace)
-        batches = BatchDriver(workspace, room=8, refusal=refusal, may_go_on=self._keys.is_good)
+        batches = BatchDriver(workspace, room=8, refusal=recorded_error, may_go_on=self._keys.is_good)
         while (names := sorted(workspace.names(Place.READY), key=order)[report.left :]) or batches.turn():
             if not names:
                 continue

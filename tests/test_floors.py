@@ -34,6 +34,38 @@ FLOORS = {
     "stats": 1,
     "progress": 1,
 }
+# Floors inside a package: folders, and files that lie beside them. Rooms of one floor do not import each other.
+INNER_FLOORS = {
+    "doors": [
+        ("http",),
+        ("grammar",),
+        ("tools",),
+        ("generation", "access"),
+        ("dispatch", "jobs"),
+        ("openai", "anthropic", "ollama"),
+        ("app",),
+    ],
+    "workspace": [("store",), ("batch",), ("work",), ("flow",), ("worker",)],
+    "engine": [
+        ("scheduling",),
+        ("sequences",),
+        ("routing",),
+        ("visit",),
+        ("commands",),
+        ("engine",),
+        ("job_factory", "job_receiver"),
+        ("hosted_model",),
+    ],
+    "cli": [
+        ("ui", "exits", "prompt", "version"),
+        ("options",),
+        ("client",),
+        ("node",),
+        ("chat", "jobs", "network"),
+        ("batch", "machine"),
+        ("app",),
+    ],
+}
 # `from penstock import LLM` is an import of llm.py
 FACE_NAMES = {"LLM": "llm", "SamplingParams": "domain", "Work": "workspace", "Flow": "workspace"}
 FACE = ""  # penstock/__init__.py: its public names are imported on first use, so at the top it imports nothing of ours
@@ -151,6 +183,30 @@ def wrong_floors(source: Path) -> list[str]:
     return broken
 
 
+def inner_room(module: str) -> str:
+    """`routing` for engine.routing.origin; `engine` for engine/engine.py; empty for the package itself."""
+    return [*module.split("."), ""][1]
+
+
+def wrong_inner_floors(source: Path) -> list[str]:
+    broken = []
+    for found in all_imports(source):
+        package = room_of(found.module)
+        if package not in INNER_FLOORS or not found.target.startswith(f"penstock.{package}."):
+            continue
+        floors = {room: floor for floor, rooms in enumerate(INNER_FLOORS[package], 1) for room in rooms}
+        room, other = inner_room(found.module), inner_room(found.target.removeprefix("penstock."))
+        if room in ("", "__main__") or room == other:
+            continue
+        if unknown := [name for name in (room, other) if name not in floors]:
+            broken.append(f"{found}: {package}/{unknown[0]} has no floor: give it one in {Path(__file__).name}")
+        elif floors[room] < floors[other]:
+            broken.append(f"{found}: {package}/{room} lies below {package}/{other} and must not know it")
+        elif floors[room] == floors[other]:
+            broken.append(f"{found}: {package}/{room} and {package}/{other} must not know each other")
+    return broken
+
+
 def heavy_face(source: Path) -> list[str]:
     """`import penstock` must stay free: its face imports nothing of ours but for type checkers."""
     return [
@@ -208,7 +264,7 @@ def _circles_in(needs: dict[str, set[str]]) -> Iterator[list[str]]:
         yield from visit(module, [])
 
 
-RULES = [rooms_without_a_floor, wrong_floors, heavy_face, wrong_third_parties, circles]
+RULES = [rooms_without_a_floor, wrong_floors, wrong_inner_floors, heavy_face, wrong_third_parties, circles]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -295,6 +351,23 @@ def test_a_house_in_order_passes(house) -> None:
 )
 def test_an_import_of_a_higher_floor_or_another_wing_is_found(house, files: dict[str, str], message: str) -> None:
     found = wrong_floors(house(**files))
+    assert len(found) == 1
+    assert message in found[0]
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        (
+            {"engine__scheduling__a": "from penstock.engine.engine import Engine", "engine__engine": ""},
+            "lies below engine/engine",
+        ),
+        ({"doors__openai__a": "from ..ollama import b", "doors__ollama__b": ""}, "must not know each other"),
+        ({"doors__new__a": "from penstock.doors.http import b", "doors__http__b": ""}, "doors/new has no floor"),
+    ],
+)
+def test_an_import_across_the_floors_of_a_package_is_found(house, files: dict[str, str], message: str) -> None:
+    found = wrong_inner_floors(house(**files))
     assert len(found) == 1
     assert message in found[0]
 

@@ -17,6 +17,7 @@ from penstock.doors.app.listener import Listener, begin_to_listen, deaf_to_signa
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.served_model import Served
 from penstock.doors.jobs.backlog import Backlog
+from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_alone
 from penstock.errors import WorkspaceError
 from penstock.pipes.model_manager import LoadedModel, ModelManager
@@ -175,7 +176,14 @@ class Node:
     ) -> Backlog:
         config = self.config
         return Backlog(
-            workspace, served, config.workspace, aliases=config.aliases, limits=config.limits, keys=self.keys, on_end=on_end
+            workspace,
+            served,
+            config.workspace,
+            api=OPENAI_JOBS,
+            aliases=config.aliases,
+            limits=config.limits,
+            keys=self.keys,
+            on_end=on_end,
         )
 
     def _load(self, model: HostedModelConfig) -> HostedLayers:

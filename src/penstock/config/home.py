@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -172,3 +173,11 @@ def _text(value: object) -> str:
 
 def _again(name: str) -> str:
     return f"Restore it, or leave (penstock network leave {name}) and join with a new invitation."
+
+
+def this_home() -> Home:
+    if (found := home(os.environ)) is None:
+        raise ConfigError(
+            "There is no place for the networks and keys of this machine: HOME is not set.", hint=f"Set {VARIABLE} to a folder."
+        )
+    return found

@@ -23,8 +23,9 @@ from penstock.doors.dispatch.answering import AnswerResponse
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.dispatch.running import RunningRequest
 from penstock.doors.generation.exchange import Exchange
-from penstock.doors.http.errors import headers_of, openai_body, send_error, status_of
+from penstock.doors.http.errors import DialectOfPath, headers_of, send_error, status_of
 from penstock.doors.openai.answers import Head, TextAnswer
+from penstock.doors.openai.errors import OPENAI, openai_body
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
 from penstock.errors import ComputeFailed, NotReady
@@ -127,7 +128,7 @@ def test_an_unexpected_error_is_500_and_its_words_stay_out_of_the_log(caplog: py
         raise ValueError(SECRET)
 
     with caplog.at_level(logging.DEBUG):
-        answer = TestClient(AccessLog(broken, refuse=send_error)).get("/")
+        answer = TestClient(DialectOfPath(AccessLog(broken, refuse=send_error), dialects=[("/", OPENAI)])).get("/")
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
     assert "ValueError" in caplog.text

@@ -17,6 +17,7 @@ from penstock.config.engine import EngineConfig
 from penstock.config.node import DEFAULT_MODEL, LimitsConfig
 from penstock.doors.generation.served_model import Served
 from penstock.doors.jobs.engine_runner import EngineRunner
+from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import host_alone
 from penstock.pipes.model_manager import ModelManager
 from penstock.progress import silent
@@ -169,7 +170,7 @@ def runner(default_model_folder: Path) -> Iterator[EngineRunner]:
     loaded = ModelManager(config, silent).load(DEFAULT_MODEL, dtype="float32", kv_memory=KV_MEMORY)
     hosted = host_alone(loaded, config)
     hosted.start()
-    yield EngineRunner({hosted.name: Served(hosted)}, {}, LimitsConfig())
+    yield EngineRunner({hosted.name: Served(hosted)}, {}, LimitsConfig(), OPENAI_JOBS.endpoints)
     hosted.stop()
 
 

@@ -18,6 +18,7 @@ from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
 from penstock.doors.access.keys import Keys
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.jobs.backlog import Backlog
+from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.errors import KeyForbids
 from penstock.workspace.batch.batches import Batches
 from penstock.workspace.store.layout import Workspace
@@ -138,7 +139,7 @@ def test_a_batch_made_where_a_model_was_says_that_it_waits_for_it(tmp_path: Path
     sent = Uploads(workspace).add([jsonl([chat_line("a", "Hi.")])], name="lines.jsonl", purpose="batch")
     asked = {"endpoint": CHAT, "window": 60.0, "completion_window": "60s", "offers": lambda model: model == MODEL}
     Batches(workspace).create(sent.file_id, **asked)  # type: ignore[arg-type]
-    backlog = Backlog(workspace, {}, WorkspaceConfig(), aliases={}, limits=limits, keys=keys)
+    backlog = Backlog(workspace, {}, WorkspaceConfig(), api=OPENAI_JOBS, aliases={}, limits=limits, keys=keys)
     door = OAIHttpServer({}, node_id="bare", server=ServerConfig(), limits=limits, aliases={}, keys=keys, backlog=backlog)
     with TestClient(door.app, base_url="http://127.0.0.1") as bare:
         assert [one["missing_models"] for one in bare.get("/v1/batches").json()["data"]] == [[MODEL]]
@@ -260,7 +261,7 @@ def test_each_key_finds_only_its_own(tmp_path: Path) -> None:
     mia, bob = ({"authorization": f"Bearer {folder.add(name)}"} for name in ("mia", "bob"))
     keys, limits, config = Keys(folder, None), LimitsConfig(), WorkspaceConfig()
     workspace = Workspace(tmp_path / "workspace", create=True)
-    backlog = Backlog(workspace, {}, config, aliases={}, limits=limits, keys=keys)
+    backlog = Backlog(workspace, {}, config, api=OPENAI_JOBS, aliases={}, limits=limits, keys=keys)
     door = OAIHttpServer({}, node_id="shared", server=ServerConfig(), limits=limits, aliases={}, keys=keys, backlog=backlog)
     with TestClient(door.app, base_url="http://127.0.0.1") as shared:
         sent = {"file": ("lines.jsonl", jsonl([chat_line("a", "Hi.")]))}

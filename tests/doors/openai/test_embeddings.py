@@ -21,6 +21,7 @@ from penstock.domain.job import Embedded, JobDone, JobFailed, JobRequest
 from penstock.doors.generation.embedding import MAX_INPUTS
 from penstock.doors.generation.served_model import Served
 from penstock.doors.jobs.engine_runner import EngineRunner
+from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import HostedModel, host_alone
 from penstock.pipes.model_manager import ModelManager
 from penstock.workspace.store.request import WorkRequest
@@ -136,7 +137,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(client: OpenAI, fields: dict
 
 @pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS])
 def test_embeddings_can_be_jobs_on_disk(hosted: HostedModel, texts: list[str]) -> None:
-    runner = EngineRunner({MODEL: Served(hosted)}, {}, LimitsConfig())
+    runner = EngineRunner({MODEL: Served(hosted)}, {}, LimitsConfig(), OPENAI_JOBS.endpoints)
     task = runner.prepare(WorkRequest(endpoint="/v1/embeddings"), json.dumps({"model": MODEL, "input": texts}))
     assert not task.resumable
     updates: queue.SimpleQueue[Any] = queue.SimpleQueue()

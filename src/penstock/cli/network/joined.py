@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,18 +10,10 @@ import typer
 
 from penstock.cli.options import JsonOption
 from penstock.cli.ui.output import print_json, print_table
-from penstock.config.home import VARIABLE, Home, home
+from penstock.config.home import Home, this_home
 from penstock.errors import ConfigError, PenstockError, Untrusted
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `penstock network list`.")]
-
-
-def this_home() -> Home:
-    if (found := home(os.environ)) is None:
-        raise ConfigError(
-            "There is no place for the networks and keys of this machine: HOME is not set.", hint=f"Set {VARIABLE} to a folder."
-        )
-    return found
 
 
 def chosen_name(found: Home, name: str | None) -> str:

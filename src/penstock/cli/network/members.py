@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.network.joined import chosen_name, this_home
+from penstock.cli.network.joined import chosen_name
+from penstock.config.home import this_home
 from penstock.config.node import host_name
 
 NODE_DAYS = 365  # as certificates.py says too; importing it here would cost every `--help` 50 ms

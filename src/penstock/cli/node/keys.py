@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.network.joined import this_home
 from penstock.cli.options import JsonOption, wrong_usage
 from penstock.cli.ui.output import print_json, print_table
 from penstock.config.api_key import VARIABLE
+from penstock.config.home import this_home
 from penstock.config.table import BY_KEY
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pydantic_core
 
 from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, TokensOut, Usage
 from penstock.doors.anthropic import wire
+from penstock.doors.anthropic.errors import anthropic_body
 from penstock.doors.generation.output_parser import Call, Speech
-from penstock.doors.http.errors import anthropic_body
 from penstock.doors.http.framing import EVENT_STREAM, Framing, comment, named_event
 from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolEvent
 from penstock.errors import PenstockError

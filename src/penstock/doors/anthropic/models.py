@@ -1,4 +1,4 @@
-"""GET /v1/models as Anthropic's clients expect it: page by page. They share the path with OpenAI's and say who they are."""
+"""GET /v1/models as Anthropic's clients expect it: page by page."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from penstock.doors.anthropic import wire
+from penstock.doors.anthropic.errors import VERSION_HEADER
 from penstock.doors.dispatch.dispatcher import Desk
 from penstock.doors.generation.served_model import Served
-from penstock.doors.http.errors import ANTHROPIC_VERSION
 from penstock.doors.http.fields import short
 from penstock.doors.http.paging import asked_limit
 from penstock.doors.http.route import Parameter
 from penstock.errors import RequestError
 
 PAGE, MAX_PAGE = 20, 1000  # models
-SPOKEN = Parameter(ANTHROPIC_VERSION, str, "With it, the answer is as Anthropic's clients expect it.", "header")
-PAGING = (  # for them
+VERSION = Parameter(VERSION_HEADER, str, "With it, the answer is as Anthropic's clients expect it.", "header")
+PAGING = (
     Parameter("limit", Annotated[int, Meta(ge=1, le=MAX_PAGE)], "How many at most."),
     Parameter("after_id", str, "The last id of the page before."),
     Parameter("before_id", str, "The first id of the page behind."),
@@ -40,14 +40,14 @@ def model_page(desk: Desk, request: Request) -> wire.ModelPage:
         found = []  # all that are offered are active
     shown = found[:limit] if before is None or after is not None else found[-limit:]
     return wire.ModelPage(
-        data=[described(name, offered[name], desk) for name in shown],
+        data=[describe(name, offered[name], desk) for name in shown],
         has_more=len(shown) < len(found),
         first_id=shown[0] if shown else None,
         last_id=shown[-1] if shown else None,
     )
 
 
-def described(name: str, served: Served, desk: Desk) -> wire.ModelOut:
+def describe(name: str, served: Served, desk: Desk) -> wire.ModelOut:
     context = served.hosted.context
     return wire.ModelOut(
         id=name,

@@ -6,28 +6,32 @@ from typing import get_args
 
 from penstock.doors.anthropic import messages, wire
 from penstock.doors.anthropic.count_tokens import Counting
+from penstock.doors.anthropic.errors import ANTHROPIC
 from penstock.doors.anthropic.requests import CountTokensRequest, MessagesRequest
 from penstock.doors.dispatch.dispatcher import Desk
-from penstock.doors.http.route import Route
+from penstock.doors.http.route import Route, in_dialect
 
 
 def anthropic_routes(desk: Desk) -> list[Route]:
-    return [
-        desk.route(
-            "/v1/messages",
-            MessagesRequest,
-            messages.exchange,
-            "Answer a conversation, as Anthropic's clients ask for it",
-            gives=wire.Message,
-            streams="text/event-stream",
-            events=(*get_args(wire.Event), wire.Ping),
-        ),
-        Route(
-            "POST",
-            "/v1/messages/count_tokens",
-            Counting(desk).count,
-            "How many tokens a conversation has",
-            asks=CountTokensRequest,
-            gives=wire.TokenCount,
-        ),
-    ]
+    return in_dialect(
+        ANTHROPIC,
+        [
+            desk.route(
+                "/v1/messages",
+                MessagesRequest,
+                messages.exchange,
+                "Answer a conversation, as Anthropic's clients ask for it",
+                gives=wire.Message,
+                streams="text/event-stream",
+                events=(*get_args(wire.Event), wire.Ping),
+            ),
+            Route(
+                "POST",
+                "/v1/messages/count_tokens",
+                Counting(desk).count,
+                "How many tokens a conversation has",
+                asks=CountTokensRequest,
+                gives=wire.TokenCount,
+            ),
+        ],
+    )

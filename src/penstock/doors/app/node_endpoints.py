@@ -15,8 +15,9 @@ from penstock.doors.app.metrics import render_metrics
 from penstock.doors.app.readiness import Readiness
 from penstock.doors.app.status import NodeStatus, describe
 from penstock.doors.dispatch.dispatcher import Desk, caller_of
-from penstock.doors.http.route import Route
+from penstock.doors.http.route import Route, in_dialect
 from penstock.doors.jobs.backlog import Backlog
+from penstock.doors.openai.errors import PENSTOCK
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import KeyForbids, NotReady
 
@@ -34,14 +35,17 @@ class Observing:
         self._readiness = Readiness(hosted, within=desk.server.ready_within)
 
     def routes(self) -> list[Route]:
-        return [
-            Route("GET", "/", self.root, "What this is, for a person with a browser"),
-            Route("GET", "/health", self.health, "The process lives", gives=dict[str, str]),
-            Route("GET", "/ready", self.ready, "A token comes out of every model", gives=dict[str, str], fails=(503,)),
-            Route("GET", "/metrics", self.metrics, "Counters for Prometheus"),
-            Route("GET", "/status", self.status, "What is running", gives=NodeStatus),
-            Route("GET", "/network", self.network, "Nodes, pipes and the route", gives=dict[str, Any]),
-        ]
+        return in_dialect(
+            PENSTOCK,
+            [
+                Route("GET", "/", self.root, "What this is, for a person with a browser"),
+                Route("GET", "/health", self.health, "The process lives", gives=dict[str, str]),
+                Route("GET", "/ready", self.ready, "A token comes out of every model", gives=dict[str, str], fails=(503,)),
+                Route("GET", "/metrics", self.metrics, "Counters for Prometheus"),
+                Route("GET", "/status", self.status, "What is running", gives=NodeStatus),
+                Route("GET", "/network", self.network, "Nodes, pipes and the route", gives=dict[str, Any]),
+            ],
+        )
 
     async def root(self, request: Request) -> Response:
         base, desk = f"{request.url.scheme}://{request.url.netloc}/v1", self._desk

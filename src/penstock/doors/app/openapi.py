@@ -15,10 +15,10 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.doors.access.gate import OPEN_PATHS
 from penstock.doors.http.describing import FieldsSchema
-from penstock.doors.http.errors import ANTHROPIC_PATH, OLLAMA_PATH, body_types
 from penstock.doors.http.fields import Fields, aside
 from penstock.doors.http.framing import encode
 from penstock.doors.http.route import Parameter, Route
+from penstock.doors.openai.errors import PENSTOCK
 
 PATH = "/openapi.json"
 ABOUT = (
@@ -56,7 +56,7 @@ def with_document(routes: Sequence[Route]) -> list[Route]:
     async def describe(request: Request) -> Response:
         return Response(await aside(written), media_type="application/json")
 
-    described = [*routes, Route("GET", PATH, describe, "This document", gives=dict[str, Any])]
+    described = [*routes, Route("GET", PATH, describe, "This document", gives=dict[str, Any], dialect=PENSTOCK)]
     return described
 
 
@@ -116,7 +116,7 @@ def _by_module(kinds: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _answers(route: Route) -> Iterator[Any]:
-    yield from body_types(route.path)
+    yield from route.spoken.error_types
     yield from _alternatives(route.gives)
     yield from route.events
     for parameter in route.parameters:
@@ -133,7 +133,7 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     found: dict[str, Any] = {
         "summary": route.about,
         "operationId": _name(route),
-        "tags": [_tag(route.path)],
+        "tags": [route.spoken.name],
     }
     if parameters:
         found["parameters"] = parameters
@@ -157,7 +157,7 @@ def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if not route.refuses:
         found["200"] = {"description": route.about, "content": _content(route, schemas)}
-    refused = {"application/json": {"schema": schemas.given(body_types(route.path))}}
+    refused = {"application/json": {"schema": schemas.given(route.spoken.error_types)}}
     for status in sorted(_failures(route)):
         found[str(status)] = {"description": REASONS[status], "content": refused}
     return found
@@ -168,7 +168,7 @@ def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
         return {"text/plain": {"schema": {"type": "string"}}}
     content = {"application/json": {"schema": schemas.given(route.gives)}}
     if route.streams == EVENT_STREAM:
-        content[route.streams] = {"schema": _event(schemas.given((*route.events, *body_types(route.path))))}
+        content[route.streams] = {"schema": _event(schemas.given((*route.events, *route.spoken.error_types)))}
     elif route.streams:
         content[route.streams] = {"schema": {"type": "string", "description": "Each line is one in application/json."}}
     return content
@@ -209,11 +209,3 @@ def _name(route: Route) -> str:
 def _plain(path: str) -> str:
     """Without the router's own words: `/v1/models/{model:path}`."""
     return re.sub(r"{(\w+):\w+}", r"{\1}", path)
-
-
-def _tag(path: str) -> str:
-    if path.startswith(ANTHROPIC_PATH):
-        return "Anthropic"
-    if path.startswith(OLLAMA_PATH):
-        return "Ollama"
-    return "OpenAI" if path.startswith("/v1/") else "Penstock"

@@ -20,12 +20,13 @@ from penstock.domain.job import new_job_id
 from penstock.doors.access.gate import LOOPBACK, AccessLog, Gate
 from penstock.doors.access.keys import Keys
 from penstock.doors.anthropic.routes import anthropic_routes
+from penstock.doors.app.models import model_routes
 from penstock.doors.app.node_endpoints import Observing
 from penstock.doors.app.openapi import with_document
 from penstock.doors.dispatch.dispatcher import Desk
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.generation.served_model import Served
-from penstock.doors.http.errors import body_for, headers_of, id_headers, send_error, status_of
+from penstock.doors.http.errors import DialectOfPath, error_body, headers_of, id_headers, send_error, status_of
 from penstock.doors.http.fields import known_field
 from penstock.doors.http.route import Handler, Route
 from penstock.doors.jobs.backlog import Backlog
@@ -61,6 +62,7 @@ class OAIHttpServer:
         desk = self._desk
         routes = [
             *openai_routes(desk),
+            *model_routes(desk),
             *responses_routes(desk, backlog),
             *batch_routes(backlog),
             *anthropic_routes(desk),
@@ -92,7 +94,10 @@ class OAIHttpServer:
 
         server = self._server
         hosts = None if server.beyond_loopback else {*LOOPBACK, server.host.lower()}
-        middleware = [Middleware(AccessLog, refuse=send_error, paths=[route.path for route in routes])]
+        middleware = [
+            Middleware(DialectOfPath, dialects=[(route.path, route.spoken) for route in routes]),
+            Middleware(AccessLog, refuse=send_error, paths=[route.path for route in routes]),
+        ]
         if server.cors_origins:  # before the gate: a browser asks first, and without the key
             middleware.append(
                 Middleware(CORSMiddleware, allow_origins=server.cors_origins, allow_methods=["*"], allow_headers=["*"])
@@ -141,7 +146,7 @@ async def _on_penstock_error(request: Request, error: PenstockError) -> Response
     if isinstance(error, RequestError) and error.field:
         request.state.log["field"] = known_field(error.field)
     headers = {**headers_of(error), **id_headers(new_job_id())}
-    return JSONResponse(body_for(request.scope, error), status_of(error), headers=headers)
+    return JSONResponse(error_body(request.scope, error), status_of(error), headers=headers)
 
 
 async def _on_http_error(request: Request, error: HTTPException) -> Response:
@@ -154,4 +159,4 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
         hint=hint,
         wrong_method=error.status_code == 405,
     )
-    return JSONResponse(body_for(request.scope, told), error.status_code, headers=dict(error.headers or {}))
+    return JSONResponse(error_body(request.scope, told), error.status_code, headers=dict(error.headers or {}))

@@ -1,143 +1,84 @@
-"""The one place where errors become an HTTP status and a body, in the shape of the dialect that was spoken to."""
+"""Errors over HTTP: the status and headers of each, and how a dialect writes them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple, TypedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
-from starlette.datastructures import Headers
-from starlette.types import Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock import errors
 from penstock.doors.http.framing import encode
-from penstock.errors import PenstockError, RequestError, UnknownModel
-
-
-class Kind(NamedTuple):
-    """`openai` and `anthropic` are what the two call such errors."""
-
-    status: int
-    openai: str
-    anthropic: str
-
-
-INVALID, SERVER = "invalid_request_error", "server_error"
-BAD = Kind(400, INVALID, INVALID)
-FAILED = Kind(500, SERVER, "api_error")
-AWAY = Kind(503, SERVER, "overloaded_error")
+from penstock.errors import PenstockError
 
 # the most particular first
-KINDS: tuple[tuple[type[PenstockError], Kind], ...] = (
-    (errors.QueueFull, Kind(429, "rate_limit_error", "rate_limit_error")),
-    (errors.KeyLimit, Kind(429, "rate_limit_error", "rate_limit_error")),
-    (errors.RequestTooLarge, Kind(413, INVALID, "request_too_large")),
-    (errors.RequestTimeout, Kind(408, INVALID, INVALID)),
-    (errors.RequestError, BAD),
-    (errors.UnknownModel, Kind(404, INVALID, "not_found_error")),
-    (errors.InvalidKey, Kind(401, "authentication_error", "authentication_error")),
-    (errors.KeyForbids, Kind(403, "permission_error", "permission_error")),
-    (errors.ForbiddenOrigin, Kind(403, "permission_error", "permission_error")),
-    (errors.NoSuchPath, Kind(404, INVALID, "not_found_error")),
-    (errors.UnknownResponse, Kind(404, INVALID, "not_found_error")),
-    (errors.UnknownFile, Kind(404, INVALID, "not_found_error")),
-    (errors.UnknownBatch, Kind(404, INVALID, "not_found_error")),
-    (errors.NotReady, AWAY),
-    (errors.EngineStopped, AWAY),
+STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
+    (errors.QueueFull, 429),
+    (errors.KeyLimit, 429),
+    (errors.RequestTooLarge, 413),
+    (errors.RequestTimeout, 408),
+    (errors.RequestError, 400),
+    (errors.UnknownModel, 404),
+    (errors.InvalidKey, 401),
+    (errors.KeyForbids, 403),
+    (errors.ForbiddenOrigin, 403),
+    (errors.NoSuchPath, 404),
+    (errors.UnknownResponse, 404),
+    (errors.UnknownFile, 404),
+    (errors.UnknownBatch, 404),
+    (errors.NotReady, 503),
+    (errors.EngineStopped, 503),
 )
-CODES: dict[type[PenstockError], str] = {errors.PromptTooLong: "context_length_exceeded", UnknownModel: "model_not_found"}
-RETRY_LATER = 5  # seconds
-
-ANTHROPIC_PATH, OLLAMA_PATH, SHARED_PATH = "/v1/messages", "/api/", "/v1/models"
-ANTHROPIC_VERSION = "anthropic-version"  # a header that all of its clients send
+RETRY_AFTER_S = 5
 
 
-def kind_of(error: PenstockError) -> Kind:
-    return next((kind for cls, kind in KINDS if isinstance(error, cls)), FAILED)
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """An API that clients speak: its name, and the body of its errors.
+
+    error_types: every type that `error_body` may return.
+    """
+
+    name: str
+    error_body: Callable[[PenstockError, Scope], Any]
+    error_types: tuple[type, ...]
+
+
+class DialectOfPath:
+    """Put the dialect of a request into its scope, so that it can be refused before its route is found.
+
+    dialects: by path; an unknown path gets the dialect of the known one with which it shares the most.
+    """
+
+    def __init__(self, app: ASGIApp, *, dialects: Iterable[tuple[str, Dialect]]) -> None:
+        self._app = app
+        self._by_beginning: dict[str, Dialect] = {}
+        for path, dialect in dialects:
+            parts = path.split("/")
+            for count in range(1, len(parts) + 1):
+                self._by_beginning.setdefault("/".join(parts[:count]), dialect)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["dialect"] = self._find(scope["path"])
+        await self._app(scope, receive, send)
+
+    def _find(self, path: str) -> Dialect:
+        while path not in self._by_beginning and path:
+            path = path.rpartition("/")[0]
+        return self._by_beginning[path]
 
 
 def status_of(error: PenstockError) -> int:
-    return kind_of(error).status
+    return next((status for cls, status in STATUSES if isinstance(error, cls)), 500)
 
 
-class OpenAIError(TypedDict):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class OpenAIBody(TypedDict):
-    error: OpenAIError
-
-
-class AnthropicError(TypedDict):
-    type: str
-    message: str
-
-
-class AnthropicBody(TypedDict):
-    type: Literal["error"]
-    error: AnthropicError
-
-
-class OllamaBody(TypedDict):
-    error: str
-
-
-Body = OpenAIBody | AnthropicBody | OllamaBody
-
-
-def openai_body(error: PenstockError) -> OpenAIBody:
-    field = error.field or None if isinstance(error, RequestError) else "model" if isinstance(error, UnknownModel) else None
-    code = CODES.get(type(error), error.code)
-    return {"error": {"message": str(error), "type": kind_of(error).openai, "param": field, "code": code}}
-
-
-def refusal(told: Mapping[str, str]) -> tuple[int, OpenAIBody]:
-    """Status and body of an error that only its record is left of, as usage.json has it."""
-    kinds = [PenstockError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    kind = next((kind for kind in kinds if kind.code == told.get("code")), PenstockError)
-    error = kind.__new__(kind)
-    PenstockError.__init__(error, str(told.get("message", "")), hint=str(told.get("hint", "")))
-    if isinstance(error, RequestError):
-        error.field = str(told.get("field", ""))
-    return status_of(error), openai_body(error)
-
-
-def anthropic_body(error: PenstockError) -> AnthropicBody:
-    """It has no place for the field but the message."""
-    field = error.field if isinstance(error, RequestError) else ""
-    message = str(error) if not field or field in error.message else f"{field}: {error}"
-    return {"type": "error", "error": {"type": kind_of(error).anthropic, "message": message}}
-
-
-def ollama_body(error: PenstockError) -> OllamaBody:
-    return {"error": str(error)}
-
-
-def body_for(scope: Scope, error: PenstockError) -> Body:
-    """In the dialect of a request: also of one that is refused before anybody has looked for its path."""
-    path = scope["path"]
-    if path.startswith(ANTHROPIC_PATH) or (path.startswith(SHARED_PATH) and is_anthropic(scope)):
-        return anthropic_body(error)
-    return ollama_body(error) if path.startswith(OLLAMA_PATH) else openai_body(error)
-
-
-def body_types(path: str) -> tuple[type[Body], ...]:
-    """What that may be there."""
-    if path.startswith(ANTHROPIC_PATH):
-        return (AnthropicBody,)
-    if path.startswith(SHARED_PATH):
-        return OpenAIBody, AnthropicBody
-    return (OllamaBody,) if path.startswith(OLLAMA_PATH) else (OpenAIBody,)
-
-
-def is_anthropic(scope: Scope) -> bool:
-    """Whether a client of Anthropic's asks: they share paths with OpenAI's, and say who they are."""
-    return ANTHROPIC_VERSION in Headers(scope=scope)
+def error_body(scope: Scope, error: PenstockError) -> Any:
+    """Write an error as the dialect of the request does."""
+    dialect: Dialect = scope["dialect"]
+    return dialect.error_body(error, scope)
 
 
 def id_headers(request_id: str) -> dict[str, str]:
@@ -150,13 +91,13 @@ def headers_of(error: PenstockError) -> dict[str, str]:
         return {"retry-after": str(error.retry_after)}
     if isinstance(error, errors.InvalidKey):
         return {"www-authenticate": "Bearer"}
-    return {"retry-after": str(RETRY_LATER)} if status_of(error) == 503 else {}
+    return {"retry-after": str(RETRY_AFTER_S)} if status_of(error) == 503 else {}
 
 
 async def send_error(scope: Scope, send: Send, error: PenstockError, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
     more = [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
     with contextlib.suppress(OSError):
-        await send_json(send, status_of(error), encode(body_for(scope, error)), [*headers, *more])
+        await send_json(send, status_of(error), encode(error_body(scope, error)), [*headers, *more])
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:

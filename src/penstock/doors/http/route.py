@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.doors.http.errors import Dialect
 from penstock.doors.http.fields import Fields
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -43,3 +44,14 @@ class Route:
     fails: tuple[int, ...] = ()
     refuses: bool = False
     media: str = "application/json"
+    dialect: Dialect | None = None  # set by `in_dialect`
+
+    @property
+    def spoken(self) -> Dialect:
+        assert self.dialect is not None, f"{self.path} has no dialect: pass it through `in_dialect`"
+        return self.dialect
+
+
+def in_dialect(dialect: Dialect, routes: Iterable[Route]) -> list[Route]:
+    """The routes, with the dialect that they speak."""
+    return [replace(route, dialect=dialect) for route in routes]

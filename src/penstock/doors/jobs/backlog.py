@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from penstock.config.node import LimitsConfig, WorkspaceConfig
 from penstock.doors.access.keys import Keys
 from penstock.doors.generation.served_model import Served
-from penstock.doors.http.errors import refusal
+from penstock.doors.jobs.endpoints import JobApi
 from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import Responses
@@ -27,6 +27,7 @@ class Backlog:
         served: Mapping[str, Served],
         config: WorkspaceConfig,
         *,
+        api: JobApi,
         aliases: Mapping[str, str],
         limits: LimitsConfig,
         keys: Keys,
@@ -34,7 +35,7 @@ class Backlog:
     ) -> None:
         self.workspace = workspace
         self.responses = Responses(workspace, keep=config.keep_responses)
-        runner = EngineRunner(served, aliases, limits)
+        runner = EngineRunner(served, aliases, limits, api.endpoints)
 
         def vet(owner: str | None, model: str | None) -> None:
             keys.check_model(owner, *runner.names_of(model))
@@ -45,7 +46,7 @@ class Backlog:
 
         self.accepts = runner.accepts
         self.batches = BatchDriver(
-            workspace, room=WINDOW * config.jobs, refusal=refusal, may_go_on=keys.is_good, vet=vet, accepts=runner.accepts
+            workspace, room=WINDOW * config.jobs, refusal=api.refusal, may_go_on=keys.is_good, vet=vet, accepts=runner.accepts
         )
         self.pool = Pool(
             workspace,

@@ -20,7 +20,7 @@ from penstock.doors.generation.served_model import Served
 from penstock.doors.generation.turn import chosen_sampling
 from penstock.doors.http.fields import named_as_given, parse
 from penstock.doors.http.framing import encode
-from penstock.doors.openai.job_endpoints import DURABLE, Durable
+from penstock.doors.jobs.endpoints import JobEndpoint
 from penstock.engine.job_factory import JobHandle
 from penstock.errors import EngineStopped, NotReady, RequestError, UnknownModel
 from penstock.workspace.store.request import WorkRequest
@@ -132,8 +132,17 @@ class _Together:
 class EngineRunner:
     """The workspace's Runner over hosted models. A job that names no model gets the first."""
 
-    def __init__(self, models: Mapping[str, Served], aliases: Mapping[str, str], limits: LimitsConfig) -> None:
-        self._models, self._aliases, self._limits = models, aliases, limits
+    def __init__(
+        self,
+        models: Mapping[str, Served],
+        aliases: Mapping[str, str],
+        limits: LimitsConfig,
+        endpoints: Mapping[str, JobEndpoint],
+    ) -> None:
+        self._models = models
+        self._aliases = aliases
+        self._limits = limits
+        self._endpoints = endpoints
 
     def accepts(self, model: str | None) -> bool:
         return self._find(model) is not None
@@ -152,7 +161,7 @@ class EngineRunner:
             raise UnknownModel(f"The model '{request.model}' is not here.")
         context = Context(served, self._limits)
         if request.endpoint is not None:
-            endpoint = _endpoint(request.endpoint)
+            endpoint = self._endpoint(request.endpoint)
             asked = parse(endpoint.asks, prompt)
             with named_as_given(asked.names):
                 exchange = endpoint.exchange(asked, context)
@@ -178,12 +187,12 @@ class EngineRunner:
         name = meant(model, self._models, self._aliases)
         return None if name is None else self._models[name]
 
-
-def _endpoint(path: str) -> Durable:
-    endpoint = DURABLE.get(path)
-    if endpoint is None:
-        raise RequestError(f"{path[:80]} cannot be a job.", field="endpoint", hint=f"These can: {', '.join(DURABLE)}.")
-    return endpoint
+    def _endpoint(self, path: str) -> JobEndpoint:
+        endpoint = self._endpoints.get(path)
+        if endpoint is None:
+            hint = f"These can: {', '.join(self._endpoints)}."
+            raise RequestError(f"{path[:80]} cannot be a job.", field="endpoint", hint=hint)
+        return endpoint
 
 
 def _refuse_stream(exchange: Exchange) -> None:

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 from penstock.domain.job import FinishReason, JobDone, JobUpdate, OutputFinished, Timings, TokenLogprob, TokensOut, Usage
 from penstock.doors.generation.embedding import Vectors
+from penstock.doors.generation.logprobs import ContentLogprob, chat_logprobs
 from penstock.doors.generation.output_parser import Call, Speech
-from penstock.doors.http.errors import ollama_body
 from penstock.doors.http.framing import LINES
 from penstock.doors.ollama import wire
-from penstock.doors.openai.answers import chat_logprobs
-from penstock.doors.openai.wire import ContentLogprob
+from penstock.doors.ollama.errors import ollama_body
 from penstock.doors.tools import CallFinished, TextDelta, ToolEvent
 from penstock.errors import PenstockError
 

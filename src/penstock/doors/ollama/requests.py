@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
+from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
 from penstock.doors.generation.output_format import Shape
 from penstock.doors.http.fields import Fields, Only
-from penstock.doors.openai.requests import MAX_TOP_LOGPROBS, Tool
+from penstock.doors.tools.offer import FunctionTool
 from penstock.errors import RequestError
 
 KEPT = frozenset(("keep_alive",))  # models stay loaded for as long as the server runs
@@ -162,7 +163,7 @@ class Message(Fields):
 
 class ChatRequest(AnswerFields):
     messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
 
     @property
     def slow(self) -> bool:

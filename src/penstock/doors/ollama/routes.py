@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from penstock.doors.dispatch.dispatcher import Desk
-from penstock.doors.http.route import Route
+from penstock.doors.http.route import Route, in_dialect
 from penstock.doors.ollama import chat, embed, wire
+from penstock.doors.ollama.errors import OLLAMA
 from penstock.doors.ollama.models import Models
 from penstock.doors.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, ShowRequest
 
@@ -14,40 +15,43 @@ MANAGING = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "co
 
 def ollama_routes(desk: Desk) -> list[Route]:
     models = Models(desk)
-    return [
-        desk.route(
-            "/api/chat",
-            ChatRequest,
-            chat.chat,
-            "Answer a conversation (Ollama)",
-            gives=wire.ChatPart,
-            streams=LINES,
-        ),
-        desk.route(
-            "/api/generate",
-            GenerateRequest,
-            chat.generate,
-            "Answer a prompt (Ollama)",
-            gives=wire.GeneratePart,
-            streams=LINES,
-        ),
-        desk.route(
-            "/api/embed",
-            EmbedRequest,
-            embed.embed,
-            "The embeddings of texts (Ollama)",
-            gives=wire.Embedded,
-        ),
-        desk.route(
-            "/api/embeddings",
-            EmbeddingsRequest,
-            embed.embeddings,
-            "The embedding of a text (Ollama's older form)",
-            gives=wire.Embedding,
-        ),
-        Route("GET", "/api/tags", models.tags, "The models and their aliases (Ollama)", gives=wire.Tags),
-        Route("POST", "/api/show", models.show, "One model (Ollama)", asks=ShowRequest, gives=wire.Shown),
-        Route("GET", "/api/ps", models.processes, "The models that are loaded (Ollama)", gives=wire.Processes),
-        Route("GET", "/api/version", models.version, "Which Ollama this speaks like", gives=wire.Version),
-        *(Route(method, f"/api/{name}", models.manage, "Not here (Ollama)", refuses=True) for method, name in MANAGING),
-    ]
+    return in_dialect(
+        OLLAMA,
+        [
+            desk.route(
+                "/api/chat",
+                ChatRequest,
+                chat.chat,
+                "Answer a conversation (Ollama)",
+                gives=wire.ChatPart,
+                streams=LINES,
+            ),
+            desk.route(
+                "/api/generate",
+                GenerateRequest,
+                chat.generate,
+                "Answer a prompt (Ollama)",
+                gives=wire.GeneratePart,
+                streams=LINES,
+            ),
+            desk.route(
+                "/api/embed",
+                EmbedRequest,
+                embed.embed,
+                "The embeddings of texts (Ollama)",
+                gives=wire.Embedded,
+            ),
+            desk.route(
+                "/api/embeddings",
+                EmbeddingsRequest,
+                embed.embeddings,
+                "The embedding of a text (Ollama's older form)",
+                gives=wire.Embedding,
+            ),
+            Route("GET", "/api/tags", models.tags, "The models and their aliases (Ollama)", gives=wire.Tags),
+            Route("POST", "/api/show", models.show, "One model (Ollama)", asks=ShowRequest, gives=wire.Shown),
+            Route("GET", "/api/ps", models.processes, "The models that are loaded (Ollama)", gives=wire.Processes),
+            Route("GET", "/api/version", models.version, "Which Ollama this speaks like", gives=wire.Version),
+            *(Route(method, f"/api/{name}", models.manage, "Not here (Ollama)", refuses=True) for method, name in MANAGING),
+        ],
+    )

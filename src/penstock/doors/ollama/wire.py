@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from penstock.doors.generation.logprobs import ContentLogprob
 from penstock.doors.http.framing import Wire
-from penstock.doors.openai.wire import ContentLogprob
 
 # ---- answers ----
 

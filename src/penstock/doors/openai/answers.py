@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, PromptLogprobs, TokenLogprob, TokensOut, Usage
+from penstock.doors.generation.logprobs import ContentLogprob, TokenBytes, chat_logprobs, text_of_token
 from penstock.doors.generation.output_parser import Speech
-from penstock.doors.http.errors import openai_body
 from penstock.doors.http.framing import EVENTS_UNTIL_DONE
 from penstock.doors.openai import wire
+from penstock.doors.openai.errors import openai_body
 from penstock.doors.tools import ArgumentsDelta, CallStarted, TextDelta, ToolEvent
 from penstock.errors import PenstockError
-
-TokenBytes = Callable[[Sequence[int]], list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class _ChatChoice:
     def __init__(self, speech: Speech) -> None:
         self._speech = speech
         self._begun = False
-        self.logprobs: list[wire.ContentLogprob] = []
+        self.logprobs: list[ContentLogprob] = []
         self.finish_reason = "stop"
 
     def deltas(self, text: str, *, quiet: bool) -> Iterable[wire.ChatDelta]:
@@ -170,18 +169,6 @@ def _delta(event: ToolEvent) -> wire.ChatDelta | None:
         case ArgumentsDelta(index, text):
             return wire.ChatDelta(tool_calls=[wire.ToolCallDelta(index=index, function={"arguments": text})])
     return None
-
-
-def chat_logprobs(logprobs: Sequence[TokenLogprob], token_bytes: TokenBytes) -> list[wire.ContentLogprob]:
-    out = []
-    for one in logprobs:
-        own, *others = token_bytes([one.token_id, *(token for token, _ in one.top)])
-        top = [
-            wire.TopLogprob(token=_text(raw), logprob=value, bytes=list(raw))
-            for raw, (_, value) in zip(others, one.top, strict=True)
-        ]
-        out.append(wire.ContentLogprob(token=_text(own), logprob=one.logprob, bytes=list(own), top_logprobs=top))
-    return out
 
 
 # ---- completions ----
@@ -256,7 +243,7 @@ class TextAnswer:
             ids = self._prompts[number]
             offsets = _offsets(self._token_bytes(ids))
             logprobs = wire.TextLogprobs(
-                tokens=[_text(self._token_bytes(ids[:1])[0])],
+                tokens=[text_of_token(self._token_bytes(ids[:1])[0])],
                 token_logprobs=[None],
                 top_logprobs=[None] if self._logprobs else None,
                 text_offset=offsets[:1],
@@ -272,7 +259,7 @@ class TextAnswer:
             return None
         out = self._no_logprobs()
         for one, offset in zip(logprobs, offsets, strict=True):
-            own, *others = map(_text, self._token_bytes([one.token_id, *(token for token, _ in one.top)]))
+            own, *others = map(text_of_token, self._token_bytes([one.token_id, *(token for token, _ in one.top)]))
             out.tokens.append(own)
             out.token_logprobs.append(one.logprob)
             out.text_offset.append(offset)
@@ -324,7 +311,3 @@ def _offsets(tokens: Sequence[bytes]) -> list[int]:
         out.append(max(0, characters - 1) if goes_on else characters)
         characters += sum(byte & 0xC0 != 0x80 for byte in raw)
     return out
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")

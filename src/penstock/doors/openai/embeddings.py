@@ -11,9 +11,9 @@ import numpy as np
 from penstock.domain.job import JobUpdate, Usage
 from penstock.doors.generation.embedding import Vectors, check_dimensions, embedding_jobs
 from penstock.doors.generation.exchange import Context, Exchange
-from penstock.doors.http.errors import openai_body
 from penstock.doors.http.framing import EVENTS
 from penstock.doors.openai import wire
+from penstock.doors.openai.errors import openai_body
 from penstock.doors.openai.requests import EmbeddingRequest
 from penstock.errors import PenstockError
 

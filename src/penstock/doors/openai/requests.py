@@ -7,35 +7,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema
 
+from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
 from penstock.doors.generation.output_format import Shape, json_shape, only_one
 from penstock.doors.http.fields import Fields, Only
-from penstock.doors.tools.formats import NAME
+from penstock.doors.tools.offer import FunctionTool
 from penstock.errors import RequestError
 
-MAX_TOP_LOGPROBS = 20
 TIERS = {"default": 0, "flex": -10, "priority": 10}  # a service tier is a priority
 MAX_IDS = 1 << 20  # token ids in a list
 
 Prompts = list[str] | list[list[int]]
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MAX_IDS}
-TOOL: dict[str, Any] = {  # as one is described; the tools' own code reads it
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string", "pattern": f"^{NAME}$"},
-                "description": {"type": ["string", "null"]},
-                "parameters": {"type": ["object", "null"], "description": "A JSON schema of the arguments, which are an object."},
-                "strict": {"type": ["boolean", "null"]},
-            },
-            "required": ["name"],
-        },
-    },
-    "required": ["type", "function"],
-}
-Tool = Annotated[dict[str, Any], WithJsonSchema(TOOL)]
 PROMPTS: dict[str, Any] = {  # as they are described; _prompts reads them
     "anyOf": [
         {"type": "string"},
@@ -217,7 +199,7 @@ class ChatCompletionRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

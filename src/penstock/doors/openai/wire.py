@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.doors.generation.logprobs import ContentLogprob
 from penstock.doors.http.framing import Wire
 
 
@@ -21,19 +22,6 @@ class UsageOut(Wire, kw_only=True, omit_defaults=False):
 
 
 # ---- chat ----
-
-
-class TopLogprob(Wire, kw_only=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ContentLogprob(Wire, kw_only=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Wire, kw_only=True, omit_defaults=False):

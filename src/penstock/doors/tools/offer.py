@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
 
 from penstock.doors.grammar.schema import guided_schema
 from penstock.doors.tools.formats import NAME
@@ -13,6 +15,24 @@ from penstock.errors import RequestError
 
 MAX_TOOLS = 128
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+FUNCTION_TOOL: dict[str, Any] = {  # how a tool is described to clients; `read_offer` checks it
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": f"^{NAME}$"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"], "description": "A JSON schema of the arguments, which are an object."},
+                "strict": {"type": ["boolean", "null"]},
+            },
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
+}
+FunctionTool = Annotated[dict[str, Any], WithJsonSchema(FUNCTION_TOOL)]
 
 
 @dataclass(frozen=True, slots=True)

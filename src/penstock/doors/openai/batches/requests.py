@@ -8,7 +8,7 @@ from pydantic import Field
 
 from penstock.domain.duration import DAY, HOUR, PATTERN
 from penstock.doors.http.fields import Fields
-from penstock.doors.openai.job_endpoints import DURABLE
+from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.errors import RequestError
 from penstock.workspace.batch.batches import parse_window
 
@@ -40,17 +40,17 @@ class BatchCreation(Fields):
     REFUSED: ClassVar = {"model": "Each line names its own."}
 
     input_file_id: str
-    endpoint: str = Field(json_schema_extra={"enum": [*DURABLE]})
+    endpoint: str = Field(json_schema_extra={"enum": [*OPENAI_JOBS.endpoints]})
     completion_window: str = Field(json_schema_extra={"pattern": f"^{PATTERN}$"})
     metadata: dict[str, str] | None = None
     output_expires_after: ExpiresAfter | None = None
 
     def check(self) -> None:
-        if self.endpoint not in DURABLE:
+        if self.endpoint not in OPENAI_JOBS.endpoints:
             raise RequestError(
                 f"endpoint = '{self.endpoint[:80]}' cannot be a batch.",
                 field="endpoint",
-                hint=f"These can: {', '.join(DURABLE)}.",
+                hint=f"These can: {', '.join(OPENAI_JOBS.endpoints)}.",
             )
         for key, value in (self.metadata or {}).items():
             if len(key) > MAX_KEY or len(value) > MAX_VALUE:

@@ -6,12 +6,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.doors.http.paging import AFTER, LIMIT, ORDER
-from penstock.doors.http.route import Handler, Parameter, Route
+from penstock.doors.http.route import Handler, Parameter, Route, in_dialect
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.batches import wire
 from penstock.doors.openai.batches.batches import BatchDoor
 from penstock.doors.openai.batches.files import Files
 from penstock.doors.openai.batches.requests import BatchCreation, FileUpload
+from penstock.doors.openai.errors import OPENAI
 from penstock.errors import NoSuchPath
 from penstock.workspace.batch.batches import Batches
 from penstock.workspace.store.uploads import Uploads
@@ -30,25 +31,32 @@ def batch_routes(backlog: Backlog | None) -> list[Route]:
         return _nothing_kept if door is None else getattr(door, name)
 
     one_file, one_batch = f"{FILES}/{{file}}", f"{BATCHES}/{{batch}}"
-    return [
-        Route("POST", FILES, of(files, "create"), "Upload a file", asks=FileUpload, media=FORM, gives=wire.FileOut),
-        Route(
-            "GET",
-            FILES,
-            of(files, "all"),
-            "The files",
-            gives=wire.FileList,
-            parameters=(LIMIT, AFTER, ORDER, PURPOSE),
-            fails=(404,),
-        ),
-        Route("GET", one_file, of(files, "one"), "A file, without its content", gives=wire.FileOut),
-        Route("GET", f"{one_file}/content", of(files, "content"), "The content of a file"),
-        Route("DELETE", one_file, of(files, "delete"), "Delete a file", gives=wire.FileDeleted),
-        Route("POST", BATCHES, of(batches, "create"), "Answer all requests of a file", asks=BatchCreation, gives=wire.BatchOut),
-        Route("GET", BATCHES, of(batches, "all"), "The batches", gives=wire.BatchList, parameters=(LIMIT, AFTER), fails=(404,)),
-        Route("GET", one_batch, of(batches, "one"), "How far a batch is", gives=wire.BatchOut),
-        Route("POST", f"{one_batch}/cancel", of(batches, "cancel"), "End a batch", gives=wire.BatchOut),
-    ]
+    return in_dialect(
+        OPENAI,
+        [
+            Route("POST", FILES, of(files, "create"), "Upload a file", asks=FileUpload, media=FORM, gives=wire.FileOut),
+            Route(
+                "GET",
+                FILES,
+                of(files, "all"),
+                "The files",
+                gives=wire.FileList,
+                parameters=(LIMIT, AFTER, ORDER, PURPOSE),
+                fails=(404,),
+            ),
+            Route("GET", one_file, of(files, "one"), "A file, without its content", gives=wire.FileOut),
+            Route("GET", f"{one_file}/content", of(files, "content"), "The content of a file"),
+            Route("DELETE", one_file, of(files, "delete"), "Delete a file", gives=wire.FileDeleted),
+            Route(
+                "POST", BATCHES, of(batches, "create"), "Answer all requests of a file", asks=BatchCreation, gives=wire.BatchOut
+            ),
+            Route(
+                "GET", BATCHES, of(batches, "all"), "The batches", gives=wire.BatchList, parameters=(LIMIT, AFTER), fails=(404,)
+            ),
+            Route("GET", one_batch, of(batches, "one"), "How far a batch is", gives=wire.BatchOut),
+            Route("POST", f"{one_batch}/cancel", of(batches, "cancel"), "End a batch", gives=wire.BatchOut),
+        ],
+    )
 
 
 async def _nothing_kept(request: Request) -> Response:

@@ -10,13 +10,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, TokensOut, Usage
+from penstock.doors.generation.logprobs import ContentLogprob, TokenBytes, chat_logprobs
 from penstock.doors.generation.output_parser import Speech
-from penstock.doors.http.errors import openai_body
 from penstock.doors.http.framing import NAMED_EVENTS
-from penstock.doors.openai.answers import TokenBytes, chat_logprobs
+from penstock.doors.openai.errors import openai_body
 from penstock.doors.openai.responses import wire
 from penstock.doors.openai.responses.store import item_id, response_id
-from penstock.doors.openai.wire import ContentLogprob
 from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolEvent
 from penstock.errors import PenstockError
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
 from penstock.doors.generation.output_format import Shape, json_shape
 from penstock.doors.http.fields import Fields, Only, short
-from penstock.doors.openai.requests import MAX_TOP_LOGPROBS, AnswerFields, template_variables
+from penstock.doors.openai.requests import AnswerFields, template_variables
 from penstock.errors import RequestError
 
 LOGPROBS = "message.output_text.logprobs"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from penstock.doors.dispatch.dispatcher import Desk
 from penstock.doors.http.paging import AFTER, LIMIT, ORDER
-from penstock.doors.http.route import Parameter, Route
+from penstock.doors.http.route import Parameter, Route, in_dialect
 from penstock.doors.jobs.backlog import Backlog
+from penstock.doors.openai.errors import OPENAI
 from penstock.doors.openai.responses import wire
 from penstock.doors.openai.responses.create import Creating
 from penstock.doors.openai.responses.requests import ResponseRequest
@@ -20,25 +21,28 @@ INCLUDED = Parameter("include", list[str], "All that there is always comes.")
 def responses_routes(desk: Desk, backlog: Backlog | None) -> list[Route]:
     shelf = Shelf(None if backlog is None else backlog.responses)
     creating, kept = Creating(shelf), KeptResponses(shelf)
-    return [
-        desk.route(
-            PATH,
-            ResponseRequest,
-            creating.exchange,
-            "Answer a conversation, and keep it",
-            gives=wire.Response,
-            streams="text/event-stream",
-            events=wire.EVENTS,
-        ),
-        Route("GET", ONE, kept.get, "A response that is kept", gives=wire.Response, parameters=(INCLUDED,)),
-        Route("DELETE", ONE, kept.delete, "Forget a response", gives=wire.Deleted),
-        Route(
-            "GET",
-            f"{ONE}/input_items",
-            kept.input_items,
-            "What was said before it",
-            gives=wire.ItemList,
-            parameters=(LIMIT, ORDER, AFTER, INCLUDED),
-        ),
-        Route("POST", f"{ONE}/cancel", kept.cancel, "Refused: nothing runs in the background", fails=(400,), refuses=True),
-    ]
+    return in_dialect(
+        OPENAI,
+        [
+            desk.route(
+                PATH,
+                ResponseRequest,
+                creating.exchange,
+                "Answer a conversation, and keep it",
+                gives=wire.Response,
+                streams="text/event-stream",
+                events=wire.EVENTS,
+            ),
+            Route("GET", ONE, kept.get, "A response that is kept", gives=wire.Response, parameters=(INCLUDED,)),
+            Route("DELETE", ONE, kept.delete, "Forget a response", gives=wire.Deleted),
+            Route(
+                "GET",
+                f"{ONE}/input_items",
+                kept.input_items,
+                "What was said before it",
+                gives=wire.ItemList,
+                parameters=(LIMIT, ORDER, AFTER, INCLUDED),
+            ),
+            Route("POST", f"{ONE}/cancel", kept.cancel, "Refused: nothing runs in the background", fails=(400,), refuses=True),
+        ],
+    )

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.doors.http.errors import OpenAIError
+from penstock.doors.generation.logprobs import ContentLogprob
 from penstock.doors.http.framing import Wire
-from penstock.doors.openai.wire import ContentLogprob
+from penstock.doors.openai.errors import OpenAIError
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

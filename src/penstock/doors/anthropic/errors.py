@@ -1,0 +1,46 @@
+"""Anthropic's errors, and how its clients are recognised on a path that they share with OpenAI's."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from penstock.doors.http.errors import Dialect, status_of
+from penstock.errors import PenstockError, RequestError
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+VERSION_HEADER = "anthropic-version"  # all of its clients send it
+
+
+class AnthropicError(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicBody(TypedDict):
+    type: Literal["error"]
+    error: AnthropicError
+
+
+def anthropic_body(error: PenstockError) -> AnthropicBody:
+    """Anthropic's format has no place for the field but the message."""
+    field = error.field if isinstance(error, RequestError) else ""
+    message = str(error) if not field or field in error.message else f"{field}: {error}"
+    return {"type": "error", "error": {"type": TYPES.get(status_of(error), "invalid_request_error"), "message": message}}
+
+
+def is_anthropic(scope: Scope) -> bool:
+    return VERSION_HEADER in Headers(scope=scope)
+
+
+ANTHROPIC = Dialect("Anthropic", lambda error, scope: anthropic_body(error), (AnthropicBody,))

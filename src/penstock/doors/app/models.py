@@ -1,0 +1,70 @@
+"""GET /v1/models: a path that OpenAI's and Anthropic's clients share. Anthropic's send a header with their version."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from penstock.doors.anthropic import models as anthropic
+from penstock.doors.anthropic import wire as anthropic_wire
+from penstock.doors.anthropic.errors import ANTHROPIC, is_anthropic
+from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.http.errors import Dialect
+from penstock.doors.http.replies import json_reply
+from penstock.doors.http.route import Route, in_dialect
+from penstock.doors.openai import models as openai
+from penstock.doors.openai import wire as openai_wire
+from penstock.doors.openai.errors import OPENAI
+from penstock.errors import PenstockError, RequestError
+
+
+def model_routes(desk: Desk) -> list[Route]:
+    endpoint = ModelEndpoint(desk)
+    return in_dialect(
+        Dialect("OpenAI", _error_body, (*OPENAI.error_types, *ANTHROPIC.error_types)),
+        [
+            Route(
+                "GET",
+                "/v1/models",
+                endpoint.list,
+                "The models and their aliases",
+                gives=(openai_wire.ModelList, anthropic_wire.ModelPage),
+                parameters=(anthropic.VERSION, *anthropic.PAGING),
+            ),
+            Route(
+                "GET",
+                "/v1/models/{model:path}",
+                endpoint.get,
+                "One model",
+                gives=(openai_wire.ModelOut, anthropic_wire.ModelOut),
+                parameters=(anthropic.VERSION,),
+            ),
+        ],
+    )
+
+
+class ModelEndpoint:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def list(self, request: Request) -> Response:
+        if is_anthropic(request.scope):
+            return json_reply(anthropic.model_page(self._desk, request))
+        for parameter in anthropic.PAGING:
+            if parameter.name in request.query_params:
+                hint = f"Send the header {anthropic.VERSION.name}, or leave it out: the list is whole."
+                raise RequestError(f"{parameter.name} is for Anthropic's pages.", field=parameter.name, hint=hint)
+        offered = self._desk.offered(request)
+        return json_reply(openai_wire.ModelList(data=[openai.describe(name, served) for name, served in offered]))
+
+    async def get(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        served = self._desk.find(name, request)
+        if is_anthropic(request.scope):
+            return json_reply(anthropic.describe(name, served, self._desk))
+        return json_reply(openai.describe(name, served))
+
+
+def _error_body(error: PenstockError, scope: Scope) -> object:
+    return (ANTHROPIC if is_anthropic(scope) else OPENAI).error_body(error, scope)
