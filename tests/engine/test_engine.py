@@ -8,12 +8,16 @@ import threading
 import pytest
 
 from penstock.config.engine import EngineConfig
+from penstock.domain.blocks import BlockPool
 from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, PrefillProgress, TokensOut
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import SequenceState
 from penstock.engine.engine import Engine
-from penstock.errors import ComputeFailed, ConfigError, EngineStopped, PromptTooLong
-from tests.engine.fakes import FakeSegment, finish, make_engine, make_job, oracle, own
+from penstock.engine.engine_sequences import EngineSequenceManager, Step
+from penstock.engine.predictor import StepTimePredictor
+from penstock.engine.scheduler import Scheduler
+from penstock.errors import ComputeFailed, ConfigError, EngineStopped, NotReady, PromptTooLong
+from tests.engine.fakes import FakeSegment, FakeStream, finish, make_engine, make_job, oracle, own
 
 
 def submit(engine: Engine, prompt: list[int], sampling: SamplingParams, **details: object) -> tuple[object, list[JobUpdate]]:
@@ -212,6 +216,40 @@ def test_several_outputs_of_a_prompt_that_cannot_fit_end_once() -> None:
     _, updates = submit(engine, [1] * 20, SamplingParams(n=3))
     finish(engine)
     assert [type(u) for u in updates] == [JobFailed]
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_job_ends_whole_when_only_some_of_its_outputs_still_fit_the_memory(cache: bool, behind: int) -> None:
+    config = EngineConfig(block_size=4, policy="fcfs", prefix_cache=cache)
+    pool = BlockPool(32, 4, prefix_cache=cache)
+    manager = EngineSequenceManager(pool, eos_ids=frozenset(), text_stream=lambda skip: FakeStream(), secret=b"x" * 32)
+    scheduler = Scheduler(config, StepTimePredictor())
+    job, updates = make_job([1, 2, 3, 4, 5], SamplingParams(n=2, temperature=0, max_tokens=50))
+    manager.add(job)
+
+    def step(only: int | None = None) -> None:
+        output = scheduler.schedule(manager.pool, manager.queued.values(), manager.holders.values(), 0.0)
+        output.grants = [grant for grant in output.grants if only in (None, grant.seq.index)]
+        spans = manager.on_schedule(output)
+        manager.on_step_completed([Step(span, 7 if span.rows else None) for span in spans])
+
+    step()
+    step()
+    for index, length in ((1 - behind, 12), (behind, 10)):
+        while len(job.sequences[index].tokens) < length:
+            step(only=index)
+    for seq in list(manager.holders.values()):
+        manager.preempt_seq(seq)  # the route breaks, and the next one has memory for the shorter output only
+    manager.use(BlockPool(3, 4, prefix_cache=cache))
+    step()
+    step()
+    assert [type(update) for update in updates if isinstance(update, JobDone | JobFailed)] == [JobFailed]
+    assert isinstance(updates[-1], JobFailed)
+    assert isinstance(updates[-1].error, NotReady)
+    assert not manager.queued
+    assert not manager.holders
+    assert manager.pool.held == 0
 
 
 def test_an_engine_that_was_never_started_still_ends_its_jobs() -> None:

@@ -83,6 +83,7 @@ class Scheduler:
                 round_.go_on(seq)
             elif admitting:
                 admitting = round_.admit(seq)
+        round_.drop_ignored_jobs()
         return round_.out
 
     def _chunk(self, decodes: list[Sequence], holders: Collection[Sequence], *, pipelined: bool) -> int:
@@ -206,6 +207,12 @@ class _Round:
         self.budget -= n
         self._running += 1
         return True
+
+    def drop_ignored_jobs(self) -> None:
+        """Take back grants to jobs that end this round, because another of their outputs can never fit."""
+        if self.out.ignored:
+            ended = {seq.job for seq in self.out.ignored}
+            self.out.grants = [grant for grant in self.out.grants if grant.seq.job not in ended]
 
     def _hits(self, seq: Sequence) -> list[int]:
         """Known blocks of the prompt, at most all but its last token: that one must be computed to get logits."""
