@@ -129,7 +129,15 @@ def test_a_model_with_absurdly_many_layers_costs_no_time() -> None:
 
 def test_the_only_path_is_taken_and_says_so() -> None:
     found = pipe(segment("a", "0:10"), segment("b", "10:30")).path("a", round_trips={"b": 0.004})
-    assert found == Path((Hop(LayerRange(0, 10), "a"), Hop(LayerRange(10, 30), "b")), 0.034, "It is the only one.")
+    assert found == Path((Hop(LayerRange(0, 10), "a"), Hop(LayerRange(10, 30), "b")), 0.034, "It is the only one.", kv_blocks=100)
+
+
+def test_a_path_has_the_kv_memory_of_its_smallest_segment() -> None:
+    whole = pipe(segment("a", "0:10", kv_blocks=90), segment("b", "5:30", kv_blocks=70), segment("c", "0:10", kv_blocks=5))
+    found = whole.path("a")
+    assert taken(found) == "a0:10 b10:30"
+    assert found is not None
+    assert found.kv_blocks == 70
 
 
 def test_going_home_counts() -> None:

@@ -304,11 +304,10 @@ class Engine:
 
     def _enter(self, job: Job) -> None:
         """A new job's first visit: from VALIDATING to the joint, where it waits for the scheduler."""
-        facts = Facts(step=ComputeStep.TOKENIZE, pipe_complete=self.pipe.is_complete())
+        missing = self.pipe.explain()  # read once: the network may change at any time
+        facts = Facts(step=ComputeStep.TOKENIZE, pipe_complete=not missing)
         if next_state(JobState.VALIDATING, facts) is JobState.DONE:
-            self.sequences.fail(
-                job, NotReady(self.pipe.explain(), hint="`penstock network status` shows who holds what, and what to run.")
-            )
+            self.sequences.fail(job, NotReady(missing, hint="`penstock network status` shows who holds what, and what to run."))
         else:
             try:
                 # decided once, here: what is predicted later must not change who was promised what

@@ -84,7 +84,8 @@ class MetaPipe:
         """The path of least predicted time from `origin` and home again. `round_trips` are those from the origin, in seconds."""
         sizes = self._block_sizes() if block_size is None else [block_size]
         choices = [self.sharing(size)._usable() for size in sizes]
-        return best_path(choices, self.num_layers, origin, avoid=avoid, round_trips=round_trips)
+        path = best_path(choices, self.num_layers, origin, avoid=avoid, round_trips=round_trips)
+        return None if path is None else path._replace(kv_blocks=self._kv_blocks(path))
 
     def _usable(self) -> list[Reach]:
         """What is leaving counts no more, and what cannot be part of this model never did."""
@@ -95,6 +96,14 @@ class MetaPipe:
             if not segment.draining and 0 <= segment.layers.start < segment.layers.end <= self.num_layers
         )
         return [reach for reach in (narrowed(one, self.owner, first, last) for one in fitting) if reach.layers.size > 0]
+
+    def _kv_blocks(self, path: Path) -> int:
+        return min(
+            segment.kv_blocks
+            for hop in path.hops
+            for segment in self.segments
+            if segment.node == hop.node and segment.layers.start <= hop.layers.start and hop.layers.end <= segment.layers.end
+        )
 
     def _block_sizes(self) -> list[int]:
         return sorted({reach.segment.block_size for reach in self._usable()})

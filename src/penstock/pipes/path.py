@@ -31,6 +31,7 @@ class Path(NamedTuple):
     hops: tuple[Hop, ...]  # from layer 0 to the last
     seconds: float  # predicted for one token
     why: str  # it was taken, in a sentence for people
+    kv_blocks: int = 0  # of the smallest segment on it: the most that a sequence can hold
 
 
 class Reach(NamedTuple):

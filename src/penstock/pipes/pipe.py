@@ -22,7 +22,7 @@ class Wire(Protocol):
 
 
 class View(Protocol):
-    """What the network holds of a model at this moment, this node included."""
+    """What the network holds of a model at this moment, this node included. Two reads may differ: it changes on other threads."""
 
     def pipe(self) -> MetaPipe: ...
 
@@ -64,7 +64,7 @@ class Pipe:
         return self._local_hops() is not None if self._view is None else self._view.pipe().is_complete()
 
     def explain(self) -> str:
-        """What an incomplete pipe lacks."""
+        """What an incomplete pipe lacks; empty when it is complete."""
         if self._view is not None:
             return self._view.pipe().explain()
         return "" if self.is_complete() else f"Layers of {self.model} are missing."
@@ -75,7 +75,7 @@ class Pipe:
         """The way through all layers that should take the least time now."""
         if self._view is None:
             hops = self._local_hops()
-            return None if hops is None else Path(hops, 0.0, "All layers are on this node.")
+            return None if hops is None else Path(hops, 0.0, "All layers are on this node.", self._local_kv_blocks())
         return self._view.pipe().path(self.node, avoid=avoid, round_trips=round_trips or {}, block_size=block_size)
 
     def choices(self) -> frozenset[Hop]:
@@ -103,19 +103,14 @@ class Pipe:
     def kv_blocks(self) -> int:
         """What a sequence can hold is what the smallest segment of its path can. While there is none, what is here counts."""
         path = self.path()
-        if path is None:
-            return min((segment.kv_blocks for segment in self.segments), default=0)
-        return self.kv_blocks_on(path)
-
-    def kv_blocks_on(self, path: Path) -> int:
-        if self._view is None:
-            return min(segment.kv_blocks for segment in self.segments)
-        metas = self._view.pipe().segments
-        return min(meta.kv_blocks for hop in path.hops for meta in metas if meta.node == hop.node and _is_part(hop, meta.layers))
+        return self._local_kv_blocks() if path is None else path.kv_blocks
 
     def _send(self, node: str, message: Message) -> None:
         assert self._wire is not None, "a pipe without a network has nobody to send to"
         self._wire.send(node, message)
+
+    def _local_kv_blocks(self) -> int:
+        return min((segment.kv_blocks for segment in self.segments), default=0)
 
     def _local_hops(self) -> tuple[Hop, ...] | None:
         hops: list[Hop] = []
@@ -127,7 +122,3 @@ class Pipe:
             hops.append(Hop(LayerRange(layer, segment.layers.end), self.node))
             layer = segment.layers.end
         return tuple(hops)
-
-
-def _is_part(hop: Hop, layers: LayerRange) -> bool:
-    return layers.start <= hop.layers.start and hop.layers.end <= layers.end

@@ -31,8 +31,8 @@ class Readiness:
                     await self._generate(hosted)
 
     async def _generate(self, hosted: HostedModel) -> None:
-        if not hosted.engine.pipe.is_complete():
-            raise NotReady(hosted.engine.pipe.explain(), hint=SEE_STATUS)
+        if missing := hosted.engine.pipe.explain():
+            raise NotReady(missing, hint=SEE_STATUS)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[PenstockError | None] = loop.create_future()
 

@@ -39,8 +39,8 @@ class RunningRequest:
     async def start(self, requests: Sequence[JobRequest], *, slow: bool = False) -> None:
         """Refused whole if one of them is. Those that are `slow` are tokenized aside."""
         hosted = self._hosted
-        if not hosted.engine.pipe.is_complete():
-            raise NotReady(hosted.engine.pipe.explain(), hint=SEE_STATUS)
+        if missing := hosted.engine.pipe.explain():
+            raise NotReady(missing, hint=SEE_STATUS)
 
         def prepare() -> list[PreparedJob]:
             return [hosted.jobs.prepare(request, self._updates.sink(number)) for number, request in enumerate(requests)]

@@ -45,8 +45,8 @@ class EngineTask:
 
     def start(self, job_id: str, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
         hosted, request = self._served.hosted, self._request
-        if not hosted.engine.pipe.is_complete():
-            raise NotReady(hosted.engine.pipe.explain())
+        if missing := hosted.engine.pipe.explain():
+            raise NotReady(missing)
         deadline = request.deadline
         if deadline is not None:  # it counts from the submission, and the engine's from now
             deadline = max(LEAST_DEADLINE, request.submitted + deadline - time.time())

@@ -90,6 +90,8 @@ class RouteOpener:
         """Begin to open a route. It is returned where nobody has to be asked; others come from `on_offer`."""
         now = self._clock()
         avoid = [node for node, until in self._avoid.items() if until > now]
+        # read before the path: where the network changes in between, the difference shows at the next `on_change`
+        lives, choices = self._pipe.lives(), self._pipe.choices()
         path = self._best(avoid)
         if path is None:
             self.trouble = self._pipe.explain()
@@ -99,9 +101,9 @@ class RouteOpener:
             id=RouteId(self._pipe.node, self._epoch, next(self._numbers)),
             hops=path.hops,
             why=path.why,
-            reach=min(MOST_BLOCKS, self._pipe.kv_blocks_on(path)),
-            lives={hop.node: self._pipe.lives().get(hop.node, -1) for hop in path.hops},
-            choices=self._pipe.choices(),
+            reach=min(MOST_BLOCKS, path.kv_blocks),
+            lives={hop.node: lives.get(hop.node, -1) for hop in path.hops},
+            choices=choices,
         )
         route.waiting = sorted(route.nodes)
         self.opening = route
