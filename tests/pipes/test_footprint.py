@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipes.footprint import Budget, Footprint
+from penstock.pipes.footprint import KV_TOKENS, Budget, Footprint
 from tests.server import clean_environment
 
+CONTEXT = 131072
 FOOTPRINT = Footprint(num_layers=12, layer=70, ends=1000, kv_block=3, peak=20, least_blocks=10, most_blocks=1000)
 
 
@@ -46,6 +47,39 @@ def test_layers_that_come_and_go_change_nothing_for_the_others() -> None:
     assert (budget.room, budget.blocks) == (5, blocks)
     budget.held = 0
     assert budget.room == 8
+
+
+def llama(num_layers: int, hidden: int, intermediate: int) -> Footprint:
+    """In bf16, with 8 KV heads of 128 numbers, blocks of 16 tokens and a context of 131,072."""
+    layer = 2 * (2 * hidden * hidden + 2 * hidden * 1024 + 3 * hidden * intermediate)
+    return Footprint(
+        num_layers=num_layers,
+        layer=layer,
+        ends=2 * 2 * 128256 * hidden,
+        kv_block=2 * 2 * 16 * 1024,
+        peak=2 * 2 * hidden * intermediate,
+        least_blocks=KV_TOKENS // 16 + 1,
+        most_blocks=256 * CONTEXT // 16,
+    )
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="KV takes no more than 2 GB for the whole model unless kv_memory says so, however much memory is left over.",
+)
+@pytest.mark.parametrize(
+    "footprint, gigabytes, layers",
+    [(llama(32, 4096, 14336), 64, 0), (llama(80, 8192, 28672), 113, 40)],
+    ids=["all of an 8B model", "half of a 70B model"],
+)
+def test_memory_that_is_left_over_holds_the_kv_of_at_least_one_full_context(
+    footprint: Footprint, gigabytes: int, layers: int
+) -> None:
+    budget = Budget(footprint, gigabytes * 10**9, ends=False, layers=layers)
+    if budget.capacity < (layers or footprint.num_layers):
+        pytest.fail("all of these layers should fit")
+    assert budget.blocks * 16 >= CONTEXT
 
 
 @given(
