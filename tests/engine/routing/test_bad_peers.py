@@ -302,6 +302,25 @@ def test_a_flood_on_an_open_route_is_bounced_and_holds_up_nobody() -> None:
     assert world["b"].engine.stats.refused["flood"] > 9000
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="Hidden states are counted only until they leave the inbox, not while they wait for a pass or for earlier ones.",
+)
+@pytest.mark.parametrize("gap", [False, True])
+def test_hidden_states_count_as_pending_until_a_pass_takes_them(monkeypatch: pytest.MonkeyPatch, gap: bool) -> None:
+    world = World(Place("a", (), ends=True), Place("s", ((0, 4),)))
+    world.open_routes("a")
+    route, engine = route_of(world, "a"), world["s"].engine
+    monkeypatch.setattr("penstock.engine.engine.MAX_PENDING", 8 * 4096)
+    for number in range(2 if gap else 1, 31):
+        engine.deliver("a", job(route, number, [Span(number, 0, 0, 0, 0, 1024, 0)]))
+        engine.take_commands(wait=False)
+    if engine.host.reordering is not gap:
+        pytest.fail("they should wait for the missing one, if there is one")
+    assert engine.stats.refused.get("backlog", 0) == (29 if gap else 30) - 8
+
+
 def test_a_pass_that_fails_because_of_one_origin_fails_for_nobody_else() -> None:
     """What one sends breaks every pass that it is in; a job of the node itself, which is run together with it, goes on."""
     world = World(Place("a", ((0, 4),), ends=True), Place("b", (), ends=True))
