@@ -24,19 +24,20 @@ from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import RouteId
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
-from penstock.doors.backlog import Backlog
-from penstock.doors.http.keys import Keys
-from penstock.doors.http.server import OAIHttpServer
+from penstock.doors.access.keys import Keys
+from penstock.doors.app.server import OAIHttpServer
+from penstock.doors.jobs.backlog import Backlog
+from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedModel
 from penstock.model.attention import Piece
 from penstock.model.spec import spec_from_config
 from penstock.network.codec import PROTOCOL, encode_record
 from penstock.network.in_process import Hub, InProcessRouter
-from penstock.node.membership import Membership
-from penstock.node.report import report
+from penstock.peers.membership import Membership
+from penstock.peers.report import report
 from penstock.pipes.model_manager import LoadedModel
-from penstock.workspace.layout import Workspace
+from penstock.workspace.store.layout import Workspace
 from tests.engine.fakes import EOS, VOCAB, FakeEnds, FakeSegment, FakeStream
 from tests.network.nets import wait_for
 
@@ -144,7 +145,9 @@ def _request(max_tokens: int = 100) -> JobRequest:
 
 def _client(hosted: HostedModel, membership: Membership, folder: Path) -> TestClient:
     keys, limits, aliases = Keys(None, None), LimitsConfig(), {"other": MODEL}
-    backlog = Backlog(Workspace(folder, create=True), {}, WorkspaceConfig(), aliases=aliases, limits=limits, keys=keys)
+    backlog = Backlog(
+        Workspace(folder, create=True), {}, WorkspaceConfig(), api=OPENAI_JOBS, aliases=aliases, limits=limits, keys=keys
+    )
     server = OAIHttpServer(
         {},
         layers=[hosted],

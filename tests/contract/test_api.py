@@ -12,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
 from penstock.cli.exits import exit_codes
-from penstock.doors.http.errors import headers_of, kind_of, openai_body
+from penstock.doors.anthropic.errors import anthropic_body
+from penstock.doors.http.errors import headers_of, status_of
+from penstock.doors.openai.errors import openai_body
 from penstock.errors import PenstockError
 from tests.contract.fake_node import FakeNode
 from tests.contract.snapshot import check_json, check_lines, shape_of
@@ -140,10 +142,10 @@ def test_codes_of_errors_stay(capsys: pytest.CaptureFixture[str], monkeypatch: p
         f"(anything unexpected) | exit {exit_code(ValueError('Oops.'))}",
     }
     for error in map(made, error_classes()):
-        kind, told = kind_of(error), openai_body(error)["error"]
-        names = f"OpenAI {told['type']} {told['code']} | Anthropic {kind.anthropic}"
+        told = openai_body(error)["error"]
+        names = f"OpenAI {told['type']} {told['code']} | Anthropic {anthropic_body(error)['error']['type']}"
         headers = ", ".join(sorted(headers_of(error))) or "none"
-        lines.add(f"{error.code} | HTTP {kind.status} | {names} | headers {headers} | exit {exit_code(error)}")
+        lines.add(f"{error.code} | HTTP {status_of(error)} | {names} | headers {headers} | exit {exit_code(error)}")
     check_lines("errors.txt", lines)
 
 

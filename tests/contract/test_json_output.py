@@ -14,11 +14,11 @@ import pytest
 
 from penstock.workspace.work import Work
 from tests import stub_node
+from tests.cli.network.test_status import answering
 from tests.contract.fake_node import FakeNode
 from tests.contract.snapshot import check_json, shape_of
 from tests.jobs import Run, claimed, fail, finish
-from tests.test_cli_network import answering
-from tests.workspace.batch_worlds import Ledger, Server, jsonl, line
+from tests.workspace.batch.batch_worlds import Ledger, Server, jsonl, line
 from tests.workspace.crashing import quick_folder
 
 NOWHERE = "1736700000_12345_0"

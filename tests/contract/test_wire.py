@@ -23,12 +23,12 @@ from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
-from penstock.model.manifest import HashedFile, Manifest
 from penstock.model.spec import fingerprint, spec_from_config
 from penstock.model.weights import HashedTensor
 from penstock.network.codec import PROTOCOL, decode, decode_record, encode, encode_record
 from penstock.network.trust.keyring import Envelope, OpenKeyring
 from penstock.network.zenoh_presence import Place
+from penstock.weights.manifest import HashedFile, Manifest
 from tests.contract.fake_node import MODEL_CONFIG
 from tests.contract.snapshot import FOLDER, check_json
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock.workspace.layout import Workspace
-from penstock.workspace.pool import Pool
-from penstock.workspace.responses import KeptResponse, Responses
-from penstock.workspace.tokens import Said, Transcript, read_tokens
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.responses import KeptResponse, Responses
+from penstock.workspace.store.tokens import Said, Transcript, read_tokens
 from penstock.workspace.work import Work
+from penstock.workspace.worker.pool import Pool
 from tests.contract.snapshot import FOLDER, JOB_ID, check_json, shape_of
-from tests.workspace.batch_worlds import FAILS, Ledger, Server, jsonl, line
+from tests.workspace.batch.batch_worlds import FAILS, Ledger, Server, jsonl, line
 from tests.workspace.crashing import quick_folder
 from tests.workspace.runners import REFUSED, FakeRunner
 

@@ -13,9 +13,9 @@ from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, Out
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.sequence import SequenceState
 from penstock.engine.engine import Engine
-from penstock.engine.engine_sequences import EngineSequenceManager, Step
-from penstock.engine.predictor import StepTimePredictor
-from penstock.engine.scheduler import Scheduler
+from penstock.engine.scheduling.predictor import StepTimePredictor
+from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.sequences.engine_sequences import EngineSequenceManager, Step
 from penstock.errors import ComputeFailed, ConfigError, EngineStopped, NotReady, PromptTooLong
 from tests.engine.fakes import FakeSegment, FakeStream, finish, make_engine, make_job, oracle, own
 

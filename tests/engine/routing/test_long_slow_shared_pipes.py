@@ -16,7 +16,7 @@ from penstock.domain.messages import Message
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.domain.topology import LayerRange
-from penstock.engine.predictor import StepTimePredictor
+from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.errors import MalformedMessage
 from penstock.model.attention import Piece
 from penstock.network.codec import encode

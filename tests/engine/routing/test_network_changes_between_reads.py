@@ -11,8 +11,8 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.job import JobFailed
 from penstock.domain.messages import Message
 from penstock.engine.engine import Engine
-from penstock.engine.route import RouteOpener
-from penstock.engine.route_host import RouteHost
+from penstock.engine.routing.route_host import RouteHost
+from penstock.engine.routing.route_opener import RouteOpener
 from penstock.errors import NotReady
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.pipe import Pipe
