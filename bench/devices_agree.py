@@ -18,11 +18,12 @@ import torch
 
 from engine import NoText, make_parts
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import Embedded, JobDone, JobFailed, JobRequest, JobUpdate, TokensOut
+from penstock.domain.job import Job
 from penstock.domain.messages import Message
 from penstock.domain.meta_model import MetaModel
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
-from penstock.domain.sequence import Job
+from penstock.domain.updates import Embedded, JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.pipe import Pipe

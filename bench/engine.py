@@ -19,10 +19,11 @@ import time
 import torch
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate
+from penstock.domain.job import Job
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
-from penstock.domain.sequence import Job
 from penstock.domain.topology import LayerRange
+from penstock.domain.updates import JobDone, JobFailed, JobUpdate
 from penstock.engine.engine import Engine
 from penstock.model.ends import EndModel
 from penstock.model.memory import keep_freed_memory

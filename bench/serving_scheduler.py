@@ -169,13 +169,14 @@ def measure(plan: SchedulerPlan) -> dict[str, Any]:
 def timed_engine(model: str, settings: dict[str, Any], drain: float) -> Answer:
     """Answers a list of prompts with a Run. The main thread hands them in by the clock and sleeps in between."""
     from penstock.config.engine import EngineConfig
-    from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate, TokensOut
+    from penstock.domain.request import JobRequest
     from penstock.domain.sampling import SamplingParams
-    from penstock.engine.hosted_model import host_alone
+    from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
+    from penstock.engine.hosted_model import host_standalone
     from penstock.pipes.model_manager import ModelManager
 
     config = EngineConfig(**settings)
-    hosted = host_alone(ModelManager(config).load(model), config)
+    hosted = host_standalone(ModelManager(config).load(model), config)
     hosted.start()
     engine, clock = hosted.engine, time.monotonic
 

@@ -78,9 +78,11 @@ class Penstock:
 
     def memory(self) -> dict[str, int]:
         """Bytes: what the process took at its peak, and what the bound is made of."""
+        from penstock.model.shapes import total_params
+
         spec, config = self._llm.spec, self._llm.config
         pool = self._llm.engine.pipe.kv_blocks * config.block_size * spec.kv_width * spec.num_layers * 2
-        return {**_peak(), "weights": spec.params * 2, "kv_pool": pool}
+        return {**_peak(), "weights": total_params(spec) * 2, "kv_pool": pool}
 
     def close(self) -> None:
         self._llm.close()

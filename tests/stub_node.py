@@ -27,7 +27,7 @@ from penstock.workspace.store.outcomes import done, failed
 from penstock.workspace.store.recovery import recover
 from penstock.workspace.store.request import read_job
 from penstock.workspace.work import Work
-from penstock.workspace.worker.batch_supervisor import BatchDriver
+from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.pool import JobEnd
 
 
@@ -57,7 +57,7 @@ class Node:
     def drain(self, on_end: Callable[[JobEnd], None]) -> Drained:
         report, workspace = Drained(), self._workspace
         recover(workspace)
-        batches = BatchDriver(workspace, room=8, refusal=recorded_error, may_go_on=self._keys.is_good)
+        batches = BatchSupervisor(workspace, room=8, refusal=recorded_error, may_go_on=self._keys.is_good)
         while (names := sorted(workspace.names(Place.READY), key=order)[report.left :]) or batches.turn():
             if not names:
                 continue

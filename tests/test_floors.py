@@ -67,7 +67,9 @@ INNER_FLOORS = {
     ],
 }
 # `from penstock import LLM` is an import of llm.py
-FACE_NAMES = {"LLM": "llm", "SamplingParams": "domain", "Work": "workspace", "Flow": "workspace"}
+FACE_NAMES = {"LLM": "llm", "Work": "workspace", "Flow": "workspace"} | dict.fromkeys(
+    ("SamplingParams", "JobRequest", "TokensOut", "OutputFinished", "JobDone", "JobFailed"), "domain"
+)
 FACE = ""  # penstock/__init__.py: its public names are imported on first use, so at the top it imports nothing of ours
 NEIGHBOURS = {
     "errors",

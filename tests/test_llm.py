@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.domain.job import JobDone, JobFailed, JobRequest, PrefillProgress, TokensOut
+from penstock.domain.request import JobRequest
+from penstock.domain.updates import JobDone, JobFailed, PrefillProgress, TokensOut
 from penstock.errors import (
     ConfigError,
     EmptyPrompt,

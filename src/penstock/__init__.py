@@ -21,18 +21,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.domain.request import JobRequest
     from penstock.domain.sampling import SamplingParams
+    from penstock.domain.updates import JobDone, JobFailed, OutputFinished, TokensOut
     from penstock.llm import LLM
     from penstock.workspace.flow import Flow
     from penstock.workspace.work import Work
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "Flow", "SamplingParams", "Work", "__version__"]
+__all__ = [
+    "LLM",
+    "Flow",
+    "JobDone",
+    "JobFailed",
+    "JobRequest",
+    "OutputFinished",
+    "SamplingParams",
+    "TokensOut",
+    "Work",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "penstock.llm",
     "SamplingParams": "penstock.domain.sampling",
+    "JobRequest": "penstock.domain.request",
+    "TokensOut": "penstock.domain.updates",
+    "OutputFinished": "penstock.domain.updates",
+    "JobDone": "penstock.domain.updates",
+    "JobFailed": "penstock.domain.updates",
     "Work": "penstock.workspace.work",
     "Flow": "penstock.workspace.flow",
 }

@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import Any
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import (
+from penstock.domain.request import JobRequest, Message
+from penstock.domain.sampling import SamplingParams
+from penstock.domain.updates import (
     Embedded,
     FinishReason,
     JobDone,
     JobFailed,
-    JobRequest,
     JobUpdate,
-    Message,
     OutputFinished,
     PromptLogprobs,
     Timings,
@@ -24,8 +24,7 @@ from penstock.domain.job import (
     TokensOut,
     Usage,
 )
-from penstock.domain.sampling import SamplingParams
-from penstock.engine.hosted_model import host_alone
+from penstock.engine.hosted_model import host_standalone
 from penstock.engine.job_factory import JobHandle
 from penstock.errors import ConfigError, PenstockError
 from penstock.model.sources import DEFAULT_MODEL
@@ -106,7 +105,7 @@ class LLM:
         loaded = ModelManager(self.config, progress or silent).load(
             model, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
         )
-        hosted = host_alone(loaded, self.config)
+        hosted = host_standalone(loaded, self.config)
         self.model_name, self.folder, self.spec, self.num_layers = model, hosted.folder, hosted.spec, hosted.spec.num_layers
         self.dtype, self.device, self.tokenizer, self.engine = hosted.dtype, hosted.device, hosted.tokenizer, hosted.engine
         self._jobs = hosted.jobs

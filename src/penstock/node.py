@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.node import HostedModelConfig, NodeConfig, WorkspaceConfig
 from penstock.doors.access.keys import Keys
-from penstock.doors.app.listener import Listener, begin_to_listen, deaf_to_signals, take_port
+from penstock.doors.app.listener import Listener, begin_to_listen, ignoring_signals, take_port
 from penstock.doors.app.server import OAIHttpServer
-from penstock.doors.generation.served_model import Served
+from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
-from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_alone
+from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_standalone
 from penstock.errors import WorkspaceError
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
@@ -29,7 +29,7 @@ from penstock.workspace.worker.pool import JobEnd
 
 if TYPE_CHECKING:
     from penstock.peers.membership import Membership
-    from penstock.placement.agent import Placing
+    from penstock.placement.agent import PlacementAgent
     from penstock.placement.preview import Preview
 
 
@@ -68,7 +68,7 @@ class Node:
         self._epoch = time.time_ns() // 1_000_000  # of this life of the node: each is later than the one before
         self._route_numbers = itertools.count()
         self.hosted: list[HostedLayers] = []
-        self._placings: list[Placing] = []
+        self._placings: list[PlacementAgent] = []
         self.membership = self._join() if config.network.enabled else None
 
     @property
@@ -138,7 +138,7 @@ class Node:
             listener.run(sockets=[socket])
         finally:
             if backlog is not None:
-                with deaf_to_signals():  # it takes a second, and jobs that are not given back count as those of a dead server
+                with ignoring_signals():  # it takes a second, and jobs that are not given back count as those of a dead server
                     backlog.stop()
         if self.membership is not None:
             self.membership.wait_until_unused(config.limits.drain_timeout)
@@ -168,11 +168,11 @@ class Node:
         assert self.membership is not None
         return report(self.membership)
 
-    def _served(self) -> dict[str, Served]:
-        return {hosted.name: Served(hosted) for hosted in self.models}
+    def _served(self) -> dict[str, ServedModel]:
+        return {hosted.name: ServedModel(hosted) for hosted in self.models}
 
     def _backlog(
-        self, workspace: Workspace, served: Mapping[str, Served], on_end: Callable[[JobEnd], None] = lambda end: None
+        self, workspace: Workspace, served: Mapping[str, ServedModel], on_end: Callable[[JobEnd], None] = lambda end: None
     ) -> Backlog:
         config = self.config
         return Backlog(
@@ -197,16 +197,16 @@ class Node:
             kv_memory=model.kv_memory,
             max_memory=model.max_memory,
         )
-        return host_alone(loaded, config.engine, node=config.node_id, max_jobs=config.limits.max_jobs)
+        return host_standalone(loaded, config.engine, node=config.node_id, max_jobs=config.limits.max_jobs)
 
     def _place(self, membership: Membership) -> None:
         """What the network needs of each model, one after the other: the next one sees what memory the last one left."""
-        from penstock.placement.agent import Placing
+        from penstock.placement.agent import PlacementAgent
 
         membership.start()
         wanted = self._wanted(membership)
         for model in wanted:
-            placing = Placing(model, self.config, membership, self._progress, share=1 / len(wanted))
+            placing = PlacementAgent(model, self.config, membership, self._progress, share=1 / len(wanted))
             self._placings.append(placing)
             placing.open(self._host)
         for placing in self._placings:
@@ -214,7 +214,7 @@ class Node:
 
     def preview(self) -> list[Preview]:
         """What would be loaded now, and why. Nothing is."""
-        from penstock.placement.agent import Placing
+        from penstock.placement.agent import PlacementAgent
         from penstock.placement.preview import preview_alone
 
         if self.membership is None:
@@ -224,7 +224,7 @@ class Node:
             wanted = self._wanted(self.membership)
             share = 1 / len(wanted)
             return [
-                Placing(model, self.config, self.membership, self._progress, share=share, download=False).preview()
+                PlacementAgent(model, self.config, self.membership, self._progress, share=share, download=False).preview()
                 for model in wanted
             ]
         finally:
@@ -232,13 +232,16 @@ class Node:
 
     def _wanted(self, membership: Membership) -> Sequence[HostedModelConfig]:
         """The models of the settings; where these name none, the one that the network runs."""
-        from penstock.placement.peer_records import adopted
+        from penstock.placement.peer_records import choose_network_model
 
         if not self.config.adopts:
             return self.config.models
         membership.wait_for_others()
         return [
-            replace(self.config.models[0], id=adopted(membership.records, but=self.config.node_id) or self.config.models[0].id)
+            replace(
+                self.config.models[0],
+                id=choose_network_model(membership.records, exclude=self.config.node_id) or self.config.models[0].id,
+            )
         ]
 
     def _host(self, loaded: LoadedModel, pipe: Pipe) -> HostedLayers:

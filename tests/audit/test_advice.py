@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.audit.advice import ANSWER_LIMIT, PROMPT_LIMIT, advise, duration, sentences
 from penstock.audit.cut_model import kept_layers
-from penstock.audit.report import Back, Front, Report, SearchCost
+from penstock.audit.report import AnswerLeak, PromptLeak, Report, SearchCost
 
 KEPT = kept_layers(30)
 COST = SearchCost(tokens=32, recovered=1.0, tries=5, passes=2, flops=1e9, seconds=0.25)
@@ -24,8 +24,8 @@ def report(nearest: list[float], mapped: list[float], head: list[float], lens: l
         tokens=1000,
         answer_tokens=256,
         public_tokens=4000,
-        front=tuple(Front(k, a, a, b, b, COST) for k, a, b in zip(KEPT, nearest, mapped, strict=True)),
-        back=tuple(Back(m, 0.1, a, 0.1, b) for m, a, b in zip(KEPT, head, lens, strict=True)),
+        front=tuple(PromptLeak(k, a, a, b, b, COST) for k, a, b in zip(KEPT, nearest, mapped, strict=True)),
+        back=tuple(AnswerLeak(m, 0.1, a, 0.1, b) for m, a, b in zip(KEPT, head, lens, strict=True)),
     )
 
 

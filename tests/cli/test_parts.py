@@ -13,7 +13,7 @@ from penstock.cli.chat.answer import follow
 from penstock.cli.exits import exit_codes
 from penstock.cli.machine import hardware as machine
 from penstock.cli.ui import bars
-from penstock.domain.job import (
+from penstock.domain.updates import (
     FinishReason,
     JobDone,
     JobFailed,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import kinds
-from penstock.config.kinds import PAIRS, PATH, SECONDS, SIZE, SWITCH, TEXT, WHOLE, WORDS, Kind
+from penstock.config.kinds import PAIRS, PATH, SECONDS, SIZE, SWITCH, TEXT, WHOLE, WORDS, ValueKind
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=",="), min_size=1).filter(
@@ -80,7 +80,7 @@ def test_a_size_is_shown_in_the_largest_unit_that_is_exact(size: int, text: str)
         (kinds.one_of("a", "b"), ["c", 1, True, ["a"]]),
     ],
 )
-def test_a_file_value_of_another_kind_is_refused(kind: Kind, wrong: list[Any]) -> None:
+def test_a_file_value_of_another_kind_is_refused(kind: ValueKind, wrong: list[Any]) -> None:
     for value in wrong:
         with pytest.raises(ValueError):  # noqa: PT011 - a kind only says no; the setting says why
             kind.read(value)
@@ -98,7 +98,7 @@ def test_a_file_value_of_another_kind_is_refused(kind: Kind, wrong: list[Any]) -
         (kinds.one_of("a", "b"), ["", "A"]),
     ],
 )
-def test_a_text_of_another_kind_is_refused(kind: Kind, wrong: list[str]) -> None:
+def test_a_text_of_another_kind_is_refused(kind: ValueKind, wrong: list[str]) -> None:
     for text in wrong:
         with pytest.raises(ValueError):  # noqa: PT011
             kind.parse(text)

@@ -18,9 +18,9 @@ from torch import Tensor
 from penstock.config.engine import EngineConfig
 from penstock.config.network import NetworkConfig
 from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
-from penstock.domain.job import JobRequest
 from penstock.domain.messages import CloseRoute
 from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
+from penstock.domain.request import JobRequest
 from penstock.domain.route import RouteId
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
@@ -30,7 +30,7 @@ from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedModel
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.model.spec import spec_from_config
 from penstock.network.codec import PROTOCOL, encode_record
 from penstock.network.in_process import Hub, InProcessRouter
@@ -77,7 +77,7 @@ class HoldingSegment(FakeSegment):
             self._last_pass = sys.maxsize
             self._changed.notify_all()
 
-    def process(self, hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
+    def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
         with self._changed:
             self._changed.wait_for(lambda: len(self.passes) < self._last_pass, timeout=60)
         return super().process(hidden, pieces, layers)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.workspace.store.layout import Workspace
-from penstock.workspace.store.responses import KeptResponse, Responses
-from penstock.workspace.store.tokens import Said, Transcript, read_tokens
+from penstock.workspace.store.responses import ResponseRecord, Responses
+from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
 from penstock.workspace.work import Work
 from penstock.workspace.worker.pool import Pool
 from tests.contract.snapshot import FOLDER, JOB_ID, check_json, shape_of
@@ -46,7 +46,7 @@ def fill(path: Path) -> dict[str, str]:
     upload = server.uploads.add([b"content"], name="in.jsonl", purpose="batch", owner="ada", expires_after=3600.0)
     names[upload.file_id] = "UPLOAD"
     responses = Responses(workspace, keep=3600.0)
-    responses.put("1900000000_1_0", KeptResponse(b'{"id": "resp_1900000000_1_0"}', b"[]"), owner="ada")
+    responses.put("1900000000_1_0", ResponseRecord(b'{"id": "resp_1900000000_1_0"}', b"[]"), owner="ada")
     names["1900000000_1_0"] = "RESPONSE"
     names[server.submit(jsonl([line("a"), line("b")]))] = "OPEN-BATCH"
     server.driver.turn()
@@ -80,7 +80,7 @@ def open_jobs(workspace: Workspace) -> dict[str, str]:
     taken = workspace.claim(running)
     assert taken is not None
     workspace.settle()
-    Transcript(workspace.disk, taken.folder, Said(7, bytes(16))).append([1, 2, 3], b"The Rhine")
+    Transcript(workspace.disk, taken.folder, SavedTokens(7, bytes(16))).append([1, 2, 3], b"The Rhine")
     work.cancel(running)
     asked = {"model": "m", "system": "s", "schema": SCHEMA, "priority": 3, "deadline": 60.0, "tags": ["t"], "key": "k"}
     waiting = work.submit("Go on: {{first}}", after={"first": running}, max_tokens=9, stop=["."], **asked)
@@ -122,7 +122,7 @@ def test_tokens_are_kept_in_the_same_bytes(path: Path) -> None:
     workspace = Workspace(path, create=True)
     held = workspace.claim(Work(workspace).submit("Name a river."))
     assert held is not None
-    said = Said(0x0123456789ABCDEF, bytes(range(16)))
+    said = SavedTokens(0x0123456789ABCDEF, bytes(range(16)))
     transcript = Transcript(workspace.disk, held.folder, said)
     transcript.append([1, 2, 49151], b"The ")
     transcript.append([70_000], b"Rhine")
@@ -130,7 +130,7 @@ def test_tokens_are_kept_in_the_same_bytes(path: Path) -> None:
     check_json("tokens.json", {"tokens.bin": file.read_bytes().hex()})
     stored = json.loads((FOLDER / "tokens.json").read_text(encoding="utf-8"))["tokens.bin"]
     file.write_bytes(bytes.fromhex(stored))
-    assert read_tokens(held.folder) == Said(said.seed, said.fingerprint, (1, 2, 49151, 70_000))
+    assert read_tokens(held.folder) == SavedTokens(said.seed, said.fingerprint, (1, 2, 49151, 70_000))
 
 
 def test_a_key_keeps_its_file(path: Path) -> None:

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import NULL_BLOCK
-from penstock.domain.job import JobRequest, JobUpdate
+from penstock.domain.job import Job
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
-from penstock.domain.sequence import Job
 from penstock.domain.topology import LayerRange
+from penstock.domain.updates import JobUpdate
 from penstock.engine.engine import Engine
 from penstock.engine.routing.stage import Stage
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.model.sampler import SampleRow, sample
 from penstock.pipes.pipe import Pipe
 
@@ -34,10 +35,10 @@ class FakeSegment:
         self.layers, self.kv_blocks, self._size = LayerRange(start, end), kv_blocks, block_size
         self.weight_hash = "fake"
         self._kv = [-1] * ((kv_blocks + 1) * block_size)
-        self.passes: list[list[Piece]] = []
+        self.passes: list[list[BatchPiece]] = []
         self.break_next: Exception | None = None
 
-    def process(self, hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
+    def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
         assert layers in (None, self.layers), "it has one KV for all of its layers"
         if self.break_next is not None:
             error, self.break_next = self.break_next, None
@@ -53,7 +54,7 @@ class FakeSegment:
                 out.append(mix(self._kv[self._slot(table, p)] for p in range(position + 1)))
         return torch.tensor(out, dtype=torch.float32).unsqueeze(1)  # below 2**24: exact
 
-    def wipe(self, piece: Piece) -> None:
+    def wipe(self, piece: BatchPiece) -> None:
         for position in range(piece.start_pos, piece.start_pos + piece.n):
             self._kv[self._slot(piece.table, position)] = 0
 

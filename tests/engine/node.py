@@ -15,7 +15,7 @@ from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
 from penstock.engine.engine import Engine
 from penstock.engine.job_receiver import JobReceiver
 from penstock.engine.routing.origin import Origin
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.network.codec import PROTOCOL, decode
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.pipe import Pipe
@@ -36,7 +36,7 @@ class FakeLayers(FakeSegment):
         self._each = [FakeSegment(layer, layer + 1, blocks, block_size) for layer in range(start, end)]
         self._spend = spend
 
-    def process(self, hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
+    def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
         self._spend(hidden.shape[0])
         if self.break_next is not None:
             error, self.break_next = self.break_next, None

@@ -9,19 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import (
-    Embedded,
-    FinishReason,
-    JobDone,
-    JobRequest,
-    JobUpdate,
-    OutputFinished,
-    PrefillProgress,
-    TokensOut,
-    Usage,
-)
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import Span
+from penstock.domain.updates import Embedded, FinishReason, JobDone, JobUpdate, OutputFinished, PrefillProgress, TokensOut, Usage
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
 from penstock.engine.routing.outage import LEASE_WAIT

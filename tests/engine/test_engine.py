@@ -9,9 +9,9 @@ import pytest
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
-from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, PrefillProgress, TokensOut
+from penstock.domain.job import SequenceState
 from penstock.domain.sampling import SamplingParams
-from penstock.domain.sequence import SequenceState
+from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, PrefillProgress, TokensOut
 from penstock.engine.engine import Engine
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.scheduler import Scheduler

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import (
+from penstock.domain.sampling import SamplingParams
+from penstock.domain.updates import (
     FinishReason,
     JobDone,
     JobFailed,
@@ -21,7 +22,6 @@ from penstock.domain.job import (
     TokenLogprob,
     TokensOut,
 )
-from penstock.domain.sampling import SamplingParams
 from penstock.engine.engine import Engine
 from penstock.errors import RequestError
 from tests.engine.fakes import EOS, VOCAB, FakeEnds, finish, last_rows, make_engine, make_job, oracle

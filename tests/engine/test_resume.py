@@ -14,18 +14,9 @@ from hypothesis import strategies as st
 
 from penstock import LLM
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import (
-    FinishReason,
-    JobDone,
-    JobFailed,
-    JobRequest,
-    JobUpdate,
-    OutputFinished,
-    PrefillProgress,
-    TokensOut,
-    Usage,
-)
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
+from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, PrefillProgress, TokensOut, Usage
 from penstock.doors.grammar.grammars import Grammars
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory

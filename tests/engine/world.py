@@ -16,7 +16,12 @@ from functools import partial
 from typing import Any
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import (
+from penstock.domain.job import HOLDS_KV, QUEUED, TERMINAL, Job
+from penstock.domain.job import Sequence as Answer
+from penstock.domain.messages import Message
+from penstock.domain.sampling import SamplingParams
+from penstock.domain.span import NetworkJob
+from penstock.domain.updates import (
     FinishReason,
     JobDone,
     JobFailed,
@@ -26,11 +31,6 @@ from penstock.domain.job import (
     TokenLogprob,
     TokensOut,
 )
-from penstock.domain.messages import Message
-from penstock.domain.sampling import SamplingParams
-from penstock.domain.sequence import HOLDS_KV, QUEUED, TERMINAL, Job
-from penstock.domain.sequence import Sequence as Answer
-from penstock.domain.span import NetworkJob
 from penstock.engine.routing.origin import Origin
 from penstock.errors import PenstockError
 from penstock.network.codec import decode, decode_record, encode, encode_record

@@ -33,7 +33,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Member:
+class IssuedMember:
     """A started router with what it received. A message `b"raise"` makes its callback fail."""
 
     def __init__(self, router: Router) -> None:
@@ -70,12 +70,12 @@ class Net:
     def router(self, node_id: str) -> Router:
         raise NotImplementedError
 
-    def join(self, node_id: str, record: bytes | None = None) -> Member:
+    def join(self, node_id: str, record: bytes | None = None) -> IssuedMember:
         router = self.router(node_id)
         self.routers.append(router)
         if record is not None:
             router.publish(record)
-        return Member(router)
+        return IssuedMember(router)
 
     def close(self) -> None:
         for router in self.routers:

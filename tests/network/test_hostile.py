@@ -16,12 +16,12 @@ import pytest
 
 from penstock.errors import Unreachable
 from penstock.network import isolation as solitude
-from penstock.network.peer_directory import RECORD, Acquaintances
+from penstock.network.peer_directory import RECORD, PeerDirectory
 from penstock.network.trust import certificates, revocations
 from penstock.network.zenoh_router import ZenohRouter
 from penstock.network.zenoh_session import session_settings
 from tests.network.certificates import Authority, Papers
-from tests.network.nets import Member, free_port, wait_for
+from tests.network.nets import IssuedMember, free_port, wait_for
 
 CANARY = b"canary, which nobody else may read"
 
@@ -34,13 +34,13 @@ class World:
         self.contact = f"{protocol}/127.0.0.1:{free_port()}"
         self.papers: dict[str, Papers] = {}
 
-    def join(self, name: str, papers: Papers | None = None, **settings: Any) -> Member:
+    def join(self, name: str, papers: Papers | None = None, **settings: Any) -> IssuedMember:
         self.papers[name] = papers = papers or self.authority.invite(name)
         where = {"connect": (self.contact,)} if len(self.papers) > 1 else {"listen": (self.contact,)}
         router = ZenohRouter(papers.config(**(where | settings)), name, time.time_ns())
         self._stack.callback(router.close)
         router.publish(CANARY + name.encode())
-        return Member(router)
+        return IssuedMember(router)
 
     def session(self, papers: Papers) -> Session:
         return Session(self._stack, papers, self.contact)
@@ -112,11 +112,11 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield World(tmp_path, stack)
 
 
-def exchange(one: Member, other: Member, data: bytes) -> None:
+def exchange(one: IssuedMember, other: IssuedMember, data: bytes) -> None:
     """Both ways, also when the network has just been opened again."""
     for sender, receiver in ((one, other), (other, one)):
 
-        def arrives(sender: Member = sender, receiver: Member = receiver) -> bool:
+        def arrives(sender: IssuedMember = sender, receiver: IssuedMember = receiver) -> bool:
             with contextlib.suppress(Unreachable):
                 sender.router.send(receiver.router.node_id, data)
             return (sender.router.node_id, data) in receiver.received
@@ -260,7 +260,7 @@ def test_an_answer_that_nobody_thought_of_does_not_keep_a_node_from_starting(
 
     a = world.join("a")
     with monkeypatch.context() as broken:
-        broken.setattr(Acquaintances, "hear_answer", fail)
+        broken.setattr(PeerDirectory, "hear_answer", fail)
         b = world.join("b")
     assert b.router.refused().get("malformed_message", 0) > 0
     wait_for(lambda: a.sees("a", "b") and b.sees("a", "b"), "the members")
@@ -319,7 +319,7 @@ def test_messages_and_records_around_a_revocation_arrive_or_are_told_to_be_lost(
     errors: list[Exception] = []
     done = threading.Event()
 
-    def pour(sender: Member, node: str) -> None:
+    def pour(sender: IssuedMember, node: str) -> None:
         number = 0
         while not done.is_set():
             number += 1

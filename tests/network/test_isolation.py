@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.network.isolation import PATIENCE, Solitude
+from penstock.network.isolation import PATIENCE, IsolationMonitor
 
 
-def told(solitude: Solitude, *looks: tuple[float, bool]) -> list[float]:
+def told(solitude: IsolationMonitor, *looks: tuple[float, bool]) -> list[float]:
     """The times at which the user is told, of looks at a time and whether the node is alone then."""
-    return [now for now, alone in looks if solitude.is_strange(alone, now)]
+    return [now for now, alone in looks if solitude.should_warn(alone, now)]
 
 
 def test_it_is_told_once_after_a_while() -> None:
-    assert told(Solitude(expects=True), (5, True), (6, True), (5 + PATIENCE, True), (99, True)) == [5 + PATIENCE]
+    assert told(IsolationMonitor(expects=True), (5, True), (6, True), (5 + PATIENCE, True), (99, True)) == [5 + PATIENCE]
 
 
 def test_who_is_the_first_one_expects_nobody() -> None:
-    assert told(Solitude(expects=False), (0, True), (PATIENCE, True), (99, True)) == []
+    assert told(IsolationMonitor(expects=False), (0, True), (PATIENCE, True), (99, True)) == []
 
 
 @pytest.mark.parametrize("expects", [False, True])
 def test_who_has_met_somebody_expects_somebody_again(expects: bool) -> None:
-    solitude = Solitude(expects=expects)
+    solitude = IsolationMonitor(expects=expects)
     assert told(solitude, (0, True), (20, False), (21, True), (20 + PATIENCE, True), (21 + PATIENCE, True)) == [21 + PATIENCE]
     assert told(solitude, (90, False), (91, True), (92 + PATIENCE, True)) == [92 + PATIENCE], "and so each time"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import BadMessage, ConfigError, Unreachable, Untrusted
 from penstock.network.trust import revocations
-from penstock.network.trust.keyring import LIVES_OF_A_NAME, WINDOW, Acquaintance, Keyring, OpenKeyring, Sealed
+from penstock.network.trust.keyring import LIVES_OF_A_NAME, WINDOW, Keyring, KnownPeer, OpenKeyring, Sealed
 from tests.network.certificates import Authority, Papers, mutated
 
 
@@ -77,7 +77,7 @@ def test_a_letter_is_read_once(papers: dict[str, Papers]) -> None:
 
 @given(st.lists(st.integers(0, 3 * WINDOW), max_size=60))
 def test_a_number_is_never_taken_twice_and_a_late_one_within_the_window_is(numbers: list[int]) -> None:
-    sender = Acquaintance("a", 1, b"", b"", None, None, None)  # type: ignore[arg-type]
+    sender = KnownPeer("a", 1, b"", b"", None, None, None)  # type: ignore[arg-type]
     taken: set[int] = set()
     for number in numbers:
         new = sender.is_new(number)
@@ -228,7 +228,7 @@ def test_a_certificate_that_is_revoked_while_its_card_is_read_is_not_entered(
     taken_back = revocations.read(authority.revoke("b"), a.authority)
     read = a._read
 
-    def read_then_revoke(card: bytes) -> Acquaintance:
+    def read_then_revoke(card: bytes) -> KnownPeer:
         life = read(card)
         assert a.revoke(taken_back) == [], "nobody to forget yet"
         return life

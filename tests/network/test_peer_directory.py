@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.errors import BadMessage, ConfigError, PenstockError, Untrusted
 from penstock.network.blocklist import Blocklist
-from penstock.network.peer_directory import COUNTER, MOST_RECORD, RECORD, Acquaintances
+from penstock.network.peer_directory import COUNTER, MOST_RECORD, RECORD, PeerDirectory
 from penstock.network.roster import LONGEST_RETRY, REPEAT, Issue, Roster
 from penstock.network.trust.keyring import Keyring, OpenKeyring, Sealed
 from tests.network.certificates import Authority, Papers
@@ -33,7 +33,7 @@ class Node:
         self.roster.appeared(self.name, self.epoch)
         self.revocations = self.changes = 0
         self.before: dict[str, tuple[int, ...]] = {}  # what it knew
-        self.known = Acquaintances(
+        self.known = PeerDirectory(
             keyring, self.roster, blocklist, on_change=self._changed, on_revoked=self._revoked, clock=clock
         )
         self.publish()

@@ -16,10 +16,11 @@ import pytest
 from penstock.config.engine import EngineConfig
 from penstock.config.network import NetworkConfig
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.job import JobDone, JobFailed, JobRequest, TokensOut
+from penstock.domain.request import JobRequest
 from penstock.domain.route import RouteId
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Span
+from penstock.domain.updates import JobDone, JobFailed, TokensOut
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host
 from penstock.model.sources import DEFAULT_MODEL
 from penstock.network.codec import encode

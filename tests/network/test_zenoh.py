@@ -20,7 +20,7 @@ from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, Unreachable, Untrusted
 from penstock.network.zenoh_router import ZenohRouter
 from tests.network.certificates import Authority
-from tests.network.nets import Member, ZenohNet, closing, free_port, wait_for
+from tests.network.nets import IssuedMember, ZenohNet, closing, free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
 LEASE = 1000  # milliseconds
@@ -53,17 +53,17 @@ def echo_process(node_id: str, contact: str, lease_ms: int = LEASE) -> Iterator[
         process.communicate()
 
 
-def echoes(member: Member, node: str, data: bytes) -> bool:
+def echoes(member: IssuedMember, node: str, data: bytes) -> bool:
     with contextlib.suppress(Unreachable):
         member.router.send(node, data)
     return (node, data) in member.received
 
 
-def joined(stack: contextlib.ExitStack, config: NetworkConfig, node_id: str) -> Member:
+def joined(stack: contextlib.ExitStack, config: NetworkConfig, node_id: str) -> IssuedMember:
     router = ZenohRouter(config, node_id, time.time_ns())
     stack.callback(router.close)
     router.publish(node_id.encode())
-    return Member(router)
+    return IssuedMember(router)
 
 
 # ---- processes that die and freeze ----

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams
-from penstock.domain.job import Embedded, JobDone, JobFailed, JobRequest, JobUpdate, TokensOut
+from penstock.domain.request import JobRequest
+from penstock.domain.updates import Embedded, JobDone, JobFailed, JobUpdate, TokensOut
 
 BLOCK = 16 * 384 * 30 * 4  # bytes of 16 tokens' keys and values in 30 layers of fp32
 ORACLE = json.loads((Path(__file__).parent / "oracle.json").read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.model.families import FAMILIES
-from penstock.model.shapes import end_shapes, layer_shapes, layer_weights
+from penstock.model.shapes import end_shapes, layer_params, layer_shapes, max_layer_params, total_params
 from penstock.model.spec import fingerprint, read_spec, spec_from_config
 
 CUTS = {"one segment": [(0, 4)], "two segments": [(0, 1), (1, 4)], "four segments": [(0, 1), (1, 2), (2, 3), (3, 4)]}
@@ -141,8 +141,8 @@ def test_the_shapes_name_every_tensor_of_the_files_and_so_count_every_parameter(
     named = dict(ChainMap(end_shapes(spec), *layers))
     stored = {name: shape for name, shape in _shapes(folder).items() if not name.startswith(("vision_tower", "multi_modal"))}
     assert named == stored
-    assert spec.params == sum(math.prod(shape) for shape in stored.values())
-    assert spec.layer_params == max(sum(map(math.prod, shapes.values())) for shapes in layers)
+    assert total_params(spec) == sum(math.prod(shape) for shape in stored.values())
+    assert max_layer_params(spec) == max(sum(map(math.prod, shapes.values())) for shapes in layers)
 
 
 @pytest.mark.parametrize("kind", ["llama, tied", "qwen2, tied", "qwen3, tied and with biases", "gemma3_text"])
@@ -314,11 +314,11 @@ def test_the_other_name_of_the_part_that_reads_changes_nothing(made: Made, tmp_p
 def test_layers_with_experts_are_counted_apart_from_plain_ones(made: Made) -> None:
     folder, _ = made("qwen3_moe with some plain layers")
     spec = read_spec(folder)
-    sizes = [layer_weights(spec, index) for index in range(LAYERS)]
+    sizes = [layer_params(spec, index) for index in range(LAYERS)]
     assert sizes[0] == sizes[2] == sizes[3]
     experts, mlp = 8 * 3 * 64 * 32 + 8 * 64, 3 * 64 * 96
     assert sizes[1] - sizes[0] == experts - mlp
-    assert spec.layer_params == sizes[1]
+    assert max_layer_params(spec) == sizes[1]
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:

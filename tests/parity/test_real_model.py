@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock import LLM, SamplingParams
 from penstock.domain.topology import LayerRange
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.model.ends import EndModel
 from penstock.model.segment import LlmModel
 from penstock.model.sources.catalogue import find
@@ -243,7 +243,7 @@ class Loaded(NamedTuple):
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """[T, vocab]: what would come after each of the tokens."""
-        piece = Piece(0, len(tokens), range(1, -(-len(tokens) // 16) + 1))
+        piece = BatchPiece(0, len(tokens), range(1, -(-len(tokens) // 16) + 1))
         return self.ends.compute_head(self.ends.compute_norm(self.segment.process(self.ends.compute_embed(tokens), [piece])))
 
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, UnsupportedModel
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.model.ends import EndModel
 from penstock.model.families import FAMILIES
 from penstock.model.spec import ROPE_TYPES, read_spec
@@ -322,7 +322,7 @@ def test_garbage_in_all_other_layers_of_the_same_file_changes_nothing(original: 
                 file.seek(start)
                 file.write(b"\xff" * (end - start))  # NaNs, which would spread to whatever they touch
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(3))
-    pieces = [Piece(0, 5, [1])]
+    pieces = [BatchPiece(0, 5, [1])]
     clean, among_garbage = load_range(original, MIDDLE), load_range(folder, MIDDLE)
     assert among_garbage.weight_hash == clean.weight_hash
     assert torch.equal(among_garbage.process(x, pieces), clean.process(x, pieces))

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.domain.topology import LayerRange, covering
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.model.ends import EndModel
 from penstock.model.segment import LlmModel
 from penstock.model.spec import ModelSpec, RopeSpec, read_spec
@@ -292,7 +292,7 @@ class Pipeline:
 
     def step(self, batch: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> list[Tensor]:
         """One pass over (new tokens, their first position, block table)s: the logits [n, vocab] of each."""
-        pieces = [Piece(start, len(tokens), table) for tokens, start, table in batch]
+        pieces = [BatchPiece(start, len(tokens), table) for tokens, start, table in batch]
         x = self.ends.compute_embed([token for tokens, _, _ in batch for token in tokens])
         for segment in self.segments:
             x = segment.process(x, pieces)

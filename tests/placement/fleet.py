@@ -19,7 +19,7 @@ from penstock.network.in_process import Hub, InProcessRouter
 from penstock.peers.membership import Membership
 from penstock.pipes.model_manager import FoundModel, LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
-from penstock.placement.agent import Placing
+from penstock.placement.agent import PlacementAgent
 
 LAYERS = 12
 NETWORK = NetworkConfig(listen=("tcp/127.0.0.1:1",), connect=("tcp/127.0.0.1:2",), open=True)
@@ -54,12 +54,12 @@ class FleetNode:
         )
         self.config = NodeConfig(node_id=name, models=(hosted,), network=NETWORK, engine=EngineConfig(block_size=8))
         self.membership = Membership(InProcessRouter(hub, name), NETWORK, node=name, epoch=time.time_ns())
-        self.placing: Placing | None = None
+        self.placing: PlacementAgent | None = None
         self.hosted: HostedLayers | None = None
 
     def start(self) -> None:
         self.membership.start()
-        self.placing = Placing(self.config.models[0], self.config, self.membership)
+        self.placing = PlacementAgent(self.config.models[0], self.config, self.membership)
         load = self.placing._manager.load_layers
 
         def noted(found: FoundModel, layers: LayerRange, blocks: int) -> LlmModel:

@@ -10,7 +10,7 @@ from math import inf
 from random import Random
 
 from penstock.domain.topology import LayerRange
-from penstock.placement.controller import Act, Claim, Drop, Load, Placer, Wait, Withdraw
+from penstock.placement.controller import Act, Claim, Drop, Load, PlacementController, Wait, Withdraw
 from penstock.placement.plan import Member, lacking
 
 Ranges = tuple[LayerRange, ...]
@@ -27,7 +27,7 @@ class Machine:
 
 @dataclass
 class Node:
-    placer: Placer
+    placer: PlacementController
     held: Ranges
     view: dict[str, tuple[int, Member | None]] = field(default_factory=dict)  # the last record and its number; None: it is gone
 
@@ -105,7 +105,7 @@ class World:
 
     def _start(self, name: str) -> None:
         if name not in self.nodes:
-            self.nodes[name] = Node(Placer(name, "m", self.num_layers), self.machines[name].pinned)
+            self.nodes[name] = Node(PlacementController(name, "m", self.num_layers), self.machines[name].pinned)
             self._publish(name)
             for other in self.nodes:
                 if other != name:

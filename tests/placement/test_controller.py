@@ -19,7 +19,7 @@ from penstock.placement.controller import (
     Claim,
     Drop,
     Load,
-    Placer,
+    PlacementController,
     Wait,
     Withdraw,
 )
@@ -31,11 +31,11 @@ LAYERS = 30
 A, B = ranges("0:15"), ranges("15:30")
 
 
-def placer(node: str = "b") -> Placer:
-    return Placer(node, MODEL, LAYERS)
+def placer(node: str = "b") -> PlacementController:
+    return PlacementController(node, MODEL, LAYERS)
 
 
-def claimed(*others: Member, room: int = 15) -> Placer:
+def claimed(*others: Member, room: int = 15) -> PlacementController:
     """`b`, which came to `others` at 0 and has claimed something at SETTLE."""
     found = placer()
     found.look(0.0, [*others, member("b", room=room)])
@@ -43,7 +43,7 @@ def claimed(*others: Member, room: int = 15) -> Placer:
     return found
 
 
-def loading(*others: Member) -> Placer:
+def loading(*others: Member) -> PlacementController:
     found = claimed(*others)
     me = Member(node="b", claims=found.claims)
     found.look(SETTLE, [*others, me])

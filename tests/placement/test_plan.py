@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.domain.topology import LayerRange
-from penstock.placement.plan import Decision, Kind, Member, decide, lacking, plan, superfluous, uncontested
+from penstock.placement.plan import Decision, DecisionKind, Member, decide, lacking, plan, superfluous, uncontested
 from tests.pipes.network_of import pipe, segment
 from tests.placement.placing_world import layers_of, size
 
@@ -44,7 +44,7 @@ def test_a_small_machine_and_a_large_one_share_the_model() -> None:
 
 def test_a_node_that_can_hold_everything_does() -> None:
     assert decided("a", member("a", room=100), member("b", room=9)) == Decision(
-        Kind.FILL, ranges("0:30"), "Layers 0:30 of smollm2-135m are missing, and all of them fit here."
+        DecisionKind.FILL, ranges("0:30"), "Layers 0:30 of smollm2-135m are missing, and all of them fit here."
     )
 
 
@@ -132,7 +132,7 @@ def test_who_takes_nothing_says_why() -> None:
 def test_a_large_node_opens_another_pipe_where_that_is_allowed() -> None:
     found = decided("c", member("a", "0:9"), member("b", "9:30"), member("c", room=30, max_pipes=2))
     assert found == Decision(
-        Kind.PIPE,
+        DecisionKind.PIPE,
         ranges("0:30"),
         "The pipe is complete, and max_pipes = 2 allows another: this node opens it with layers 0:30.",
     )
@@ -141,7 +141,7 @@ def test_a_large_node_opens_another_pipe_where_that_is_allowed() -> None:
 def test_no_more_pipes_are_opened_than_are_allowed() -> None:
     members = [member("a", "0:30"), *(member(node, room=30, max_pipes=3) for node in "bcd")]
     kinds = {node: found.kind for node, found in plan(members, LAYERS, MODEL).items()}
-    assert kinds == {"a": Kind.NOTHING, "b": Kind.PIPE, "c": Kind.PIPE, "d": Kind.REPLICA}
+    assert kinds == {"a": DecisionKind.NOTHING, "b": DecisionKind.PIPE, "c": DecisionKind.PIPE, "d": DecisionKind.REPLICA}
 
 
 def test_smaller_nodes_open_a_pipe_together_and_cut_it_where_the_other_is_cut() -> None:
@@ -167,7 +167,7 @@ def test_a_pipe_that_nobody_can_complete_is_not_begun() -> None:
 
 def test_a_replica_is_a_beginning_of_the_next_pipe() -> None:
     found = decided("d", member("a", "0:15"), member("b", "15:30"), member("c", "0:15"), member("d", room=20, max_pipes=2))
-    assert (found.kind, found.layers) == (Kind.PIPE, ranges("15:30"))
+    assert (found.kind, found.layers) == (DecisionKind.PIPE, ranges("15:30"))
 
 
 # ---- replicas ----
@@ -176,7 +176,7 @@ def test_a_replica_is_a_beginning_of_the_next_pipe() -> None:
 def test_a_replica_is_one_of_the_range_that_the_fewest_nodes_have() -> None:
     found = decided("d", member("a", "0:9"), member("b", "9:30"), member("c", "9:30"), member("d", room=21))
     assert found == Decision(
-        Kind.REPLICA, ranges("0:9"), "The pipe is complete. This node takes a copy of layers 0:9, which only a has."
+        DecisionKind.REPLICA, ranges("0:9"), "The pipe is complete. This node takes a copy of layers 0:9, which only a has."
     )
 
 
@@ -386,7 +386,7 @@ def test_whatever_is_taken_when_nothing_is_lacking_is_of_use_at_once(members: li
 def test_only_newcomers_take_what_is_not_lacking(members: list[Member]) -> None:
     found = plan(members, LAYERS, MODEL)
     for one in members:
-        if found[one.node].kind in (Kind.PIPE, Kind.REPLICA):
+        if found[one.node].kind in (DecisionKind.PIPE, DecisionKind.REPLICA):
             assert one.is_fresh
 
 

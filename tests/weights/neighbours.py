@@ -10,11 +10,11 @@ from pathlib import Path
 from penstock.domain.messages import AskWeights, WeightsPart
 from penstock.model.spec import read_spec
 from penstock.network.codec import decode, encode
-from penstock.weights.fetcher import WeightsTaker
+from penstock.weights.fetcher import WeightsFetcher
 from penstock.weights.hashing import manifest_of
-from penstock.weights.manifest import Manifest, Part
+from penstock.weights.manifest import Manifest, ModelPart
 from penstock.weights.peer_store import PeerStore
-from penstock.weights.server import WeightsGiver
+from penstock.weights.server import WeightsServer
 
 MODEL = "tiny"
 
@@ -27,12 +27,12 @@ class Neighbours:
     def __init__(self, timeout: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.asks: list[tuple[str, AskWeights]] = []
         self.change: dict[str, Reply] = {}
-        self.givers: dict[str, WeightsGiver] = {}
+        self.givers: dict[str, WeightsServer] = {}
         self._open: dict[int, AskWeights] = {}
-        self.taker = WeightsTaker(self._ask, lambda: list(self.givers), timeout=timeout, clock=clock)
+        self.taker = WeightsFetcher(self._ask, lambda: list(self.givers), timeout=timeout, clock=clock)
 
     def add(self, name: str, folder: Path, manifest: Manifest, change: Reply | None = None) -> None:
-        self.givers[name] = WeightsGiver(
+        self.givers[name] = WeightsServer(
             lambda model: (folder, manifest) if model == MODEL else None,
             lambda node, answer: self._answer(name, answer),
             rate=1e12,
@@ -40,7 +40,7 @@ class Neighbours:
         if change is not None:
             self.change[name] = change
 
-    def asked(self, part: Part) -> list[tuple[str, AskWeights]]:
+    def asked(self, part: ModelPart) -> list[tuple[str, AskWeights]]:
         return [(node, ask) for node, ask in self.asks if ask.part == str(part)]
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from penstock.domain.messages import AskWeights, Message, WeightsPart
 from penstock.domain.topology import LayerRange
 from penstock.errors import ModelError, WeightsUnavailable
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.model.segment import LlmModel
 from penstock.model.spec import read_spec
 from penstock.model.weights import WeightFiles
@@ -25,11 +25,11 @@ from penstock.network.in_process import Hub, InProcessRouter
 from penstock.network.wire import Wire
 from penstock.weights import fetcher as weights_taker
 from penstock.weights import request_tracker as weights_stream
-from penstock.weights.fetcher import WeightsTaker
+from penstock.weights.fetcher import WeightsFetcher
 from penstock.weights.hashing import manifest_of
-from penstock.weights.manifest import Manifest, Part
+from penstock.weights.manifest import Manifest, ModelPart
 from penstock.weights.peer_store import PeerStore
-from penstock.weights.server import WeightsGiver
+from penstock.weights.server import WeightsServer
 from tests.tiny_weights import LAYERS, write_model
 from tests.weights.neighbours import MODEL, Neighbours, is_whole, silent, wrong
 
@@ -88,7 +88,7 @@ def test_only_what_is_wanted_is_fetched(net: Neighbours, folder: Path, manifest:
     store = PeerStore(manifest, MODEL)
     net.taker.fetch(manifest, manifest.parts([LayerRange(1, 3)], ends=False), store, MODEL)
     assert {ask.part for _, ask in net.asks} == {"layer:1", "layer:2"}
-    assert [store.has(Part(index)) for index in range(LAYERS)] == [False, True, True, False]
+    assert [store.has(ModelPart(index)) for index in range(LAYERS)] == [False, True, True, False]
     net.asks.clear()
     net.taker.fetch(manifest, manifest.parts([LayerRange(1, 4)], ends=False), store, MODEL)
     assert {ask.part for _, ask in net.asks} == {"layer:3"}
@@ -132,7 +132,7 @@ def test_who_sends_wrong_bytes_is_named_and_another_is_asked(
     store = PeerStore(manifest, MODEL)
     with caplog.at_level(logging.WARNING):
         net.taker.fetch(manifest, manifest.parts(ALL, ends=False), store, MODEL)
-    assert all(store.has(Part(index)) for index in range(LAYERS))
+    assert all(store.has(ModelPart(index)) for index in range(LAYERS))
     assert len([node for node, _ in net.asks if node == "bad"]) == 1
     [record] = caplog.records
     assert "not taken from bad any more: it sent wrong bytes: model.layers." in record.getMessage()
@@ -142,7 +142,7 @@ def test_only_who_sent_all_of_a_part_is_blamed_for_it(
     small_pieces: None, hasty: Neighbours, folder: Path, manifest: Manifest
 ) -> None:
     """One sends half of a layer, wrong, and falls silent; the other goes on with it, and must not pay."""
-    size = manifest.size(Part(0))
+    size = manifest.size(ModelPart(0))
 
     def half(ask: AskWeights, answer: WeightsPart) -> WeightsPart | None:
         return wrong(ask, answer) if ask.offset < size // 2 else None
@@ -150,12 +150,12 @@ def test_only_who_sent_all_of_a_part_is_blamed_for_it(
     hasty.add("bad", folder, manifest, half)
     store = PeerStore(manifest, MODEL)
     with pytest.raises(WeightsUnavailable, match="bad did not answer"):
-        hasty.taker.fetch(manifest, [Part(0)], store, MODEL)
-    assert store.fetched(Part(0)) > 0
+        hasty.taker.fetch(manifest, [ModelPart(0)], store, MODEL)
+    assert store.fetched(ModelPart(0)) > 0
     hasty.givers.pop("bad").close()
     hasty.add("good", folder, manifest)
-    hasty.taker.fetch(manifest, [Part(0)], store, MODEL)
-    assert store.has(Part(0))
+    hasty.taker.fetch(manifest, [ModelPart(0)], store, MODEL)
+    assert store.has(ModelPart(0))
 
 
 def test_who_does_not_answer_is_asked_twice_and_then_another(hasty: Neighbours, folder: Path, manifest: Manifest) -> None:
@@ -165,9 +165,9 @@ def test_who_does_not_answer_is_asked_twice_and_then_another(hasty: Neighbours, 
 
     hasty.add("a", folder, manifest, silent_until_another_comes)
     store = PeerStore(manifest, MODEL)
-    hasty.taker.fetch(manifest, [Part(0)], store, MODEL)
+    hasty.taker.fetch(manifest, [ModelPart(0)], store, MODEL)
     assert [node for node, _ in hasty.asks] == ["a", "a", "b"]
-    assert store.has(Part(0))
+    assert store.has(ModelPart(0))
 
 
 def test_an_answer_that_was_lost_is_asked_for_again(
@@ -183,8 +183,8 @@ def test_an_answer_that_was_lost_is_asked_for_again(
 
     hasty.add("a", folder, manifest, lossy)
     store = PeerStore(manifest, MODEL)
-    hasty.taker.fetch(manifest, [Part(0)], store, MODEL)
-    assert store.has(Part(0))
+    hasty.taker.fetch(manifest, [ModelPart(0)], store, MODEL)
+    assert store.has(ModelPart(0))
     assert sorted(lost) == [3000, 5000]
 
 
@@ -203,8 +203,8 @@ def test_an_answer_that_comes_after_it_was_asked_for_again_is_ignored(
 
     hasty.add("a", folder, manifest, slow_once)
     store = PeerStore(manifest, MODEL)
-    hasty.taker.fetch(manifest, [Part(0)], store, MODEL)
-    assert store.has(Part(0))
+    hasty.taker.fetch(manifest, [ModelPart(0)], store, MODEL)
+    assert store.has(ModelPart(0))
     assert len([ask for _, ask in hasty.asks if ask.offset == 3000]) == 2
 
 
@@ -233,7 +233,7 @@ def test_who_lacks_a_part_is_asked_for_the_others(net: Neighbours, folder: Path,
     with pytest.raises(WeightsUnavailable) as caught:
         net.taker.fetch(manifest, manifest.parts(ALL, ends=True), store, MODEL)
     assert caught.value.message == f"Layers 1:2 of {MODEL} could not be fetched: a says that it does not hold layer:1."
-    assert all(store.has(part) for part in manifest.parts(ALL, ends=True) if part != Part(1))
+    assert all(store.has(part) for part in manifest.parts(ALL, ends=True) if part != ModelPart(1))
     net.add("b", folder, manifest)
     net.taker.fetch(manifest, manifest.parts(ALL, ends=True), store, MODEL)
     assert is_whole(store)
@@ -250,8 +250,8 @@ def test_a_busy_node_is_asked_again(small_pieces: None, net: Neighbours, folder:
 
     net.add("a", folder, manifest, busy)
     store = PeerStore(manifest, MODEL)
-    net.taker.fetch(manifest, [Part(0)], store, MODEL)
-    assert store.has(Part(0))
+    net.taker.fetch(manifest, [ModelPart(0)], store, MODEL)
+    assert store.has(ModelPart(0))
     assert len(refused) > 3
 
 
@@ -269,7 +269,7 @@ def test_an_answer_to_another_ask_is_not_taken(
 ) -> None:
     net.add("a", folder, manifest, lambda ask, answer: change(answer))
     with pytest.raises(WeightsUnavailable, match="a sent other bytes than it was asked for"):
-        net.taker.fetch(manifest, [Part(0)], PeerStore(manifest, MODEL), MODEL)
+        net.taker.fetch(manifest, [ModelPart(0)], PeerStore(manifest, MODEL), MODEL)
 
 
 def test_a_stranger_cannot_answer_for_another(hasty: Neighbours, folder: Path, manifest: Manifest) -> None:
@@ -278,7 +278,7 @@ def test_a_stranger_cannot_answer_for_another(hasty: Neighbours, folder: Path, m
 
     hasty.add("a", folder, manifest, spoken_for)
     with pytest.raises(WeightsUnavailable, match="a did not answer"):
-        hasty.taker.fetch(manifest, [Part(0)], PeerStore(manifest, MODEL), MODEL)
+        hasty.taker.fetch(manifest, [ModelPart(0)], PeerStore(manifest, MODEL), MODEL)
 
 
 def test_the_error_names_what_is_missing_and_why_each_node_failed(hasty: Neighbours, folder: Path, manifest: Manifest) -> None:
@@ -288,7 +288,7 @@ def test_the_error_names_what_is_missing_and_why_each_node_failed(hasty: Neighbo
     hasty.add("a", folder, manifest, silent)
     hasty.add("b", folder, manifest, lambda ask, answer: WeightsPart(ask.request, reason="no\x1b[2J"))
     with pytest.raises(WeightsUnavailable) as caught:
-        hasty.taker.fetch(manifest, [Part(0)], store, MODEL)
+        hasty.taker.fetch(manifest, [ModelPart(0)], store, MODEL)
     assert "a did not answer for 0.6 seconds" in caught.value.message
     assert "b says that no?[2J" in caught.value.message  # it cannot write to a terminal
     assert caught.value.code == "weights_unavailable"
@@ -355,24 +355,24 @@ def test_a_fetch_that_was_broken_off_goes_on_where_it_was(
     net.add("a", folder, manifest, leave_in_the_middle)
     store = PeerStore(manifest, MODEL)
     with pytest.raises(WeightsUnavailable, match="broken off"):
-        net.taker.fetch(manifest, [Part(0)], store, MODEL)
-    have = store.fetched(Part(0))
+        net.taker.fetch(manifest, [ModelPart(0)], store, MODEL)
+    have = store.fetched(ModelPart(0))
     assert 0 < have <= 11_000
-    assert not store.has(Part(0))
+    assert not store.has(ModelPart(0))
 
     again = Neighbours()
     again.add("a", folder, manifest)
-    again.taker.fetch(manifest, [Part(0)], store, MODEL)
+    again.taker.fetch(manifest, [ModelPart(0)], store, MODEL)
     again.close()
-    assert store.has(Part(0))
-    assert sorted(ask.offset for _, ask in again.asks) == list(range(have, manifest.size(Part(0)), 1000))
+    assert store.has(ModelPart(0))
+    assert sorted(ask.offset for _, ask in again.asks) == list(range(have, manifest.size(ModelPart(0)), 1000))
 
 
 def test_a_taker_that_was_closed_asks_nobody(net: Neighbours, folder: Path, manifest: Manifest) -> None:
     net.add("a", folder, manifest)
     net.taker.close()
     with pytest.raises(WeightsUnavailable, match="broken off"):
-        net.taker.fetch(manifest, [Part(0)], PeerStore(manifest, MODEL), MODEL)
+        net.taker.fetch(manifest, [ModelPart(0)], PeerStore(manifest, MODEL), MODEL)
     with pytest.raises(WeightsUnavailable, match="broken off"):
         net.taker.fetch_manifest(MODEL)
     assert net.asks == []
@@ -385,7 +385,7 @@ def test_whoever_watches_can_break_it_off(net: Neighbours, folder: Path, manifes
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        net.taker.fetch(manifest, [Part(0)], PeerStore(manifest, MODEL), MODEL, impatient)
+        net.taker.fetch(manifest, [ModelPart(0)], PeerStore(manifest, MODEL), MODEL, impatient)
 
 
 # ---- a real model, over routers ----
@@ -409,8 +409,8 @@ def test_layers_of_the_real_model_compute_the_same_on_the_other_node(
     spec = read_spec(default_model_folder)
     manifest = manifest_of(default_model_folder, spec)
     (router_a, wire_a), (router_b, wire_b) = routers["a"], routers["b"]
-    giver = WeightsGiver(lambda model: (default_model_folder, manifest), wire_a.send, rate=1e12, unsent=wire_a.waiting)
-    taker = WeightsTaker(wire_b.send, lambda: ["a"])
+    giver = WeightsServer(lambda model: (default_model_folder, manifest), wire_a.send, rate=1e12, unsent=wire_a.waiting)
+    taker = WeightsFetcher(wire_b.send, lambda: ["a"])
 
     def receive(sender: str, data: bytes) -> None:
         message: Message = decode(data)
@@ -434,4 +434,4 @@ def test_layers_of_the_real_model_compute_the_same_on_the_other_node(
     there = LlmModel(spec, layers, WeightFiles(default_model_folder), **how)
     assert here.weight_hash == there.weight_hash == manifest.layer_hash(layers)
     hidden = torch.randn(8, spec.hidden, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(here.process(hidden, [Piece(0, 8, [1])]), there.process(hidden, [Piece(0, 8, [1])]))
+    assert torch.equal(here.process(hidden, [BatchPiece(0, 8, [1])]), there.process(hidden, [BatchPiece(0, 8, [1])]))

@@ -22,7 +22,7 @@ from penstock.model.spec import read_spec
 from penstock.model.weights import WeightFiles, places
 from penstock.weights import manifest as manifest_module
 from penstock.weights.hashing import manifest_of
-from penstock.weights.manifest import ENDS, MAX_MANIFEST, Manifest, Part, check_against
+from penstock.weights.manifest import ENDS, MAX_MANIFEST, Manifest, ModelPart, check_against
 from penstock.weights.peer_store import PeerStore
 from tests.tiny_weights import CONFIG, LAYERS, flip_a_bit, write_model
 
@@ -82,7 +82,7 @@ def test_a_folder_without_some_shards_has_no_hash_and_says_what_is_there(tmp_pat
     (folder / "model-2.safetensors").unlink()
     found = look(folder)
     assert (whole.complete, found.complete, found.hash) == (True, False, "")
-    assert [found.has(Part(index)) for index in range(LAYERS + 1)] == [True, True, False, True, False]
+    assert [found.has(ModelPart(index)) for index in range(LAYERS + 1)] == [True, True, False, True, False]
     assert found.has(ENDS)
     assert found.layer_hash(LayerRange(0, 2)) == whole.layer_hash(LayerRange(0, 2))
 

@@ -13,11 +13,16 @@ from penstock.model.shapes import layer_shapes
 from penstock.model.spec import read_spec
 from penstock.model.weights import places
 from penstock.weights.hashing import manifest_of
-from penstock.weights.manifest import ENDS, FILES, Manifest, Part
+from penstock.weights.manifest import ENDS, FILES, Manifest, ModelPart
 from penstock.weights.parts import PartReader
 from tests.tiny_weights import LAYERS, write_model
 
-PARTS = [*(Part(index) for index in range(LAYERS)), ENDS, Part(file="tokenizer.json"), Part(file="generation_config.json")]
+PARTS = [
+    *(ModelPart(index) for index in range(LAYERS)),
+    ENDS,
+    ModelPart(file="tokenizer.json"),
+    ModelPart(file="generation_config.json"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +45,14 @@ def manifest(folder: Path) -> Manifest:
 # ---- names ----
 
 
-@pytest.mark.parametrize("part", [*PARTS, *(Part(file=name) for name in FILES)], ids=str)
-def test_a_part_is_read_as_it_is_written(part: Part) -> None:
-    assert Part.parse(str(part)) == part
+@pytest.mark.parametrize("part", [*PARTS, *(ModelPart(file=name) for name in FILES)], ids=str)
+def test_a_part_is_read_as_it_is_written(part: ModelPart) -> None:
+    assert ModelPart.parse(str(part)) == part
 
 
 @given(text=st.text() | st.from_regex(r"(layer|file|ends):?[ -~]{0,12}"))
 def test_a_text_is_one_part_or_none(text: str) -> None:
-    part = Part.parse(text)
+    part = ModelPart.parse(text)
     assert part is None or str(part) == text
 
 
@@ -57,13 +62,13 @@ NO_FILES = ["", "config.json", "model.safetensors", "../tokenizer.json", "/etc/p
 
 @pytest.mark.parametrize("text", [*NO_LAYERS, *(f"file:{name}" for name in NO_FILES)])
 def test_what_is_no_part_is_none(text: str) -> None:
-    assert Part.parse(text) is None
+    assert ModelPart.parse(text) is None
 
 
 # ---- bytes ----
 
 
-def whole(folder: Path, manifest: Manifest, part: Part) -> bytes:
+def whole(folder: Path, manifest: Manifest, part: ModelPart) -> bytes:
     """Read in another way."""
     if part.file:
         return (folder / part.file).read_bytes()
@@ -76,7 +81,7 @@ def whole(folder: Path, manifest: Manifest, part: Part) -> bytes:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
-def test_a_part_is_its_tensors_one_after_the_other(folder: Path, manifest: Manifest, part: Part) -> None:
+def test_a_part_is_its_tensors_one_after_the_other(folder: Path, manifest: Manifest, part: ModelPart) -> None:
     expected = whole(folder, manifest, part)
     assert manifest.size(part) == len(expected) > 0
     assert PartReader(folder, manifest).read(part, 0, len(expected)) == expected
@@ -106,8 +111,8 @@ def test_a_layer_that_is_not_there_is_said_so_and_the_others_can_be_read(shards:
     (shards / "model-1.safetensors").unlink()
     reader = PartReader(shards, manifest)
     with pytest.raises(CorruptWeights, match=r"model-1\.safetensors cannot be read"):
-        reader.read(Part(1), 0, 10)
-    assert reader.read(Part(2), 0, 10)
+        reader.read(ModelPart(1), 0, 10)
+    assert reader.read(ModelPart(2), 0, 10)
 
 
 def test_a_layer_that_comes_later_can_be_read(shards: Path) -> None:
@@ -116,25 +121,25 @@ def test_a_layer_that_comes_later_can_be_read(shards: Path) -> None:
     later = (shards / "model-1.safetensors").rename(shards / "later")
     reader = PartReader(shards, manifest)
     with pytest.raises(CorruptWeights, match="lack the tensor"):
-        reader.read(Part(1), 0, 10)
+        reader.read(ModelPart(1), 0, 10)
     later.rename(shards / "model-1.safetensors")
-    assert reader.read(Part(1), 0, 10)
+    assert reader.read(ModelPart(1), 0, 10)
 
 
 def test_a_file_that_was_replaced_is_looked_at_again(shards: Path, tmp_path: Path) -> None:
     manifest = manifest_of(shards, read_spec(shards))
     reader = PartReader(shards, manifest)
-    before = reader.read(Part(1), 0, 100)
+    before = reader.read(ModelPart(1), 0, 100)
     other = write_model(tmp_path / "other")  # all layers in one file: they lie elsewhere
     (other / "model.safetensors").rename(shards / "model-1.safetensors")
-    assert reader.read(Part(1), 0, 100) == before
+    assert reader.read(ModelPart(1), 0, 100) == before
 
 
 def test_a_file_that_became_another_models_is_not_handed_out(shards: Path) -> None:
     manifest = manifest_of(shards, read_spec(shards))
     (shards / "model-2.safetensors").rename(shards / "model-1.safetensors")
     with pytest.raises(CorruptWeights, match="is not what it was"):
-        PartReader(shards, manifest).read(Part(1), 0, 10)
+        PartReader(shards, manifest).read(ModelPart(1), 0, 10)
 
 
 def test_a_file_that_was_cut_short_is_not_handed_out(shards: Path) -> None:
@@ -142,7 +147,7 @@ def test_a_file_that_was_cut_short_is_not_handed_out(shards: Path) -> None:
     reader, path = PartReader(shards, manifest), shards / "model-1.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(CorruptWeights, match="cut short"):
-        reader.read(Part(1), 0, 10)
+        reader.read(ModelPart(1), 0, 10)
 
 
 def test_the_table_of_a_file_says_what_the_library_reads(shards: Path) -> None:

@@ -14,12 +14,12 @@ from penstock.model.shapes import layer_shapes
 from penstock.model.spec import read_spec
 from penstock.model.weights import WeightFiles
 from penstock.weights.hashing import manifest_of
-from penstock.weights.manifest import ENDS, Manifest, Part
+from penstock.weights.manifest import ENDS, Manifest, ModelPart
 from penstock.weights.parts import PartReader
 from penstock.weights.peer_store import PeerStore, WrongBytes
 from tests.tiny_weights import LAYERS, write_model
 
-TOKENIZER = Part(file="tokenizer.json")
+TOKENIZER = ModelPart(file="tokenizer.json")
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +42,11 @@ def store(manifest: Manifest) -> PeerStore:
     return PeerStore(manifest, "tiny")
 
 
-def content(original: Path, manifest: Manifest, part: Part) -> bytes:
+def content(original: Path, manifest: Manifest, part: ModelPart) -> bytes:
     return PartReader(original, manifest).read(part, 0, manifest.size(part))
 
 
-def bring(store: PeerStore, part: Part, data: bytes) -> None:
+def bring(store: PeerStore, part: ModelPart, data: bytes) -> None:
     with store.incoming(part) as incoming:
         incoming.write(data[incoming.offset :])
         incoming.finish()
@@ -60,7 +60,7 @@ def test_a_store_begins_with_what_the_manifest_knows(store: PeerStore, original:
 
 
 def test_some_layers_are_a_model_folder_with_these_layers(store: PeerStore, original: Path, manifest: Manifest) -> None:
-    for part in (Part(1), Part(2)):
+    for part in (ModelPart(1), ModelPart(2)):
         bring(store, part, content(original, manifest, part))
     found = manifest_of(store.folder, read_spec(store.folder))
     assert found.layers == (None, manifest.layers[1], manifest.layers[2], None)
@@ -115,7 +115,7 @@ def test_a_store_that_is_damaged_is_not_found(store: PeerStore, file: str, left:
 
 
 def test_a_part_of_another_size_is_not_there(store: PeerStore, original: Path, manifest: Manifest) -> None:
-    for part, file in ((Part(1), "layer-00001.safetensors"), (TOKENIZER, "tokenizer.json")):
+    for part, file in ((ModelPart(1), "layer-00001.safetensors"), (TOKENIZER, "tokenizer.json")):
         data = content(original, manifest, part)
         bring(store, part, data)
         assert store.has(part)
@@ -127,20 +127,20 @@ def test_a_part_of_another_size_is_not_there(store: PeerStore, original: Path, m
 
 
 def test_a_part_that_was_discarded_is_fetched_from_its_beginning(store: PeerStore, original: Path, manifest: Manifest) -> None:
-    data = content(original, manifest, Part(1))
-    bring(store, Part(1), data)
-    store.discard(Part(1))
-    assert (store.has(Part(1)), store.fetched(Part(1))) == (False, 0)
-    with store.incoming(Part(1)) as incoming:
+    data = content(original, manifest, ModelPart(1))
+    bring(store, ModelPart(1), data)
+    store.discard(ModelPart(1))
+    assert (store.has(ModelPart(1)), store.fetched(ModelPart(1))) == (False, 0)
+    with store.incoming(ModelPart(1)) as incoming:
         incoming.write(data[:100])
-    store.discard(Part(1))
-    assert store.fetched(Part(1)) == 0
-    bring(store, Part(1), data)
-    assert store.has(Part(1))
+    store.discard(ModelPart(1))
+    assert store.fetched(ModelPart(1)) == 0
+    bring(store, ModelPart(1), data)
+    assert store.has(ModelPart(1))
 
 
-@pytest.mark.parametrize("part", [Part(1), ENDS, TOKENIZER], ids=str)
-def test_a_part_goes_on_where_it_was_left(store: PeerStore, original: Path, manifest: Manifest, part: Part) -> None:
+@pytest.mark.parametrize("part", [ModelPart(1), ENDS, TOKENIZER], ids=str)
+def test_a_part_goes_on_where_it_was_left(store: PeerStore, original: Path, manifest: Manifest, part: ModelPart) -> None:
     data = content(original, manifest, part)
     with store.incoming(part) as incoming:
         incoming.write(data[:100])
@@ -155,13 +155,13 @@ def test_a_part_goes_on_where_it_was_left(store: PeerStore, original: Path, mani
 
 
 def test_one_wrong_bit_names_its_tensor_and_throws_the_part_away(store: PeerStore, original: Path, manifest: Manifest) -> None:
-    data = bytearray(content(original, manifest, Part(1)))
-    first, second = manifest.tensors(Part(1))[:2]
+    data = bytearray(content(original, manifest, ModelPart(1)))
+    first, second = manifest.tensors(ModelPart(1))[:2]
     data[first.size] ^= 1
     with pytest.raises(WrongBytes) as caught:
-        bring(store, Part(1), bytes(data))
+        bring(store, ModelPart(1), bytes(data))
     assert caught.value.what == second.name
-    assert (store.has(Part(1)), store.fetched(Part(1))) == (False, 0)
+    assert (store.has(ModelPart(1)), store.fetched(ModelPart(1))) == (False, 0)
 
 
 def test_a_wrong_file_is_thrown_away(store: PeerStore, manifest: Manifest) -> None:
@@ -175,23 +175,23 @@ def test_what_is_not_the_beginning_of_the_part_is_begun_again(
     store: PeerStore, original: Path, manifest: Manifest, left: bytes
 ) -> None:
     (store.folder / "layer-00001.safetensors.part").write_bytes(left)
-    bring(store, Part(1), content(original, manifest, Part(1)))
-    assert store.has(Part(1))
+    bring(store, ModelPart(1), content(original, manifest, ModelPart(1)))
+    assert store.has(ModelPart(1))
 
 
 def test_more_than_the_part_has_is_begun_again(store: PeerStore, original: Path, manifest: Manifest) -> None:
-    data = content(original, manifest, Part(1))
-    with store.incoming(Part(1)) as incoming:
+    data = content(original, manifest, ModelPart(1))
+    with store.incoming(ModelPart(1)) as incoming:
         incoming.write(data + b"x")
-    with store.incoming(Part(1)) as incoming:
+    with store.incoming(ModelPart(1)) as incoming:
         assert incoming.offset == 0
 
 
 def test_a_full_disk_says_so_and_loses_nothing(store: PeerStore, original: Path, manifest: Manifest) -> None:
     """A limit on the size of files is as real an error as a full disk, and the next write may come through too."""
-    data = content(original, manifest, Part(1))
+    data = content(original, manifest, ModelPart(1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with store.incoming(Part(1)) as incoming:
+    with store.incoming(ModelPart(1)) as incoming:
         incoming.write(data[:3000])
         resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
         try:
@@ -200,9 +200,9 @@ def test_a_full_disk_says_so_and_loses_nothing(store: PeerStore, original: Path,
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "PENSTOCK_CACHE" in caught.value.hint
-    assert 3000 <= store.fetched(Part(1)) < len(data)
-    bring(store, Part(1), data)
-    assert store.has(Part(1))
+    assert 3000 <= store.fetched(ModelPart(1)) < len(data)
+    bring(store, ModelPart(1), data)
+    assert store.has(ModelPart(1))
 
 
 def test_a_cache_that_cannot_be_written_is_said_so(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

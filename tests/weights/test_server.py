@@ -14,10 +14,10 @@ import pytest
 from penstock.domain.messages import MAX_PIECE, AskWeights, WeightsPart
 from penstock.model.spec import read_spec
 from penstock.weights.hashing import manifest_of
-from penstock.weights.manifest import ENDS, Manifest, Part
+from penstock.weights.manifest import ENDS, Manifest, ModelPart
 from penstock.weights.parts import PartReader
 from penstock.weights.peer_store import PeerStore
-from penstock.weights.server import BURST, MOST_ASKS, MOST_ASKS_OF_ONE, WeightsGiver
+from penstock.weights.server import BURST, MOST_ASKS, MOST_ASKS_OF_ONE, WeightsServer
 from tests.weights.neighbours import MODEL
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("empty_cache")
 
 def answer_to(folder: Path, manifest: Manifest, ask: AskWeights) -> WeightsPart:
     answers: SimpleQueue[WeightsPart] = SimpleQueue()
-    giver = WeightsGiver(
+    giver = WeightsServer(
         lambda model: (folder, manifest) if model == MODEL else None, lambda node, answer: answers.put(answer), rate=1e12
     )
     giver.on_ask("me", ask)
@@ -87,21 +87,21 @@ def test_what_was_fetched_is_given_on_and_what_comes_later_too(folder: Path, man
     store, reader = PeerStore(manifest, MODEL), PartReader(folder, manifest)
     answers: SimpleQueue[WeightsPart] = SimpleQueue()
 
-    def bring(part: Part) -> None:
+    def bring(part: ModelPart) -> None:
         with store.incoming(part) as incoming:
             incoming.write(reader.read(part, 0, incoming.size))
             incoming.finish()
 
-    def ask(part: Part) -> WeightsPart:
+    def ask(part: ModelPart) -> WeightsPart:
         giver.on_ask("me", AskWeights(1, MODEL, manifest.hash, str(part), 0, 100))
         return answers.get(timeout=10)
 
-    bring(Part(2))
-    giver = WeightsGiver(lambda model: (store.folder, manifest), lambda node, answer: answers.put(answer))
-    assert ask(Part(2)).data == reader.read(Part(2), 0, 100)
-    assert ask(Part(1)).reason == "it does not hold layer:1"
-    bring(Part(1))
-    assert ask(Part(1)).data == reader.read(Part(1), 0, 100)
+    bring(ModelPart(2))
+    giver = WeightsServer(lambda model: (store.folder, manifest), lambda node, answer: answers.put(answer))
+    assert ask(ModelPart(2)).data == reader.read(ModelPart(2), 0, 100)
+    assert ask(ModelPart(1)).reason == "it does not hold layer:1"
+    bring(ModelPart(1))
+    assert ask(ModelPart(1)).data == reader.read(ModelPart(1), 0, 100)
     giver.close()
 
 
@@ -109,7 +109,7 @@ def test_a_layer_that_came_into_an_open_folder_is_given_at_once(folder: Path, ma
     (folder / "model.safetensors.index.json").unlink()  # so that only a look at the files tells what is there
     came = (folder / "model-1.safetensors").rename(folder / "on its way")
     answers: SimpleQueue[WeightsPart] = SimpleQueue()
-    giver = WeightsGiver(lambda model: (folder, manifest), lambda node, answer: answers.put(answer))
+    giver = WeightsServer(lambda model: (folder, manifest), lambda node, answer: answers.put(answer))
     giver.on_ask("me", AskWeights(1, MODEL, manifest.hash, "layer:2", 0, 100))
     assert answers.get(timeout=10).data
     came.rename(folder / "model-1.safetensors")
@@ -120,7 +120,7 @@ def test_a_layer_that_came_into_an_open_folder_is_given_at_once(folder: Path, ma
 
 def test_a_giver_survives_a_defect(manifest: Manifest, caplog: pytest.LogCaptureFixture) -> None:
     answers: SimpleQueue[WeightsPart] = SimpleQueue()
-    giver = WeightsGiver(lambda model: {}[model], lambda node, answer: answers.put(answer))
+    giver = WeightsServer(lambda model: {}[model], lambda node, answer: answers.put(answer))
     for request in (1, 2):
         giver.on_ask("me", AskWeights(request, MODEL, manifest.hash, "layer:0", 0, 100))
         assert answers.get(timeout=10).reason == "it failed"
@@ -133,7 +133,7 @@ class Held:
 
     def __init__(self, folder: Path, manifest: Manifest, **how: Any) -> None:
         self.gate, self.answers, self.more = threading.Event(), list[tuple[str, WeightsPart]](), threading.Condition()
-        self.giver = WeightsGiver(lambda model: self._wait(folder, manifest), self._keep, **how)
+        self.giver = WeightsServer(lambda model: self._wait(folder, manifest), self._keep, **how)
 
     def _wait(self, folder: Path, manifest: Manifest) -> tuple[Path, Manifest]:
         self.gate.wait(10)
@@ -218,7 +218,7 @@ def test_no_more_bytes_go_than_the_rate_allows(folder: Path, manifest: Manifest)
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    giver = WeightsGiver(lambda model: (folder, manifest), keep, rate=rate, clock=lambda: now[0], sleep=sleep)
+    giver = WeightsServer(lambda model: (folder, manifest), keep, rate=rate, clock=lambda: now[0], sleep=sleep)
     ask = AskWeights(1, MODEL, manifest.hash, "layer:0", 0, piece)
     for node in "abc":
         giver.on_ask(node, ask)

@@ -10,7 +10,7 @@ import pytest
 from penstock.domain.messages import AskWeights, WeightsPart
 from penstock.weights import fetcher as weights_taker
 from penstock.weights import request_tracker as weights_stream
-from penstock.weights.manifest import Manifest, Part
+from penstock.weights.manifest import Manifest, ModelPart
 from penstock.weights.peer_store import PeerStore
 from tests.tiny_weights import write_model
 from tests.weights.neighbours import MODEL, Neighbours
@@ -62,8 +62,8 @@ def test_an_idle_node_takes_over_from_a_slow_one(slowly: Neighbours, clock: Tick
     slowly.add("slow", folder, manifest, clock.drip)
     slowly.add("idle", folder, manifest)
     store = PeerStore(manifest, MODEL)
-    slowly.taker.fetch(manifest, [Part(0)], store, MODEL, clock.progress)
-    assert store.has(Part(0))
+    slowly.taker.fetch(manifest, [ModelPart(0)], store, MODEL, clock.progress)
+    assert store.has(ModelPart(0))
     offsets = {node: [ask.offset for other, ask in slowly.asks if other == node] for node in ("slow", "idle")}
     assert min(offsets["slow"]) == 0 < min(offsets["idle"])  # what came from the slow one was kept
     assert max(offsets["slow"]) < max(offsets["idle"])
@@ -77,8 +77,8 @@ def test_a_slow_node_goes_on_where_no_other_has_the_part(
     slowly.add("slow", folder, manifest, clock.drip)
     slowly.add("idle", without, manifest)
     store = PeerStore(manifest, MODEL)
-    slowly.taker.fetch(manifest, [Part(0)], store, MODEL, clock.progress)
-    assert store.has(Part(0))
+    slowly.taker.fetch(manifest, [ModelPart(0)], store, MODEL, clock.progress)
+    assert store.has(ModelPart(0))
     assert clock.now - 100 > 2 * weights_stream.SPAN
 
 

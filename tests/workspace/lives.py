@@ -13,7 +13,7 @@ from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done, failed
 from penstock.workspace.store.recovery import recover
 from penstock.workspace.store.request import WorkRequest, read_job
-from penstock.workspace.store.tokens import Said, Transcript, read_tokens
+from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
 from penstock.workspace.work import Submission, Work
 from tests.workspace.crashing import SteppingDisk
 from tests.workspace.ledger import Attempt, Broken, Ledger, look, seals
@@ -139,14 +139,14 @@ class Life:
     def run_alone(self, job_id: str) -> None:
         job = self.ledger.jobs[job_id]
         self.ledger.change(job_id, promised=False, most_alone=job.most_alone + 1)
-        self.workspace.note_run_alone(self.held[job_id])
+        self.workspace.record_isolated_run(self.held[job_id])
         self.ledger.change(job_id, promised=True, fewest_alone=job.fewest_alone + 1)
 
     def say(self, job_id: str, count: int, *, sync: bool = False) -> None:
         """The next tokens, after those that are said already."""
         held = self.held[job_id]
         if job_id not in self.transcripts:
-            said = read_tokens(held.folder) or Said(SEED, FINGERPRINT)
+            said = read_tokens(held.folder) or SavedTokens(SEED, FINGERPRINT)
             if said.tokens != TOKENS[: len(said.tokens)]:
                 raise Broken("a resume goes on where it stopped", f"{job_id} is said to have said {said.tokens}")
             self.transcripts[job_id] = Transcript(self.disk, held.folder, said)
@@ -159,7 +159,7 @@ class Life:
         for job_id in self.transcripts:
             folder, count = self.held[job_id].folder, self.said[job_id]
             said, text = read_tokens(folder), read_file(folder, PARTIAL, 1000)
-            assert said == Said(SEED, FINGERPRINT, TOKENS[:count])
+            assert said == SavedTokens(SEED, FINGERPRINT, TOKENS[:count])
             assert text == words(0, count)
 
     def finish(self, job_id: str) -> bytes:

@@ -11,7 +11,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock.domain.job import FinishReason, JobDone, JobFailed, OutputFinished, Timings, TokensOut, Usage
+from penstock.domain.updates import FinishReason, JobDone, JobFailed, OutputFinished, Timings, TokensOut, Usage
 from penstock.errors import ComputeFailed, RequestError
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.request import WorkRequest

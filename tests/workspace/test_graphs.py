@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, Timings, TokensOut, Usage
+from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, Timings, TokensOut, Usage
 from penstock.errors import RequestError, UnknownJob
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.store import layout

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.audit.report import PATIENCE, PROMPT, Back, Front, Report
+from penstock.audit.report import PATIENCE, PROMPT, AnswerLeak, PromptLeak, Report
 
 PROMPT_LIMIT = 0.05  # share of a prompt's tokens that somebody else may read
 ANSWER_LIMIT = 0.20  # of an answer's: whoever knows what came before guesses many of these without any state
@@ -16,30 +16,30 @@ IN_ANY_CASE = (
     "what protects then is whom you invite, and which layers you keep."
 )
 
-Row = TypeVar("Row", Front, Back)
+Row = TypeVar("Row", PromptLeak, AnswerLeak)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptLayers:
     """Layers to keep at the front and at the back; None where no depth of the table is enough."""
 
-    front: Front | None
-    back: Back | None
+    front: PromptLeak | None
+    back: AnswerLeak | None
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    curious: Kept  # against attacks that need nothing but the weights
-    prepared: Kept  # against maps fitted to a public text as well
+    curious: KeptLayers  # against attacks that need nothing but the weights
+    prepared: KeptLayers  # against maps fitted to a public text as well
 
 
 def advise(report: Report) -> Advice:
     return Advice(
-        curious=Kept(
+        curious=KeptLayers(
             _shallowest(report.front, lambda row: row.nearest, PROMPT_LIMIT),
             _shallowest(report.back, lambda row: row.head_answer, ANSWER_LIMIT),
         ),
-        prepared=Kept(
+        prepared=KeptLayers(
             _shallowest(report.front, lambda row: row.prompt, PROMPT_LIMIT),
             _shallowest(report.back, lambda row: row.answer, ANSWER_LIMIT),
         ),
@@ -61,7 +61,7 @@ def sentences(report: Report) -> list[str]:
     return [_curious(advice.curious), _prepared(advice.prepared, report), _search(report), IN_ANY_CASE]
 
 
-def _curious(kept: Kept) -> str:
+def _curious(kept: KeptLayers) -> str:
     front, back = kept.front, kept.back
     if front is not None and back is not None:
         return (
@@ -76,7 +76,7 @@ def _curious(kept: Kept) -> str:
     return f"No depth in these tables keeps even a peer that only looks below {' and '.join(missing)}: keep the whole model."
 
 
-def _prepared(kept: Kept, report: Report) -> str:
+def _prepared(kept: KeptLayers, report: Report) -> str:
     front, back = kept.front, kept.back
     if front is not None and back is not None:
         return f"Against a peer that fits a linear map to public text, keep {_private(front, back)}."
@@ -98,7 +98,7 @@ def _search(report: Report) -> str:
     )
 
 
-def _private(front: Front, back: Back) -> str:
+def _private(front: PromptLeak, back: AnswerLeak) -> str:
     """As the configuration spells it."""
     return f'private_layers = "{front.kept},{back.kept}"'
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from penstock.audit.attacks import Dictionary, LinearMap, fit, share
-from penstock.audit.cut_model import Answer, CutModel, kept_layers
-from penstock.audit.report import FEWEST, Back, Front, Report, SearchCost
+from penstock.audit.cut_model import CutModel, SampledAnswer, kept_layers
+from penstock.audit.report import FEWEST, AnswerLeak, PromptLeak, Report, SearchCost
 from penstock.audit.search import MOST, Known, Search
 from penstock.errors import RequestError
 from penstock.progress import Progress, silent
@@ -80,11 +80,11 @@ class _Attacker:
         self._ordinary = [place for place in range(len(public)) if place % WINDOW]
         self._public = [public[place] for place in self._ordinary]
 
-    def front(self, kept: int, ids: Sequence[int], text: Mapping[int, Tensor]) -> Front:
+    def front(self, kept: int, ids: Sequence[int], text: Mapping[int, Tensor]) -> PromptLeak:
         seen = text[kept]
         mapped = self._fit(kept, self._dictionary.directions(self._public))
         plain, guessed = self._dictionary.nearest(seen, BEST), self._dictionary.nearest(mapped(seen), BEST)
-        return Front(
+        return PromptLeak(
             kept=kept,
             nearest=share(plain[:, :1], ids),
             nearest_10=share(plain, ids),
@@ -93,10 +93,10 @@ class _Attacker:
             search=self._search(kept, ids, text, mapped),
         )
 
-    def back(self, kept: int, ids: Sequence[int], text: Mapping[int, Tensor], answer: Answer) -> Back:
+    def back(self, kept: int, ids: Sequence[int], text: Mapping[int, Tensor], answer: SampledAnswer) -> AnswerLeak:
         depth, model = self._model.layers - kept, self._model
         mapped = self._fit(depth, self._learned[model.layers][self._ordinary])
-        return Back(
+        return AnswerLeak(
             kept=kept,
             head_text=share(model.likeliest(text[depth][:-1]), ids[1:]),
             head_answer=share(model.likeliest(answer.states[depth]), answer.ids),

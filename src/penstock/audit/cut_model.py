@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.config.engine import EngineConfig
 from penstock.errors import NotEnoughMemory
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.model.candidates import argmax
 from penstock.model.ends import EndModel
 from penstock.model.sources import resolve
@@ -29,7 +29,7 @@ def kept_layers(layers: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SampledAnswer:
     """Tokens that the model chose, and the states that it chose them from."""
 
     ids: tuple[int, ...]
@@ -55,7 +55,7 @@ class CutModel:
                 hint="Close other programs, or audit fewer tokens (--tokens).",
             )
 
-    def run(self, hidden: Tensor, pieces: Sequence[Piece], start: int, end: int) -> Tensor:
+    def run(self, hidden: Tensor, pieces: Sequence[BatchPiece], start: int, end: int) -> Tensor:
         """Through the layers from one cut to another."""
         for segment in self._segments:
             if start <= segment.layers.start < end:
@@ -64,9 +64,9 @@ class CutModel:
 
     def read(self, ids: Sequence[int], table: Sequence[int]) -> dict[int, Tensor]:
         """The states of a text at every cut, by depth: [T, hidden]. Its keys and values are left in the blocks of `table`."""
-        return self._states(ids, [Piece(0, len(ids), table)])
+        return self._states(ids, [BatchPiece(0, len(ids), table)])
 
-    def answer(self, table: Sequence[int], starts: Sequence[int], text: Mapping[int, Tensor], tokens: int) -> Answer:
+    def answer(self, table: Sequence[int], starts: Sequence[int], text: Mapping[int, Tensor], tokens: int) -> SampledAnswer:
         """Go on with the likeliest tokens after the first `start` tokens of a text that was read, once for each of `starts`.
 
         `table` holds the text's blocks, and behind them `tokens` for each start.
@@ -76,17 +76,17 @@ class CutModel:
         states = {depth: [found[[start - 1 for start in starts]]] for depth, found in text.items()}
         chosen = [self.likeliest(states[self.layers][-1])]
         for step in range(tokens - 1):
-            pieces = [Piece(p + step, 1, [*table[:p], *blocks]) for p, blocks in zip(starts, own, strict=True)]
+            pieces = [BatchPiece(p + step, 1, [*table[:p], *blocks]) for p, blocks in zip(starts, own, strict=True)]
             for depth, found in self._states(chosen[-1].tolist(), pieces).items():
                 states[depth].append(found)
             chosen.append(self.likeliest(states[self.layers][-1]))
-        return Answer(tuple(torch.cat(chosen).tolist()), {depth: torch.cat(found) for depth, found in states.items()})
+        return SampledAnswer(tuple(torch.cat(chosen).tolist()), {depth: torch.cat(found) for depth, found in states.items()})
 
     def likeliest(self, states: Tensor) -> Tensor:
         """What norm and head make of states, wherever they come from: the first choice of each. [R]"""
         return torch.cat([argmax(self.ends.compute_head(self.ends.compute_norm(rows))) for rows in torch.split(states, ROWS)])
 
-    def _states(self, ids: Sequence[int], pieces: Sequence[Piece]) -> dict[int, Tensor]:
+    def _states(self, ids: Sequence[int], pieces: Sequence[BatchPiece]) -> dict[int, Tensor]:
         hidden = self.ends.compute_embed(ids)
         states = {0: hidden}
         for segment in self._segments:

@@ -26,7 +26,7 @@ class SearchCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class PromptLeak:
     """Shares of the prompt's tokens that are read from what leaves after the first `kept` layers."""
 
     kept: int
@@ -43,7 +43,7 @@ class Front:
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
+class AnswerLeak:
     """Shares of tokens that are read from what comes home before the last `kept` layers."""
 
     kept: int
@@ -67,5 +67,5 @@ class Report:
     tokens: int  # of the audited text
     answer_tokens: int
     public_tokens: int  # that the maps were fitted to
-    front: tuple[Front, ...]
-    back: tuple[Back, ...]
+    front: tuple[PromptLeak, ...]
+    back: tuple[AnswerLeak, ...]

@@ -15,7 +15,8 @@ from torch import Tensor
 from penstock.audit.attacks import Dictionary, LinearMap
 from penstock.audit.cut_model import CutModel
 from penstock.audit.report import PATIENCE
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
+from penstock.model.shapes import max_layer_params
 from penstock.model.spec import ModelSpec
 
 FIRST, GROWTH, MOST = 4, 4, 128  # candidates in the first batch, how much larger the next ones are, and in the largest
@@ -68,7 +69,7 @@ class Search:
             blocks.append(block)
             spare.remove(block)
             # the state that was seen goes on through the other layers: so the attacker knows what is likely next
-            last = model.run(state, [Piece(len(blocks) - 1, 1, blocks)], self._depth, model.layers)
+            last = model.run(state, [BatchPiece(len(blocks) - 1, 1, blocks)], self._depth, model.layers)
         return Found(tuple(ids), tries, passes, flops, time.perf_counter() - started)
 
     def _ranking(self, last: Tensor, state: Tensor, count: int) -> list[int]:
@@ -105,7 +106,7 @@ class Search:
         return (token, spare[place]), tried, passes
 
     def _distances(self, state: Tensor, candidates: Sequence[int], blocks: Sequence[int], spare: Sequence[int]) -> Tensor:
-        pieces = [Piece(len(blocks), 1, [*blocks, spare[i]]) for i in range(len(candidates))]
+        pieces = [BatchPiece(len(blocks), 1, [*blocks, spare[i]]) for i in range(len(candidates))]
         states = self._model.run(self._model.ends.compute_embed(candidates), pieces, 0, self._depth)
         far: Tensor = torch.linalg.vector_norm(states - state, dim=1) / torch.linalg.vector_norm(state)
         return far
@@ -113,7 +114,7 @@ class Search:
 
 def try_flops(spec: ModelSpec, depth: int, position: int) -> float:
     """One candidate through the layers: its products with the weights, and with the keys and values before it."""
-    return depth * (2.0 * spec.layer_params + 4.0 * spec.heads * spec.head_dim * (position + 1))
+    return depth * (2.0 * max_layer_params(spec) + 4.0 * spec.heads * spec.head_dim * (position + 1))
 
 
 def ranking_flops(spec: ModelSpec, depth: int, position: int) -> float:

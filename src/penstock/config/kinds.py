@@ -21,7 +21,7 @@ SWITCH_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """`read` takes what TOML has made of a value, `parse` the text of a flag or a variable."""
 
     metavar: str
@@ -129,11 +129,11 @@ def _parsed_pairs(text: str) -> dict[str, str]:
 
 # ---- the kinds ----
 
-TEXT = Kind("TEXT", "a text", _text, _text, str, quoted)
-WHOLE = Kind("N", "a whole number", _whole, int, str, str)
-SECONDS = Kind("SECONDS", "a number of seconds", _number, lambda text: _number(float(text)), str, str)
-SWITCH = Kind("", "true or false", _switch, _parsed_switch, lambda on: str(on).lower(), lambda on: str(on).lower())
-SIZE = Kind(
+TEXT = ValueKind("TEXT", "a text", _text, _text, str, quoted)
+WHOLE = ValueKind("N", "a whole number", _whole, int, str, str)
+SECONDS = ValueKind("SECONDS", "a number of seconds", _number, lambda text: _number(float(text)), str, str)
+SWITCH = ValueKind("", "true or false", _switch, _parsed_switch, lambda on: str(on).lower(), lambda on: str(on).lower())
+SIZE = ValueKind(
     "SIZE",
     'a size such as "1.5GB", "800MB" or "2GiB" (a number alone means GB)',
     _size,
@@ -141,7 +141,7 @@ SIZE = Kind(
     show_size,
     lambda size: quoted(show_size(size)),
 )
-PATH = Kind(
+PATH = ValueKind(
     "FILE",
     "the path of a file",
     lambda value: Path(_text(value)).expanduser(),
@@ -149,7 +149,7 @@ PATH = Kind(
     str,
     lambda path: quoted(str(path)),
 )
-WORDS = Kind(
+WORDS = ValueKind(
     "A,B,…",
     'a list of texts: ["a", "b"] in a file, a,b elsewhere',
     _words,
@@ -157,7 +157,7 @@ WORDS = Kind(
     ",".join,
     lambda words: f"[{', '.join(map(quoted, words))}]",
 )
-PAIRS = Kind(
+PAIRS = ValueKind(
     "NAME=MODEL,…",
     'names and what they stand for: a table of "name" = "value" in a file, name=value,name=value elsewhere',
     _pairs,
@@ -167,10 +167,10 @@ PAIRS = Kind(
 )
 
 
-def one_of(*names: str) -> Kind:
+def one_of(*names: str) -> ValueKind:
     def read(value: Any) -> str:
         if value not in names:
             raise ValueError
         return str(value)
 
-    return Kind("|".join(names), f"one of: {', '.join(names)}", read, read, str, quoted)
+    return ValueKind("|".join(names), f"one of: {', '.join(names)}", read, read, str, quoted)

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.config import kinds
 from penstock.config.engine import POLICY_NAMES, EngineConfig
-from penstock.config.kinds import PAIRS, PATH, SECONDS, SIZE, SWITCH, TEXT, WHOLE, WORDS, Kind
+from penstock.config.kinds import PAIRS, PATH, SECONDS, SIZE, SWITCH, TEXT, WHOLE, WORDS, ValueKind
 from penstock.config.network import MODES, NetworkConfig
 from penstock.config.node import (
     DEFAULT_MODEL,
@@ -63,7 +63,7 @@ class Setting:
     """
 
     key: str
-    kind: Kind
+    kind: ValueKind
     about: str
     named: str = ""
     field: tuple[type, str] | None = None

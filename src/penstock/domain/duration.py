@@ -9,7 +9,7 @@ UNITS = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY}
 PATTERN = r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([smhd]?)"
 
 
-def parse_span(text: str) -> float | None:
+def parse_duration(text: str) -> float | None:
     """Seconds: `"90s"`, `"10m"`, `"2h"`, `"7d"`; a number alone is seconds. None if it is no span of time."""
     found = re.fullmatch(PATTERN, text.strip().lower())
     return None if found is None else float(found[1]) * UNITS.get(found[2], 1)

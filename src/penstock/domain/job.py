@@ -1,193 +1,153 @@
-"""A Job: one accepted request, and the updates that reach whoever asked for it."""
+"""Job: one accepted request on its origin. Sequence: one of its outputs, with its tokens and its progress."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import operator
-import os
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
-from penstock.domain.constraint import ConstraintFactory
+from penstock.domain.blocks import KeyChain
+from penstock.domain.constraint import Constraint
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
-from penstock.errors import PenstockError, RequestError
-
-Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as the chat template takes it
-
-_counter = itertools.count()
+from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate
 
 
-def new_job_id() -> str:
-    """`<unix_ts>_<pid>_<counter>`: unique on a machine, and sortable by its parsed numbers."""
-    return f"{int(time.time())}_{os.getpid()}_{next(_counter)}"
+class SequenceState(Enum):
+    WAITING = auto()
+    RUNNING = auto()  # a Span is on its way and the next one depends on it
+    PAUSED = auto()  # holds KV and may be granted a Span now
+    WAITING_PREEMPT = auto()  # lost its KV, here or on a server that is gone; will be computed again
+    FINISHED = auto()
+    IGNORED = auto()  # can never fit
 
 
-class FinishReason(StrEnum):
-    STOP = "stop"  # end of text, a stop string or a stop token
-    LENGTH = "length"  # max_tokens, the context or the KV memory
-    CANCELLED = "cancelled"
+HOLDS_KV = (SequenceState.RUNNING, SequenceState.PAUSED)
+QUEUED = (SequenceState.WAITING, SequenceState.WAITING_PREEMPT)
+TERMINAL = (SequenceState.FINISHED, SequenceState.IGNORED)
+
+_ALLOWED = {
+    SequenceState.WAITING: {SequenceState.RUNNING, SequenceState.IGNORED, SequenceState.FINISHED},
+    SequenceState.RUNNING: {SequenceState.PAUSED, SequenceState.WAITING_PREEMPT, SequenceState.FINISHED},
+    SequenceState.PAUSED: {SequenceState.RUNNING, SequenceState.WAITING_PREEMPT, SequenceState.FINISHED},
+    SequenceState.WAITING_PREEMPT: {SequenceState.RUNNING, SequenceState.FINISHED},
+    SequenceState.FINISHED: set(),
+    SequenceState.IGNORED: set(),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """What a client asks for. Exactly one of `prompt` (text or token ids) and `messages` is given."""
+@dataclass(slots=True, eq=False)
+class Job:
+    """An accepted request on its origin: whole only here."""
 
-    prompt: str | Sequence[int] | None = None
-    messages: Sequence[Message] | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    priority: int = 0  # higher is more urgent
-    deadline: float | None = None  # seconds from arrival; orders the queue under EDF and LRS
-    constraint: ConstraintFactory | None = None  # makes, for each output, what decides which tokens may come
-    template: Mapping[str, Any] = field(default_factory=dict)  # further variables for the chat template, such as tools
-    resume: Sequence[int] = ()  # tokens that were generated for this very request before: the answer goes on behind them
-    embed: bool = False  # nothing is generated: the prompt's embedding is asked for
-
-    def __post_init__(self) -> None:
-        if type(self.priority) is not int:
-            raise RequestError(f"priority = {self.priority!r} cannot be used.", field="priority", hint="Give a whole number.")
-        if self.deadline is not None:
-            number = isinstance(self.deadline, int | float) and not isinstance(self.deadline, bool)
-            if not number or not 0 < self.deadline < math.inf:
-                raise RequestError(
-                    f"deadline = {self.deadline!r} cannot be used.", field="deadline", hint="Give seconds above 0."
-                )
-        if not isinstance(self.sampling, SamplingParams):
-            raise RequestError("sampling is not a SamplingParams.", field="sampling")
-        if self.constraint is not None and (self.sampling.ignore_eos or self.sampling.min_tokens):
-            name = "ignore_eos" if self.sampling.ignore_eos else "min_tokens"
-            raise RequestError(
-                f"{name} and a grammar contradict each other: the grammar says when the text ends.",
-                field=name,
-                hint="Leave one of them out.",
-            )
-        self._check_resume()
-        if self.embed:
-            self._check_embed()
-
-    def _check_resume(self) -> None:
-        try:
-            object.__setattr__(self, "resume", tuple(operator.index(token) for token in self.resume))
-        except TypeError:
-            raise RequestError("resume is not a list of token ids.", field="resume") from None
-        if not self.resume:
-            return
-        if self.sampling.n != 1:
-            raise RequestError(
-                f"resume cannot be used with n = {self.sampling.n}.", field="resume", hint="Resume each output by itself."
-            )
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self.sampling, name) is not None:
-                raise RequestError(
-                    f"resume cannot be used with {name}: how likely its tokens were is not known any more.",
-                    field="resume",
-                    hint=f"Leave {name} out, or start from the beginning.",
-                )
-
-    def _check_embed(self) -> None:
-        """Whatever is about an answer contradicts it. `max_tokens` does not: nothing comes near it."""
-        asked, plain = self.sampling, SamplingParams()
-        names = [one.name for one in fields(plain) if getattr(asked, one.name) != getattr(plain, one.name)]
-        names += ["constraint"] * (self.constraint is not None) + ["resume"] * bool(self.resume)
-        for name in names:
-            if name != "max_tokens":
-                raise RequestError(
-                    f"{name} cannot be used for an embedding: nothing is generated.", field=name, hint="Leave it out."
-                )
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()  # the most likely (token id, logprob), best first
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache
-
-    def __add__(self, more: Usage) -> Usage:
-        return Usage(
-            self.prompt_tokens + more.prompt_tokens,
-            self.completion_tokens + more.completion_tokens,
-            self.cached_tokens + more.cached_tokens,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds. `queued` is until the first Span was granted, `first_token` until the first token, both from arrival."""
-
-    queued: float = 0.0
-    first_token: float = 0.0
-    total: float = 0.0
+    job_id: str
+    request: JobRequest
+    prompt_ids: list[int]
+    max_tokens: int  # what was asked for, cut to what the context and the memory allow
+    seed: int
+    arrival: float
+    sink: Callable[[JobUpdate], None]
+    sequences: list[Sequence] = field(default_factory=list)
+    cached_tokens: int = 0
+    prefilled: int = 0  # prompt tokens reported as read
+    rows_home: int = 0  # prompt tokens whose rows have come home and were used, where all of them are wanted
+    row_sum: Any = None  # ... and their sum, where an embedding is: a numpy array in fp64
     preemptions: int = 0
+    deadline: float = math.inf  # seconds from arrival
+    first_grant: float | None = None
+    first_token: float | None = None
+    open: bool = True  # no final update was emitted yet
+    on_end: Callable[[Job], None] | None = None
+    reachable: bool = True  # the client takes updates
+    lifted: bool = False  # it stood still for so long that it is not put off any more
+
+    def emit(self, update: JobUpdate) -> None:
+        """Hand an update to the client. A client that fails to take it is not asked again."""
+        if isinstance(update, JobDone | JobFailed) and self.on_end is not None:
+            self.on_end(self)
+        if self.reachable:
+            try:
+                self.sink(update)
+            except Exception:
+                self.reachable = False
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
+    def effective_priority(self) -> int:
+        """What it is ranked by: a background job that was lifted is like any other."""
+        return 0 if self.lifted else self.priority
 
 
-# ---- JobUpdate: what streams out; the last is always one JobDone or one JobFailed ----
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Cursors: scheduled >= stage_processed >= step_processed, each a count of tokens.
 
-
-@dataclass(frozen=True, slots=True)
-class PrefillProgress:
-    """`done` of `total` prompt tokens have passed the first stage."""
-
-    done: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLogprobs:
-    """How likely prompt tokens from position `start` on were after those before them. The first token has no value."""
-
-    start: int
-    logprobs: tuple[TokenLogprob, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """The prompt's embedding: the mean of the last hidden states of all its tokens, after the final norm, as fp32 numbers.
-
-    It is the whole of what such a job says, and comes once. Then the job ends as any other does: its one output is finished,
-    with the reason `stop`. One that was cancelled has none.
+    `stage_processed` has passed the first stage, `step_processed` all stages: only the latter counts for stops and text.
     """
 
-    vector: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokensOut:
-    """New tokens of output `index`. `text` may be empty while bytes of a character or a possible stop string are held back."""
-
+    seq_id: int
+    job: Job
     index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] = ()
+    tokens: list[int]
+    chain: KeyChain
+    state: SequenceState = SequenceState.WAITING
+    incarnation: int = 0
+    attempt: int = 0
+    base: int = 0
+    scheduled: int = 0
+    stage_processed: int = 0
+    step_processed: int = 0
+    prefix: int = 0  # tokens of this incarnation that were found in the prefix cache
+    furthest: int = 0  # tokens that ever passed all stages, in any incarnation
+    refused: int = 0  # how often stages refused its Spans since it got that far
+    committed: int = 0  # blocks below step_processed whose keys the stages know
+    in_flight: int = 0
+    table: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    prefix_trusted: bool = True  # False once a stage did not hold a prefix that we counted on
+    constraint: Constraint | None = None  # which tokens may come next; it has seen all that were generated
+    last_token: float = 0.0  # when
+    prompt_len: int = field(init=False)
 
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.tokens)
 
-@dataclass(frozen=True, slots=True)
-class OutputFinished:
-    """Output `index` is complete. `stop_reason` is the stop string or stop token id that ended it, if one did."""
+    @property
+    def remaining(self) -> int:
+        """Tokens that no Span was granted for yet: what is left of a prompt, or the one token to decode from."""
+        return len(self.tokens) - self.scheduled
 
-    index: int
-    reason: FinishReason
-    stop_reason: str | int | None = None
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
 
+    @property
+    def decoding(self) -> bool:
+        """Everything but the newest token has passed all stages: the next Span is a single decode token."""
+        return self.step_processed == len(self.tokens) - 1 and self.generated > 0
 
-@dataclass(frozen=True, slots=True)
-class JobDone:
-    usage: Usage
-    timings: Timings
+    @property
+    def wants_rows(self) -> bool:
+        """Its prompt's own likelihood or embedding was asked for and is not known yet, so all of it must be computed."""
+        if self.job.request.embed:
+            return self.job.rows_home < self.prompt_len
+        wanted = self.index == 0 and self.job.sampling.prompt_logprobs is not None
+        return wanted and self.job.rows_home < self.prompt_len - 1  # the last row foretells no token of the prompt
 
+    @property
+    def least_length(self) -> int:
+        """Tokens that there must be memory for: those it has, and one more if anything is to be generated."""
+        return len(self.tokens) + (not self.job.request.embed)
 
-@dataclass(frozen=True, slots=True)
-class JobFailed:
-    error: PenstockError
-
-
-JobUpdate = PrefillProgress | PromptLogprobs | Embedded | TokensOut | OutputFinished | JobDone | JobFailed
+    def move(self, state: SequenceState) -> None:
+        assert state in _ALLOWED[self.state], f"sequence {self.seq_id}: {self.state.name} -> {state.name}"
+        self.state = state

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from penstock.domain.job import Job
 from penstock.domain.messages import Message
-from penstock.domain.sequence import Job
 from penstock.domain.topology import LayerRange
 from penstock.model.segment import Segment
 
@@ -34,18 +34,18 @@ class Unsent:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class NetworkChanged:
     pass
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
+class AddSegment:
     segment: Segment
     done: threading.Event
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropSegment:
     layers: LayerRange
     done: threading.Event
 
@@ -55,4 +55,4 @@ class Stop:
     pass
 
 
-Command = Submit | Cancel | Deliver | Unsent | Changed | Add | Drop | Stop
+Command = Submit | Cancel | Deliver | Unsent | NetworkChanged | AddSegment | DropSegment | Stop

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.fsm import ComputeStep, Facts, JobState, next_state
-from penstock.domain.job import JobFailed
+from penstock.domain.job import Job
 from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer
 from penstock.domain.route import RouteId
-from penstock.domain.sequence import Job
 from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.domain.topology import LayerRange
-from penstock.engine.commands import Add, Cancel, Changed, Command, Deliver, Drop, Stop, Submit, Unsent
+from penstock.domain.updates import JobFailed
+from penstock.engine.commands import AddSegment, Cancel, Command, Deliver, DropSegment, NetworkChanged, Stop, Submit, Unsent
 from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.stage import Stage
@@ -161,7 +161,7 @@ class Engine:
         self._inbox.put(Unsent(node, message))
 
     def on_network_change(self) -> None:
-        self._inbox.put(Changed())
+        self._inbox.put(NetworkChanged())
 
     def add_segment(self, segment: Segment) -> None:
         """Run these layers too, from now on. Waits for the compute thread."""
@@ -170,13 +170,13 @@ class Engine:
         if self._thread is None:
             self._add(segment)
         else:
-            self._ask(Add(segment, threading.Event()))
+            self._ask(AddSegment(segment, threading.Event()))
 
     def drop_segment(self, layers: LayerRange) -> None:
         """Run these layers no more: whoever has a route through them must find another. Waits for the compute thread."""
-        self._ask(Drop(layers, threading.Event()))
+        self._ask(DropSegment(layers, threading.Event()))
 
-    def _ask(self, command: Add | Drop) -> None:
+    def _ask(self, command: AddSegment | DropSegment) -> None:
         self._inbox.put(command)
         while self.running and not command.done.wait(IDLE_LOOK):
             pass
@@ -283,12 +283,12 @@ class Engine:
                     self._take(sender, message)
                 case Unsent(node, message):
                     self._on_unsent(node, message)
-                case Changed():
+                case NetworkChanged():
                     self._on_change()
-                case Add(segment, done):
+                case AddSegment(segment, done):
                     self._add(segment)
                     done.set()
-                case Drop(layers, done):
+                case DropSegment(layers, done):
                     self._drop(layers)
                     done.set()
                 case Stop():

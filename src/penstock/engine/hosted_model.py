@@ -72,7 +72,9 @@ def host(
     return HostedLayers(loaded, engine) if ends is None else HostedModel(loaded, ends, engine, max_jobs=max_jobs)
 
 
-def host_alone(loaded: LoadedModel, config: EngineConfig, *, node: str = "local", max_jobs: int | None = None) -> HostedModel:
+def host_standalone(
+    loaded: LoadedModel, config: EngineConfig, *, node: str = "local", max_jobs: int | None = None
+) -> HostedModel:
     """A whole model on this machine, without a network."""
     pipe = Pipe(loaded.name, loaded.spec.num_layers, loaded.segments, node=node)
     hosted = host(loaded, pipe, config, max_jobs=max_jobs)

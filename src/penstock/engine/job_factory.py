@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate, new_job_id
-from penstock.domain.sequence import Job
+from penstock.domain.job import Job
+from penstock.domain.request import JobRequest, new_job_id
+from penstock.domain.updates import JobDone, JobFailed, JobUpdate
 from penstock.engine.engine import Engine
 from penstock.errors import EmptyPrompt, EngineError, InvalidSampling, PromptTooLong, QueueFull, RequestError
 
 
-class Tokenizer(Protocol):
+class PromptEncoder(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]: ...
@@ -67,7 +68,9 @@ class PreparedJob:
 
 
 class JobFactory:
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, context: int, vocab: int, max_jobs: int | None = None) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: PromptEncoder, *, context: int, vocab: int, max_jobs: int | None = None
+    ) -> None:
         """`max_jobs` is how many outputs may be open at once, running or waiting; None for any number."""
         self._engine, self._tokenizer, self._vocab = engine, tokenizer, vocab
         self._context, self._max_jobs = context, max_jobs

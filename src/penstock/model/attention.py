@@ -21,7 +21,7 @@ from penstock.domain.blocks import NULL_BLOCK
 SMALL_BUCKET = 8  # blocks; below this, padding costs less than another call
 
 
-class Piece(NamedTuple):
+class BatchPiece(NamedTuple):
     """One Span as the tensors see it: `n` rows of the batch, at these positions, over these blocks."""
 
     start_pos: int
@@ -49,7 +49,7 @@ class _Chunk:
 class AttentionPlan:
     """Where a batch's tokens are written and what each of them sees; the same for all layers of a segment."""
 
-    def __init__(self, pieces: Sequence[Piece], block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, pieces: Sequence[BatchPiece], block_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._block_size, self._dtype, self._device = block_size, dtype, device
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
         positions, slots = _positions_and_slots(pieces, block_size)
@@ -57,7 +57,7 @@ class AttentionPlan:
         self.up_to = int(positions.max()) + 1
         self.positions = torch.from_numpy(positions).to(device)
         self.slots = torch.from_numpy(slots).to(device)
-        singles: list[tuple[int, Piece]] = []
+        singles: list[tuple[int, BatchPiece]] = []
         self._chunks: list[_Chunk] = []
         row = 0
         for piece in pieces:
@@ -127,12 +127,12 @@ class AttentionPlan:
     def _additive(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
 
-    def _chunk(self, row: int, piece: Piece) -> _Chunk:
+    def _chunk(self, row: int, piece: BatchPiece) -> _Chunk:
         end = piece.start_pos + piece.n
         blocks = torch.tensor(piece.table[: -(-end // self._block_size)], dtype=torch.int64, device=self._device)
         return _Chunk(slice(row, row + piece.n), blocks, piece.start_pos, end)
 
-    def _bucket(self, members: list[tuple[int, Piece]]) -> _Decodes:
+    def _bucket(self, members: list[tuple[int, BatchPiece]]) -> _Decodes:
         width = max(piece.start_pos // self._block_size + 1 for _, piece in members)
         blocks = np.full((len(members), width), NULL_BLOCK, dtype=np.int64)
         for i, (_, piece) in enumerate(members):
@@ -149,7 +149,7 @@ class AttentionPlan:
         )
 
 
-def _positions_and_slots(pieces: Sequence[Piece], block_size: int) -> tuple[np.ndarray, np.ndarray]:
+def _positions_and_slots(pieces: Sequence[BatchPiece], block_size: int) -> tuple[np.ndarray, np.ndarray]:
     total = sum(piece.n for piece in pieces)
     positions, slots = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
     row = 0
@@ -167,11 +167,11 @@ def _positions_and_slots(pieces: Sequence[Piece], block_size: int) -> tuple[np.n
     return positions, slots
 
 
-def _buckets(singles: list[tuple[int, Piece]], block_size: int) -> list[list[tuple[int, Piece]]]:
+def _buckets(singles: list[tuple[int, BatchPiece]], block_size: int) -> list[list[tuple[int, BatchPiece]]]:
     """Decodes of similar length together: within a bucket the longest is at most twice the shortest."""
     if not singles:
         return []
-    by_width: dict[int, list[tuple[int, Piece]]] = {}
+    by_width: dict[int, list[tuple[int, BatchPiece]]] = {}
     for member in singles:
         width = max(member[1].start_pos // block_size + 1, SMALL_BUCKET)
         by_width.setdefault((width - 1).bit_length(), []).append(member)

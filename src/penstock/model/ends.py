@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.model.candidates import top
 from penstock.model.linear import Linear, can_pack, linear
-from penstock.model.shapes import end_shapes
+from penstock.model.shapes import end_params, end_shapes
 from penstock.model.spec import ModelSpec
 from penstock.model.tokenizer import Tokenizer
 from penstock.model.weights import WeightFiles
@@ -22,7 +22,7 @@ REFINED = 8  # candidates whose logits are computed in fp32
 def end_bytes(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> int:
     """What the weights of the ends take: a head that is tied to the embedding and packed is there twice."""
     twice = spec.tied and can_pack(dtype, device)
-    return (spec.end_params + (spec.vocab * spec.hidden if twice else 0)) * dtype.itemsize
+    return (end_params(spec) + (spec.vocab * spec.hidden if twice else 0)) * dtype.itemsize
 
 
 class EndModel:

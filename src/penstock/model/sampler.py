@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.domain.job import TokenLogprob
 from penstock.domain.sampling import SamplingParams
+from penstock.domain.updates import TokenLogprob
 from penstock.model.candidates import argmax
 
 CANDIDATES = 1024  # a nucleus is looked for among these first; sorting the whole vocabulary costs far more
 
 
 class SampleRow(NamedTuple):
-    """Whose token is to be chosen: `tokens` is prompt and output, the new token will stand at len(tokens)."""
+    """A row of the batch whose token is to be chosen: `tokens` is prompt and output, the new token will stand at len(tokens)."""
 
     params: SamplingParams
     seed: int

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.domain.topology import LayerRange
-from penstock.model.attention import AttentionPlan, Piece
+from penstock.model.attention import AttentionPlan, BatchPiece
 from penstock.model.layer import Layer, LayerBuilder
 from penstock.model.rope import RopeTable, rotate_
 from penstock.model.shapes import layer_shapes
@@ -31,14 +31,14 @@ class Segment(Protocol):
     kv_blocks: int  # capacity of its KV memory
     weight_hash: str
 
-    def process(self, hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
+    def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
         """Run a ragged batch [T, hidden] through the layers, or through just these of them; its keys and values are kept at the
         pieces' blocks.
 
         What comes out is in fp32, whatever the type of the weights.
         """
 
-    def wipe(self, piece: Piece) -> None:
+    def wipe(self, piece: BatchPiece) -> None:
         """Make the keys and values of these tokens zero."""
 
 
@@ -72,7 +72,7 @@ class LlmModel:
         self.weight_hash = hashes.hexdigest()
 
     @torch.inference_mode()
-    def process(self, hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
+    def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
         spec, first = self.spec, self.layers.start
         part = self._layers if layers is None else self._layers[layers.start - first : layers.end - first]
         plan = AttentionPlan(pieces, self.block_size, self.dtype, self.device)
@@ -102,7 +102,7 @@ class LlmModel:
         return x
 
     @torch.inference_mode()
-    def wipe(self, piece: Piece) -> None:
+    def wipe(self, piece: BatchPiece) -> None:
         slots = AttentionPlan([piece], self.block_size, self.dtype, self.device).slots
         for layer in self._layers:
             layer.kv.index_fill_(0, slots, 0)

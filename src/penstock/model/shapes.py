@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from penstock.model.spec import ModelSpec
+from penstock.model.spec import ModelSpec
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -50,13 +48,22 @@ def end_shapes(spec: ModelSpec) -> Shapes:
     return shapes
 
 
-def layer_weights(spec: ModelSpec, index: int) -> int:
-    """How many parameters one layer has, biases and norms included."""
+def layer_params(spec: ModelSpec, index: int) -> int:
+    """Count the parameters of one layer, biases and norms included."""
     return _count(layer_shapes(spec, index))
 
 
-def end_weights(spec: ModelSpec) -> int:
+def max_layer_params(spec: ModelSpec) -> int:
+    """Count the parameters of the largest layer."""
+    return max(layer_params(spec, index) for index in range(spec.num_layers))
+
+
+def end_params(spec: ModelSpec) -> int:
     return _count(end_shapes(spec))
+
+
+def total_params(spec: ModelSpec) -> int:
+    return sum(layer_params(spec, index) for index in range(spec.num_layers)) + end_params(spec)
 
 
 def _mlp(spec: ModelSpec, name: str, inner: int) -> Shapes:

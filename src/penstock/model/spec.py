@@ -12,7 +12,6 @@ from typing import Any
 
 from penstock.errors import CorruptWeights, UnsupportedModel
 from penstock.model.families import FAMILIES, REFUSED, Family
-from penstock.model.shapes import end_weights, layer_weights
 
 # each with the settings that it cannot do without
 ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
@@ -85,19 +84,6 @@ class ModelSpec:
     def kv_width(self) -> int:
         """Numbers that one token keeps in one layer's KV cache."""
         return 2 * self.kv_heads * self.head_dim
-
-    @property
-    def layer_params(self) -> int:
-        """Of the largest layer; `layer_weights` counts each."""
-        return max(layer_weights(self, index) for index in range(self.num_layers))
-
-    @property
-    def end_params(self) -> int:
-        return end_weights(self)
-
-    @property
-    def params(self) -> int:
-        return sum(layer_weights(self, index) for index in range(self.num_layers)) + self.end_params
 
 
 def fingerprint(spec: ModelSpec) -> str:

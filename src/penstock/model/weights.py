@@ -51,7 +51,7 @@ class HashedTensor:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor's bytes lie in its file."""
 
     dtype: str
@@ -124,7 +124,7 @@ def check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> N
         )
 
 
-def places(path: Path) -> dict[str, Place]:
+def places(path: Path) -> dict[str, TensorPlace]:
     """The table at the beginning of a safetensors file. For those who need a tensor's bytes rather than the tensor."""
     try:
         size = path.stat().st_size
@@ -141,9 +141,9 @@ def places(path: Path) -> dict[str, Place]:
         raise _damaged(path, error) from None
 
 
-def _place(name: str, entry: dict[str, Any], start: int, size: int) -> Place:
+def _place(name: str, entry: dict[str, Any], start: int, size: int) -> TensorPlace:
     begin, end = entry["data_offsets"]
-    place = Place(entry["dtype"], tuple(entry["shape"]), start + begin, start + end)
+    place = TensorPlace(entry["dtype"], tuple(entry["shape"]), start + begin, start + end)
     if place.dtype not in DTYPES:
         raise _unknown_type(name, place.dtype)
     if end - begin != math.prod(place.shape) * DTYPES[place.dtype].itemsize or not start <= place.start <= place.end <= size:

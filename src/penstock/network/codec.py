@@ -118,7 +118,7 @@ WireRecord = tuple[
 ]
 
 
-class Whose(msgspec.Struct, array_like=True):
+class JobHeaderPrefix(msgspec.Struct, array_like=True):
     """The beginning of a NetworkJob's header; what follows is skipped."""
 
     route: WireRoute
@@ -355,7 +355,7 @@ _CODECS = (
 )
 _BY_TYPE = {codec.type: codec for codec in _CODECS}
 _BY_KIND = {codec.kind: codec for codec in _CODECS}
-_WHOSE_DECODER = msgspec.msgpack.Decoder(Whose)
+_WHOSE_DECODER = msgspec.msgpack.Decoder(JobHeaderPrefix)
 _RECORD_DECODER = msgspec.msgpack.Decoder(WireRecord)
 _RECORD_NAMES, _RECORD_FIELDS = _names(NodeRecord), _fields(NodeRecord)
 _SEGMENT_NAMES, _SEGMENT_FIELDS = _names(MetaModel), _fields(MetaModel)

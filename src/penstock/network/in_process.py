@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from penstock.network.router import Bell, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
+from penstock.network.router import ChangeNotifier, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
 
 logger = logging.getLogger("penstock.network")
 
@@ -73,7 +73,7 @@ class InProcessRouter:
         self._hub, self._node_id = hub, check_node_id(node_id)
         self._inbox: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
         self._record: bytes | None = None
-        self._bell: Bell | None = None
+        self._bell: ChangeNotifier | None = None
         self._receiver: threading.Thread | None = None
         self._closed = False
 
@@ -84,7 +84,7 @@ class InProcessRouter:
     def start(self, on_message: OnMessage, on_change: OnChange) -> None:
         assert self._receiver is None and not self._closed, "a router starts once"
         self._hub.join(self)
-        self._bell = Bell(on_change, f"network-changes-{self._node_id}")
+        self._bell = ChangeNotifier(on_change, f"network-changes-{self._node_id}")
         self._receiver = threading.Thread(
             target=self._receive, args=(on_message,), name=f"network-inbox-{self._node_id}", daemon=True
         )

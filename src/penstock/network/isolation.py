@@ -5,7 +5,7 @@ from __future__ import annotations
 PATIENCE = 30.0  # seconds
 
 
-class Solitude:
+class IsolationMonitor:
     """Nobody tells a node that it was revoked: the others do not answer any more. To it they might as well be off."""
 
     def __init__(self, *, expects: bool) -> None:
@@ -13,7 +13,7 @@ class Solitude:
         self._expects = expects
         self._since: float | None = None
 
-    def is_strange(self, alone: bool, now: float) -> bool:
+    def should_warn(self, alone: bool, now: float) -> bool:
         """Whether to tell, now. Once, until somebody is met again."""
         if not alone:
             self._expects, self._since = True, None

@@ -1,4 +1,4 @@
-"""Seldom: lets one of many log lines through, since others can cause as many as they like."""
+"""LogThrottle: lets one of many log lines through, since others can cause as many as they like."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 QUIET = 10.0  # seconds between two log lines
 
 
-class Seldom:
+class LogThrottle:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._quiet_until = -QUIET
 
-    def may_tell(self) -> bool:
+    def should_log(self) -> bool:
         now = self._clock()
         if now < self._quiet_until:
             return False

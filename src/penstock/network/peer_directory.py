@@ -1,4 +1,4 @@
-"""Acquaintances: how a node gets to know the others and what they publish, in bytes. Who carries them is not its business.
+"""PeerDirectory: how a node gets to know the others and what they publish, in bytes. Who carries them is not its business.
 
 Hearing of a life, a node asks it: "this is my card, and these are the revocations that I know of". The answer has the same of
 the other side, and its record, sealed for the asker. So after one round trip each has the other's keys, and the asker knows that
@@ -28,7 +28,7 @@ import msgspec
 
 from penstock.errors import MalformedMessage, PenstockError, Unreachable, Untrusted
 from penstock.network.blocklist import Blocklist
-from penstock.network.log_throttle import Seldom
+from penstock.network.log_throttle import LogThrottle
 from penstock.network.roster import Issue, Roster
 from penstock.network.trust.keyring import MOST_CARD, Keyring, Sealed, read_envelope
 from penstock.network.trust.revocations import MOST_BYTES
@@ -50,7 +50,7 @@ class _Greeting(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     body: bytes = b""
 
 
-class Acquaintances:
+class PeerDirectory:
     """`on_change` is called when records may have changed, `on_revoked` when a certificate was taken back. Both must be quick."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Acquaintances:
         self._on_change, self._on_revoked, self._clock = on_change, on_revoked, clock
         self._revoking = threading.Lock()
         self.refused: Counter[str] = Counter()
-        self._telling = Seldom(clock)
+        self._telling = LogThrottle(clock)
 
     # ---- meeting ----
 
@@ -214,7 +214,7 @@ class Acquaintances:
     def refuse(self, error: PenstockError) -> None:
         """Count it, and tell now and then: a hostile member must not fill the log."""
         self.refused[error.code] += 1
-        if self._telling.may_tell():
+        if self._telling.should_log():
             logger.warning("something from the network was refused (%d so far): %s", self.refused.total(), error)
         else:
             logger.debug("something from the network was refused: %s", error)

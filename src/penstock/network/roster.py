@@ -24,7 +24,7 @@ class Issue(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Life:
+class _PeerSession:
     proven: bool = False  # it has said something that only it can have said
     heard: float = 0.0
     asked: float = -math.inf
@@ -53,7 +53,7 @@ class Roster:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._lives: dict[tuple[str, int], _Life] = {}
+        self._lives: dict[tuple[str, int], _PeerSession] = {}
         self._newest: Mapping[str, int] = {}  # node -> the epoch that counts
         self._snapshot: Mapping[str, bytes] = MappingProxyType({})
 
@@ -82,7 +82,7 @@ class Roster:
                 if unproven is None:
                     return
                 del self._lives[unproven]
-            self._lives[node, epoch] = _Life()
+            self._lives[node, epoch] = _PeerSession()
 
     def vanished(self, node: str, epoch: int) -> None:
         with self._lock:
@@ -131,7 +131,7 @@ class Roster:
                     wait = min(wait, life.next_question - now)
                     continue
                 if life.proven and life.questions >= DOUBT:
-                    self._lives[key] = life = _Life()
+                    self._lives[key] = life = _PeerSession()
                     self._take_snapshot()
                 life.questions += 1
                 life.asked = now

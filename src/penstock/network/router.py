@@ -71,7 +71,7 @@ def unreachable(node: str) -> Unreachable:
     return Unreachable(f"Node {node!r} cannot be reached.", hint="It left the network, died, or never joined.")
 
 
-class Bell:
+class ChangeNotifier:
     """Calls `on_change` on a thread of its own after `ring`: never on the thread that caused the change, which may hold locks."""
 
     def __init__(self, on_change: OnChange, name: str) -> None:

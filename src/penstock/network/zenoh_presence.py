@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from penstock.network.log_throttle import Seldom
+from penstock.network.log_throttle import LogThrottle
 from penstock.network.router import is_node_id, join, unreachable
 from penstock.network.trust.keyring import Sealed
 
@@ -36,8 +36,8 @@ LAST_EPOCH = 1 << 63
 logger = logging.getLogger("penstock.network")
 
 
-class Place(NamedTuple):
-    """Whose presence it is."""
+class Address(NamedTuple):
+    """The node whose presence this is."""
 
     network: str
     node: str
@@ -48,7 +48,7 @@ class Place(NamedTuple):
         return f"penstock/{self.network}"
 
 
-class Listener(Protocol):
+class PresenceListener(Protocol):
     """What hears of all that comes. Each method is called on a thread of its own; what it raises is logged, now and then."""
 
     def on_letter(self, sender: str, sealed: Sealed) -> None: ...
@@ -63,7 +63,7 @@ class Listener(Protocol):
 class Presence:
     """Zenoh is never called from its own callbacks: what it brings goes through channels to the threads of this object."""
 
-    def __init__(self, session: Any, place: Place) -> None:
+    def __init__(self, session: Any, place: Address) -> None:
         self.session, self._place = session, place
         self._publishers: dict[str, Publisher] = {}
         self._connecting = threading.Lock()
@@ -72,7 +72,7 @@ class Presence:
         self._threads: list[threading.Thread] = []
         self._token: Any = None
 
-    def declare(self, listener: Listener) -> None:
+    def declare(self, listener: PresenceListener) -> None:
         """The token comes last: whoever sees it finds the inbox, and somebody who answers."""
         from zenoh.handlers import FifoChannel
 
@@ -87,7 +87,7 @@ class Presence:
         self._listen("lives", lives, lambda sample: self._hear_life(sample, listener))
 
     def _listen(self, name: str, source: Iterable[Any], handle: Callable[[Any], None]) -> None:
-        telling = Seldom()
+        telling = LogThrottle()
 
         def run() -> None:
             for item in source:  # ends when the session is closed
@@ -97,7 +97,7 @@ class Presence:
                     handle(item)
                 except Exception:
                     if not self._ended.is_set():
-                        level = logging.ERROR if telling.may_tell() else logging.DEBUG
+                        level = logging.ERROR if telling.should_log() else logging.DEBUG
                         logger.log(level, "what the network brought could not be handled (%s)", name, exc_info=True)
 
         thread = threading.Thread(target=run, name=f"network-{name}-{self._place.node}", daemon=True)
@@ -106,7 +106,7 @@ class Presence:
 
     # ---- what comes ----
 
-    def _hear_letter(self, sample: Sample, listener: Listener) -> None:
+    def _hear_letter(self, sample: Sample, listener: PresenceListener) -> None:
         sender = str(sample.key_expr).rpartition("/")[2]
         envelope = sample.attachment.to_bytes() if sample.attachment is not None else b""
         if not is_node_id(sender):
@@ -114,21 +114,21 @@ class Presence:
             return
         listener.on_letter(sender, Sealed(envelope, sample.payload.to_bytes()))
 
-    def _hear_question(self, query: Query, listener: Listener) -> None:
+    def _hear_question(self, query: Query, listener: PresenceListener) -> None:
         with query:  # leaving it tells the asker that no more comes
             answer = listener.on_question(query.payload.to_bytes() if query.payload is not None else b"")
             if answer is not None:
                 place, asker = self._place, str(query.key_expr).rpartition("/")[2]
                 query.reply(f"{place.root}/meet/{place.node}/{place.epoch}/{asker}", answer)
 
-    def _hear_answer(self, reply: Reply, listener: Listener) -> None:
+    def _hear_answer(self, reply: Reply, listener: PresenceListener) -> None:
         if reply.ok is None:
             return
         life = self._life(str(reply.ok.key_expr), "meet")
         if life is not None:
             listener.on_answer(*life, reply.ok.payload.to_bytes())
 
-    def _hear_life(self, sample: Sample, listener: Listener) -> None:
+    def _hear_life(self, sample: Sample, listener: PresenceListener) -> None:
         from zenoh import SampleKind
 
         life = self._life(str(sample.key_expr), "alive")

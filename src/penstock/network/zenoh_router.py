@@ -1,6 +1,6 @@
 """ZenohRouter: a network of processes and machines, carried by Eclipse Zenoh.
 
-`Presence` is what it has in the network, `Acquaintances` what it knows and believes; this file has the threads between them.
+`Presence` is what it has in the network, `PeerDirectory` what it knows and believes; this file has the threads between them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Collection, Mapping
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, MalformedMessage, PenstockError, Unreachable
 from penstock.network.blocklist import Blocklist
-from penstock.network.isolation import Solitude
-from penstock.network.peer_directory import MOST_RECORD, Acquaintances
+from penstock.network.isolation import IsolationMonitor
+from penstock.network.peer_directory import MOST_RECORD, PeerDirectory
 from penstock.network.roster import Issue, Roster
-from penstock.network.router import Bell, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
+from penstock.network.router import ChangeNotifier, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
 from penstock.network.trust.keyring import ClosedKeyring, Keyring, OpenKeyring, Sealed
-from penstock.network.zenoh_presence import Place, Presence
+from penstock.network.zenoh_presence import Address, Presence
 from penstock.network.zenoh_session import MAX_MESSAGE, check_certificates, knowing, open_session
 
 LINK_WAIT = 1.0  # seconds for the first link of a starting node, before it looks whether its name is free
@@ -44,7 +44,7 @@ class ZenohRouter:
         self._presence: Presence | None = None
         self._denying: Collection[str] = ()
         self._solitude = self._expecting()
-        self._bell: Bell | None = None
+        self._bell: ChangeNotifier | None = None
         self._keeper = threading.Thread(target=self._keep, name=f"network-keeper-{node_id}", daemon=True)
         self._herald = threading.Thread(target=self._tell, name=f"network-herald-{node_id}", daemon=True)
         self._started = False
@@ -59,7 +59,7 @@ class ZenohRouter:
         assert not self._started and not self._closing.is_set(), "a router starts once"
         self._on_message = on_message
         self._keyring, self._blocklist = self._trust()
-        self._known = Acquaintances(
+        self._known = PeerDirectory(
             self._keyring, self._roster, self._blocklist, on_change=self._ring, on_revoked=self._asking.set
         )
         self._started = True
@@ -69,7 +69,7 @@ class ZenohRouter:
             if presence is None:
                 return
             self._claim_name(presence)
-            self._bell = Bell(on_change, f"network-changes-{self._node_id}")
+            self._bell = ChangeNotifier(on_change, f"network-changes-{self._node_id}")
             presence.declare(self)
             self._keeper.start()
             self._herald.start()
@@ -111,7 +111,7 @@ class ZenohRouter:
         if session is not None and self._closing.is_set():
             session.close()  # nobody else will
         elif session is not None:
-            self._presence = Presence(session, Place(config.name, self._node_id, self._epoch))
+            self._presence = Presence(session, Address(config.name, self._node_id, self._epoch))
         return self._presence
 
     def _denied(self) -> Collection[str]:
@@ -329,12 +329,12 @@ class ZenohRouter:
         self._tell_of_solitude()
         return wait
 
-    def _expecting(self) -> Solitude:
-        return Solitude(expects=bool(self._config.connect))
+    def _expecting(self) -> IsolationMonitor:
+        return IsolationMonitor(expects=bool(self._config.connect))
 
     def _tell_of_solitude(self) -> None:
         alone = set(self._roster.nodes()) <= {self._node_id}
-        if self._solitude.is_strange(alone, time.monotonic()) and not self._config.open:
+        if self._solitude.should_warn(alone, time.monotonic()) and not self._config.open:
             logger.warning(
                 "no other node of the network '%s' can be met: they are off, or cannot be reached, or refuse this node's "
                 "certificate. Whether it was revoked is told where the network was made by: penstock network list",

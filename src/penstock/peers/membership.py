@@ -26,9 +26,9 @@ from penstock.network.trust.peers import remember, usable
 from penstock.network.wire import Wire
 from penstock.pipes.meta_pipe import WeightsOf, differs
 from penstock.pipes.pipe_manager import PipeManager
-from penstock.weights.fetcher import WeightsTaker
+from penstock.weights.fetcher import WeightsFetcher
 from penstock.weights.manifest import Manifest
-from penstock.weights.server import WeightsGiver
+from penstock.weights.server import WeightsServer
 
 logger = logging.getLogger("penstock.network")
 
@@ -59,8 +59,8 @@ class Membership:
         self.wire = Wire(router, on_lost=self._on_lost)
         self.receiver = JobReceiver(decode, self.engines, self.wire.send, self._on_weights)
         self._weights: dict[str, tuple[Path, Manifest]] = {}  # that others may have, by model
-        self.giver = WeightsGiver(self._weights.get, self.wire.send, rate=config.weights_rate, unsent=self.wire.waiting)
-        self.taker = WeightsTaker(self.wire.send, lambda: sorted(self.givers()))
+        self.giver = WeightsServer(self._weights.get, self.wire.send, rate=config.weights_rate, unsent=self.wire.waiting)
+        self.taker = WeightsFetcher(self.wire.send, lambda: sorted(self.givers()))
         self.pipes = PipeManager(node, self.wire)
         self._endpoints = reachable(config.listen, ())[:MOST_ENDPOINTS] if config.peers_file is not None else ()
         self._known: dict[str, tuple[str, ...]] = {}  # endpoints of others

@@ -15,7 +15,7 @@ from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
 from penstock.model.ends import EndModel, end_bytes
 from penstock.model.memory import available_memory, keep_freed_memory, use_huge_pages
 from penstock.model.segment import LlmModel
-from penstock.model.shapes import layer_shapes, layer_weights
+from penstock.model.shapes import layer_params, layer_shapes, max_layer_params
 from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
@@ -81,7 +81,7 @@ class ModelManager:
         context = -(-spec.context // self._config.block_size)
         footprint = Footprint(
             num_layers=spec.num_layers,
-            layer=spec.layer_params * size,
+            layer=max_layer_params(spec) * size,
             ends=end_bytes(spec, found.dtype, found.device),
             kv_block=self._config.block_size * spec.kv_width * size,
             peak=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
@@ -134,7 +134,7 @@ class ModelManager:
         spec, kind, where = found.spec, found.dtype, found.device
         ranges = _ranges(segments, spec, whole)
         layers = sum(layers.size for layers in ranges)
-        held = sum(layer_weights(spec, index) for found_range in ranges for index in found_range.layers())
+        held = sum(layer_params(spec, index) for found_range in ranges for index in found_range.layers())
         weights = held * kind.itemsize + (end_bytes(spec, kind, where) if load_ends else 0)
         blocks = self._kv_blocks(spec, layers, weights, kind, where, kv_memory, max_memory)
         files = WeightFiles(folder)
@@ -166,7 +166,7 @@ class ModelManager:
                 hint=f"Give at least {_mib(smallest + (kv_memory or 0) + (1 << 20))}, or choose a smaller model or dtype.",
             )
         if smallest > free:
-            layer = spec.layer_params * size
+            layer = max_layer_params(spec) * size
             raise NotEnoughMemory(
                 f"The model needs {_mib(smallest)} (one of its {spec.num_layers} layers {_mib(layer)}), "
                 f"but only {_mib(free)} are free on {device}.",

@@ -15,7 +15,7 @@ from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.path import Path
 
 
-class Wire(Protocol):
+class MessageSender(Protocol):
     """How messages leave this node. It never waits."""
 
     def send(self, node: str, message: Message) -> None: ...
@@ -44,7 +44,7 @@ class Pipe:
         *,
         node: str = "local",
         shape: str = "",
-        wire: Wire | None = None,
+        wire: MessageSender | None = None,
         view: View | None = None,
     ) -> None:
         self.model, self.num_layers, self.node, self.shape = model, num_layers, node, shape

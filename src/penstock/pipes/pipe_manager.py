@@ -9,14 +9,14 @@ from penstock.domain.topology import NOTHING_PRIVATE, PrivateLayers
 from penstock.model.spec import fingerprint
 from penstock.pipes.meta_pipe import MetaPipe, WeightsOf
 from penstock.pipes.model_manager import LoadedModel
-from penstock.pipes.pipe import Pipe, Wire
+from penstock.pipes.pipe import MessageSender, Pipe
 from penstock.pipes.router_pipes import RouterPipes
 
 
 class PipeManager:
     """`update` takes the records of all live nodes whenever they change; whoever looks in between sees the last ones."""
 
-    def __init__(self, node: str, wire: Wire) -> None:
+    def __init__(self, node: str, wire: MessageSender) -> None:
         self.node, self._wire = node, wire
         self.records: tuple[NodeRecord, ...] = ()
         self._router_pipes = RouterPipes(lambda: self.records)

@@ -1,4 +1,4 @@
-"""Placing: puts layers of one model onto this node, as its network needs them, for as long as the node lives."""
+"""PlacementAgent: puts layers of one model onto this node, as its network needs them, for as long as the node lives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.pipes.meta_pipe import WeightsOf
 from penstock.pipes.model_manager import FoundModel, LoadedModel, ModelManager
 from penstock.pipes.path import listed
 from penstock.pipes.pipe import Pipe
-from penstock.placement.controller import SETTLE, Claim, Drop, Load, Placer, Wait, Withdraw
+from penstock.placement.controller import SETTLE, Claim, Drop, Load, PlacementController, Wait, Withdraw
 from penstock.placement.peer_records import agreed_weights, members_of
 from penstock.placement.plan import Member, decide
 from penstock.placement.preview import Preview, preview
@@ -37,7 +37,7 @@ STALE_CLAIM = 3600.0  # seconds after which another node's claim counts no more:
 Host = Callable[[LoadedModel, Pipe], HostedLayers]
 
 
-class Placing:
+class PlacementAgent:
     """`open` places what is to be here from the beginning; `watch` lets it go on while nodes come and go. `share` is this model's
     part of the memory that is free; without `download`, a model that is nowhere near is not fetched from its makers."""
 
@@ -65,7 +65,7 @@ class Placing:
             share=share,
         )
         self._check_room()
-        self._placer = Placer(node.node_id, model.id, self._found.spec.num_layers)
+        self._placer = PlacementController(node.node_id, model.id, self._found.spec.num_layers)
         self._loading: tuple[LayerRange, ...] = self._pinned  # what the settings ask for and is not here yet
         self._offered = 0  # room
         self._starved: set[str] | None = None  # who gave weights when those that were needed could not be had
@@ -137,7 +137,7 @@ class Placing:
         return find_source(self._model.id, self._agreed(), taker, self._progress, download=download)
 
     def _agreed(self) -> str:
-        return agreed_weights(self._membership.records, self._model.id, but=self._node.node_id)
+        return agreed_weights(self._membership.records, self._model.id, exclude=self._node.node_id)
 
     def _find(self) -> FoundModel:
         return self._manager.find(self._model.id, self._source.folder, dtype=self._model.dtype, device=self._model.device)

@@ -1,4 +1,4 @@
-"""Placer: when a node acts on what was decided about its layers. It does no I/O: it is told the time and what nodes publish.
+"""PlacementController: when a node acts on the plan for its layers. It does no I/O: time and records are passed in.
 
 Claims keep nodes with different views apart. A node claims what it is going to load and waits for as long as a record may take to
 reach the others, and one of theirs to come back: claims that were made in ignorance of each other are all seen by then, and all
@@ -14,7 +14,7 @@ from math import inf
 
 from penstock.domain.topology import LayerRange
 from penstock.pipes.path import listed
-from penstock.placement.plan import Decision, Kind, Member, lacking, plan, superfluous, uncontested
+from penstock.placement.plan import Decision, DecisionKind, Member, lacking, plan, superfluous, uncontested
 
 SETTLE = 1.0  # seconds without a change before a node claims something
 SETTLE_MOST = 5.0  # ... but not for longer, when others keep changing
@@ -64,7 +64,7 @@ class Drop:
 Act = Wait | Claim | Withdraw | Load | Drop
 
 
-class Placer:
+class PlacementController:
     """One model on one node. Its owner calls `look` whenever a record changes and when a Wait is over, and does what comes back.
 
     The owner publishes `claims`, and in one record that loaded ranges are held and claimed no more, or dropped ones are room.
@@ -72,7 +72,7 @@ class Placer:
 
     def __init__(self, node: str, model: str, num_layers: int) -> None:
         self._node, self._model, self._num_layers = node, model, num_layers
-        self._decision = Decision(Kind.NOTHING, (), "Nothing was decided yet.")
+        self._decision = Decision(DecisionKind.NOTHING, (), "Nothing was decided yet.")
         self._doing = ""  # about it, for people
         self._claims: tuple[LayerRange, ...] = ()
         self._busy: tuple[LayerRange, ...] = ()  # what the owner loads or drops now
@@ -89,7 +89,7 @@ class Placer:
     @property
     def wants(self) -> bool:
         """Whether this node is to take something that it does not hold yet."""
-        return bool(self._claims) or self._decision.kind is not Kind.NOTHING
+        return bool(self._claims) or self._decision.kind is not DecisionKind.NOTHING
 
     def holding_back(self, now: float) -> bool:
         """Whether a load failed lately. The node should publish no room meanwhile."""
@@ -115,7 +115,7 @@ class Placer:
             return Wait(self._paused_until)
         everyone, plans = self._planned(now, everyone)
         self._decision = plans[self._node]
-        if self._decision.kind is Kind.NOTHING:
+        if self._decision.kind is DecisionKind.NOTHING:
             self._wants.since(False, now)
             return self._stand_by(now, everyone, missing + PATIENCE)
         due = min(changed + SETTLE, self._wants.since(True, now) + SETTLE_MOST)
@@ -163,7 +163,7 @@ class Placer:
         asked: dict[str, float] = {}
         while True:
             plans = plan(everyone, self._num_layers, self._model)
-            fillers = {node for node, found in plans.items() if found.kind is Kind.FILL} - {self._node}
+            fillers = {node for node, found in plans.items() if found.kind is DecisionKind.FILL} - {self._node}
             asked |= {node: self._asked.get(node, now) for node in fillers}
             late = {node for node in fillers if now >= asked[node] + OVERDUE}
             if not late:

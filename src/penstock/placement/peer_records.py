@@ -39,22 +39,22 @@ def _member(node: str, held: tuple[LayerRange, ...], offer: Offer | None) -> Mem
     return Member(node=node, held=held, claims=offer.claims, pinned=offer.pinned, room=offer.room, max_pipes=offer.max_pipes)
 
 
-def agreed_weights(records: Iterable[NodeRecord], model: str, but: str) -> str:
-    """The hash of the weights that most nodes have of a model; of several that are as frequent the first. `but` is not asked."""
+def agreed_weights(records: Iterable[NodeRecord], model: str, exclude: str) -> str:
+    """The hash of the weights that most nodes but `exclude` have of a model; the first of those that are equally frequent."""
     said: Counter[str] = Counter()
     for record in records:
         weights = next((offer.weights for offer in record.offers if offer.model == model and offer.weights), "")
-        if record.node != but and weights:
+        if record.node != exclude and weights:
             said[weights] += 1
     return min(said, key=lambda weights: (-said[weights], weights), default="")
 
 
-def adopted(records: Iterable[NodeRecord], but: str) -> str:
+def choose_network_model(records: Iterable[NodeRecord], exclude: str) -> str:
     """The model that a node without one of its own takes: one that lacks layers, else the first. Empty where there is none.
 
     Another node says the name: one that is a path on this machine is not taken, or its files would be read and given away.
     """
-    told = [record for record in records if record.node != but]
+    told = [record for record in records if record.node != exclude]
     pipes = RouterPipes(lambda: told).pipes()
     lacking = [pipe.model for pipe in pipes if not pipe.is_complete()]
     names = [*lacking, *(pipe.model for pipe in pipes), *sorted(offer.model for record in told for offer in record.offers)]

@@ -35,7 +35,7 @@ class Member:
         return {*self.held, *self.claims} <= {*self.pinned}
 
 
-class Kind(Enum):
+class DecisionKind(Enum):
     FILL = auto()  # what keeps the model from running
     PIPE = auto()  # another whole pipe, or a part of one that others complete
     REPLICA = auto()
@@ -44,7 +44,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    kind: Kind
+    kind: DecisionKind
     layers: tuple[LayerRange, ...]  # to load beside what the node has
     why: str  # for people
 
@@ -141,7 +141,7 @@ def _fillings(
                 why = f"{missing}; {member.room} of them fit here, so it takes {listed(layers)}."
             else:
                 why = f"{missing}; this node takes {listed(layers)} of them."
-            found[member.node] = Decision(Kind.FILL, layers, why)
+            found[member.node] = Decision(DecisionKind.FILL, layers, why)
     return found
 
 
@@ -227,13 +227,15 @@ def _piping(member: Member, layers: tuple[LayerRange, ...], num_layers: int) -> 
     allowed = f"The pipe is complete, and max_pipes = {member.max_pipes} allows another: this node"
     opens = layers == (LayerRange(0, num_layers),)
     why = f"{allowed} opens it with layers {listed(layers)}." if opens else f"{allowed} takes layers {listed(layers)} of it."
-    return Decision(Kind.PIPE, layers, why)
+    return Decision(DecisionKind.PIPE, layers, why)
 
 
 def _copying(node: str, layers: tuple[LayerRange, ...], pieces: Collection[_Piece]) -> Decision:
     holders = {piece.node for piece in pieces if not _layers([piece.layers]).isdisjoint(_layers(layers))}
     rare = f"which only {next(iter(holders))} has" if len(holders) == 1 else "which the fewest nodes have"
-    return Decision(Kind.REPLICA, layers, f"The pipe is complete. This node takes a copy of layers {listed(layers)}, {rare}.")
+    return Decision(
+        DecisionKind.REPLICA, layers, f"The pipe is complete. This node takes a copy of layers {listed(layers)}, {rare}."
+    )
 
 
 def _nothing(member: Member, gaps: Sequence[LayerRange], found: Mapping[str, Decision], model: str) -> Decision:
@@ -245,7 +247,7 @@ def _nothing(member: Member, gaps: Sequence[LayerRange], found: Mapping[str, Dec
         why = f"The pipe is complete, and none of its ranges fits into the room for {member.room} layers that is here."
     else:
         why = "The pipe is complete."
-    return Decision(Kind.NOTHING, (), f"Nothing to do. {why}")
+    return Decision(DecisionKind.NOTHING, (), f"Nothing to do. {why}")
 
 
 # ---- ways through the layers ----

@@ -9,7 +9,7 @@ from penstock.domain.topology import LayerRange
 from penstock.model.sources import local
 from penstock.pipes.footprint import Budget
 from penstock.pipes.model_manager import FoundModel, ModelManager
-from penstock.placement.plan import Decision, Kind
+from penstock.placement.plan import Decision, DecisionKind
 from penstock.progress import Progress
 from penstock.weights.source import not_here
 
@@ -55,4 +55,4 @@ def preview_alone(model: HostedModelConfig, node: NodeConfig, progress: Progress
     budget = manager.budget(found, ends=True, kv_memory=model.kv_memory, max_memory=model.max_memory)
     layers = model.segments or (LayerRange(0, found.spec.num_layers),)
     why = "This node is in no network, so it holds all layers."
-    return preview(found, budget, Decision(Kind.FILL, layers, why), pinned=(), ends=True, source=str(folder))
+    return preview(found, budget, Decision(DecisionKind.FILL, layers, why), pinned=(), ends=True, source=str(folder))

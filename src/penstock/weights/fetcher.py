@@ -1,4 +1,4 @@
-"""WeightsTaker: fetches a model's weights from other nodes. Nothing that they send is believed before its hash is right."""
+"""WeightsFetcher: fetches a model's weights from other nodes. Nothing that they send is believed before its hash is right."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from penstock.domain.messages import AskWeights, WeightsPart
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, WeightsUnavailable
 from penstock.progress import Progress, silent
-from penstock.weights.manifest import Manifest, Part
+from penstock.weights.manifest import Manifest, ModelPart
 from penstock.weights.peer_store import PeerStore, WrongBytes
-from penstock.weights.request_tracker import KEPT, PIECE, TIMEOUT, Correspondent, Failed, Refused, Stopped, Stream, TooSlow
+from penstock.weights.request_tracker import KEPT, PIECE, TIMEOUT, Failed, PartRefused, RequestTracker, Stopped, Stream, TooSlow
 
 MOST_NODES = 4  # that are asked at once
 LOOK = 0.2  # seconds between two looks at who is there, and two reports of progress
@@ -21,7 +21,7 @@ LOOK = 0.2  # seconds between two looks at who is there, and two reports of prog
 logger = logging.getLogger("penstock.weights")
 
 
-class WeightsTaker:
+class WeightsFetcher:
     """`peers` names the nodes that may have what is wanted, best first; it is asked again and again while a fetch runs."""
 
     def __init__(
@@ -32,7 +32,7 @@ class WeightsTaker:
         timeout: float = TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._desk, self._peers = Correspondent(send, timeout, clock), peers
+        self._desk, self._peers = RequestTracker(send, timeout, clock), peers
 
     def on_part(self, sender: str, answer: WeightsPart) -> None:
         """Called by the network's thread; never waits."""
@@ -56,7 +56,9 @@ class WeightsTaker:
             failures[peer] = "sent another manifest than the one that was asked for"
         raise _unavailable(f"what the weights of {model} are could not be learnt", failures)
 
-    def fetch(self, manifest: Manifest, parts: Iterable[Part], store: PeerStore, model: str, progress: Progress = silent) -> None:
+    def fetch(
+        self, manifest: Manifest, parts: Iterable[ModelPart], store: PeerStore, model: str, progress: Progress = silent
+    ) -> None:
         """Bring the parts into the store, from several nodes at once; raises WeightsUnavailable when nobody is left to ask."""
         assert manifest.hash == store.manifest.hash, "a store is of one manifest"
         with store.locked(self._unless_closed(progress)):
@@ -89,15 +91,15 @@ class _Fetch:
     """One call of `fetch`: a thread for each node that is asked, and the caller's, which looks after them."""
 
     def __init__(
-        self, desk: Correspondent, peers: Callable[[], Sequence[str]], parts: list[Part], store: PeerStore, model: str
+        self, desk: RequestTracker, peers: Callable[[], Sequence[str]], parts: list[ModelPart], store: PeerStore, model: str
     ) -> None:
         self._desk, self._peers, self._wanted, self._store, self._model = desk, peers, parts, store, model
         self._total = sum(store.manifest.size(part) for part in parts)
         self._changed = threading.Condition()  # guards all below
         self._todo = list(parts)
         self._at_work: dict[str, threading.Thread] = {}  # by node
-        self._coming: dict[str, tuple[Part, Stream]] = {}  # by node: what it gives now, or gave last
-        self._without: dict[tuple[str, Part], str] = {}  # nodes that do not have a part
+        self._coming: dict[str, tuple[ModelPart, Stream]] = {}  # by node: what it gives now, or gave last
+        self._without: dict[tuple[str, ModelPart], str] = {}  # nodes that do not have a part
         self._useless: dict[str, str] = {}  # nodes that are not asked any more, and why
         self._slow: set[str] = set()  # nodes that are asked after all others
         self._stopped = False
@@ -131,7 +133,7 @@ class _Fetch:
             self._hand_over([peer for peer in peers if peer not in self._at_work])
             return list(self._at_work)
 
-    def _hire(self, peer: str, part: Part) -> None:
+    def _hire(self, peer: str, part: ModelPart) -> None:
         thread = threading.Thread(target=self._work, args=(peer, part), name=f"weights from {peer}", daemon=True)
         self._at_work[peer] = thread
         thread.start()
@@ -143,7 +145,7 @@ class _Fetch:
                 stream.put(TooSlow(f"gives {part} too slowly"))
                 return  # one at a time
 
-    def _may_have(self, peer: str, part: Part) -> bool:
+    def _may_have(self, peer: str, part: ModelPart) -> bool:
         return peer not in self._useless and (peer, part) not in self._without
 
     def _stop(self) -> None:
@@ -165,12 +167,12 @@ class _Fetch:
 
     # ---- the thread of one node ----
 
-    def _work(self, peer: str, part: Part | None) -> None:
+    def _work(self, peer: str, part: ModelPart | None) -> None:
         try:
             while part is not None:
                 try:
                     self._bring(peer, part)
-                except Refused as refused:
+                except PartRefused as refused:
                     with self._changed:
                         self._todo.insert(0, part)
                         self._without[peer, part] = str(refused)
@@ -196,7 +198,7 @@ class _Fetch:
                 self._coming.pop(peer, None)
                 self._changed.notify_all()
 
-    def _claim(self, peer: str) -> Part | None:
+    def _claim(self, peer: str) -> ModelPart | None:
         with self._changed:
             for part in self._todo:
                 if not self._stopped and self._may_have(peer, part):
@@ -204,7 +206,7 @@ class _Fetch:
                     return part
             return None
 
-    def _bring(self, peer: str, part: Part) -> None:
+    def _bring(self, peer: str, part: ModelPart) -> None:
         with self._store.incoming(part) as incoming:
             begun = incoming.offset
             ask = AskWeights(0, self._model, self._store.manifest.hash, str(part), begun, PIECE)
@@ -225,7 +227,7 @@ class _Fetch:
                     self._todo.insert(0, part)  # only who sent all of it is to blame
 
 
-def _describe(parts: Sequence[Part]) -> str:
+def _describe(parts: Sequence[ModelPart]) -> str:
     """`layers 0:9, 12:30, the ends`; the files go with the ends."""
     found: list[LayerRange] = []
     for layer in sorted(part.layer for part in parts if part.layer is not None):

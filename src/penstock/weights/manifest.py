@@ -34,7 +34,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIFFERENT = "Fetch the model again, or set model_validation = false."
 
 
-class Part(NamedTuple):
+class ModelPart(NamedTuple):
     """What is fetched at once: one layer, the ends, or a file. As text `layer:12`, `ends`, `file:tokenizer.json`."""
 
     layer: int | None = None
@@ -46,7 +46,7 @@ class Part(NamedTuple):
         return f"file:{self.file}" if self.file else "ends"
 
     @classmethod
-    def parse(cls, text: str) -> Part | None:
+    def parse(cls, text: str) -> ModelPart | None:
         """None for what is no part: text from another node never becomes a path."""
         found = _PART.fullmatch(text)
         if found is None or (found["file"] and found["file"] not in FILES):
@@ -54,7 +54,7 @@ class Part(NamedTuple):
         return cls(int(found["layer"]) if found["layer"] else None, found["file"] or "")
 
 
-ENDS = Part()
+ENDS = ModelPart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +96,33 @@ class Manifest:
         """What `LlmModel.weight_hash` is for these layers."""
         hasher = hashlib.sha256()
         for index in layers.layers():
-            hasher.update(digest(self.tensors(Part(index))))
+            hasher.update(digest(self.tensors(ModelPart(index))))
         return hasher.hexdigest()
 
     # ---- parts ----
 
-    def parts(self, layers: Iterable[LayerRange], ends: bool) -> list[Part]:
+    def parts(self, layers: Iterable[LayerRange], ends: bool) -> list[ModelPart]:
         """What is needed to run these layers and, with `ends`, to read and write text."""
-        found = [Part(index) for layer_range in layers for index in layer_range.layers()]
-        return [*found, ENDS, *(Part(file=file.name) for file in self.files)] if ends else found
+        found = [ModelPart(index) for layer_range in layers for index in layer_range.layers()]
+        return [*found, ENDS, *(ModelPart(file=file.name) for file in self.files)] if ends else found
 
-    def has(self, part: Part) -> bool:
+    def has(self, part: ModelPart) -> bool:
         if part.file:
             return any(file.name == part.file for file in self.files)
         if part.layer is None:
             return self.ends is not None
         return part.layer < len(self.layers) and self.layers[part.layer] is not None
 
-    def tensors(self, part: Part) -> tuple[HashedTensor, ...]:
+    def tensors(self, part: ModelPart) -> tuple[HashedTensor, ...]:
         """Of a layer or the ends that the manifest has."""
         found = self.ends if part.layer is None else self.layers[part.layer]
         assert found is not None and not part.file, f"the manifest has no tensors of {part}"
         return found
 
-    def file(self, part: Part) -> HashedFile:
+    def file(self, part: ModelPart) -> HashedFile:
         return next(file for file in self.files if file.name == part.file)
 
-    def size(self, part: Part) -> int:
+    def size(self, part: ModelPart) -> int:
         """In bytes; of a layer or the ends the tensors alone, one after the other."""
         return self.file(part).size if part.file else sum(tensor.size for tensor in self.tensors(part))
 
@@ -134,7 +134,7 @@ class Manifest:
         content: dict[str, Any] = {
             "version": VERSION,
             "config": self.config,
-            "layers": [_wire(self.tensors(Part(index))) for index in range(len(self.layers))],
+            "layers": [_wire(self.tensors(ModelPart(index))) for index in range(len(self.layers))],
             "ends": _wire(self.tensors(ENDS)),
             "files": [[file.name, file.size, file.sha256] for file in self.files],
         }
@@ -160,7 +160,7 @@ def check_against(
             _check_part(mine, agreed, part, whose)
 
 
-def _check_part(mine: Manifest, agreed: Manifest, part: Part, whose: str) -> None:
+def _check_part(mine: Manifest, agreed: Manifest, part: ModelPart, whose: str) -> None:
     if not agreed.has(part):
         raise CorruptWeights(
             f"{whose.capitalize()} have no {part}: their model has {len(agreed.layers)} layers.", hint=_DIFFERENT

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.errors import CorruptWeights
-from penstock.model.weights import HashedTensor, Place, WeightFiles, places
-from penstock.weights.manifest import Manifest, Part
+from penstock.model.weights import HashedTensor, TensorPlace, WeightFiles, places
+from penstock.weights.manifest import Manifest, ModelPart
 
 
 class PartReader:
@@ -15,9 +15,9 @@ class PartReader:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder, self._manifest = folder, manifest
         self._files = WeightFiles(folder)
-        self._tables: dict[str, tuple[tuple[int, int, int], dict[str, Place]]] = {}
+        self._tables: dict[str, tuple[tuple[int, int, int], dict[str, TensorPlace]]] = {}
 
-    def read(self, part: Part, offset: int, length: int) -> bytes:
+    def read(self, part: ModelPart, offset: int, length: int) -> bytes:
         """Raises CorruptWeights where the folder does not hold these bytes, or not any more."""
         assert self._manifest.has(part) and 0 <= offset <= offset + length <= self._manifest.size(part), "checked by the caller"
         if part.file:
@@ -28,7 +28,7 @@ class PartReader:
             self._files = WeightFiles(self._folder)  # it may hold more by now, or hold it elsewhere
             return self._read_tensors(part, offset, length)
 
-    def _read_tensors(self, part: Part, offset: int, length: int) -> bytes:
+    def _read_tensors(self, part: ModelPart, offset: int, length: int) -> bytes:
         found, begin = [], 0
         for tensor in self._manifest.tensors(part):
             first, last = max(offset, begin), min(offset + length, begin + tensor.size)
@@ -47,7 +47,7 @@ class PartReader:
             raise CorruptWeights(f"{tensor.name} in {self._folder / file} is not what it was.")
         return self._folder / file, place.start
 
-    def _table(self, file: str) -> dict[str, Place]:
+    def _table(self, file: str) -> dict[str, TensorPlace]:
         """Read again when somebody replaced the file."""
         try:
             status = (self._folder / file).stat()

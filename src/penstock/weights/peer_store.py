@@ -21,7 +21,7 @@ from penstock.errors import CorruptWeights, ModelError
 from penstock.model.sources.cache import ORIGIN, cache_dir, locked
 from penstock.progress import Progress
 from penstock.weights.hashing import read_range
-from penstock.weights.manifest import Manifest, Part
+from penstock.weights.manifest import Manifest, ModelPart
 
 MANIFEST = "manifest.json"
 INDEX = "model.safetensors.index.json"
@@ -30,7 +30,7 @@ INDEX = "model.safetensors.index.json"
 class WrongBytes(Exception):
     """What came of a part is not what the manifest says; `what` names the tensor or the file. The part was thrown away."""
 
-    def __init__(self, part: Part, what: str) -> None:
+    def __init__(self, part: ModelPart, what: str) -> None:
         super().__init__(f"{what} is not what it should be")
         self.part, self.what = part, what
 
@@ -42,7 +42,7 @@ class PeerStore:
         assert manifest.complete, "there is no telling what the parts must be"
         self.manifest = manifest
         self.folder = _stores() / manifest.hash
-        self._heads: dict[Part, int] = {}  # bytes before the tensors
+        self._heads: dict[ModelPart, int] = {}  # bytes before the tensors
         known = {
             ORIGIN: (json.dumps({"name": model, "source": f"peers:{manifest.hash}", "licence": ""}, indent=2) + "\n").encode(),
             "config.json": manifest.config.encode(),
@@ -77,14 +77,14 @@ class PeerStore:
                 return cls(manifest, model)
         return None
 
-    def has(self, part: Part) -> bool:
+    def has(self, part: ModelPart) -> bool:
         """Whether all of it is here, by its size; its hashes were right when it came."""
         try:
             return (self.folder / _file_name(part)).stat().st_size == self._head(part) + self.manifest.size(part)
         except FileNotFoundError:
             return False
 
-    def fetched(self, part: Part) -> int:
+    def fetched(self, part: ModelPart) -> int:
         """Bytes of the part that are here, checked or not."""
         if self.has(part):
             return self.manifest.size(part)
@@ -94,13 +94,13 @@ class PeerStore:
             return 0
         return max(0, size - self._head(part))
 
-    def discard(self, part: Part) -> None:
+    def discard(self, part: ModelPart) -> None:
         """Throw away what is here of a part that turned out damaged, so that it is fetched again."""
         with _own_disk_errors(self.folder):
             (self.folder / _file_name(part)).unlink(missing_ok=True)
             _draft(self.folder, part).unlink(missing_ok=True)
 
-    def incoming(self, part: Part) -> Incoming:
+    def incoming(self, part: ModelPart) -> Incoming:
         """For who holds the lock."""
         return Incoming(self.folder, self.manifest, part)
 
@@ -108,7 +108,7 @@ class PeerStore:
         """Two processes that want the same weights fetch them once."""
         return locked(f"peers-{self.manifest.hash[:12]}", progress=progress)
 
-    def _head(self, part: Part) -> int:
+    def _head(self, part: ModelPart) -> int:
         if part not in self._heads:
             self._heads[part] = len(_head(self.manifest, part))
         return self._heads[part]
@@ -117,7 +117,7 @@ class PeerStore:
 class Incoming:
     """A part on its way in. It goes on at `offset`, where the last one left off."""
 
-    def __init__(self, folder: Path, manifest: Manifest, part: Part) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, part: ModelPart) -> None:
         self._folder, self._manifest, self._part = folder, manifest, part
         self._path, self._head = _draft(folder, part), _head(manifest, part)
         self.size = manifest.size(part)
@@ -192,17 +192,17 @@ def _index(manifest: Manifest) -> bytes:
     return json.dumps({"metadata": {}, "weight_map": where}).encode()
 
 
-def _file_name(part: Part) -> str:
+def _file_name(part: ModelPart) -> str:
     if part.file:
         return part.file
     return "ends.safetensors" if part.layer is None else f"layer-{part.layer:05}.safetensors"
 
 
-def _draft(folder: Path, part: Part) -> Path:
+def _draft(folder: Path, part: ModelPart) -> Path:
     return folder / f"{_file_name(part)}.part"
 
 
-def _head(manifest: Manifest, part: Part) -> bytes:
+def _head(manifest: Manifest, part: ModelPart) -> bytes:
     """What comes before the tensors in a safetensors file: the length of a table, and the table."""
     if part.file:
         return b""

@@ -1,4 +1,4 @@
-"""Correspondent: parts of a model as streams of bytes, each from one node. Notices who is silent, busy, slow or wrong."""
+"""RequestTracker: parts of a model as streams of bytes, each from one node. Notices who is silent, busy, slow or wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Failed(Exception):
     """A node that is of no use any more, and why."""
 
 
-class Refused(Failed):
+class PartRefused(Failed):
     """A node that does not have what was asked for; it may have other parts."""
 
 
@@ -45,7 +45,7 @@ class Stopped(WeightsUnavailable):
         super().__init__("Fetching weights was broken off, since this node leaves.", hint=KEPT)
 
 
-class Correspondent:
+class RequestTracker:
     """Numbers the asks of this node, and gives each answer to the stream that waits for it."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Stream:
     has `put`.
     """
 
-    def __init__(self, desk: Correspondent, peer: str, wanted: AskWeights, total: int | None) -> None:
+    def __init__(self, desk: RequestTracker, peer: str, wanted: AskWeights, total: int | None) -> None:
         self.peer = peer
         self._desk, self._wanted, self._total = desk, wanted, total
         self._mailbox: SimpleQueue[WeightsPart | Exception] = SimpleQueue()  # its own: no answer to another part gets in
@@ -207,7 +207,7 @@ class Stream:
     def _check_refusal(self, answer: WeightsPart) -> None:
         reason = "".join(letter if letter.isprintable() else "?" for letter in answer.reason[:200])  # it will be logged
         if not answer.retry_after:
-            raise Refused(f"says that {reason}")
+            raise PartRefused(f"says that {reason}")
         if self._desk.clock() - self._heard > BUSY:
             raise Failed(f"put us off for {BUSY:g} seconds: {reason}")
         self._pause = min(answer.retry_after, LONGEST_PAUSE)

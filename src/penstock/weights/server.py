@@ -1,4 +1,4 @@
-"""WeightsGiver: hands weights of this machine to other nodes, no faster than it is told to."""
+"""WeightsServer: hands weights of this machine to other nodes, no faster than it is told to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.domain.messages import MAX_PIECE, AskWeights, WeightsPart
 from penstock.errors import ModelError
-from penstock.weights.manifest import Manifest, Part
+from penstock.weights.manifest import Manifest, ModelPart
 from penstock.weights.parts import PartReader
 
 RATE = 100e6  # bytes per second, to all nodes together
@@ -25,7 +25,7 @@ LOOK = 0.005  # seconds until a node with that many is looked at again
 logger = logging.getLogger("penstock.weights")
 
 
-class WeightsGiver:
+class WeightsServer:
     """`models` tells by a model's name which folder has it, and its complete manifest; `unsent` how many messages to a node are
     not with the network yet. Both are called by the giver's own thread."""
 
@@ -102,7 +102,7 @@ class WeightsGiver:
         manifest, encoded = opened.manifest, opened.encoded
         if ask.weights not in ("", manifest.hash):
             raise _Refused("it has other weights of that model")
-        part = None if ask.part == "manifest" else Part.parse(ask.part)
+        part = None if ask.part == "manifest" else ModelPart.parse(ask.part)
         if (part is None or not ask.weights or not manifest.has(part)) and ask.part != "manifest":
             raise _Refused("that model has no such part")
         total = len(encoded) if part is None else manifest.size(part)

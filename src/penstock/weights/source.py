@@ -12,7 +12,7 @@ from penstock.errors import ModelError
 from penstock.model.sources import local, resolve
 from penstock.model.spec import read_spec
 from penstock.progress import Progress
-from penstock.weights.fetcher import WeightsTaker
+from penstock.weights.fetcher import WeightsFetcher
 from penstock.weights.hashing import manifest_of
 from penstock.weights.manifest import Manifest, check_against
 from penstock.weights.peer_store import PeerStore
@@ -25,7 +25,9 @@ logger = logging.getLogger("penstock.weights")
 class WeightsSource:
     """`manifest` has the hashes of all weights; it is partial where only some files of a model are here."""
 
-    def __init__(self, model: str, folder: Path, manifest: Manifest, taker: WeightsTaker | None, store: PeerStore | None) -> None:
+    def __init__(
+        self, model: str, folder: Path, manifest: Manifest, taker: WeightsFetcher | None, store: PeerStore | None
+    ) -> None:
         self.model, self.folder, self.manifest = model, folder, manifest
         self._taker, self._store = taker, store
         self._hashes: dict[LayerRange, str] = {}
@@ -73,14 +75,14 @@ class WeightsSource:
             self._store.discard(part)
         return True
 
-    def check(self, taker: WeightsTaker, agreed: str, layers: Iterable[LayerRange], *, ends: bool) -> None:
+    def check(self, taker: WeightsFetcher, agreed: str, layers: Iterable[LayerRange], *, ends: bool) -> None:
         """Raise CorruptWeights if this machine's weights are not those that the other nodes agree on."""
         if agreed and agreed != self.manifest.hash:
             check_against(self.manifest, taker.fetch_manifest(self.model, agreed), layers, ends)
 
 
 def find_source(
-    model: str, agreed: str, taker: WeightsTaker | None, progress: Progress, *, download: bool = True
+    model: str, agreed: str, taker: WeightsFetcher | None, progress: Progress, *, download: bool = True
 ) -> WeightsSource:
     """What is on this machine is used first, then what other nodes give (`taker`), then what the model's makers offer, and
     without them what was fetched from nodes that are not here now."""
@@ -109,5 +111,5 @@ def not_here(model: str) -> ModelError:
     )
 
 
-def _from_store(model: str, store: PeerStore, taker: WeightsTaker) -> WeightsSource:
+def _from_store(model: str, store: PeerStore, taker: WeightsFetcher) -> WeightsSource:
     return WeightsSource(model, store.folder, store.manifest, taker, store)

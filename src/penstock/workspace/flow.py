@@ -34,7 +34,7 @@ from penstock.workspace.store.job_id import order
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.parents import open_parents
 from penstock.workspace.store.request import WorkRequest, read_request
-from penstock.workspace.store.root import on_disk
+from penstock.workspace.store.root import wrap_os_errors
 from penstock.workspace.store.tokens import said_so_far
 from penstock.workspace.work import key_file
 
@@ -245,7 +245,7 @@ class Flow:
         job, or an open batch, still waits for stays. Batches that are over go too, with the files that they left."""
         workspace = self._workspace
         removed: dict[str, WorkRequest | None] = {}
-        with on_disk(self.path):
+        with wrap_os_errors(self.path):
             with workspace.cleaning():
                 wanted = self._wanted()
                 for place in FINISHED:

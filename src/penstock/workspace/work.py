@@ -16,7 +16,7 @@ from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.parents import check_marks
 from penstock.workspace.store.recovery import cancel_unowned
 from penstock.workspace.store.request import BACKGROUND, WorkRequest, read_job
-from penstock.workspace.store.root import on_disk
+from penstock.workspace.store.root import wrap_os_errors
 
 
 class Submission(NamedTuple):
@@ -82,11 +82,11 @@ class Work:
         if request.key is None:
             return Submission(self._new_job(files, request), new=True)
         name = key_file(request.key)
-        with on_disk(self._workspace.path), self._workspace.keys_locked():
+        with wrap_os_errors(self._workspace.path), self._workspace.keys_locked():
             known = self._workspace.job_of_key(name)
             if known is None or not self._is_same(request, data, known):
                 return Submission(self._new_job(files, request, key=name), new=True)
-            self._workspace.settle_submits()  # whoever submitted it may have died before it did
+            self._workspace.sync_submits()  # whoever submitted it may have died before it did
             return Submission(known, new=False)
 
     def _new_job(self, files: Mapping[str, bytes], request: WorkRequest, *, key: str | None = None) -> str:
@@ -101,7 +101,7 @@ class Work:
         """Ask for a job's end, and tell where it is now. One that waits ends here and now, in `failed`; a running one when its
         server sees the request, which takes a moment; a finished one stays as it is."""
         workspace = self._workspace
-        with on_disk(workspace.path):
+        with wrap_os_errors(workspace.path):
             place = workspace.find(job_id)
             if place is None:
                 raise UnknownJob(f"There is no job {job_id} in {workspace.path}.", hint="`penstock flow` lists the jobs.")

@@ -16,7 +16,7 @@ from penstock.workspace.flow import Flow
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.outcomes import done as done_outcome
 from penstock.workspace.store.recovery import recover
-from penstock.workspace.store.tokens import Said, Transcript
+from penstock.workspace.store.tokens import SavedTokens, Transcript
 from penstock.workspace.work import Work
 from tests.jobs import STOPPED, Run, claimed, cli, command, fail, finish, later, with_terminal_errors
 from tests.server import clean_environment
@@ -152,7 +152,7 @@ def test_follow_prints_each_piece_as_it_is_written(ws: Path) -> None:
     """Each piece is written only after the one before was seen: a piece that is held back would stop the test."""
     job = Work(ws).submit("hi")
     workspace, held = claimed(ws, job)
-    transcript = Transcript(workspace.disk, held.folder, Said(1, bytes(16)))
+    transcript = Transcript(workspace.disk, held.folder, SavedTokens(1, bytes(16)))
     pieces = ["The ", "capital\r\n", "is P\u00e4ris"]
     flow = [*command("flow", ws, "-f", job)]
     with (
@@ -171,7 +171,7 @@ def test_follow_prints_each_piece_as_it_is_written(ws: Path) -> None:
 def test_following_ends_with_1_when_the_reader_leaves(ws: Path) -> None:
     job = Work(ws).submit("hi")
     workspace, held = claimed(ws, job)
-    transcript = Transcript(workspace.disk, held.folder, Said(1, bytes(16)))
+    transcript = Transcript(workspace.disk, held.folder, SavedTokens(1, bytes(16)))
     flow = [*command("flow", ws, "-f", job)]
     with (
         workspace.serving(),
@@ -379,7 +379,7 @@ def test_what_ran_when_its_server_died_is_called_interrupted(ws: Path, quickly: 
     workspace, held = claimed(ws, job)
     with workspace.serving():
         assert f"{ws}: 1 running." in quickly("flow", ws)[1]
-    Transcript(workspace.disk, held.folder, Said(1, bytes(16))).append([5, 6, 7], b"abc")
+    Transcript(workspace.disk, held.folder, SavedTokens(1, bytes(16))).append([5, 6, 7], b"abc")
     held.let_go()
     page = quickly("flow", ws)[1].splitlines()
     assert page[0] == f"{ws}: 1 interrupted."

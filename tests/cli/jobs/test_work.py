@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.ui.durations import age, parse_duration
+from penstock.cli.ui.durations import age, parse_duration_option
 from penstock.workspace.store.layout import Workspace
 from tests.jobs import Run, cli, command, with_terminal_errors
 from tests.server import clean_environment
@@ -204,7 +204,7 @@ def test_the_help_has_examples_that_stay_on_their_lines(quickly: Run, name: str)
 
 
 def test_times_are_read_and_written_as_people_do() -> None:
-    assert [parse_duration(text) for text in ("90s", "10m", "2h", "7d", "45", "1.5h", " 3M ")] == [
+    assert [parse_duration_option(text) for text in ("90s", "10m", "2h", "7d", "45", "1.5h", " 3M ")] == [
         90,
         600,
         7200,

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.audit.auditor import public_text, sample_text
 from penstock.audit.cut_model import kept_layers
-from penstock.audit.report import Back, Front, Report, SearchCost
+from penstock.audit.report import AnswerLeak, PromptLeak, Report, SearchCost
 from penstock.cli.machine.audit import lines
 
 ROOT = Path(__file__).parents[3]
@@ -30,8 +30,8 @@ def cli(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
 
 
 def report(described: dict[str, Any]) -> Report:
-    front = tuple(Front(**{**row, "search": SearchCost(**row["search"])}) for row in described["front"])
-    return Report(**{**described, "front": front, "back": tuple(Back(**row) for row in described["back"])})
+    front = tuple(PromptLeak(**{**row, "search": SearchCost(**row["search"])}) for row in described["front"])
+    return Report(**{**described, "front": front, "back": tuple(AnswerLeak(**row) for row in described["back"])})
 
 
 # ---- bad input ----

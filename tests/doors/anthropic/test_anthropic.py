@@ -14,9 +14,9 @@ import pytest
 from anthropic import Anthropic
 from pydantic import BaseModel
 
-from penstock.domain.job import FinishReason, OutputFinished, TokensOut, Usage
+from penstock.domain.updates import FinishReason, OutputFinished, TokensOut, Usage
 from penstock.doors.anthropic.answers import MessageAnswer
-from penstock.doors.generation.output_parser import Speech
+from penstock.doors.generation.output_parser import OutputParser
 from penstock.doors.http.framing import encode
 from penstock.doors.tools import ToolParser
 from penstock.doors.tools.formats import DESCRIBED
@@ -434,7 +434,7 @@ def test_a_stream_that_is_silent_is_kept_alive_by_pings(server: Server) -> None:
 
 
 def test_an_answer_that_fails_in_the_middle_ends_with_an_error_event() -> None:
-    answer = MessageAnswer("msg_1", MODEL, Speech(None), prompt_tokens=3)
+    answer = MessageAnswer("msg_1", MODEL, OutputParser(None), prompt_tokens=3)
     [event] = [answer.framing.frame(one) for one in answer.failed(ComputeFailed("A pass failed."))]
     told = b'{"type":"error","error":{"type":"api_error","message":"A pass failed."}}'
     assert event == b"event: error\ndata: " + told + b"\n\n"
@@ -449,7 +449,7 @@ def test_an_answer_that_fails_in_the_middle_ends_with_an_error_event() -> None:
     ],
 )
 def test_arguments_are_told_as_the_model_wrote_them(arguments: str, told: bytes) -> None:
-    answer = MessageAnswer("msg_1", MODEL, Speech(ToolParser(DESCRIBED)), prompt_tokens=3)
+    answer = MessageAnswer("msg_1", MODEL, OutputParser(ToolParser(DESCRIBED)), prompt_tokens=3)
     begin, _, end = DESCRIBED.written([("f", "|")]).partition("|")
     text = begin + arguments + (end if arguments.endswith("}") else "")
     for update in (TokensOut(0, text, ()), OutputFinished(0, FinishReason.STOP)):

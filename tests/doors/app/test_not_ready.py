@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import JobRequest
+from penstock.domain.job import Job
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
-from penstock.domain.sequence import Job
 from penstock.doors.access.gate import AccessLog
 from penstock.doors.access.keys import OWNER
 from penstock.doors.access.meter import Meter, Ticket
@@ -24,7 +24,7 @@ from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.dispatch.running import RunningRequest
 from penstock.doors.generation.exchange import Exchange
 from penstock.doors.http.errors import DialectOfPath, headers_of, send_error, status_of
-from penstock.doors.openai.answers import Head, TextAnswer
+from penstock.doors.openai.answers import ChunkHeader, TextAnswer
 from penstock.doors.openai.errors import OPENAI, openai_body
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
@@ -82,7 +82,7 @@ def test_a_node_is_ready_when_a_token_comes_out_and_not_before() -> None:
 def test_after_an_error_a_stream_says_nothing_more() -> None:
     """The other jobs of the request are cancelled, and their ends must not look like answers."""
 
-    async def hear() -> bytes:
+    async def feed() -> bytes:
         hosted: Any = Hosted((0, 2), (2, 4))
         running = RunningRequest(Mailbox(), hosted, everybody)
         sampling = SamplingParams(max_tokens=50, ignore_eos=True)
@@ -90,7 +90,7 @@ def test_after_an_error_a_stream_says_nothing_more() -> None:
         hosted.engine.take_commands(wait=False)
         hosted.engine.turn()
         hosted.engine.sequences.fail(hosted.jobs.open_jobs[0], ComputeFailed("The computation failed."))
-        head = Head("cmpl-1", "fake", "f")
+        head = ChunkHeader("cmpl-1", "fake", "f")
         answer = TextAnswer(
             head,
             [[1, 2], [3]],
@@ -117,7 +117,7 @@ def test_after_an_error_a_stream_says_nothing_more() -> None:
             hosted.engine.take_commands(wait=False)
         return b"".join(sent)
 
-    heard = asyncio.run(hear())
+    heard = asyncio.run(feed())
     after = heard[heard.index(b'"error"') :]
     assert after.count(b"data: ") == 1
     assert heard.endswith(b"data: [DONE]\n\n")

@@ -13,9 +13,9 @@ from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.domain.sampling import SamplingParams
 from penstock.doors.access.keys import Keys
 from penstock.doors.anthropic.routes import anthropic_routes
-from penstock.doors.app.node_endpoints import Observing
+from penstock.doors.app.node_endpoints import NodeEndpoints
 from penstock.doors.app.openapi import document, with_document
-from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.http.describing import MEANINGS
 from penstock.doors.http.route import Route
 from penstock.doors.ollama.routes import ollama_routes
@@ -28,9 +28,9 @@ from penstock.errors import InvalidSampling
 
 def all_routes() -> list[Route]:
     """Those of a server; nobody answers."""
-    desk = Desk({}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
+    desk = RequestDispatcher({}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
     dialects = [openai_routes(desk), responses_routes(desk, None), batch_routes(None)]
-    dialects += [anthropic_routes(desk), ollama_routes(desk), Observing(desk, "node", dict, None).routes()]
+    dialects += [anthropic_routes(desk), ollama_routes(desk), NodeEndpoints(desk, "node", dict, None).routes()]
     return with_document([route for routes in dialects for route in routes])
 
 

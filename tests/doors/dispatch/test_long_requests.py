@@ -13,21 +13,22 @@ from starlette.requests import Request
 
 from penstock.config.engine import EngineConfig
 from penstock.config.node import LimitsConfig, ServerConfig
-from penstock.domain.job import JobDone, JobRequest, JobUpdate, Timings, Usage
-from penstock.domain.sequence import Job
+from penstock.domain.job import Job
+from penstock.domain.request import JobRequest
+from penstock.domain.updates import JobDone, JobUpdate, Timings, Usage
 from penstock.doors.access.keys import OWNER, Keys
 from penstock.doors.access.meter import Meter, Ticket
 from penstock.doors.anthropic.conversation import conversation
 from penstock.doors.anthropic.requests import CountTokensRequest
 from penstock.doors.dispatch.answering import AnswerResponse
-from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.dispatch.running import AT_ONCE, RunningRequest
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.http.fields import LARGE, Fields
 from penstock.doors.http.framing import EVENTS, LINES, Framing
 from penstock.doors.ollama.messages import plain_messages
-from penstock.doors.ollama.requests import Message
+from penstock.doors.ollama.requests import OllamaMessage
 from penstock.doors.openai.responses.create import offered_tools
 from penstock.doors.openai.responses.requests import ResponseRequest
 from penstock.doors.tools.formats import DESCRIBED
@@ -52,7 +53,7 @@ class Hosted:
         self.jobs = JobFactory(self.engine, None, context=100, vocab=VOCAB, max_jobs=max_jobs)  # type: ignore[arg-type]
 
 
-class Served:
+class ServedModel:
     def __init__(self, hosted: Hosted) -> None:
         self.hosted = hosted
 
@@ -90,7 +91,7 @@ class Nothing:
 
 @pytest.mark.parametrize("length, aside", [(10, False), (LARGE, True)])
 def test_a_large_request_is_understood_tokenized_and_put_together_aside(
-    length: int, aside: bool, monkeypatch: pytest.MonkeyPatch
+    length: int, run_in_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: dict[str, int] = {}
 
@@ -102,8 +103,8 @@ def test_a_large_request_is_understood_tokenized_and_put_together_aside(
         return Exchange([JobRequest(prompt=[1, 2])], lambda job_id, prompts: Nothing(EVENTS, note))
 
     async def ask(hosted: Hosted) -> None:
-        served: Any = Served(hosted)
-        desk = Desk({"fake": served}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
+        served: Any = ServedModel(hosted)
+        desk = RequestDispatcher({"fake": served}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
         desk.mailbox = Mailbox()
         body = json.dumps({"model": "fake", "text": "x" * length}).encode()
         messages = [{"type": "http.request", "body": body}]
@@ -127,7 +128,7 @@ def test_a_large_request_is_understood_tokenized_and_put_together_aside(
     finally:
         hosted.engine.stop()
     assert {step: thread != threading.get_ident() for step, thread in threads.items()} == dict.fromkeys(
-        ("understood", "tokenized", "whole"), aside
+        ("understood", "tokenized", "whole"), run_in_thread
     )
 
 
@@ -191,8 +192,8 @@ def test_many_results_are_joined_once() -> None:
 def test_each_of_many_results_finds_its_call_at_once(result: dict[str, str]) -> None:
     half = MANY // 4
     calls = [{"function": {"name": "first"}}] * half + [{"function": {"name": "last"}}] * half
-    results = [Message(role="tool", content="", **result)] * half  # type: ignore[arg-type]
-    found = plain_messages([Message.model_validate({"role": "assistant", "tool_calls": calls}), *results])
+    results = [OllamaMessage(role="tool", content="", **result)] * half  # type: ignore[arg-type]
+    found = plain_messages([OllamaMessage.model_validate({"role": "assistant", "tool_calls": calls}), *results])
     wanted = [call["id"] for call in found[0]["tool_calls"]]
     assert [one["tool_call_id"] for one in found[1:]] == (wanted[half:] if result else wanted[:half])
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.domain.job import FinishReason, JobFailed, JobRequest, OutputFinished, TokensOut
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
+from penstock.domain.updates import FinishReason, JobFailed, OutputFinished, TokensOut
 from penstock.doors.grammar.grammars import Grammars
 from penstock.doors.tools import ArgumentsDelta, CallStarted, ToolCalling
 from penstock.engine.job_factory import JobHandle

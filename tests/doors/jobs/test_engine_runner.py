@@ -15,17 +15,17 @@ import pytest
 
 from penstock.config.engine import EngineConfig
 from penstock.config.node import DEFAULT_MODEL, LimitsConfig
-from penstock.doors.generation.served_model import Served
+from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
-from penstock.engine.hosted_model import host_alone
+from penstock.engine.hosted_model import host_standalone
 from penstock.pipes.model_manager import ModelManager
 from penstock.progress import silent
 from penstock.workspace.flow import Flow, JobResult, Status
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import FOLDER, TOKENS, Place
 from penstock.workspace.store.layout import Workspace
-from penstock.workspace.store.tokens import Said, Transcript, read_tokens
+from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
 from penstock.workspace.work import Work
 from penstock.workspace.worker.pool import Pool
 from tests.server import Server, running_server
@@ -168,9 +168,9 @@ def test_the_log_tells_nothing_of_what_jobs_ask_and_say(beside: Beside) -> None:
 def runner(default_model_folder: Path) -> Iterator[EngineRunner]:
     config = EngineConfig()
     loaded = ModelManager(config, silent).load(DEFAULT_MODEL, dtype="float32", kv_memory=KV_MEMORY)
-    hosted = host_alone(loaded, config)
+    hosted = host_standalone(loaded, config)
     hosted.start()
-    yield EngineRunner({hosted.name: Served(hosted)}, {}, LimitsConfig(), OPENAI_JOBS.endpoints)
+    yield EngineRunner({hosted.name: ServedModel(hosted)}, {}, LimitsConfig(), OPENAI_JOBS.endpoints)
     hosted.stop()
 
 
@@ -243,7 +243,7 @@ def stop_after(workspace: Workspace, runner: EngineRunner, job: str, tokens: int
     return len(said_so_far(workspace, job).tokens)
 
 
-def said_so_far(workspace: Workspace, job: str) -> Said:
+def said_so_far(workspace: Workspace, job: str) -> SavedTokens:
     folder = os.open(workspace.path / Place.READY / job, FOLDER)
     try:
         said = read_tokens(folder)
@@ -260,7 +260,7 @@ def forge(workspace: Workspace, job: str, tokens: Sequence[int]) -> None:
     (path / TOKENS).unlink()
     folder = os.open(path, FOLDER)
     try:
-        transcript = Transcript(Disk(), folder, Said(said.seed, said.fingerprint))
+        transcript = Transcript(Disk(), folder, SavedTokens(said.seed, said.fingerprint))
         transcript.append(tokens, b"forged")
     finally:
         os.close(folder)

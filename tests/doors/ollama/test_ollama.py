@@ -13,12 +13,12 @@ from typing import Any
 import ollama
 import pytest
 
-from penstock.domain.job import FinishReason, OutputFinished, TokensOut, Usage
-from penstock.doors.generation.output_parser import Speech
-from penstock.doors.ollama.answers import ChatAnswer
+from penstock.domain.updates import FinishReason, OutputFinished, TokensOut, Usage
+from penstock.doors.generation.output_parser import OutputParser
+from penstock.doors.ollama.answers import OllamaChatAnswer
 from penstock.doors.ollama.messages import plain_messages
 from penstock.doors.ollama.models import tagged
-from penstock.doors.ollama.requests import Message
+from penstock.doors.ollama.requests import OllamaMessage
 from penstock.doors.tools import ToolParser
 from penstock.doors.tools.formats import DESCRIBED
 from penstock.errors import ComputeFailed, RequestError
@@ -232,7 +232,7 @@ def test_a_call_and_its_result_can_be_sent_back(client: ollama.Client) -> None:
 
 
 def messages(*given: dict[str, Any]) -> list[dict[str, Any]]:
-    return plain_messages([Message(**one) for one in given])
+    return plain_messages([OllamaMessage(**one) for one in given])
 
 
 def test_results_find_the_calls_that_they_are_of() -> None:
@@ -267,7 +267,7 @@ def test_a_conversation_that_cannot_be_is_refused(given: list[dict[str, Any]]) -
 
 @pytest.mark.parametrize("arguments", ['{"a": 1e999}', '{"a": "\\ud800"}', '{\n"a":\r\n 1}'])
 def test_arguments_are_told_as_the_model_wrote_them_on_one_line(arguments: str) -> None:
-    answer = ChatAnswer("m", Speech(ToolParser(DESCRIBED)), None)
+    answer = OllamaChatAnswer("m", OutputParser(ToolParser(DESCRIBED)), None)
     said = TokensOut(0, DESCRIBED.written([("f", arguments)]), ())
     lines = [
         answer.framing.frame(part) for update in (said, OutputFinished(0, FinishReason.STOP)) for part in answer.take(0, update)
@@ -279,7 +279,7 @@ def test_arguments_are_told_as_the_model_wrote_them_on_one_line(arguments: str) 
 
 
 def test_a_call_that_was_cut_off_is_not_told() -> None:
-    answer = ChatAnswer("m", Speech(ToolParser(DESCRIBED)), None)
+    answer = OllamaChatAnswer("m", OutputParser(ToolParser(DESCRIBED)), None)
     text = DESCRIBED.written([("f", '{"x": 1}')]) + '\n<tool_call>\n{"name": "g", "arguments": {"y'
     updates = [TokensOut(0, text, ()), OutputFinished(0, FinishReason.LENGTH)]
     parts = [part for update in updates for part in answer.take(0, update)]
@@ -443,7 +443,7 @@ def test_models_are_not_managed_over_the_api(client: ollama.Client) -> None:
 
 
 def test_an_error_in_the_middle_is_a_line_of_its_own() -> None:
-    answer = ChatAnswer("m", Speech(None), None)
+    answer = OllamaChatAnswer("m", OutputParser(None), None)
     lines = [answer.framing.frame(event) for event in answer.failed(ComputeFailed("It broke.", hint="Try again."))]
     assert lines == [b'{"error":"It broke. Try again."}\n']
 

@@ -17,12 +17,13 @@ from openai import OpenAI
 
 from penstock.config.engine import EngineConfig
 from penstock.config.node import DEFAULT_MODEL, LimitsConfig
-from penstock.domain.job import Embedded, JobDone, JobFailed, JobRequest
+from penstock.domain.request import JobRequest
+from penstock.domain.updates import Embedded, JobDone, JobFailed
 from penstock.doors.generation.embedding import MAX_INPUTS
-from penstock.doors.generation.served_model import Served
+from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
-from penstock.engine.hosted_model import HostedModel, host_alone
+from penstock.engine.hosted_model import HostedModel, host_standalone
 from penstock.pipes.model_manager import ModelManager
 from penstock.workspace.store.request import WorkRequest
 from tests.server import Server, running_server
@@ -47,7 +48,7 @@ def client(server: Server) -> OpenAI:
 @pytest.fixture(scope="module")
 def hosted(default_model_folder: Path) -> Iterator[HostedModel]:
     config = EngineConfig()
-    made = host_alone(ModelManager(config).load(DEFAULT_MODEL, dtype="float32", kv_memory=24_000_000), config)
+    made = host_standalone(ModelManager(config).load(DEFAULT_MODEL, dtype="float32", kv_memory=24_000_000), config)
     made.start()
     yield made
     made.stop()
@@ -137,7 +138,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(client: OpenAI, fields: dict
 
 @pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS])
 def test_embeddings_can_be_jobs_on_disk(hosted: HostedModel, texts: list[str]) -> None:
-    runner = EngineRunner({MODEL: Served(hosted)}, {}, LimitsConfig(), OPENAI_JOBS.endpoints)
+    runner = EngineRunner({MODEL: ServedModel(hosted)}, {}, LimitsConfig(), OPENAI_JOBS.endpoints)
     task = runner.prepare(WorkRequest(endpoint="/v1/embeddings"), json.dumps({"model": MODEL, "input": texts}))
     assert not task.resumable
     updates: queue.SimpleQueue[Any] = queue.SimpleQueue()

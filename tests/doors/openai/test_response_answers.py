@@ -10,11 +10,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.domain.job import FinishReason, OutputFinished, TokensOut, Usage
-from penstock.doors.generation.output_parser import Speech
+from penstock.domain.updates import FinishReason, OutputFinished, TokensOut, Usage
+from penstock.doors.generation.output_parser import OutputParser
 from penstock.doors.http.framing import encode
 from penstock.doors.openai.responses.answers import ResponseAnswer
-from penstock.doors.openai.responses.wire import Response, TextOut
+from penstock.doors.openai.responses.wire import Response, TextConfigOut
 from penstock.doors.tools import ToolParser
 from penstock.doors.tools.formats import format_of
 from penstock.errors import ComputeFailed
@@ -34,7 +34,7 @@ BEGUN = Response(
     service_tier="default",
     store=False,
     temperature=0.0,
-    text=TextOut(format={"type": "text"}),
+    text=TextConfigOut(format={"type": "text"}),
     tool_choice="auto",
     tools=[],
     top_logprobs=0,
@@ -46,7 +46,7 @@ TEXTS = st.sampled_from(["", "Hello.", f"Let me look.\n{CALLS}", CALLS])
 
 
 def events_of(pieces: Sequence[str], reason: FinishReason) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    speech = Speech(ToolParser(format_of(None)))
+    speech = OutputParser(ToolParser(format_of(None)))
     answer = ResponseAnswer("1_2_3", BEGUN, speech, token_bytes=lambda ids: [], hidden=frozenset(), logprobs=False)
     events = list(map(encode, answer.begin()))
     for piece in pieces:
@@ -101,7 +101,7 @@ def test_text_and_calls_are_items_of_their_own() -> None:
 
 
 def test_a_failure_is_told_twice_for_clients_of_both_kinds() -> None:
-    answer = ResponseAnswer("1_2_3", BEGUN, Speech(None), token_bytes=lambda ids: [], hidden=frozenset(), logprobs=False)
+    answer = ResponseAnswer("1_2_3", BEGUN, OutputParser(None), token_bytes=lambda ids: [], hidden=frozenset(), logprobs=False)
     failed, error = (msgspec.json.decode(encode(event)) for event in answer.failed(ComputeFailed("It broke.")))
     assert (failed["type"], failed["response"]["status"], failed["response"]["error"]["code"]) == (
         *("response.failed", "failed", "server_error"),

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.job import JobFailed
 from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Span
 from penstock.domain.topology import LayerRange
+from penstock.domain.updates import JobFailed
 from penstock.engine.sequences import worker_sequences
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.network.codec import encode
 from tests.engine.node import MODEL, SHAPE, Place
 from tests.engine.world import GREEDY, Asked, World
@@ -330,7 +330,7 @@ def test_a_pass_that_fails_because_of_one_origin_fails_for_nobody_else() -> None
     (stage,) = engine.stages.values()
     process, deliver, fused, own = stage.segment.process, engine.deliver, list[int](), list[Asked]()
 
-    def picky(hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
+    def picky(hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
         if POISON + 7.0 in hidden[:, 0].tolist():  # as the fake embedding has it
             fused.append(len(pieces))
             raise RuntimeError("out of memory")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import JobFailed
 from penstock.domain.messages import Bounce, BounceReason, Message, Pong, RouteOffer
 from penstock.domain.span import NetworkJob, PackedHidden, Refusal, Span, Verdict
+from penstock.domain.updates import JobFailed
 from penstock.engine.routing import route_opener as route
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, World

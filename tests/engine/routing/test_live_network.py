@@ -14,10 +14,10 @@ import torch
 
 from penstock.config.engine import EngineConfig
 from penstock.config.network import NetworkConfig
-from penstock.domain.job import JobDone, JobFailed, JobUpdate, TokensOut
+from penstock.domain.job import Job
 from penstock.domain.sampling import SamplingParams
-from penstock.domain.sequence import Job
 from penstock.domain.topology import LayerRange
+from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedLayers
 from penstock.model.spec import spec_from_config

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.job import JobDone
 from penstock.domain.messages import Message
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.domain.topology import LayerRange
+from penstock.domain.updates import JobDone
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.errors import MalformedMessage
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.network.codec import encode
 from tests.engine.node import FakeLayers, Node, Place
 from tests.engine.world import GREEDY, Asked, World
@@ -42,7 +42,7 @@ class TimedWorld(World):
         pass
 
     def _timed(self, segment: FakeLayers) -> Any:
-        def process(hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
+        def process(hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
             self.passes.append(hidden.shape[0])
             segment._spend(hidden.shape[0])
             return hidden

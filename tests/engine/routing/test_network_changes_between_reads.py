@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import JobFailed
 from penstock.domain.messages import Message
+from penstock.domain.updates import JobFailed
 from penstock.engine.engine import Engine
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.route_opener import RouteOpener

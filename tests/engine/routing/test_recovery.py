@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import JobDone
 from penstock.domain.messages import CloseRoute, Message, OpenRoute
 from penstock.domain.span import NetworkJob
+from penstock.domain.updates import JobDone
 from penstock.errors import ComputeFailed, NotReady
 from tests.engine.fakes import FakeSegment
 from tests.engine.node import Place

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.job import JobDone
 from penstock.domain.messages import Ping, Pong
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import PrivateLayers
+from penstock.domain.updates import JobDone
 from penstock.engine.routing.route_host import CREDITS
 from tests.engine import layouts
 from tests.engine.node import Place

@@ -12,7 +12,7 @@ from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.engine.routing.stage import Stage
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.model.segment import LlmModel
 from penstock.model.sources import DEFAULT_MODEL
 from penstock.pipes.model_manager import ModelManager
@@ -26,10 +26,10 @@ class PassThrough:
     def __init__(self) -> None:
         self.wiped: list[tuple[int, int]] = []
 
-    def process(self, hidden: Tensor, pieces: Sequence[Piece], layers: LayerRange | None = None) -> Tensor:
+    def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
         return hidden * 2
 
-    def wipe(self, piece: Piece) -> None:
+    def wipe(self, piece: BatchPiece) -> None:
         self.wiped.append((piece.start_pos, piece.n))
 
 
@@ -81,20 +81,20 @@ def real(start: int, end: int) -> LlmModel:
 def test_a_part_of_a_real_segment_is_as_if_it_had_been_loaded_alone() -> None:
     whole, alone, part = real(0, 4), real(1, 3), LayerRange(1, 3)
     prompt, token = torch.randn(20, whole.spec.hidden), torch.randn(1, whole.spec.hidden)
-    for hidden, piece in ((prompt, Piece(0, 20, [2, 1])), (token, Piece(20, 1, [2, 1]))):
+    for hidden, piece in ((prompt, BatchPiece(0, 20, [2, 1])), (token, BatchPiece(20, 1, [2, 1]))):
         assert torch.equal(whole.process(hidden, [piece], part), alone.process(hidden, [piece]))
     assert [bool(layer.kv.any()) for layer in whole._layers] == [False, True, True, False]
 
 
 def test_the_parts_of_a_real_segment_one_after_the_other_are_the_whole() -> None:
-    whole, piece = real(0, 3), Piece(0, 20, [2, 1])
+    whole, piece = real(0, 3), BatchPiece(0, 20, [2, 1])
     hidden = torch.randn(20, whole.spec.hidden)
     first = whole.process(hidden, [piece], LayerRange(0, 1))
     assert torch.equal(whole.process(first, [piece], LayerRange(1, 3)), whole.process(hidden, [piece]))
 
 
 def test_the_keys_and_values_of_a_real_segment_are_wiped() -> None:
-    segment, piece = real(0, 1), Piece(0, 3, [2])
+    segment, piece = real(0, 1), BatchPiece(0, 3, [2])
     segment.process(torch.full((3, segment.spec.hidden), float("nan")), [piece])
     kv = segment._layers[0].kv
     assert not torch.isfinite(kv).all()

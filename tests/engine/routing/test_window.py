@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
-from penstock.engine.routing.window import MOST, Line, Window
+from penstock.engine.routing.window import MOST, LinearFit, Window
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, World
 
@@ -36,7 +36,7 @@ def settled(window: Window, decodes: int, chunk: int = 0, limit: int = 32) -> in
 
 @given(a=st.floats(0, 1), b=st.floats(0, 0.1), sizes=st.lists(st.integers(1, 300), min_size=3, max_size=20, unique=True))
 def test_a_line_is_found_again(a: float, b: float, sizes: list[int]) -> None:
-    line = Line()
+    line = LinearFit()
     for tokens in sizes:
         line.observe(tokens, a + b * tokens)
     assert line.at(sizes[0]) == pytest.approx(a + b * sizes[0], rel=1e-3, abs=1e-6)
@@ -44,7 +44,7 @@ def test_a_line_is_found_again(a: float, b: float, sizes: list[int]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 1e9)), max_size=50), st.floats(0, 1e4))
 def test_no_prediction_is_below_zero(seen: list[tuple[int, float]], tokens: float) -> None:
-    line = Line()
+    line = LinearFit()
     for size, seconds in seen:
         line.observe(size, seconds)
     assert line.at(tokens) >= 0.0

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from penstock.config.engine import POLICY_NAMES, EngineConfig
-from penstock.domain.job import JobDone, JobRequest, JobUpdate, TokensOut
+from penstock.domain.job import HOLDS_KV, Job, SequenceState
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
-from penstock.domain.sequence import HOLDS_KV, Job, SequenceState
+from penstock.domain.updates import JobDone, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
 from penstock.engine.scheduling import policies

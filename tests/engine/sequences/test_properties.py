@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from penstock.config.engine import POLICY_NAMES, EngineConfig
 from penstock.domain.blocks import BlockPool
-from penstock.domain.job import Embedded, FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
+from penstock.domain.job import HOLDS_KV, QUEUED, TERMINAL, Job, Sequence
 from penstock.domain.sampling import SamplingParams
-from penstock.domain.sequence import HOLDS_KV, QUEUED, TERMINAL, Job, Sequence
+from penstock.domain.updates import Embedded, FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from tests.engine.fakes import FakeSegment, embedding, finish, make_engine, make_job, oracle, own
 

@@ -19,7 +19,7 @@ from penstock.workspace.store.outcomes import done, failed
 from penstock.workspace.store.recovery import recover
 from penstock.workspace.store.request import read_job
 from penstock.workspace.store.uploads import Uploads
-from penstock.workspace.worker.batch_supervisor import BatchDriver
+from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.runner import TextWriter
 from tests.workspace.ledger import Broken
 from tests.workspace.runners import FakeRunner, FakeTask
@@ -67,7 +67,7 @@ class Server:
         _, close, folders, _ = ended
         self._close = partial(close, *folders)
         self.uploads, self.batches = Uploads(self.workspace), Batches(self.workspace)
-        self.driver = BatchDriver(self.workspace, room=room, refusal=refusal, **driver)
+        self.driver = BatchSupervisor(self.workspace, room=room, refusal=refusal, **driver)
         self.most_jobs = 0
 
     def submit(self, data: bytes, *, endpoint: str = ENDPOINT, window: float = DAY, **asked: Any) -> str:
@@ -146,5 +146,5 @@ class BatchRunner(FakeRunner):
         return task
 
 
-def batch_driver(workspace: Workspace) -> BatchDriver:
-    return BatchDriver(workspace, room=16, refusal=refusal)
+def batch_driver(workspace: Workspace) -> BatchSupervisor:
+    return BatchSupervisor(workspace, room=16, refusal=refusal)

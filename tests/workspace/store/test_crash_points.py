@@ -238,7 +238,7 @@ class CleansInTheOpen(Workspace):
 
 
 class CountsTooLate(Workspace):
-    def note_run_alone(self, held: HeldJob) -> None:
+    def record_isolated_run(self, held: HeldJob) -> None:
         self.alone = held
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from penstock.domain import job as job_module
-from penstock.domain.job import JobFailed
+from penstock.domain import request as job_module
+from penstock.domain.updates import JobFailed
 from penstock.errors import RequestError, UnknownJob
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.store.files import FINISHED, PROMPT, SUSPECT, Place
@@ -487,14 +487,14 @@ def forge_tokens(queue: Queue, job: str) -> None:
     """Other tokens, in a file that is whole."""
     from penstock.workspace.store.disk import Disk
     from penstock.workspace.store.files import FOLDER
-    from penstock.workspace.store.tokens import Said, Transcript, read_tokens
+    from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
 
     folder = os.open(queue.file(job, ""), FOLDER)
     try:
         said = read_tokens(folder)
         assert said is not None
         queue.file(job, "tokens.bin").unlink()
-        forged = Transcript(Disk(), folder, Said(said.seed, said.fingerprint))
+        forged = Transcript(Disk(), folder, SavedTokens(said.seed, said.fingerprint))
         forged.append([4_000_000_000, 1], b"forged")
     finally:
         os.close(folder)

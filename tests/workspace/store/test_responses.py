@@ -9,10 +9,10 @@ import pytest
 
 from penstock.errors import BadJob, WorkspaceError
 from penstock.workspace.store.layout import Workspace
-from penstock.workspace.store.responses import KeptResponse, Responses
+from penstock.workspace.store.responses import ResponseRecord, Responses
 from tests.workspace.crashing import FailingDisk, KillingDisk, SteppingDisk, process
 
-SAID = KeptResponse(b'{"id":"resp_1000_1_0"}', b"[]")
+SAID = ResponseRecord(b'{"id":"resp_1000_1_0"}', b"[]")
 JOB = "1000_1_0"
 
 
@@ -74,7 +74,7 @@ def test_its_time_ends_for_readers_at_once_and_on_disk_with_the_next_sweep(
 def test_nothing_is_written_over(responses: Responses) -> None:
     responses.put(JOB, SAID, owner="ada")
     with pytest.raises(WorkspaceError):
-        responses.put(JOB, KeptResponse(b"{}", b"[]"), owner="bob")
+        responses.put(JOB, ResponseRecord(b"{}", b"[]"), owner="bob")
     assert responses.get(JOB, owner="ada") == SAID
 
 
@@ -87,7 +87,7 @@ def test_a_link_in_its_place_is_not_followed(responses: Responses, tmp_path: Pat
         responses.get(JOB, owner=None)
 
 
-def left_by(disk: SteppingDisk, path: Path, clock: Clock) -> KeptResponse | None:
+def left_by(disk: SteppingDisk, path: Path, clock: Clock) -> ResponseRecord | None:
     """What the next life finds of a response that was put on such a disk."""
     Workspace(path, create=True).close()
     writer = Responses(Workspace(path, disk=disk), keep=60.0, clock=clock)

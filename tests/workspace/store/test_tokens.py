@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import PARTIAL, TOKENS
-from penstock.workspace.store.tokens import Said, Transcript, read_tokens
+from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
 from tests.workspace.crashing import FailingDisk, quick_folder
 
-SAID = Said(seed=7, fingerprint=b"sixteen bytes ..", tokens=(1, 2, 3, 4, 5))
-NOBODY = Said(SAID.seed, SAID.fingerprint)
+SAID = SavedTokens(seed=7, fingerprint=b"sixteen bytes ..", tokens=(1, 2, 3, 4, 5))
+NOBODY = SavedTokens(SAID.seed, SAID.fingerprint)
 RECORD, HEADER = 8, 36  # bytes
 
 
@@ -44,7 +44,7 @@ def whole() -> bytes:
         return (path / TOKENS).read_bytes()
 
 
-def say(folder: int, said: Said, tokens: tuple[int, ...], text: bytes = b"", disk: Disk | None = None) -> None:
+def say(folder: int, said: SavedTokens, tokens: tuple[int, ...], text: bytes = b"", disk: Disk | None = None) -> None:
     transcript = Transcript(disk or Disk(), folder, said)
     transcript.append(tokens, text)
 
@@ -63,7 +63,7 @@ def test_nothing_is_read_where_nothing_is(folder: int) -> None:
 # ---- damage ----
 
 
-def read_from(data: bytes) -> Said | None:
+def read_from(data: bytes) -> SavedTokens | None:
     with quick_folder() as path:
         (path / TOKENS).write_bytes(data)
         folder = os.open(path, os.O_RDONLY)
@@ -73,8 +73,8 @@ def read_from(data: bytes) -> Said | None:
             os.close(folder)
 
 
-def is_beginning(found: Said | None) -> bool:
-    return found is None or found == Said(SAID.seed, SAID.fingerprint, SAID.tokens[: len(found.tokens)])
+def is_beginning(found: SavedTokens | None) -> bool:
+    return found is None or found == SavedTokens(SAID.seed, SAID.fingerprint, SAID.tokens[: len(found.tokens)])
 
 
 def test_a_file_that_was_cut_anywhere_holds_a_beginning(whole: bytes) -> None:
@@ -103,9 +103,11 @@ def test_whatever_a_crash_puts_in_the_place_of_a_tail_is_not_taken_for_tokens(wh
 
 
 def test_records_of_another_life_are_not_taken_for_ours(folder: int, path: Path, whole: bytes) -> None:
-    say(folder, Said(8, SAID.fingerprint), SAID.tokens)
+    say(folder, SavedTokens(8, SAID.fingerprint), SAID.tokens)
     other = (path / TOKENS).read_bytes()
-    assert read_from(whole[: HEADER + RECORD] + other[HEADER + RECORD :]) == Said(SAID.seed, SAID.fingerprint, SAID.tokens[:1])
+    assert read_from(whole[: HEADER + RECORD] + other[HEADER + RECORD :]) == SavedTokens(
+        SAID.seed, SAID.fingerprint, SAID.tokens[:1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,18 +135,22 @@ def test_a_resume_goes_on_in_the_same_file(folder: int, path: Path, whole: bytes
 
 @pytest.mark.parametrize(
     "other",
-    [Said(8, SAID.fingerprint, SAID.tokens), Said(7, b"another question", SAID.tokens), Said(7, SAID.fingerprint, (1, 2))],
+    [
+        SavedTokens(8, SAID.fingerprint, SAID.tokens),
+        SavedTokens(7, b"another question", SAID.tokens),
+        SavedTokens(7, SAID.fingerprint, (1, 2)),
+    ],
     ids=["another seed", "another question", "fewer tokens"],
 )
-def test_a_resume_from_anything_else_begins_a_new_file(folder: int, other: Said) -> None:
+def test_a_resume_from_anything_else_begins_a_new_file(folder: int, other: SavedTokens) -> None:
     say(folder, NOBODY, SAID.tokens)
     say(folder, other, (9,))
-    assert read_tokens(folder) == Said(other.seed, other.fingerprint, (*other.tokens, 9))
+    assert read_tokens(folder) == SavedTokens(other.seed, other.fingerprint, (*other.tokens, 9))
 
 
 def test_the_text_for_people_begins_anew_with_each_life(folder: int, path: Path) -> None:
     say(folder, NOBODY, (1, 2), b"one two ")
-    say(folder, Said(7, SAID.fingerprint, (1, 2)), (3,), b"one two three ")
+    say(folder, SavedTokens(7, SAID.fingerprint, (1, 2)), (3,), b"one two three ")
     assert (path / PARTIAL).read_bytes() == b"one two three "
 
 
@@ -220,7 +226,7 @@ def test_a_half_written_record_that_cannot_be_cut_off_is_written_over(path: Path
         with suppress(OSError):
             transcript.append((1,), b"")
     transcript.append((1,), b"")
-    assert read_tokens(folder) == Said(SAID.seed, SAID.fingerprint, (1,))
+    assert read_tokens(folder) == SavedTokens(SAID.seed, SAID.fingerprint, (1,))
 
 
 def test_only_who_wants_a_sync_waits_for_one(folder: int) -> None:

@@ -24,7 +24,7 @@ from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
 from penstock.workspace.work import Work
 from penstock.workspace.worker import batch_run as batch_drive
-from penstock.workspace.worker.batch_supervisor import BatchDriver
+from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.pool import Pool
 from tests.workspace.batch.batch_worlds import BatchRunner, Ledger, Server, batch_driver, jsonl, line, refusal
 from tests.workspace.queues import until
@@ -177,7 +177,7 @@ def test_lines_for_a_model_that_is_not_here_take_no_room_from_the_others_and_oth
     server = Server(folder / "workspace", Ledger())
     here = jsonl([line(f"here {number}") for number in range(20)])
     batch = server.submit(lines(30, model="other") + here + jsonl([line("last", model="third")]))
-    driver = BatchDriver(server.workspace, room=8, refusal=refusal, accepts=runner.accepts)
+    driver = BatchSupervisor(server.workspace, room=8, refusal=refusal, accepts=runner.accepts)
     left = Pool(server.workspace, runner, refill=driver.refill).drain()
     assert server.batches.get(batch).counts.completed == 20
     assert {job.model for job in left} == {"other"}, "and not all of them are jobs"
@@ -231,14 +231,14 @@ def test_all_batches_together_have_no_more_jobs_than_there_is_room(folder: Path)
 
 def test_a_stop_does_not_wait_for_a_turn_of_all_batches(server: Server) -> None:
     first, second = server.submit(lines(1), window=100.0), server.submit(lines(1), window=200.0)
-    real = batch_drive.Drive.step
+    real = batch_drive.BatchRun.step
 
-    def step(drive: batch_drive.Drive, room: int) -> bool:
+    def step(drive: batch_drive.BatchRun, room: int) -> bool:
         server.driver._stopping.set()
         return real(drive, room)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_drive.Drive, "step", step)
+        patch.setattr(batch_drive.BatchRun, "step", step)
         server.driver.turn()
     assert [server.batches.get(batch).begun is not None for batch in (first, second)] == [True, False]
 
@@ -418,7 +418,7 @@ def test_a_queue_is_not_idle_while_a_batch_is_open(server: Server) -> None:
 def test_a_workspace_that_is_put_somewhere_else_is_left_by_all(folder: Path, runner: BatchRunner) -> None:
     workspace = Workspace(folder / "workspace", create=True)
     batches, uploads = Batches(workspace), Uploads(workspace)
-    driver = BatchDriver(workspace, room=16, refusal=refusal)
+    driver = BatchSupervisor(workspace, room=16, refusal=refusal)
     pool = Pool(workspace, runner, on_end=lambda end: driver.wake())
     pool.start()
     driver.start()

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from penstock.domain.job import TokensOut
+from penstock.domain.updates import TokensOut
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import ERROR, FOLDER, PARTIAL, PROMPT, RESULT, SUSPECT, TOKENS, Place
-from penstock.workspace.store.tokens import Said, Transcript, read_tokens
+from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
 from penstock.workspace.work import Work
 from penstock.workspace.worker import running_jobs as crew_module
 from penstock.workspace.worker.processor import Processor
@@ -172,14 +172,14 @@ def test_a_server_whose_terminal_is_closed_gives_its_jobs_back(default_model_fol
 def test_a_third_life_reads_what_the_second_wrote_after_a_torn_tail(queue: Queue) -> None:
     with quick_folder() as path:
         folder = os.open(path, FOLDER)
-        first = Said(seed=7, fingerprint=b"sixteen bytes ..")
+        first = SavedTokens(seed=7, fingerprint=b"sixteen bytes ..")
         Transcript(Disk(), folder, first).append([1, 2, 3], b"one two three ")
         with (path / TOKENS).open("ab") as torn:
             torn.write(b"\x04\x00\x00")
         second = read_tokens(folder)
-        assert second == Said(first.seed, first.fingerprint, (1, 2, 3))
+        assert second == SavedTokens(first.seed, first.fingerprint, (1, 2, 3))
         Transcript(Disk(), folder, second).append([4, 5], b"one two three four five ")
-        assert read_tokens(folder) == Said(first.seed, first.fingerprint, (1, 2, 3, 4, 5))
+        assert read_tokens(folder) == SavedTokens(first.seed, first.fingerprint, (1, 2, 3, 4, 5))
         os.close(folder)
 
 

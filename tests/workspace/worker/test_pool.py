@@ -530,7 +530,7 @@ def test_a_job_that_cannot_be_judged_yet_is_judged_later(queue: Queue, monkeypat
 
 
 def test_a_disk_that_refuses_to_count_runs_alone_is_no_death(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, refused = Workspace.note_run_alone, []
+    real, refused = Workspace.record_isolated_run, []
 
     def refuse(self: Workspace, held: HeldJob) -> None:
         real(self, held)
@@ -538,7 +538,7 @@ def test_a_disk_that_refuses_to_count_runs_alone_is_no_death(queue: Queue, monke
             refused.append(held.job_id)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(Workspace, "note_run_alone", refuse)
+    monkeypatch.setattr(Workspace, "record_isolated_run", refuse)
     (job,) = queue.submit("suspect")
     queue.file(job, SUSPECT).touch()
     with queue.pool(max_deaths=3):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cli.batch.input import Input
-from penstock.cli.client.api import CHUNK, Client, Refused
+from penstock.cli.client.api import CHUNK, Client, ServerRefused
 from penstock.errors import UnknownBatch
 from penstock.workspace.store.job_id import BATCH
-from penstock.workspace.store.root import on_disk
+from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
     from penstock.workspace.batch.batches import BatchView
@@ -55,7 +55,7 @@ class BatchState:
         return self.status == "completed" and not self.failed
 
 
-class BatchPlace(Protocol):
+class BatchBackend(Protocol):
     @property
     def flags(self) -> str:
         """How the command line names this place, so that a person comes back to it."""
@@ -74,7 +74,7 @@ class BatchPlace(Protocol):
     def fetch(self, file: str) -> Iterator[bytes]: ...
 
 
-def same(place: BatchPlace, asked: Input) -> BatchState | None:
+def same(place: BatchBackend, asked: Input) -> BatchState | None:
     """A batch that asks the same, and is open, or was completed and has its files."""
     for state in place.all():
         if (state.input, state.endpoint) == (asked.sha256, asked.endpoint):
@@ -84,7 +84,7 @@ def same(place: BatchPlace, asked: Input) -> BatchState | None:
     return None
 
 
-class ServerPlace:
+class RemoteBatchBackend:
     def __init__(self, client: Client, *, named: bool) -> None:
         self._client = client
         self.flags = f" --url {shlex.quote(str(client.url))}" if named else ""
@@ -119,7 +119,7 @@ class ServerPlace:
     def has(self, file: str) -> bool:
         try:
             self._client.get(f"/v1/files/{_path(file)}")
-        except Refused as error:
+        except ServerRefused as error:
             if error.status != 404:
                 raise
             return False
@@ -129,7 +129,7 @@ class ServerPlace:
         return self._client.download(f"/v1/files/{_path(file)}/content")
 
 
-class LocalPlace:
+class LocalBatchBackend:
     """`offers` is None where nobody can tell."""
 
     def __init__(self, workspace: Workspace, offers: Offers | None, *, named: bool) -> None:
@@ -151,7 +151,7 @@ class LocalPlace:
         window = parse_window(asked.window)
         asked.content.seek(0)
         chunks = iter(lambda: asked.content.read(CHUNK), b"")
-        with on_disk(self.workspace.path):
+        with wrap_os_errors(self.workspace.path):
             file = self._uploads.add(chunks, name=asked.name, purpose="batch").file_id
             try:
                 view = self._batches.create(
@@ -165,26 +165,26 @@ class LocalPlace:
         """Before a model is loaded for it."""
         from penstock.workspace.worker.batch_supervisor import validate
 
-        with on_disk(self.workspace.path):
+        with wrap_os_errors(self.workspace.path):
             validate(self.workspace, _own_id(batch_id))
 
     def look(self, batch_id: str) -> BatchState:
-        with on_disk(self.workspace.path):
+        with wrap_os_errors(self.workspace.path):
             return self._state(self._batches.get(_own_id(batch_id)))
 
     def all(self) -> Iterator[BatchState]:
-        with on_disk(self.workspace.path):
+        with wrap_os_errors(self.workspace.path):
             yield from map(self._state, self._batches.all())
 
     def cancel(self, batch_id: str) -> BatchState:
-        with on_disk(self.workspace.path):
+        with wrap_os_errors(self.workspace.path):
             return self._state(self._batches.cancel(_own_id(batch_id)))
 
     def has(self, file: str) -> bool:
         return self._uploads.find(file) is not None
 
     def fetch(self, file: str) -> Iterator[bytes]:
-        with on_disk(self.workspace.path), self._uploads.reading(file) as chunks:
+        with wrap_os_errors(self.workspace.path), self._uploads.reading(file) as chunks:
             yield from chunks
 
     def _state(self, view: BatchView) -> BatchState:
@@ -224,7 +224,7 @@ def _state(told: Any) -> BatchState:
             input=(told.get("metadata") or {}).get(ASKED),
         )
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise Refused("The server sent a batch that is not of OpenAI's shape.") from None
+        raise ServerRefused("The server sent a batch that is not of OpenAI's shape.") from None
 
 
 def _mistake(get: Callable[[str], Any]) -> str:

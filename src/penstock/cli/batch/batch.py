@@ -24,10 +24,10 @@ from penstock.cli.ui.output import print_json, print_table
 from penstock.config.settings import Settings
 from penstock.config.table import BY_KEY, MODELS
 from penstock.errors import ConfigError, RequestError
-from penstock.workspace.store.root import on_disk
+from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
-    from penstock.cli.batch.backends import BatchPlace, BatchState, LocalPlace, Offers
+    from penstock.cli.batch.backends import BatchBackend, BatchState, LocalBatchBackend, Offers
 
 FIRST_LOOK, LAST_LOOK = 0.1, 1.0  # seconds between two looks: the pause grows
 AWAY = 60.0  # seconds that a server may be away while it is waited for
@@ -122,10 +122,10 @@ def _check_target(path: Path, option: str) -> None:
 # ---- where ----
 
 
-def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchPlace, LocalPlace | None]:
+def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchBackend, LocalBatchBackend | None]:
     """Who does it; the second is None for a server. A folder is made only for a new batch."""
-    from penstock.cli.batch.backends import LocalPlace, ServerPlace
-    from penstock.cli.client.api import Client, Refused, Unreachable
+    from penstock.cli.batch.backends import LocalBatchBackend, RemoteBatchBackend
+    from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable
     from penstock.workspace.store.layout import Workspace
 
     flag = BY_KEY["workspace.path"].flag
@@ -137,20 +137,20 @@ def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchP
         client = Client(server or usual_url())
         try:
             client.get("/v1/models")
-        except (Unreachable, Refused) as error:
-            speaks_openai = isinstance(error, Refused) and (error.reason or error.status == 401)
+        except (ServerUnreachable, ServerRefused) as error:
+            speaks_openai = isinstance(error, ServerRefused) and (error.reason or error.status == 401)
             if server is not None or speaks_openai:
                 raise
         else:
-            return ServerPlace(client, named=url is not None), None
+            return RemoteBatchBackend(client, named=url is not None), None
     path = settings.node.workspace.path
     if path is None:
         raise ConfigError("No server answers, and there is no workspace.", hint=f"Name a folder: {flag} FOLDER.")
     if not named:
         does = "the batch is kept in" if create else "this is about"
         print(f"No server answers at {usual_url()}: {does} {path}.", file=sys.stderr, flush=True)
-    with on_disk(path):
-        local = LocalPlace(Workspace(path, create=create), _offers(settings, path), named=named)
+    with wrap_os_errors(path):
+        local = LocalBatchBackend(Workspace(path, create=create), _offers(settings, path), named=named)
     return local, local
 
 
@@ -169,7 +169,7 @@ def _offers(settings: Settings, path: Path) -> Offers | None:
 # ---- asking ----
 
 
-def _created(place: BatchPlace, file: str, endpoint: str | None, window: str, new: bool) -> str:
+def _created(place: BatchBackend, file: str, endpoint: str | None, window: str, new: bool) -> str:
     from penstock.cli.batch.backends import same
     from penstock.cli.batch.input import opened
 
@@ -187,7 +187,9 @@ def _created(place: BatchPlace, file: str, endpoint: str | None, window: str, ne
 # ---- waiting ----
 
 
-def _wait(settings: Settings, place: BatchPlace, local: LocalPlace | None, batch_id: str, bars: ProgressBars) -> BatchState:
+def _wait(
+    settings: Settings, place: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars
+) -> BatchState:
     try:
         while True:
             state = _watched(place, local, batch_id, bars)
@@ -203,16 +205,16 @@ def _wait(settings: Settings, place: BatchPlace, local: LocalPlace | None, batch
         raise typer.Exit(NOT_READY) from None
 
 
-def _watched(place: BatchPlace, local: LocalPlace | None, batch_id: str, bars: ProgressBars) -> BatchState:
+def _watched(place: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars) -> BatchState:
     """Until it is over, or nobody works on its folder. A server that is started again meanwhile goes on with it."""
-    from penstock.cli.client.api import Unreachable
+    from penstock.cli.client.api import ServerUnreachable
 
     pause, seen, away = FIRST_LOOK, time.monotonic(), False
     missing: tuple[str, ...] = ()
     while True:
         try:
             state = place.look(batch_id)
-        except Unreachable as error:
+        except ServerUnreachable as error:
             if time.monotonic() - seen > AWAY:
                 raise
             if not away:
@@ -237,7 +239,7 @@ def _say(bars: ProgressBars, text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _work(settings: Settings, local: LocalPlace, batch_id: str, bars: ProgressBars) -> bool:
+def _work(settings: Settings, local: LocalBatchBackend, batch_id: str, bars: ProgressBars) -> bool:
     """Nobody serves the folder: do it here, as `penstock drain` would. Whether it is over then."""
     from penstock.cli.jobs.drain import keys_of, leave_politely, working_on
     from penstock.node import Node
@@ -266,7 +268,7 @@ def _work(settings: Settings, local: LocalPlace, batch_id: str, bars: ProgressBa
 # ---- handing over ----
 
 
-def _deliver(place: BatchPlace, state: BatchState, output: Path | None, errors: Path | None, as_json: bool) -> None:
+def _deliver(place: BatchBackend, state: BatchState, output: Path | None, errors: Path | None, as_json: bool) -> None:
     with _kept(place, state, output or Path("stdout")):
         if output is not None or (state.output_file is not None and not as_json):
             _write(_content(place, state.output_file), output)
@@ -290,7 +292,7 @@ def _deliver(place: BatchPlace, state: BatchState, output: Path | None, errors: 
 
 
 @contextmanager
-def _kept(place: BatchPlace, state: BatchState, target: Path) -> Iterator[None]:
+def _kept(place: BatchBackend, state: BatchState, target: Path) -> Iterator[None]:
     """What cannot be written now is not lost."""
     try:
         yield
@@ -302,7 +304,7 @@ def _kept(place: BatchPlace, state: BatchState, target: Path) -> Iterator[None]:
         raise typer.Exit(FAILED) from None
 
 
-def _content(place: BatchPlace, file: str | None) -> Iterable[bytes]:
+def _content(place: BatchBackend, file: str | None) -> Iterable[bytes]:
     return () if file is None else place.fetch(file)
 
 
@@ -320,7 +322,7 @@ def _write(pieces: Iterable[bytes], output: Path | None) -> None:
     writer.end()
 
 
-def _list(place: BatchPlace, as_json: bool) -> None:
+def _list(place: BatchBackend, as_json: bool) -> None:
     states = list(place.all())
     if as_json:
         print_json({"batches": states})

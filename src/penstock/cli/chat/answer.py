@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.domain.job import (
+from penstock.domain.updates import (
     FinishReason,
     JobDone,
     JobFailed,
@@ -22,7 +22,7 @@ from penstock.progress import Progress
 LONG_PROMPT = 512  # tokens; a shorter prompt is read before a bar could be
 
 
-class JobHandle(Protocol):
+class UpdateStream(Protocol):
     """What `LLM.start` returns, as far as the command line uses it."""
 
     def __iter__(self) -> Iterator[JobUpdate]: ...
@@ -30,7 +30,7 @@ class JobHandle(Protocol):
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -69,9 +69,9 @@ class Answer:
         )
 
 
-def follow(job: JobHandle, *, show: Callable[[str], None], progress: Progress) -> Answer:
+def follow(job: UpdateStream, *, show: Callable[[str], None], progress: Progress) -> StreamedAnswer:
     """Collect a job's updates until it ends; Ctrl-C cancels it and keeps what there is, a second Ctrl-C leaves at once."""
-    answer = Answer()
+    answer = StreamedAnswer()
     try:
         _collect(job, answer, show, progress)
     except KeyboardInterrupt:
@@ -82,7 +82,7 @@ def follow(job: JobHandle, *, show: Callable[[str], None], progress: Progress) -
     return answer
 
 
-def _collect(job: JobHandle, answer: Answer, show: Callable[[str], None], progress: Progress) -> None:
+def _collect(job: UpdateStream, answer: StreamedAnswer, show: Callable[[str], None], progress: Progress) -> None:
     for update in job:
         match update:
             case PrefillProgress(done=done, total=total):

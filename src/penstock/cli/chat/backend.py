@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.cli.chat.answer import JobHandle
-from penstock.cli.client.api import Client, Refused, refusal
-from penstock.domain.job import (
-    FinishReason,
-    JobDone,
-    JobRequest,
-    JobUpdate,
-    Message,
-    OutputFinished,
-    PrefillProgress,
-    Timings,
-    TokensOut,
-    Usage,
-)
+from penstock.cli.chat.answer import UpdateStream
+from penstock.cli.client.api import Client, ServerRefused, refusal
+from penstock.domain.request import JobRequest, Message
 from penstock.domain.sampling import SamplingParams
+from penstock.domain.updates import FinishReason, JobDone, JobUpdate, OutputFinished, PrefillProgress, Timings, TokensOut, Usage
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
 
 
-class Partner(Protocol):
+class ChatBackend(Protocol):
     @property
     def place(self) -> str:
         """Where the model is, in words: `at http://127.0.0.1:8000`."""
@@ -33,12 +23,12 @@ class Partner(Protocol):
     def models(self) -> list[str]:
         """The names that `ask` takes; the first is the usual one."""
 
-    def ask(self, model: str, messages: Sequence[Message], wanted: Mapping[str, Any]) -> JobHandle:
+    def ask(self, model: str, messages: Sequence[Message], wanted: Mapping[str, Any]) -> UpdateStream:
         """`wanted` is what somebody said about sampling. Iterating yields the updates of the answer, and raises what goes
         wrong; `cancel` ends it."""
 
 
-class ServerPartner:
+class RemoteChatBackend:
     def __init__(self, client: Client) -> None:
         self._client = client
 
@@ -50,12 +40,12 @@ class ServerPartner:
         listed = self._client.get("/v1/models").get("data")
         return [str(model["id"]) for model in listed or () if isinstance(model, dict) and "id" in model]
 
-    def ask(self, model: str, messages: Sequence[Message], wanted: Mapping[str, Any]) -> JobHandle:
+    def ask(self, model: str, messages: Sequence[Message], wanted: Mapping[str, Any]) -> UpdateStream:
         body = {"model": model, "messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
         return RemoteJob(self._client, {**body, **wanted})
 
 
-class LocalPartner:
+class LocalChatBackend:
     place = "in this process"
 
     def __init__(self, llm: LLM) -> None:
@@ -67,7 +57,7 @@ class LocalPartner:
     def models(self) -> list[str]:
         return [self._llm.model_name]
 
-    def ask(self, model: str, messages: Sequence[Message], wanted: Mapping[str, Any]) -> JobHandle:
+    def ask(self, model: str, messages: Sequence[Message], wanted: Mapping[str, Any]) -> UpdateStream:
         sampling: dict[str, Any] = {"max_tokens": None, **self._recommended, **wanted}
         return self._llm.start(JobRequest(messages=messages, sampling=SamplingParams(**sampling)))
 
@@ -92,7 +82,7 @@ class RemoteJob:
                 usage = _usage(event) or usage
                 updates = list(_updates(event))
             except (AttributeError, TypeError):
-                raise Refused("The server sent a chunk that is not of OpenAI's shape.") from None
+                raise ServerRefused("The server sent a chunk that is not of OpenAI's shape.") from None
             yield from updates
         yield JobDone(usage, Timings())
 

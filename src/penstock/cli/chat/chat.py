@@ -18,7 +18,7 @@ from penstock.domain.sampling import SamplingParams
 from penstock.errors import PenstockError, RequestError, UnknownModel
 
 if TYPE_CHECKING:
-    from penstock.cli.chat.backend import Partner
+    from penstock.cli.chat.backend import ChatBackend
     from penstock.cli.chat.reply import Reply
     from penstock.cli.ui.terminal import Terminal
 
@@ -66,17 +66,17 @@ def chat(
 
 
 @contextmanager
-def _partner(url: str | None, model: str | None, bars: ProgressBars) -> Iterator[tuple[Partner, str]]:
+def _partner(url: str | None, model: str | None, bars: ProgressBars) -> Iterator[tuple[ChatBackend, str]]:
     """Whom to talk with, and the name of the model there."""
-    from penstock.cli.chat.backend import LocalPartner, ServerPartner
-    from penstock.cli.client.api import Client, Refused, Unreachable
+    from penstock.cli.chat.backend import LocalChatBackend, RemoteChatBackend
+    from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable
 
     named = named_url(url)
-    server = ServerPartner(Client(named or usual_url()))
+    server = RemoteChatBackend(Client(named or usual_url()))
     try:
         names = server.models()
-    except (Unreachable, Refused) as error:
-        speaks_openai = isinstance(error, Refused) and (error.reason or error.status == 401)
+    except (ServerUnreachable, ServerRefused) as error:
+        speaks_openai = isinstance(error, ServerRefused) and (error.reason or error.status == 401)
         if named is not None or speaks_openai:
             raise
     else:
@@ -89,7 +89,7 @@ def _partner(url: str | None, model: str | None, bars: ProgressBars) -> Iterator
 
     with LLM(name, progress=bars) as llm:
         bars.clear()
-        yield LocalPartner(llm), name
+        yield LocalChatBackend(llm), name
 
 
 def _chosen(wanted: str | None, names: list[str], place: str) -> str:
@@ -108,7 +108,7 @@ class Leave(Exception):
 class Chat:
     def __init__(
         self,
-        partner: Partner,
+        partner: ChatBackend,
         model: str,
         conversation: Conversation,
         wanted: Mapping[str, Any],  # what was said about sampling

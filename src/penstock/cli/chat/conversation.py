@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.domain.job import Message
+from penstock.domain.request import Message
 
 CUT = " […]"  # how an answer that was not finished ends when the model reads it again
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     question: str
     answer: str
     cut: bool = False
@@ -26,7 +26,7 @@ class Conversation:
     that it can be asked again."""
 
     system: str | None = None
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[ChatTurn] = field(default_factory=list)
     last: str | None = None
 
     def messages(self, question: str) -> list[Message]:
@@ -39,9 +39,9 @@ class Conversation:
         """Remember an answer, also one that broke off; one without a word is none."""
         self.last = question
         if answer:
-            self.turns.append(Turn(question, answer, cut))
+            self.turns.append(ChatTurn(question, answer, cut))
 
-    def take_back(self) -> Turn | None:
+    def take_back(self) -> ChatTurn | None:
         """Forget the answer to the last question, if there is one; `turns.append` puts it back."""
         if self.turns and self.turns[-1].question == self.last:
             return self.turns.pop()

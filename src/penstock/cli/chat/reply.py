@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.cli.chat.answer import LONG_PROMPT, JobHandle
-from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, PrefillProgress, TokensOut, Usage
+from penstock.cli.chat.answer import LONG_PROMPT, UpdateStream
+from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, PrefillProgress, TokensOut, Usage
 from penstock.errors import PenstockError
 from penstock.progress import Progress
 
@@ -49,7 +49,7 @@ class Reply:
         return " · ".join(facts)
 
 
-def listen(ask: Callable[[], JobHandle], *, show: Callable[[str], None], progress: Progress) -> Reply:
+def listen(ask: Callable[[], UpdateStream], *, show: Callable[[str], None], progress: Progress) -> Reply:
     """Ask, and collect the answer until it ends. Ctrl-C and errors end it too; what was said before is kept."""
     reply, job, started = Reply(), None, time.perf_counter()
     try:

@@ -23,7 +23,7 @@ from penstock.cli.options import (
 from penstock.cli.prompt import prompt_text
 from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.output import print_json
-from penstock.domain.job import JobRequest
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 
 EXAMPLE = 'penstock run "What is the capital of France?"'

@@ -1,7 +1,7 @@
 """The way to a server: its address, requests, and streams of server-sent events, with nothing but the standard library.
 
-Everything that can go wrong on the way is mapped here: `Unreachable` when no answer came or it broke off, `Refused` when the
-server answered with an error.
+Everything that can go wrong on the way is mapped here: `ServerUnreachable` when no answer came or it broke off,
+`ServerRefused` when the server answered with an error.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ CONNECT = 5.0  # seconds until a server that says nothing counts as not there
 PATIENCE = 300.0  # seconds that an answer may pause: a long prompt on a slow machine, on a server that sends no sign of life
 
 
-class Unreachable(PenstockError):
+class ServerUnreachable(PenstockError):
     """Nobody answered, or the answer broke off."""
 
     code = "unreachable"
 
 
-class Refused(PenstockError):
+class ServerRefused(PenstockError):
     """The server answered with an error. `status` is that of HTTP; `reason` is OpenAI's code."""
 
     code = "refused"
@@ -178,21 +178,21 @@ def _told(url: ServerUrl, *, begun: bool = False) -> Iterator[None]:
     try:
         yield
     except TimeoutError:
-        raise Unreachable(f"{url} says nothing any more." if begun else f"{url} does not answer in time.") from None
+        raise ServerUnreachable(f"{url} says nothing any more." if begun else f"{url} does not answer in time.") from None
     except SSLError as error:
         why = error.reason.replace("_", " ").lower() if error.reason else str(error)
-        raise Unreachable(
+        raise ServerUnreachable(
             f"No secure connection to {url}: {why}.", hint="If the server does not speak HTTPS, write http://."
         ) from None
     except (OSError, HTTPException) as error:
         if begun:
             raise _lost(url) from None
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Unreachable(f"No server answers at {url} ({why}).", hint=_advice(url)) from None
+        raise ServerUnreachable(f"No server answers at {url} ({why}).", hint=_advice(url)) from None
 
 
-def _lost(url: ServerUrl) -> Unreachable:
-    return Unreachable(f"The connection to {url} was lost in the middle of the answer.")
+def _lost(url: ServerUrl) -> ServerUnreachable:
+    return ServerUnreachable(f"The connection to {url} was lost in the middle of the answer.")
 
 
 def _advice(url: ServerUrl) -> str:
@@ -202,7 +202,7 @@ def _advice(url: ServerUrl) -> str:
     return f"Start one with: penstock serve{port} (and wait until it says Base URL). Or name another with --url."
 
 
-def _refusal(url: ServerUrl, response: HTTPResponse, body: bytes) -> Refused:
+def _refusal(url: ServerUrl, response: HTTPResponse, body: bytes) -> ServerRefused:
     status = response.status
     try:
         refused = refusal(json.loads(body), status)
@@ -212,10 +212,10 @@ def _refusal(url: ServerUrl, response: HTTPResponse, body: bytes) -> Refused:
         return refused
     place = response.getheader("Location")
     hint = f"It points to {place}." if place else "Is this the URL of an OpenAI-compatible server?"
-    return Refused(f"{url} answers with status {status} {response.reason}".rstrip() + ".", status=status, hint=hint)
+    return ServerRefused(f"{url} answers with status {status} {response.reason}".rstrip() + ".", status=status, hint=hint)
 
 
-def refusal(answer: Any, status: int = 0) -> Refused | None:
+def refusal(answer: Any, status: int = 0) -> ServerRefused | None:
     """The error that an answer in OpenAI's shape tells of, None when it tells of none."""
     error = answer.get("error") if isinstance(answer, dict) else None
     if not error:
@@ -223,7 +223,7 @@ def refusal(answer: Any, status: int = 0) -> Refused | None:
     facts = error if isinstance(error, dict) else {"message": str(error)}
     message = str(facts.get("message") or "The server failed and does not say why.")
     hint = f"Put the right key into {KEY_VARIABLE}." if status == 401 else ""
-    return Refused(message, status=status, reason=str(facts.get("code") or ""), hint=hint)
+    return ServerRefused(message, status=status, reason=str(facts.get("code") or ""), hint=hint)
 
 
 def _decoded(text: str | bytes, url: ServerUrl) -> Any:
@@ -232,5 +232,5 @@ def _decoded(text: str | bytes, url: ServerUrl) -> Any:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise Refused(f"{url} sent something that is not a JSON object.", hint="Is it an OpenAI-compatible server?")
+        raise ServerRefused(f"{url} sent something that is not a JSON object.", hint="Is it an OpenAI-compatible server?")
     return value

@@ -22,19 +22,21 @@ def watch_server(
     url: str | None, path: str, keys: set[str], render: Callable[[dict[str, Any]], str], *, as_json: bool, watch: bool
 ) -> None:
     """Show what a server answers at `path`, by which it is known: an answer of Penstock has these `keys`."""
-    from penstock.cli.client.api import Client, Refused
+    from penstock.cli.client.api import Client, ServerRefused
 
     client = Client(named_url(url) or usual_url())
 
     def ask() -> dict[str, Any]:
         try:
             told: dict[str, Any] = client.get(path)
-        except Refused as error:
+        except ServerRefused as error:
             if error.status != 404:
                 raise
             told = {}
         if not keys <= told.keys():
-            raise Refused(f"What answers at {client.url} is not a Penstock server.", hint="Only these tell about themselves.")
+            raise ServerRefused(
+                f"What answers at {client.url} is not a Penstock server.", hint="Only these tell about themselves."
+            )
         return told
 
     try:

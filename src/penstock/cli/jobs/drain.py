@@ -24,7 +24,7 @@ from penstock.config.network import NetworkConfig
 from penstock.config.node import NodeConfig
 from penstock.config.settings import Settings
 from penstock.config.table import BY_KEY
-from penstock.workspace.store.root import on_disk
+from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
     from penstock.doors.access.keys import Keys
@@ -62,7 +62,7 @@ def drain(
     from penstock.workspace.flow import Flow, Status
     from penstock.workspace.store.layout import Workspace
 
-    with on_disk(workspace):
+    with wrap_os_errors(workspace):
         flow = Flow(Workspace(workspace))
         waits = any(flow.counts()[status] for status in (Status.QUEUED, Status.RUNNING)) or flow.open_batches()
     if not waits:  # known without loading a model

@@ -16,10 +16,10 @@ from penstock.cli.exits import NOT_READY
 from penstock.cli.jobs import flow_job
 from penstock.cli.jobs.workspaces import WorkspaceArgument, counted
 from penstock.cli.options import JsonOption
-from penstock.cli.ui.durations import METAVAR, age, parse_duration
+from penstock.cli.ui.durations import METAVAR, age, parse_duration_option
 from penstock.cli.ui.output import print_json
 from penstock.errors import NotFinished
-from penstock.workspace.store.root import on_disk
+from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
     from penstock.cli.jobs.flow_page import Survey
@@ -66,7 +66,7 @@ def flow(
     ] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(parser=parse_duration, metavar=METAVAR, help="Wait no longer than this, such as 90s, 10m or 2h."),
+        typer.Option(parser=parse_duration_option, metavar=METAVAR, help="Wait no longer than this, such as 90s, 10m or 2h."),
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="End JOB, whether it waits or runs.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Submit once more what JOB asked, and print the new job's id.")] = False,
@@ -79,7 +79,9 @@ def flow(
     ] = False,
     older_than: Annotated[
         float | None,
-        typer.Option(parser=parse_duration, metavar=METAVAR, help="For --gc: those that ended longer ago than this, such as 7d."),
+        typer.Option(
+            parser=parse_duration_option, metavar=METAVAR, help="For --gc: those that ended longer ago than this, such as 7d."
+        ),
     ] = None,
     tag: Annotated[
         str | None, typer.Option(metavar="WORD", help="Only jobs with this tag, in the list and for --wait-idle.")
@@ -124,7 +126,7 @@ def flow(
     from penstock.workspace.flow import Flow
     from penstock.workspace.store.layout import Workspace
 
-    with on_disk(workspace):
+    with wrap_os_errors(workspace):
         place = Workspace(workspace)
     looking, named = Flow(place), job or ""
     with _not_ready_is_2():
@@ -189,7 +191,7 @@ def _not_ready_is_2() -> Iterator[None]:
 def _list(flow: Flow, tag: str | None, limit: int, as_json: bool) -> None:
     from penstock.cli.jobs.flow_page import Survey
 
-    with on_disk(flow.path):
+    with wrap_os_errors(flow.path):
         jobs = list(flow.jobs(tag=tag, limit=None if tag else limit))
         counts = _counts(flow) if tag is None else _counts_of([view.status for view in jobs])
         about = "" if tag is None else f"with the tag {tag}"
@@ -208,7 +210,7 @@ def _tree(flow: Flow, job: str | None, limit: int, as_json: bool) -> None:
     from penstock.cli.jobs.flow_page import heading
     from penstock.cli.jobs.flow_tree import forest
 
-    with on_disk(flow.path):
+    with wrap_os_errors(flow.path):
         if job is not None:
             flow.describe(job)  # or who asks for one that is not there would see nothing
         found, served = forest(flow.jobs(), job, limit), flow.is_served()
@@ -223,7 +225,7 @@ def _tree(flow: Flow, job: str | None, limit: int, as_json: bool) -> None:
 
 
 def _wait_idle(flow: Flow, tag: str | None, timeout: float | None, as_json: bool) -> None:
-    with on_disk(flow.path):
+    with wrap_os_errors(flow.path):
         if any(_counts(flow)[status] for status in flow_job.OPEN) or flow.open_batches():
             flow_job.warn_if_nobody_works(flow)
         flow.wait_until_idle(timeout, tag=tag)
@@ -235,7 +237,7 @@ def _wait_idle(flow: Flow, tag: str | None, timeout: float | None, as_json: bool
 
 
 def _clean(flow: Flow, older_than: float, as_json: bool) -> None:
-    with on_disk(flow.path):
+    with wrap_os_errors(flow.path):
         removed = flow.gc(older_than)
     if as_json:
         print_json({"removed": removed.jobs, "batches": removed.batches, "files": removed.files})
@@ -269,7 +271,7 @@ def _width() -> int:
 def _children(flow: Flow, job: str, limit: int, as_json: bool) -> None:
     from penstock.cli.jobs.flow_page import Survey
 
-    with on_disk(flow.path):
+    with wrap_os_errors(flow.path):
         jobs = flow.children(job)
         counts = _counts_of([view.status for view in jobs])
         _print_survey(Survey(flow.path, flow.is_served(), counts, jobs[:limit], about=f"after {job}"), as_json)

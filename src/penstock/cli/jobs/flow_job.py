@@ -14,7 +14,7 @@ from penstock.cli.exits import FAILED, NOT_READY, tell
 from penstock.cli.jobs.workspaces import nobody_works, note
 from penstock.cli.ui.output import print_json
 from penstock.errors import NotFinished, UnknownJob
-from penstock.workspace.store.root import on_disk
+from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
     from penstock.workspace.flow import Flow, JobResult
@@ -27,7 +27,7 @@ def show(flow: Flow, job: str, as_json: bool) -> None:
     if as_json:
         _print_record(flow, job)
         return
-    with on_disk(flow.path):
+    with wrap_os_errors(flow.path):
         try:
             result = flow.get(job)
         except NotFinished as error:
@@ -44,7 +44,7 @@ def show(flow: Flow, job: str, as_json: bool) -> None:
 
 
 def wait(flow: Flow, job: str, timeout: float | None, as_json: bool) -> None:
-    with suppress(NotFinished, UnknownJob) if as_json else nullcontext(), on_disk(flow.path):  # a record tells these too
+    with suppress(NotFinished, UnknownJob) if as_json else nullcontext(), wrap_os_errors(flow.path):  # a record tells these too
         warn_if_nobody_works(flow, job)
         flow.wait(job, timeout)
     show(flow, job, as_json)
@@ -54,7 +54,7 @@ def follow(flow: Flow, job: str, timeout: float | None) -> None:
     from penstock.cli.ui.result import ResultWriter
 
     def pieces() -> Iterator[bytes]:
-        with on_disk(flow.path):
+        with wrap_os_errors(flow.path):
             warn_if_nobody_works(flow, job)
             yield from flow.follow(job, timeout)
 
@@ -64,7 +64,7 @@ def follow(flow: Flow, job: str, timeout: float | None) -> None:
             writer.write(piece)
     finally:
         writer.end()
-    with on_disk(flow.path):
+    with wrap_os_errors(flow.path):
         result = flow.get(job)
     if not result.done:
         _fail(result)
@@ -74,7 +74,7 @@ def cancel(place: Workspace, job: str, as_json: bool) -> None:
     from penstock.workspace.flow import STATUS, Flow, Status
     from penstock.workspace.work import Work
 
-    with on_disk(place.path):
+    with wrap_os_errors(place.path):
         before = Flow(place).status(job)
         now = STATUS[Work(place).cancel(job)]
     if as_json:
@@ -91,7 +91,7 @@ def retry(place: Workspace, job: str, as_json: bool) -> None:
     from penstock.workspace.flow import Flow
     from penstock.workspace.work import Work
 
-    with on_disk(place.path):
+    with wrap_os_errors(place.path):
         again = Work(place).retry(job)
         why = Flow(place).why_it_will_fail(again)
     if as_json:
@@ -126,7 +126,7 @@ def _print_record(flow: Flow, job: str) -> None:
     from penstock.cli.jobs.flow_page import described
 
     code = 0
-    with on_disk(flow.path):
+    with wrap_os_errors(flow.path):
         try:
             view = flow.describe(job)
             record: dict[str, Any] = {"id": job, "status": view.status}

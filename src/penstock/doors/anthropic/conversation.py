@@ -30,14 +30,14 @@ Content = str | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class PlainConversation:
     """`prefill` is how the answer begins: what the last message says, if it is the assistant's."""
 
     messages: list[dict[str, Any]]
     prefill: str = ""
 
 
-def conversation(asked: ConversationFields) -> Conversation:
+def conversation(asked: ConversationFields) -> PlainConversation:
     """Every block is a message of its own, and those of one role that follow each other are one message."""
     calls: set[str] = set()
     plain = [one for i, message in enumerate(asked.messages) for one in _plain(message, f"messages[{i}]", calls)]
@@ -49,8 +49,8 @@ def conversation(asked: ConversationFields) -> Conversation:
         for message in (group if role == "tool" else [_joined(role, list(group))])
     ]
     if asked.messages[-1].role != "assistant" or not found or found[-1]["role"] != "assistant":
-        return Conversation(found)
-    return Conversation(found[:-1], _prefill(found[-1], f"messages[{len(asked.messages) - 1}]"))
+        return PlainConversation(found)
+    return PlainConversation(found[:-1], _prefill(found[-1], f"messages[{len(asked.messages) - 1}]"))
 
 
 def _plain(message: MessageIn, where: str, calls: set[str]) -> Iterator[dict[str, Any]]:

@@ -8,19 +8,19 @@ from starlette.responses import Response
 from penstock.doors.anthropic import wire
 from penstock.doors.anthropic.messages import turn_of
 from penstock.doors.anthropic.requests import CountTokensRequest
-from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.generation.turn import turn_tokens
-from penstock.doors.http.fields import aside, named_as_given, read
+from penstock.doors.http.fields import named_as_given, read, run_in_thread
 from penstock.doors.http.replies import json_reply
 
 
-class Counting:
-    def __init__(self, desk: Desk) -> None:
+class CountTokensEndpoint:
+    def __init__(self, desk: RequestDispatcher) -> None:
         self._desk = desk
 
     async def count(self, request: Request) -> Response:
         asked = await read(CountTokensRequest, request)
         served = self._desk.find(asked.model, request)
         with named_as_given(asked.names):
-            tokens = await aside(lambda: turn_tokens(turn_of(asked), served))
+            tokens = await run_in_thread(lambda: turn_tokens(turn_of(asked), served))
         return json_reply(wire.TokenCount(input_tokens=len(tokens)))

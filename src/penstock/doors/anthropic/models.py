@@ -12,8 +12,8 @@ from starlette.requests import Request
 
 from penstock.doors.anthropic import wire
 from penstock.doors.anthropic.errors import VERSION_HEADER
-from penstock.doors.dispatch.dispatcher import Desk
-from penstock.doors.generation.served_model import Served
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
+from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.fields import short
 from penstock.doors.http.paging import asked_limit
 from penstock.doors.http.route import Parameter
@@ -29,7 +29,7 @@ PAGING = (
 )
 
 
-def model_page(desk: Desk, request: Request) -> wire.ModelPage:
+def model_page(desk: RequestDispatcher, request: Request) -> wire.ModelPage:
     query, offered = request.query_params, dict(desk.offered(request))
     names = list(offered)
     after, before = _place("after_id", names, query), _place("before_id", names, query)
@@ -47,9 +47,9 @@ def model_page(desk: Desk, request: Request) -> wire.ModelPage:
     )
 
 
-def describe(name: str, served: Served, desk: Desk) -> wire.ModelOut:
+def describe(name: str, served: ServedModel, desk: RequestDispatcher) -> wire.AnthropicModelOut:
     context = served.hosted.context
-    return wire.ModelOut(
+    return wire.AnthropicModelOut(
         id=name,
         display_name=served.hosted.name,
         created_at=datetime.fromtimestamp(served.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

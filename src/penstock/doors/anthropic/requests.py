@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
-from penstock.doors.generation.output_format import Shape, only_one
+from penstock.doors.generation.output_format import OutputFormat, only_one
 from penstock.doors.http.describing import ShownAs
 from penstock.doors.http.fields import Fields, Only
 from penstock.doors.tools.formats import NAME
@@ -100,14 +100,14 @@ class ToolChoice(Fields):
 # ---- the shape of an answer ----
 
 
-class OutputFormat(Fields):
+class AnthropicOutputFormat(Fields):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Fields):
     REFUSED: ClassVar[Mapping[str, str]] = {"effort": "A model has one way to answer. Ask for a short or long answer in words."}
-    format: OutputFormat | None = None
+    format: AnthropicOutputFormat | None = None
 
 
 # ---- requests ----
@@ -125,7 +125,7 @@ class ConversationFields(Fields):
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[Tool])] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None
+    output_format: AnthropicOutputFormat | None = None
 
     @property
     def names(self) -> dict[str, str]:
@@ -170,18 +170,18 @@ class MessagesRequest(ConversationFields):
         return given | ({"stop": self.stop_sequences} if self.stop_sequences else {})
 
     @property
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[OutputFormat]:
         """What it says about the look of the answer."""
-        shapes = [] if self.grammar is None else [Shape("grammar", "grammar", self.grammar)]
-        shapes += [] if self.regex is None else [Shape("regex", "regex", self.regex)]
+        shapes = [] if self.grammar is None else [OutputFormat("grammar", "grammar", self.grammar)]
+        shapes += [] if self.regex is None else [OutputFormat("regex", "regex", self.regex)]
         if self.output_format is not None:
-            shapes.append(Shape("json_schema", "output_format.schema", self.output_format.schema_))
+            shapes.append(OutputFormat("json_schema", "output_format.schema", self.output_format.schema_))
         if self.output_config is not None and self.output_config.format is not None:
-            shapes.append(Shape("json_schema", "output_config.format.schema", self.output_config.format.schema_))
+            shapes.append(OutputFormat("json_schema", "output_config.format.schema", self.output_config.format.schema_))
         return shapes
 
     @property
-    def shape(self) -> Shape | None:
+    def shape(self) -> OutputFormat | None:
         return only_one(self.shapes)
 
     @property

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import get_args
 
 from penstock.doors.anthropic import messages, wire
-from penstock.doors.anthropic.count_tokens import Counting
+from penstock.doors.anthropic.count_tokens import CountTokensEndpoint
 from penstock.doors.anthropic.errors import ANTHROPIC
 from penstock.doors.anthropic.requests import CountTokensRequest, MessagesRequest
-from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.http.route import Route, in_dialect
 
 
-def anthropic_routes(desk: Desk) -> list[Route]:
+def anthropic_routes(desk: RequestDispatcher) -> list[Route]:
     return in_dialect(
         ANTHROPIC,
         [
@@ -21,14 +21,14 @@ def anthropic_routes(desk: Desk) -> list[Route]:
                 MessagesRequest,
                 messages.exchange,
                 "Answer a conversation, as Anthropic's clients ask for it",
-                gives=wire.Message,
+                gives=wire.MessageOut,
                 streams="text/event-stream",
-                events=(*get_args(wire.Event), wire.Ping),
+                events=(*get_args(wire.Event), wire.PingEvent),
             ),
             Route(
                 "POST",
                 "/v1/messages/count_tokens",
-                Counting(desk).count,
+                CountTokensEndpoint(desk).count,
                 "How many tokens a conversation has",
                 asks=CountTokensRequest,
                 gives=wire.TokenCount,

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from penstock.doors.http.framing import Wire
+from penstock.doors.http.framing import WireStruct
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class TextOut(Wire, kw_only=True, omit_defaults=False, tag_field="type", tag="text"):
+class TextBlockOut(WireStruct, kw_only=True, omit_defaults=False, tag_field="type", tag="text"):
     text: str
     citations: None = None
 
 
-class ToolUseOut(Wire, kw_only=True, tag_field="type", tag="tool_use"):
+class ToolUseOut(WireStruct, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
 
 
-Block = TextOut | ToolUseOut
+Block = TextBlockOut | ToolUseOut
 
 
-class UsageOut(Wire, kw_only=True, omit_defaults=False):
+class AnthropicUsageOut(WireStruct, kw_only=True, omit_defaults=False):
     """`input_tokens` are those that were read; those that were found in the cache come beside them."""
 
     input_tokens: int
@@ -32,7 +32,7 @@ class UsageOut(Wire, kw_only=True, omit_defaults=False):
     output_tokens: int
 
 
-class Message(Wire, kw_only=True, omit_defaults=False):
+class MessageOut(WireStruct, kw_only=True, omit_defaults=False):
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
@@ -40,62 +40,62 @@ class Message(Wire, kw_only=True, omit_defaults=False):
     content: list[Block]
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
-    usage: UsageOut
+    usage: AnthropicUsageOut
 
 
-class TokenCount(Wire, kw_only=True):
+class TokenCount(WireStruct, kw_only=True):
     input_tokens: int
 
 
 # ---- events ----
 
 
-class MessageStart(Wire, kw_only=True, omit_defaults=False):
+class MessageStart(WireStruct, kw_only=True, omit_defaults=False):
     type: Literal["message_start"] = "message_start"
-    message: Message
+    message: MessageOut
 
 
-class BlockStart(Wire, kw_only=True, omit_defaults=False):
+class BlockStart(WireStruct, kw_only=True, omit_defaults=False):
     type: Literal["content_block_start"] = "content_block_start"
     index: int
     content_block: Block
 
 
-class TextPart(Wire, kw_only=True, tag_field="type", tag="text_delta"):
+class TextBlockDelta(WireStruct, kw_only=True, tag_field="type", tag="text_delta"):
     text: str
 
 
-class InputPart(Wire, kw_only=True, tag_field="type", tag="input_json_delta"):
+class InputJsonDelta(WireStruct, kw_only=True, tag_field="type", tag="input_json_delta"):
     partial_json: str
 
 
-class BlockDelta(Wire, kw_only=True, omit_defaults=False):
+class BlockDelta(WireStruct, kw_only=True, omit_defaults=False):
     type: Literal["content_block_delta"] = "content_block_delta"
     index: int
-    delta: TextPart | InputPart
+    delta: TextBlockDelta | InputJsonDelta
 
 
-class BlockStop(Wire, kw_only=True, omit_defaults=False):
+class BlockStop(WireStruct, kw_only=True, omit_defaults=False):
     type: Literal["content_block_stop"] = "content_block_stop"
     index: int
 
 
-class MessageEnd(Wire, kw_only=True, omit_defaults=False):
+class MessageEnd(WireStruct, kw_only=True, omit_defaults=False):
     stop_reason: StopReason
     stop_sequence: str | None = None
 
 
-class MessageDelta(Wire, kw_only=True, omit_defaults=False):
+class MessageDelta(WireStruct, kw_only=True, omit_defaults=False):
     type: Literal["message_delta"] = "message_delta"
     delta: MessageEnd
-    usage: UsageOut
+    usage: AnthropicUsageOut
 
 
-class MessageStop(Wire, kw_only=True, omit_defaults=False):
+class MessageStop(WireStruct, kw_only=True, omit_defaults=False):
     type: Literal["message_stop"] = "message_stop"
 
 
-class Ping(Wire, kw_only=True, omit_defaults=False):
+class PingEvent(WireStruct, kw_only=True, omit_defaults=False):
     type: Literal["ping"] = "ping"
 
 
@@ -105,7 +105,7 @@ Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | Mess
 # ---- models ----
 
 
-class ModelOut(Wire, kw_only=True, omit_defaults=False):
+class AnthropicModelOut(WireStruct, kw_only=True, omit_defaults=False):
     type: Literal["model"] = "model"
     id: str
     display_name: str
@@ -115,8 +115,8 @@ class ModelOut(Wire, kw_only=True, omit_defaults=False):
     max_tokens: int
 
 
-class ModelPage(Wire, kw_only=True, omit_defaults=False):
-    data: list[ModelOut]
+class ModelPage(WireStruct, kw_only=True, omit_defaults=False):
+    data: list[AnthropicModelOut]
     has_more: bool
     first_id: str | None
     last_id: str | None

@@ -62,7 +62,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "
 
 
 @contextmanager
-def deaf_to_signals() -> Iterator[None]:
+def ignoring_signals() -> Iterator[None]:
     """For the last steps, which are quick and must not be left half-done."""
     if threading.current_thread() is not threading.main_thread():
         yield

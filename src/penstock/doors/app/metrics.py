@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from penstock.domain.sequence import SequenceState
+from penstock.domain.job import SequenceState
 from penstock.engine.hosted_model import HostedLayers, HostedModel
 from penstock.stats import Histogram
 

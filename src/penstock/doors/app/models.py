@@ -9,7 +9,7 @@ from starlette.types import Scope
 from penstock.doors.anthropic import models as anthropic
 from penstock.doors.anthropic import wire as anthropic_wire
 from penstock.doors.anthropic.errors import ANTHROPIC, is_anthropic
-from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.http.errors import Dialect
 from penstock.doors.http.replies import json_reply
 from penstock.doors.http.route import Route, in_dialect
@@ -19,8 +19,8 @@ from penstock.doors.openai.errors import OPENAI
 from penstock.errors import PenstockError, RequestError
 
 
-def model_routes(desk: Desk) -> list[Route]:
-    endpoint = ModelEndpoint(desk)
+def model_routes(desk: RequestDispatcher) -> list[Route]:
+    endpoint = SharedModelEndpoints(desk)
     return in_dialect(
         Dialect("OpenAI", _error_body, (*OPENAI.error_types, *ANTHROPIC.error_types)),
         [
@@ -37,15 +37,15 @@ def model_routes(desk: Desk) -> list[Route]:
                 "/v1/models/{model:path}",
                 endpoint.get,
                 "One model",
-                gives=(openai_wire.ModelOut, anthropic_wire.ModelOut),
+                gives=(openai_wire.ModelOut, anthropic_wire.AnthropicModelOut),
                 parameters=(anthropic.VERSION,),
             ),
         ],
     )
 
 
-class ModelEndpoint:
-    def __init__(self, desk: Desk) -> None:
+class SharedModelEndpoints:
+    def __init__(self, desk: RequestDispatcher) -> None:
         self._desk = desk
 
     async def list(self, request: Request) -> Response:

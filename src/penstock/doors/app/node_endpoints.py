@@ -14,7 +14,7 @@ from penstock.doors.access.gate import leaving
 from penstock.doors.app.metrics import render_metrics
 from penstock.doors.app.readiness import Readiness
 from penstock.doors.app.status import NodeStatus, describe
-from penstock.doors.dispatch.dispatcher import Desk, caller_of
+from penstock.doors.dispatch.dispatcher import RequestDispatcher, caller_of
 from penstock.doors.http.route import Route, in_dialect
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.errors import PENSTOCK
@@ -22,10 +22,10 @@ from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import KeyForbids, NotReady
 
 
-class Observing:
+class NodeEndpoints:
     def __init__(
         self,
-        desk: Desk,
+        desk: RequestDispatcher,
         node_id: str,
         network: Callable[[], Mapping[str, Any]],
         backlog: Backlog | None,

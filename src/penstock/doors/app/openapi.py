@@ -15,7 +15,7 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.doors.access.gate import OPEN_PATHS
 from penstock.doors.http.describing import FieldsSchema
-from penstock.doors.http.fields import Fields, aside
+from penstock.doors.http.fields import Fields, run_in_thread
 from penstock.doors.http.framing import encode
 from penstock.doors.http.route import Parameter, Route
 from penstock.doors.openai.errors import PENSTOCK
@@ -54,7 +54,7 @@ def with_document(routes: Sequence[Route]) -> list[Route]:
         return encode(document(described))
 
     async def describe(request: Request) -> Response:
-        return Response(await aside(written), media_type="application/json")
+        return Response(await run_in_thread(written), media_type="application/json")
 
     described = [*routes, Route("GET", PATH, describe, "This document", gives=dict[str, Any], dialect=PENSTOCK)]
     return described

@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from penstock.domain.job import JobDone, JobFailed, JobRequest, JobUpdate
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
+from penstock.domain.updates import JobDone, JobFailed, JobUpdate
 from penstock.doors.dispatch.running import SEE_STATUS
 from penstock.engine.hosted_model import HostedModel
 from penstock.errors import NotReady, PenstockError

@@ -16,16 +16,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as StarletteRoute
 
 from penstock.config.node import LimitsConfig, ServerConfig
-from penstock.domain.job import new_job_id
+from penstock.domain.request import new_job_id
 from penstock.doors.access.gate import LOOPBACK, AccessLog, Gate
 from penstock.doors.access.keys import Keys
 from penstock.doors.anthropic.routes import anthropic_routes
 from penstock.doors.app.models import model_routes
-from penstock.doors.app.node_endpoints import Observing
+from penstock.doors.app.node_endpoints import NodeEndpoints
 from penstock.doors.app.openapi import with_document
-from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.dispatch.mailbox import Mailbox
-from penstock.doors.generation.served_model import Served
+from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.errors import DialectOfPath, error_body, headers_of, id_headers, send_error, status_of
 from penstock.doors.http.fields import known_field
 from penstock.doors.http.route import Handler, Route
@@ -44,7 +44,7 @@ class OAIHttpServer:
 
     def __init__(
         self,
-        models: Mapping[str, Served],
+        models: Mapping[str, ServedModel],
         *,
         layers: Sequence[HostedLayers] = (),
         network: Callable[[], Mapping[str, Any]] = dict,
@@ -57,8 +57,8 @@ class OAIHttpServer:
     ) -> None:
         self._server, self._keys = server, keys
         self._arriving: set[asyncio.Task[Any]] = set()
-        self._desk = Desk(models, aliases, layers, server=server, limits=limits, keys=keys)
-        observing = Observing(self._desk, node_id, network, backlog)
+        self._desk = RequestDispatcher(models, aliases, layers, server=server, limits=limits, keys=keys)
+        observing = NodeEndpoints(self._desk, node_id, network, backlog)
         desk = self._desk
         routes = [
             *openai_routes(desk),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from penstock import __version__
-from penstock.domain.sequence import Job
+from penstock.domain.job import Job
 from penstock.engine.hosted_model import HostedLayers, HostedModel
 
 

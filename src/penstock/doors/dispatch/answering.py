@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.domain.job import FinishReason, JobFailed, JobUpdate, OutputFinished, PrefillProgress
+from penstock.domain.updates import FinishReason, JobFailed, JobUpdate, OutputFinished, PrefillProgress
 from penstock.doors.access.gate import CLIENT_LEFT
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.dispatch.running import Admit, RunningRequest
 from penstock.doors.generation.exchange import Answer, Exchange
-from penstock.doors.generation.served_model import Served
+from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.errors import id_headers, send_error, send_json
-from penstock.doors.http.fields import aside
+from penstock.doors.http.fields import run_in_thread
 from penstock.doors.http.framing import encode
 from penstock.errors import PenstockError
 
@@ -26,7 +26,7 @@ STREAMED = [
 
 
 async def respond(
-    exchange: Exchange, served: Served, mailbox: Mailbox, admit: Admit, *, keep_alive: float, slow: bool = False
+    exchange: Exchange, served: ServedModel, mailbox: Mailbox, admit: Admit, *, keep_alive: float, slow: bool = False
 ) -> Response:
     """Start the jobs; the response that is returned follows them and cancels them when its client leaves. What is `slow` is made
     ready, and put together at the end, aside."""
@@ -146,13 +146,13 @@ class AnswerResponse(Response):
         if running.error is not None:
             await send_error(scope, send, running.error, self._request_id)
             return
-        body = await aside(lambda: encode(self._answer.whole(running.usage)), when=self._slow)
+        body = await run_in_thread(lambda: encode(self._answer.whole(running.usage)), enabled=self._slow)
         await send_json(send, 200, body, self._request_id)
 
     async def _keep(self) -> None:
         keep, usage = self._exchange.keep, self._running.usage
         if keep is not None:
-            await aside(lambda: keep(self._answer, usage))
+            await run_in_thread(lambda: keep(self._answer, usage))
 
     def _facts(self, left: bool) -> dict[str, object]:
         running = self._running

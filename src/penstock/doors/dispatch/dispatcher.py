@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.config.node import LimitsConfig, ServerConfig
-from penstock.domain.sequence import Job
+from penstock.domain.job import Job
 from penstock.doors.access.gate import leaving
 from penstock.doors.access.keys import Caller, Keys
 from penstock.doors.access.meter import Meter, Ticket
@@ -19,20 +19,20 @@ from penstock.doors.dispatch.answering import respond
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.generation.catalog import LATEST
 from penstock.doors.generation.exchange import Context, Exchange
-from penstock.doors.generation.served_model import Served
-from penstock.doors.http.fields import LARGE, Asked, aside, named_as_given, parse, whole_body
+from penstock.doors.generation.served_model import ServedModel
+from penstock.doors.http.fields import LARGE, Asked, named_as_given, parse, run_in_thread, whole_body
 from penstock.doors.http.route import Route
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import RequestError, UnknownModel
 
 
-class Desk:
+class RequestDispatcher:
     """`models` are those that are offered, by name, `aliases` further names for them; `layers` are what the node holds only for
     others."""
 
     def __init__(
         self,
-        models: Mapping[str, Served],
+        models: Mapping[str, ServedModel],
         aliases: Mapping[str, str],
         layers: Sequence[HostedLayers],
         *,
@@ -47,7 +47,7 @@ class Desk:
         self.mailbox: Mailbox | None = None  # from the moment that the server runs
         self.draining = False
 
-    def offered(self, request: Request) -> list[tuple[str, Served]]:
+    def offered(self, request: Request) -> list[tuple[str, ServedModel]]:
         """All names that whoever asks may use, the models' own first."""
         caller = caller_of(request)
         known = [*((name, name) for name in self.models), *self.aliases.items()]
@@ -67,7 +67,7 @@ class Desk:
         aside."""
         body = await whole_body(request)
         large = len(body) > LARGE
-        asked = await aside(lambda: parse(kind, body), when=large)
+        asked = await run_in_thread(lambda: parse(kind, body), enabled=large)
         served = self.find(getattr(asked, "model", None), request)
         mailbox = self.room()
         slow = large or asked.slow
@@ -76,7 +76,7 @@ class Desk:
         caller = caller_of(request)
         context = Context(served, self.limits, caller.owner)
         with named_as_given(asked.names):
-            made = await aside(lambda: exchange(asked, context), when=slow)
+            made = await run_in_thread(lambda: exchange(asked, context), enabled=slow)
             priority = caller.priority(made.priority)
             made = replace(made, jobs=[replace(job, priority=priority) for job in made.jobs])
             admit = partial(self._admit, caller)
@@ -97,7 +97,7 @@ class Desk:
             job.max_tokens = min(job.max_tokens, ticket.max_tokens)
         return ticket
 
-    def find(self, name: str | None, request: Request) -> Served:
+    def find(self, name: str | None, request: Request) -> ServedModel:
         """The model that a request names; where it may leave it out and there is one, that one."""
         if not self.models:
             raise UnknownModel("No model is offered here.", hint=f"T{self.holds()[1:]}")
@@ -124,6 +124,6 @@ class Desk:
 
 
 def caller_of(request: Request) -> Caller:
-    """Whose key the gate has seen."""
+    """The caller that the gate has recognised."""
     caller: Caller = request.state.caller
     return caller

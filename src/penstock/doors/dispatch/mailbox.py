@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from penstock.domain.job import JobUpdate
+from penstock.domain.updates import JobUpdate
 
 Numbered = tuple[int, JobUpdate]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from penstock.domain.job import JobDone, JobFailed, JobRequest, Timings, TokensOut, Usage, new_job_id
-from penstock.domain.sequence import Job
+from penstock.domain.job import Job
+from penstock.domain.request import JobRequest, new_job_id
+from penstock.domain.updates import JobDone, JobFailed, Timings, TokensOut, Usage
 from penstock.doors.access.meter import Ticket
 from penstock.doors.dispatch.mailbox import Mailbox, Numbered
-from penstock.doors.http.fields import aside
+from penstock.doors.http.fields import run_in_thread
 from penstock.engine.hosted_model import HostedModel
 from penstock.engine.job_factory import JobHandle, PreparedJob
 from penstock.errors import NotReady, PenstockError, QueueFull
@@ -45,7 +46,7 @@ class RunningRequest:
         def prepare() -> list[PreparedJob]:
             return [hosted.jobs.prepare(request, self._updates.sink(number)) for number, request in enumerate(requests)]
 
-        prepared = await aside(prepare, when=slow)
+        prepared = await run_in_thread(prepare, enabled=slow)
         self.job_id = prepared[0].job.job_id if prepared else new_job_id()
         self.prompts = [one.job.prompt_ids for one in prepared]
         self._ticket = self._admit([one.job for one in prepared])

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.domain.job import Embedded, JobRequest, JobUpdate
-from penstock.doors.generation.served_model import Served
+from penstock.domain.request import JobRequest
+from penstock.domain.updates import Embedded, JobUpdate
+from penstock.doors.generation.served_model import ServedModel
 from penstock.errors import EmptyPrompt, PromptTooLong, RequestError
 
 MAX_INPUTS = 2048  # of one request; OpenAI's clients send no more
 
 
 def embedding_jobs(
-    inputs: Sequence[str | Sequence[int]], served: Served, field: str, *, truncate: bool = False
+    inputs: Sequence[str | Sequence[int]], served: ServedModel, field: str, *, truncate: bool = False
 ) -> list[JobRequest]:
     """One for each text. One that is too long is refused by its place, or cut where the client asks for that."""
     if len(inputs) > MAX_INPUTS:
@@ -36,7 +37,7 @@ def embedding_jobs(
     return jobs
 
 
-def check_dimensions(wanted: int | None, served: Served) -> None:
+def check_dimensions(wanted: int | None, served: ServedModel) -> None:
     width = served.hosted.spec.hidden
     if wanted is not None and wanted != width:
         raise RequestError(

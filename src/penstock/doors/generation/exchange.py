@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.config.node import LimitsConfig
-from penstock.domain.job import JobRequest, JobUpdate, Usage
-from penstock.doors.generation.served_model import Served
+from penstock.domain.request import JobRequest
+from penstock.domain.updates import JobUpdate, Usage
+from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.framing import Framing
 from penstock.errors import PenstockError
 
@@ -55,6 +56,6 @@ class Exchange:
 class Context:
     """Where a request is answered: by which model, within which limits, and for whom: `Caller.owner`, None for the owner."""
 
-    served: Served
+    served: ServedModel
     limits: LimitsConfig
     owner: str | None = None

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.domain.job import TokenLogprob
-from penstock.doors.http.framing import Wire
+from penstock.domain.updates import TokenLogprob
+from penstock.doors.http.framing import WireStruct
 
 MAX_TOP_LOGPROBS = 20
 
 TokenBytes = Callable[[Sequence[int]], list[bytes]]
 
 
-class TopLogprob(Wire, kw_only=True):
+class TopLogprob(WireStruct, kw_only=True):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class ContentLogprob(Wire, kw_only=True):
+class ContentLogprob(WireStruct, kw_only=True):
     token: str
     logprob: float
     bytes: list[int]

@@ -12,7 +12,7 @@ from penstock.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class OutputFormat:
     """`field` is where the request says it."""
 
     kind: Literal["json_object", "json_schema", "regex", "grammar"]
@@ -32,16 +32,16 @@ class Shape:
                 return grammars.lark(self.value, field=self.field)
 
 
-def json_shape(kind: Literal["json_object", "json_schema"], schema: Any, field: str, schema_field: str) -> Shape:
+def json_shape(kind: Literal["json_object", "json_schema"], schema: Any, field: str, schema_field: str) -> OutputFormat:
     """As OpenAI's requests say it, at two places."""
     if kind == "json_object":
-        return Shape(kind, field)
+        return OutputFormat(kind, field)
     if schema is None:
         raise RequestError(f"{schema_field} is missing.", field=schema_field)
-    return Shape(kind, schema_field, schema)
+    return OutputFormat(kind, schema_field, schema)
 
 
-def only_one(shapes: Sequence[Shape]) -> Shape | None:
+def only_one(shapes: Sequence[OutputFormat]) -> OutputFormat | None:
     refuse_two([shape.field for shape in shapes])
     return shapes[0] if shapes else None
 

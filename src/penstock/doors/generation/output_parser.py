@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.domain.job import FinishReason
+from penstock.domain.updates import FinishReason
 from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolEvent, ToolParser
 
 
@@ -31,7 +31,7 @@ class Call:
         return msgspec.Raw(self.arguments.replace("\n", " ").replace("\r", " "))
 
 
-class Speech:
+class OutputParser:
     """`text` and `calls` are what was said so far. Without a parser all is text."""
 
     def __init__(self, parser: ToolParser | None) -> None:
@@ -43,7 +43,7 @@ class Speech:
     def text(self) -> str:
         return "".join(self._text)
 
-    def hear(self, text: str) -> Sequence[ToolEvent]:
+    def feed(self, text: str) -> Sequence[ToolEvent]:
         if self._parser is None:
             return self._kept([TextDelta(text)] if text else [])
         return self._kept(self._parser.push(text))

@@ -14,7 +14,7 @@ from penstock.errors import InvalidSampling
 from penstock.model.sources import recommended_sampling
 
 
-class Served:
+class ServedModel:
     def __init__(self, hosted: HostedModel) -> None:
         self.hosted, self.created = hosted, int(time.time())
         self.fingerprint = f"penstock-{__version__}"

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.domain.job import JobRequest
+from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.doors.generation.exchange import Context
 from penstock.doors.generation.limits import answer_limit
-from penstock.doors.generation.output_format import Shape, refuse_two
-from penstock.doors.generation.output_parser import Speech
-from penstock.doors.generation.served_model import Served
+from penstock.doors.generation.output_format import OutputFormat, refuse_two
+from penstock.doors.generation.output_parser import OutputParser
+from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.tools import ToolPlan
 
 
@@ -30,7 +30,7 @@ class Turn:
     parallel_tool_calls: bool | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
-    shape: Shape | None = None
+    shape: OutputFormat | None = None
     deadline: float | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
 
@@ -40,9 +40,9 @@ class PlannedTurn:
     job: JobRequest
     plan: ToolPlan
 
-    def speech(self) -> Speech:
+    def speech(self) -> OutputParser:
         """For one output."""
-        return Speech(self.plan.parser() if self.plan.parser else None)
+        return OutputParser(self.plan.parser() if self.plan.parser else None)
 
 
 def plan_turn(turn: Turn, context: Context) -> PlannedTurn:
@@ -69,16 +69,16 @@ def plan_turn(turn: Turn, context: Context) -> PlannedTurn:
     return PlannedTurn(dataclasses.replace(asked, messages=plan.messages, template=template), plan)
 
 
-def turn_tokens(turn: Turn, served: Served) -> list[int]:
+def turn_tokens(turn: Turn, served: ServedModel) -> list[int]:
     """What the model reads before it says anything. Takes as long as the text is."""
     return _tokens(turn, _tool_plan(turn, served), served)
 
 
-def _tool_plan(turn: Turn, served: Served) -> ToolPlan:
+def _tool_plan(turn: Turn, served: ServedModel) -> ToolPlan:
     return served.tools.plan(turn.messages, turn.tools, turn.tool_choice, turn.parallel_tool_calls)
 
 
-def _tokens(turn: Turn, plan: ToolPlan, served: Served) -> list[int]:
+def _tokens(turn: Turn, plan: ToolPlan, served: ServedModel) -> list[int]:
     tokenizer = served.hosted.tokenizer
     told = tokenizer.render(plan.messages, **{**turn.template, **plan.template})
     return tokenizer.encode(told + turn.prefill, special=False)

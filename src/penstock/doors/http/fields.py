@@ -65,7 +65,7 @@ Made = TypeVar("Made")
 async def read(kind: type[Asked], request: Request) -> Asked:
     """A body may take its time, but not for ever; a large one is looked at aside."""
     body = await whole_body(request)
-    return await aside(lambda: parse(kind, body), when=len(body) > LARGE)
+    return await run_in_thread(lambda: parse(kind, body), enabled=len(body) > LARGE)
 
 
 async def whole_body(request: Request) -> bytes:
@@ -75,9 +75,9 @@ async def whole_body(request: Request) -> bytes:
         raise RequestTimeout(f"The request was not complete after {PATIENCE:g} seconds.") from None
 
 
-async def aside(make: Callable[[], Made], *, when: bool = True) -> Made:
-    """On another thread, where it would hold up the other streams."""
-    return await asyncio.to_thread(make) if when else make()
+async def run_in_thread(make: Callable[[], Made], *, enabled: bool = True) -> Made:
+    """Run `make` in another thread, so that it does not hold up other streams; in this one if not `enabled`."""
+    return await asyncio.to_thread(make) if enabled else make()
 
 
 def parse(kind: type[Asked], body: bytes | str) -> Asked:

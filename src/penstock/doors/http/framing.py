@@ -11,7 +11,7 @@ import msgspec
 encode = msgspec.json.Encoder().encode
 
 
-class Wire(msgspec.Struct, omit_defaults=True):
+class WireStruct(msgspec.Struct, omit_defaults=True):
     """The base of all that is sent. What is left at its default is not sent, unless clients expect to see it."""
 
 

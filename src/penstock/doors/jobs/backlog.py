@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 from penstock.config.node import LimitsConfig, WorkspaceConfig
 from penstock.doors.access.keys import Keys
-from penstock.doors.generation.served_model import Served
+from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.endpoints import JobApi
 from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import Responses
-from penstock.workspace.worker.batch_supervisor import BatchDriver
+from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.pool import JobEnd, Pool
 
 WINDOW = 4  # times the jobs that run at once: so many lines of batches are jobs, and of one at most half as many
@@ -24,7 +24,7 @@ class Backlog:
     def __init__(
         self,
         workspace: Workspace,
-        served: Mapping[str, Served],
+        served: Mapping[str, ServedModel],
         config: WorkspaceConfig,
         *,
         api: JobApi,
@@ -45,7 +45,7 @@ class Backlog:
             on_end(end)
 
         self.accepts = runner.accepts
-        self.batches = BatchDriver(
+        self.batches = BatchSupervisor(
             workspace, room=WINDOW * config.jobs, refusal=api.refusal, may_go_on=keys.is_good, vet=vet, accepts=runner.accepts
         )
         self.pool = Pool(

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.config.node import LimitsConfig
-from penstock.domain.job import FinishReason, JobDone, JobFailed, JobRequest, JobUpdate, OutputFinished, Timings, Usage
+from penstock.domain.request import JobRequest
+from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, Timings, Usage
 from penstock.doors.generation.catalog import meant
 from penstock.doors.generation.exchange import Answer, Context, Exchange
 from penstock.doors.generation.limits import answer_limit
-from penstock.doors.generation.output_format import Shape
-from penstock.doors.generation.served_model import Served
+from penstock.doors.generation.output_format import OutputFormat
+from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.generation.turn import chosen_sampling
 from penstock.doors.http.fields import named_as_given, parse
 from penstock.doors.http.framing import encode
@@ -25,7 +26,7 @@ from penstock.engine.job_factory import JobHandle
 from penstock.errors import EngineStopped, NotReady, RequestError, UnknownModel
 from penstock.workspace.store.request import WorkRequest
 from penstock.workspace.store.tokens import FINGERPRINT
-from penstock.workspace.worker.runner import Part, Sink, TextWriter, Writer
+from penstock.workspace.worker.runner import PartUpdate, Sink, TextWriter, Writer
 
 LEAST_DEADLINE = 0.001  # seconds; one that has passed is still the most urgent
 
@@ -33,7 +34,7 @@ LEAST_DEADLINE = 0.001  # seconds; one that has passed is still the most urgent
 class EngineTask:
     """A job of the workspace, tokenized, with its grammar compiled. `exchange` is None for one whose result is plain text."""
 
-    def __init__(self, served: Served, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None) -> None:
+    def __init__(self, served: ServedModel, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None) -> None:
         self._served, self._request, self._exchange = served, request, exchange
         self._jobs = [_tokenized(served, job) for job in jobs]
         first = self._jobs[0].sampling
@@ -76,8 +77,8 @@ class AnswerWriter:
     def __init__(self, exchange: Exchange, answer: Answer) -> None:
         self._exchange, self._answer = exchange, answer
 
-    def take(self, update: JobUpdate | Part) -> str:
-        number, inner = (update.number, update.update) if isinstance(update, Part) else (0, update)
+    def take(self, update: JobUpdate | PartUpdate) -> str:
+        number, inner = (update.number, update.update) if isinstance(update, PartUpdate) else (0, update)
         for _ in self._answer.take(number, inner):
             pass  # kept by the answer
         return ""
@@ -114,7 +115,7 @@ class _Together:
         """On the compute thread, of which a model has one."""
         if not isinstance(update, JobDone | JobFailed):
             self._cancelled |= isinstance(update, OutputFinished) and update.reason is FinishReason.CANCELLED
-            self._sink(Part(number, update))
+            self._sink(PartUpdate(number, update))
             return
         self._left -= 1
         if isinstance(update, JobDone):
@@ -134,7 +135,7 @@ class EngineRunner:
 
     def __init__(
         self,
-        models: Mapping[str, Served],
+        models: Mapping[str, ServedModel],
         aliases: Mapping[str, str],
         limits: LimitsConfig,
         endpoints: Mapping[str, JobEndpoint],
@@ -183,7 +184,7 @@ class EngineRunner:
         served = self._find(model)
         return [*([model] if model is not None else []), *([served.hosted.name] if served is not None else [])]
 
-    def _find(self, model: str | None) -> Served | None:
+    def _find(self, model: str | None) -> ServedModel | None:
         name = meant(model, self._models, self._aliases)
         return None if name is None else self._models[name]
 
@@ -200,7 +201,7 @@ def _refuse_stream(exchange: Exchange) -> None:
         raise RequestError("A job cannot be streamed: nobody listens.", field="stream", hint="Leave stream out.")
 
 
-def _tokenized(served: Served, job: JobRequest) -> JobRequest:
+def _tokenized(served: ServedModel, job: JobRequest) -> JobRequest:
     ids = served.hosted.jobs.prepare(job).job.prompt_ids
     return dataclasses.replace(job, prompt=list(ids), messages=None, template={})
 
@@ -210,12 +211,12 @@ def _messages(request: WorkRequest, prompt: str) -> list[dict[str, Any]]:
     return [*before, {"role": "user", "content": prompt}]
 
 
-def _shape(request: WorkRequest) -> Shape | None:
+def _shape(request: WorkRequest) -> OutputFormat | None:
     if request.schema is not None:
-        return Shape("json_schema", "schema", request.schema)
+        return OutputFormat("json_schema", "schema", request.schema)
     if request.grammar is not None:
-        return Shape("grammar", "grammar", request.grammar)
-    return None if request.regex is None else Shape("regex", "regex", request.regex)
+        return OutputFormat("grammar", "grammar", request.grammar)
+    return None if request.regex is None else OutputFormat("regex", "regex", request.regex)
 
 
 def _fingerprint(model: str, request: WorkRequest, jobs: Sequence[JobRequest]) -> bytes:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from penstock.domain.job import FinishReason, JobDone, JobUpdate, OutputFinished, Timings, TokenLogprob, TokensOut, Usage
+from penstock.domain.updates import FinishReason, JobDone, JobUpdate, OutputFinished, Timings, TokenLogprob, TokensOut, Usage
 from penstock.doors.generation.embedding import Vectors
 from penstock.doors.generation.logprobs import ContentLogprob, chat_logprobs
-from penstock.doors.generation.output_parser import Call, Speech
+from penstock.doors.generation.output_parser import Call, OutputParser
 from penstock.doors.http.framing import LINES
 from penstock.doors.ollama import wire
 from penstock.doors.ollama.errors import ollama_body
@@ -30,48 +30,48 @@ def nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
 
 
-class PartsAnswer(ABC):
+class OllamaAnswer(ABC):
     """An answer in parts; what one looks like is up to the operation. One of no jobs only says that the model is loaded.
 
     `show` makes what is told about tokens out of their likelihoods: None where nobody asked."""
 
     framing = LINES
 
-    def __init__(self, model: str, speech: Speech, show: Callable[[Sequence[TokenLogprob]], Logprobs] | None) -> None:
+    def __init__(self, model: str, speech: OutputParser, show: Callable[[Sequence[TokenLogprob]], Logprobs] | None) -> None:
         self._model, self._speech, self._show = model, speech, show
         self._reason: Literal["stop", "length", "load"] = "load"
         self._logprobs: list[ContentLogprob] = []
         self._timings = Timings()
 
     @abstractmethod
-    def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.Part: ...
+    def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.OllamaChunk: ...
 
-    def begin(self) -> Iterable[wire.Part]:
+    def begin(self) -> Iterable[wire.OllamaChunk]:
         return ()
 
-    def take(self, number: int, update: JobUpdate) -> Iterable[wire.Part]:
+    def take(self, number: int, update: JobUpdate) -> Iterable[wire.OllamaChunk]:
         match update:
             case TokensOut(_, text, _, logprobs):
                 shown = self._show(logprobs) if self._show is not None else None
                 self._logprobs += shown or ()
-                yield from self._parts(self._speech.hear(text), shown)
+                yield from self._parts(self._speech.feed(text), shown)
             case OutputFinished(_, reason, _):
                 self._reason = "length" if reason is FinishReason.LENGTH else "stop"
                 yield from self._parts(self._speech.close(reason), None)
             case JobDone(_, timings):
                 self._timings = timings
 
-    def end(self, usage: Usage) -> Iterable[wire.Part]:
+    def end(self, usage: Usage) -> Iterable[wire.OllamaChunk]:
         return [self._last("", (), usage)]
 
     def failed(self, error: PenstockError) -> Iterable[Any]:
         return [ollama_body(error)]
 
-    def whole(self, usage: Usage) -> wire.Part:
+    def whole(self, usage: Usage) -> wire.OllamaChunk:
         calls = [call for call in self._speech.calls if call.finished]
         return self._last(self._speech.text, calls, usage, logprobs=self._logprobs if self._show is not None else None)
 
-    def _parts(self, events: Iterable[ToolEvent], shown: Logprobs) -> Iterable[wire.Part]:
+    def _parts(self, events: Iterable[ToolEvent], shown: Logprobs) -> Iterable[wire.OllamaChunk]:
         """Calls come whole: one that was cut off has no arguments that are an object, and is not told."""
         for event in events:
             match event:
@@ -85,7 +85,7 @@ class PartsAnswer(ABC):
         if shown:
             yield self._made("", (), logprobs=shown)
 
-    def _last(self, text: str, calls: Sequence[Call], usage: Usage, **rest: Any) -> wire.Part:
+    def _last(self, text: str, calls: Sequence[Call], usage: Usage, **rest: Any) -> wire.OllamaChunk:
         took = self._timings
         if self._reason != "load":
             rest |= {
@@ -98,26 +98,26 @@ class PartsAnswer(ABC):
             }
         return self._made(text, calls, done=True, done_reason=self._reason, **rest)
 
-    def _made(self, text: str, calls: Sequence[Call], *, done: bool = False, **rest: Any) -> wire.Part:
+    def _made(self, text: str, calls: Sequence[Call], *, done: bool = False, **rest: Any) -> wire.OllamaChunk:
         return self.part(text, calls, model=self._model, created_at=rfc3339(), done=done, **rest)
 
 
-class ChatAnswer(PartsAnswer):
-    def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.ChatPart:
+class OllamaChatAnswer(OllamaAnswer):
+    def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.OllamaChatChunk:
         told = [_told(self._speech.calls.index(call), call) for call in calls] or None
-        return wire.ChatPart(message=wire.ChatMessage(role="assistant", content=text, tool_calls=told), **rest)
+        return wire.OllamaChatChunk(message=wire.OllamaMessageOut(role="assistant", content=text, tool_calls=told), **rest)
 
 
-class GenerateAnswer(PartsAnswer):
-    def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.GeneratePart:
-        return wire.GeneratePart(response=text, **rest)
+class OllamaGenerateAnswer(OllamaAnswer):
+    def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.OllamaGenerateChunk:
+        return wire.OllamaGenerateChunk(response=text, **rest)
 
 
-def _told(index: int, call: Call) -> wire.ToolCall:
-    return wire.ToolCall(id=call.id, function=wire.Called(index=index, name=call.name, arguments=call.as_written))
+def _told(index: int, call: Call) -> wire.OllamaToolCallOut:
+    return wire.OllamaToolCallOut(id=call.id, function=wire.OllamaCallOut(index=index, name=call.name, arguments=call.as_written))
 
 
-class EmbedAnswer:
+class OllamaEmbedAnswer:
     """It is never streamed, so it has something to say only when it is whole."""
 
     framing = LINES
@@ -142,7 +142,7 @@ class EmbedAnswer:
         return [ollama_body(error)]
 
     def whole(self, usage: Usage) -> Any:
-        return wire.Embedded(
+        return wire.EmbedOut(
             model=self._model,
             embeddings=[vector.tolist() for vector in self.vectors.all],
             total_duration=nanoseconds(self._took),
@@ -151,11 +151,11 @@ class EmbedAnswer:
         )
 
 
-class EmbeddingAnswer(EmbedAnswer):
+class OllamaEmbeddingAnswer(OllamaEmbedAnswer):
     """Of the older form: one vector, or none where there was no text."""
 
-    def whole(self, usage: Usage) -> wire.Embedding:
-        return wire.Embedding(embedding=[number for vector in self.vectors.all for number in vector.tolist()])
+    def whole(self, usage: Usage) -> wire.EmbeddingsOut:
+        return wire.EmbeddingsOut(embedding=[number for vector in self.vectors.all for number in vector.tolist()])
 
 
 def shower(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.domain.job import JobRequest
+from penstock.domain.request import JobRequest
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.generation.limits import answer_limit
-from penstock.doors.generation.output_parser import Speech
+from penstock.doors.generation.output_parser import OutputParser
 from penstock.doors.generation.turn import PlannedTurn, Turn, chosen_sampling, plan_turn
-from penstock.doors.ollama.answers import ChatAnswer, GenerateAnswer, PartsAnswer, shower
+from penstock.doors.ollama.answers import OllamaAnswer, OllamaChatAnswer, OllamaGenerateAnswer, shower
 from penstock.doors.ollama.messages import plain_messages
-from penstock.doors.ollama.requests import AnswerFields, ChatRequest, GenerateRequest
+from penstock.doors.ollama.requests import ChatRequest, GenerateRequest, OllamaAnswerFields
 from penstock.doors.tools.offer import read_offer
 from penstock.errors import RequestError
 
@@ -21,9 +21,9 @@ def chat(asked: ChatRequest, context: Context) -> Exchange:
     asked.options.check_context(context.served.hosted.context)
     if not asked.messages:
         read_offer(asked.tools, None, None)  # what is wrong is told, also where it is not used
-        return _loaded(asked, ChatAnswer)
+        return _loaded(asked, OllamaChatAnswer)
     planned = _plan(asked, context, plain_messages(asked.messages), tools=asked.tools)
-    return _exchange(asked, context, planned.job, ChatAnswer, planned)
+    return _exchange(asked, context, planned.job, OllamaChatAnswer, planned)
 
 
 def generate(asked: GenerateRequest, context: Context) -> Exchange:
@@ -31,15 +31,15 @@ def generate(asked: GenerateRequest, context: Context) -> Exchange:
     if asked.raw and asked.system:
         raise RequestError("system cannot be used with raw = true.", field="system", hint="Write it into the prompt.")
     if not asked.prompt:
-        return _loaded(asked, GenerateAnswer)
+        return _loaded(asked, OllamaGenerateAnswer)
     if asked.raw:
-        return _exchange(asked, context, _raw(asked, asked.prompt, context), GenerateAnswer)
+        return _exchange(asked, context, _raw(asked, asked.prompt, context), OllamaGenerateAnswer)
     before = [{"role": "system", "content": asked.system}] if asked.system else []
     planned = _plan(asked, context, [*before, {"role": "user", "content": asked.prompt}])
-    return _exchange(asked, context, planned.job, GenerateAnswer, planned)
+    return _exchange(asked, context, planned.job, OllamaGenerateAnswer, planned)
 
 
-def _plan(asked: AnswerFields, context: Context, messages: Sequence[dict[str, Any]], **tools: Any) -> PlannedTurn:
+def _plan(asked: OllamaAnswerFields, context: Context, messages: Sequence[dict[str, Any]], **tools: Any) -> PlannedTurn:
     turn = Turn(
         messages=messages,
         sampling=asked.sampling,
@@ -60,18 +60,18 @@ def _raw(asked: GenerateRequest, prompt: str, context: Context) -> JobRequest:
     )
 
 
-def _loaded(asked: AnswerFields, kind: type[PartsAnswer]) -> Exchange:
+def _loaded(asked: OllamaAnswerFields, kind: type[OllamaAnswer]) -> Exchange:
     """Nothing is asked: this is how clients have a model loaded, and here it is."""
-    return Exchange([], lambda job_id, prompts: kind(asked.model, Speech(None), None), stream=asked.streams)
+    return Exchange([], lambda job_id, prompts: kind(asked.model, OutputParser(None), None), stream=asked.streams)
 
 
 def _exchange(
-    asked: AnswerFields, context: Context, job: JobRequest, kind: type[PartsAnswer], planned: PlannedTurn | None = None
+    asked: OllamaAnswerFields, context: Context, job: JobRequest, kind: type[OllamaAnswer], planned: PlannedTurn | None = None
 ) -> Exchange:
     served = context.served
     show = shower(job.sampling.logprobs, served.hidden_tokens(job.sampling), served.grammars.token_bytes)
 
-    def answer(job_id: str, prompts: Sequence[Sequence[int]]) -> PartsAnswer:
-        return kind(asked.model, planned.speech() if planned else Speech(None), show)
+    def answer(job_id: str, prompts: Sequence[Sequence[int]]) -> OllamaAnswer:
+        return kind(asked.model, planned.speech() if planned else OutputParser(None), show)
 
     return Exchange([job], answer, stream=asked.streams)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from penstock.doors.ollama.requests import Message, ToolCall
+from penstock.doors.ollama.requests import OllamaMessage, OllamaToolCall
 from penstock.errors import RequestError
 
 
-def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def plain_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     open_calls = _OpenCalls()
     for i, message in enumerate(messages):
@@ -36,7 +36,7 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return out
 
 
-def _check_role(message: Message, where: str) -> None:
+def _check_role(message: OllamaMessage, where: str) -> None:
     if message.tool_calls and message.role != "assistant":
         raise RequestError(f"{where}.tool_calls: only the assistant calls tools.", field=f"{where}.tool_calls")
     for name in ("tool_name", "tool_call_id"):
@@ -72,12 +72,12 @@ class _OpenCalls:
         return None
 
 
-def _called(call_id: str, call: ToolCall) -> dict[str, Any]:
+def _called(call_id: str, call: OllamaToolCall) -> dict[str, Any]:
     arguments = json.dumps(call.function.arguments, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def _answered(message: Message, open_calls: _OpenCalls, where: str) -> dict[str, Any]:
+def _answered(message: OllamaMessage, open_calls: _OpenCalls, where: str) -> dict[str, Any]:
     """Which call a result is of. It is not open any more then."""
     call = open_calls.take(message.tool_call_id, message.tool_name)
     if call is None:

@@ -8,15 +8,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.generation.catalog import LATEST
-from penstock.doors.generation.served_model import Served
+from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.fields import read
 from penstock.doors.http.replies import json_reply
 from penstock.doors.ollama import wire
 from penstock.doors.ollama.answers import rfc3339
 from penstock.doors.ollama.requests import ShowRequest
 from penstock.errors import NoSuchPath, RequestError
+from penstock.model.shapes import total_params
 from penstock.model.spec import fingerprint
 
 SPOKEN = "0.13.0"  # the Ollama whose API this is: clients refuse what is older than they know
@@ -25,8 +26,8 @@ PRECISIONS = {"float32": (4, "F32"), "bfloat16": (2, "BF16")}  # bytes of a numb
 PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names, where they are others
 
 
-class Models:
-    def __init__(self, desk: Desk) -> None:
+class ModelEndpoints:
+    def __init__(self, desk: RequestDispatcher) -> None:
         self._desk = desk
 
     async def tags(self, request: Request) -> Response:
@@ -57,7 +58,7 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-def _listed(name: str, served: Served) -> wire.Listed:
+def _listed(name: str, served: ServedModel) -> wire.Listed:
     return wire.Listed(
         name=tagged(name),
         model=tagged(name),
@@ -68,7 +69,7 @@ def _listed(name: str, served: Served) -> wire.Listed:
     )
 
 
-def _loaded(name: str, served: Served) -> wire.Loaded:
+def _loaded(name: str, served: ServedModel) -> wire.Loaded:
     return wire.Loaded(
         name=tagged(name),
         model=tagged(name),
@@ -81,14 +82,14 @@ def _loaded(name: str, served: Served) -> wire.Loaded:
     )
 
 
-def _shown(served: Served) -> wire.Shown:
+def _shown(served: ServedModel) -> wire.Shown:
     hosted, spec = served.hosted, served.hosted.spec
     family = spec.family
     parameters = {"num_ctx": hosted.context, **{PARAMETERS.get(name, name): value for name, value in served.sampling.items()}}
     facts: dict[str, Any] = {
         "general.architecture": family,
         "general.basename": hosted.name,
-        "general.parameter_count": spec.params,
+        "general.parameter_count": total_params(spec),
         f"{family}.context_length": hosted.context,
         f"{family}.embedding_length": spec.hidden,
         f"{family}.block_count": spec.num_layers,
@@ -108,7 +109,7 @@ def _shown(served: Served) -> wire.Shown:
     )
 
 
-def _details(served: Served) -> wire.Details:
+def _details(served: ServedModel) -> wire.Details:
     spec = served.hosted.spec
     _, precision = PRECISIONS[served.hosted.dtype]
     return wire.Details(
@@ -116,18 +117,18 @@ def _details(served: Served) -> wire.Details:
         format="safetensors",
         family=spec.family,
         families=[spec.family],
-        parameter_size=_rounded(spec.params),
+        parameter_size=_rounded(total_params(spec)),
         quantization_level=precision,
     )
 
 
-def _size(served: Served) -> int:
+def _size(served: ServedModel) -> int:
     """Of the whole model, wherever its layers lie."""
     size, _ = PRECISIONS[served.hosted.dtype]
-    return served.hosted.spec.params * size
+    return total_params(served.hosted.spec) * size
 
 
-def _digest(served: Served) -> str:
+def _digest(served: ServedModel) -> str:
     """By which clients tell models apart."""
     return hashlib.sha256(f"{served.hosted.name} {fingerprint(served.hosted.spec)}".encode()).hexdigest()
 

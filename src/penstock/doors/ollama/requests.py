@@ -9,9 +9,9 @@ from pydantic import Field
 
 from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
 from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
-from penstock.doors.generation.output_format import Shape
+from penstock.doors.generation.output_format import OutputFormat
 from penstock.doors.http.fields import Fields, Only
-from penstock.doors.tools.offer import FunctionTool
+from penstock.doors.tools.offer import FunctionToolSpec
 from penstock.errors import RequestError
 
 KEPT = frozenset(("keep_alive",))  # models stay loaded for as long as the server runs
@@ -88,7 +88,7 @@ class Options(Fields):
             )
 
 
-class AnswerFields(Fields):
+class OllamaAnswerFields(Fields):
     """What chat and generate share."""
 
     HARMLESS = KEPT
@@ -111,17 +111,17 @@ class AnswerFields(Fields):
         return self.stream is not False
 
     @property
-    def shape(self) -> Shape | None:
+    def shape(self) -> OutputFormat | None:
         match self.format:
             case None | "":
                 return None
             case "json":
-                return Shape("json_object", "format")
+                return OutputFormat("json_object", "format")
             case str():
                 raise RequestError(
                     f"format = '{self.format[:40]}' cannot be used.", field="format", hint='Give "json" or a JSON schema.'
                 )
-        return Shape("json_schema", "format", self.format)
+        return OutputFormat("json_schema", "format", self.format)
 
     @property
     def slow(self) -> bool:
@@ -139,38 +139,38 @@ class AnswerFields(Fields):
         return {"enable_thinking": False} if (self.model_extra or {}).get("think") is False else {}
 
 
-class CalledFunction(Fields):
+class OllamaFunctionCall(Fields):
     HARMLESS = frozenset(("index", "description"))
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class ToolCall(Fields):
+class OllamaToolCall(Fields):
     HARMLESS = frozenset(("type",))
     id: str | None = None
-    function: CalledFunction
+    function: OllamaFunctionCall
 
 
-class Message(Fields):
+class OllamaMessage(Fields):
     ONLY = ONLY_TEXT
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Field(fail_fast=True)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class ChatRequest(AnswerFields):
-    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+class ChatRequest(OllamaAnswerFields):
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[FunctionToolSpec], Field(fail_fast=True)] | None = None
 
     @property
     def slow(self) -> bool:
         return bool(self.format or self.tools)
 
 
-class GenerateRequest(AnswerFields):
+class GenerateRequest(OllamaAnswerFields):
     ONLY = ONLY_PROMPTS
     prompt: str | None = None
     system: str | None = None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.http.route import Route, in_dialect
 from penstock.doors.ollama import chat, embed, wire
 from penstock.doors.ollama.errors import OLLAMA
-from penstock.doors.ollama.models import Models
+from penstock.doors.ollama.models import ModelEndpoints
 from penstock.doors.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, ShowRequest
 
 LINES = "application/x-ndjson"
 MANAGING = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))
 
 
-def ollama_routes(desk: Desk) -> list[Route]:
-    models = Models(desk)
+def ollama_routes(desk: RequestDispatcher) -> list[Route]:
+    models = ModelEndpoints(desk)
     return in_dialect(
         OLLAMA,
         [
@@ -23,7 +23,7 @@ def ollama_routes(desk: Desk) -> list[Route]:
                 ChatRequest,
                 chat.chat,
                 "Answer a conversation (Ollama)",
-                gives=wire.ChatPart,
+                gives=wire.OllamaChatChunk,
                 streams=LINES,
             ),
             desk.route(
@@ -31,7 +31,7 @@ def ollama_routes(desk: Desk) -> list[Route]:
                 GenerateRequest,
                 chat.generate,
                 "Answer a prompt (Ollama)",
-                gives=wire.GeneratePart,
+                gives=wire.OllamaGenerateChunk,
                 streams=LINES,
             ),
             desk.route(
@@ -39,14 +39,14 @@ def ollama_routes(desk: Desk) -> list[Route]:
                 EmbedRequest,
                 embed.embed,
                 "The embeddings of texts (Ollama)",
-                gives=wire.Embedded,
+                gives=wire.EmbedOut,
             ),
             desk.route(
                 "/api/embeddings",
                 EmbeddingsRequest,
                 embed.embeddings,
                 "The embedding of a text (Ollama's older form)",
-                gives=wire.Embedding,
+                gives=wire.EmbeddingsOut,
             ),
             Route("GET", "/api/tags", models.tags, "The models and their aliases (Ollama)", gives=wire.Tags),
             Route("POST", "/api/show", models.show, "One model (Ollama)", asks=ShowRequest, gives=wire.Shown),

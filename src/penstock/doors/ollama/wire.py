@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from penstock.doors.generation.logprobs import ContentLogprob
-from penstock.doors.http.framing import Wire
+from penstock.doors.http.framing import WireStruct
 
 # ---- answers ----
 
 
-class Part(Wire, kw_only=True):
+class OllamaChunk(WireStruct, kw_only=True):
     """A piece of an answer, the last of which says how it ended and what it took; or all of it. Durations are in nanoseconds."""
 
     model: str
@@ -26,32 +26,32 @@ class Part(Wire, kw_only=True):
     logprobs: list[ContentLogprob] | None = None
 
 
-class GeneratePart(Part, kw_only=True):
+class OllamaGenerateChunk(OllamaChunk, kw_only=True):
     response: str
 
 
-class Called(Wire, kw_only=True):
+class OllamaCallOut(WireStruct, kw_only=True):
     index: int
     name: str
     arguments: dict[str, Any]
 
 
-class ToolCall(Wire, kw_only=True):
+class OllamaToolCallOut(WireStruct, kw_only=True):
     id: str
-    function: Called
+    function: OllamaCallOut
 
 
-class ChatMessage(Wire, kw_only=True):
+class OllamaMessageOut(WireStruct, kw_only=True):
     role: Literal["assistant"]
     content: str
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[OllamaToolCallOut] | None = None
 
 
-class ChatPart(Part, kw_only=True):
-    message: ChatMessage
+class OllamaChatChunk(OllamaChunk, kw_only=True):
+    message: OllamaMessageOut
 
 
-class Embedded(Wire, kw_only=True):
+class EmbedOut(WireStruct, kw_only=True):
     model: str
     embeddings: list[list[float]]
     total_duration: int
@@ -59,14 +59,14 @@ class Embedded(Wire, kw_only=True):
     prompt_eval_count: int
 
 
-class Embedding(Wire, kw_only=True):
+class EmbeddingsOut(WireStruct, kw_only=True):
     embedding: list[float]
 
 
 # ---- models ----
 
 
-class Details(Wire, kw_only=True):
+class Details(WireStruct, kw_only=True):
     parent_model: str
     format: str
     family: str
@@ -75,7 +75,7 @@ class Details(Wire, kw_only=True):
     quantization_level: str
 
 
-class Listed(Wire, kw_only=True):
+class Listed(WireStruct, kw_only=True):
     name: str
     model: str
     modified_at: str
@@ -84,11 +84,11 @@ class Listed(Wire, kw_only=True):
     details: Details
 
 
-class Tags(Wire, kw_only=True):
+class Tags(WireStruct, kw_only=True):
     models: list[Listed]
 
 
-class Loaded(Wire, kw_only=True):
+class Loaded(WireStruct, kw_only=True):
     name: str
     model: str
     size: int
@@ -99,11 +99,11 @@ class Loaded(Wire, kw_only=True):
     context_length: int
 
 
-class Processes(Wire, kw_only=True):
+class Processes(WireStruct, kw_only=True):
     models: list[Loaded]
 
 
-class Shown(Wire, kw_only=True):
+class Shown(WireStruct, kw_only=True):
     modelfile: str
     parameters: str
     template: str
@@ -113,5 +113,5 @@ class Shown(Wire, kw_only=True):
     modified_at: str
 
 
-class Version(Wire, kw_only=True):
+class Version(WireStruct, kw_only=True):
     version: str

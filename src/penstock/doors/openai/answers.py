@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, PromptLogprobs, TokenLogprob, TokensOut, Usage
+from penstock.domain.updates import FinishReason, JobUpdate, OutputFinished, PromptLogprobs, TokenLogprob, TokensOut, Usage
 from penstock.doors.generation.logprobs import ContentLogprob, TokenBytes, chat_logprobs, text_of_token
-from penstock.doors.generation.output_parser import Speech
+from penstock.doors.generation.output_parser import OutputParser
 from penstock.doors.http.framing import EVENTS_UNTIL_DONE
 from penstock.doors.openai import wire
 from penstock.doors.openai.errors import openai_body
@@ -18,7 +18,7 @@ from penstock.errors import PenstockError
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ChunkHeader:
     """What every chunk of an answer begins with."""
 
     id: str
@@ -49,8 +49,8 @@ class ChatAnswer:
 
     def __init__(
         self,
-        head: Head,
-        outputs: Sequence[Speech],
+        head: ChunkHeader,
+        outputs: Sequence[OutputParser],
         *,
         token_bytes: TokenBytes,
         hidden: frozenset[int],
@@ -114,7 +114,7 @@ class ChatAnswer:
 class _ChatChoice:
     """One of `n` answers: what was said so far."""
 
-    def __init__(self, speech: Speech) -> None:
+    def __init__(self, speech: OutputParser) -> None:
         self._speech = speech
         self._begun = False
         self.logprobs: list[ContentLogprob] = []
@@ -123,7 +123,7 @@ class _ChatChoice:
     def deltas(self, text: str, *, quiet: bool) -> Iterable[wire.ChatDelta]:
         """`quiet`: where there is no text, there is nothing to say."""
         yield from self._begin()
-        found = _deltas(self._speech.hear(text))
+        found = _deltas(self._speech.feed(text))
         yield from found
         if not found and not quiet:
             yield wire.ChatDelta(content="")
@@ -182,7 +182,7 @@ class TextAnswer:
 
     def __init__(
         self,
-        head: Head,
+        head: ChunkHeader,
         prompts: Sequence[Sequence[int]],
         n: int,
         *,

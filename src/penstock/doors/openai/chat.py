@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.generation.turn import Turn, plan_turn
-from penstock.doors.openai.answers import ChatAnswer, Head
+from penstock.doors.openai.answers import ChatAnswer, ChunkHeader
 from penstock.doors.openai.messages import plain_messages
 from penstock.doors.openai.requests import ChatCompletionRequest
 
@@ -30,7 +30,7 @@ def exchange(asked: ChatCompletionRequest, context: Context) -> Exchange:
 
     def answer(job_id: str, prompts: Sequence[Sequence[int]]) -> ChatAnswer:
         return ChatAnswer(
-            Head(f"chatcmpl-{job_id}", served.hosted.name, served.fingerprint, tier),
+            ChunkHeader(f"chatcmpl-{job_id}", served.hosted.name, served.fingerprint, tier),
             [planned.speech() for _ in range(sampling.n)],
             token_bytes=served.grammars.token_bytes,
             hidden=served.hidden_tokens(sampling),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.domain.job import JobRequest
+from penstock.domain.request import JobRequest
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.generation.limits import answer_limit
 from penstock.doors.generation.turn import chosen_sampling
-from penstock.doors.openai.answers import Head, TextAnswer
+from penstock.doors.openai.answers import ChunkHeader, TextAnswer
 from penstock.doors.openai.requests import CompletionRequest
 from penstock.errors import RequestError
 
@@ -46,7 +46,7 @@ def exchange(asked: CompletionRequest, context: Context) -> Exchange:
 
     def answer(job_id: str, tokens: Sequence[Sequence[int]]) -> TextAnswer:
         return TextAnswer(
-            Head(f"cmpl-{job_id}", served.hosted.name, served.fingerprint),
+            ChunkHeader(f"cmpl-{job_id}", served.hosted.name, served.fingerprint),
             tokens,
             sampling.n,
             token_bytes=served.grammars.token_bytes,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.domain.job import JobUpdate, Usage
+from penstock.domain.updates import JobUpdate, Usage
 from penstock.doors.generation.embedding import Vectors, check_dimensions, embedding_jobs
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.http.framing import EVENTS

@@ -6,9 +6,9 @@ from penstock.doors.jobs.endpoints import JobApi, JobEndpoint
 from penstock.doors.openai import chat, completions, embeddings
 from penstock.doors.openai.errors import recorded_error
 from penstock.doors.openai.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
-from penstock.doors.openai.responses.create import Creating
+from penstock.doors.openai.responses.create import CreateResponse
 from penstock.doors.openai.responses.requests import ResponseRequest
-from penstock.doors.openai.responses.store import Shelf
+from penstock.doors.openai.responses.store import ResponseStore
 
 KEPT_AS_RESULT = "A job keeps its answer as its own result, and begins a conversation: leave it out."
 
@@ -17,7 +17,7 @@ OPENAI_JOBS = JobApi(
         "/v1/chat/completions": JobEndpoint(ChatCompletionRequest, chat.exchange),
         "/v1/completions": JobEndpoint(CompletionRequest, completions.exchange),
         "/v1/embeddings": JobEndpoint(EmbeddingRequest, embeddings.exchange),
-        "/v1/responses": JobEndpoint(ResponseRequest, Creating(Shelf(None, why=KEPT_AS_RESULT)).exchange),
+        "/v1/responses": JobEndpoint(ResponseRequest, CreateResponse(ResponseStore(None, why=KEPT_AS_RESULT)).exchange),
     },
     refusal=recorded_error,
 )

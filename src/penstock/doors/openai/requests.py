@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
-from penstock.doors.generation.output_format import Shape, json_shape, only_one
+from penstock.doors.generation.output_format import OutputFormat, json_shape, only_one
 from penstock.doors.http.fields import Fields, Only
-from penstock.doors.tools.offer import FunctionTool
+from penstock.doors.tools.offer import FunctionToolSpec
 from penstock.errors import RequestError
 
 TIERS = {"default": 0, "flex": -10, "priority": 10}  # a service tier is a priority
@@ -162,13 +162,13 @@ class AnswerFields(Fields):
         return TIERS[self.service_tier]
 
     @property
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[OutputFormat]:
         """What it says about the look of the answer."""
-        shapes = [] if self.grammar is None else [Shape("grammar", "grammar", self.grammar)]
-        return shapes if self.regex is None else [*shapes, Shape("regex", "regex", self.regex)]
+        shapes = [] if self.grammar is None else [OutputFormat("grammar", "grammar", self.grammar)]
+        return shapes if self.regex is None else [*shapes, OutputFormat("regex", "regex", self.regex)]
 
     @property
-    def shape(self) -> Shape | None:
+    def shape(self) -> OutputFormat | None:
         return only_one(self.shapes)
 
     @property
@@ -199,13 +199,13 @@ class ChatCompletionRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[FunctionToolSpec], Field(fail_fast=True)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[OutputFormat]:
         form = self.response_format
         if form is None or form.type == "text":
             return super().shapes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.http.route import Route, in_dialect
 from penstock.doors.openai import chat, completions, embeddings, wire
 from penstock.doors.openai.errors import OPENAI, PENSTOCK
@@ -13,13 +13,13 @@ from penstock.doors.openai.requests import (
     EmbeddingRequest,
     TokenizeRequest,
 )
-from penstock.doors.openai.tokenize import Tokenizing
+from penstock.doors.openai.tokenize import TokenizeEndpoints
 
 EVENTS = "text/event-stream"
 
 
-def openai_routes(desk: Desk) -> list[Route]:
-    tokenizing = Tokenizing(desk)
+def openai_routes(desk: RequestDispatcher) -> list[Route]:
+    tokenizing = TokenizeEndpoints(desk)
     return in_dialect(
         OPENAI,
         [

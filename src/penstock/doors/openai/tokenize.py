@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.doors.dispatch.dispatcher import Desk
-from penstock.doors.http.fields import aside, read
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
+from penstock.doors.http.fields import read, run_in_thread
 from penstock.doors.http.replies import json_reply
 from penstock.doors.openai import wire
 from penstock.doors.openai.messages import plain_messages
@@ -14,8 +14,8 @@ from penstock.doors.openai.requests import DetokenizeRequest, TokenizeRequest
 from penstock.errors import RequestError
 
 
-class Tokenizing:
-    def __init__(self, desk: Desk) -> None:
+class TokenizeEndpoints:
+    def __init__(self, desk: RequestDispatcher) -> None:
         self._desk = desk
 
     async def tokenize(self, request: Request) -> Response:
@@ -26,10 +26,10 @@ class Tokenizing:
         tokenizer = served.hosted.tokenizer
         if asked.messages is not None:
             messages = asked.messages
-            tokens = await aside(lambda: tokenizer.encode_chat(served.tools.plan(plain_messages(messages)).messages))
+            tokens = await run_in_thread(lambda: tokenizer.encode_chat(served.tools.plan(plain_messages(messages)).messages))
         else:
             special = asked.add_special_tokens is not False
-            tokens = await aside(lambda: tokenizer.encode(asked.prompt or "", special=special))
+            tokens = await run_in_thread(lambda: tokenizer.encode(asked.prompt or "", special=special))
         return json_reply(wire.Tokenized(tokens=tokens, count=len(tokens), max_model_len=served.hosted.context))
 
     async def detokenize(self, request: Request) -> Response:
@@ -39,5 +39,5 @@ class Tokenizing:
         if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
             hint = f"Ids go from 0 to {vocab - 1}."
             raise RequestError("tokens holds ids that are no tokens.", field="tokens", hint=hint)
-        text = await aside(lambda: served.hosted.tokenizer.decode(tokens, skip_special=False))
+        text = await run_in_thread(lambda: served.hosted.tokenizer.decode(tokens, skip_special=False))
         return json_reply(wire.Detokenized(prompt=text))

@@ -7,14 +7,14 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.doors.generation.logprobs import ContentLogprob
-from penstock.doors.http.framing import Wire
+from penstock.doors.http.framing import WireStruct
 
 
-class PromptDetails(Wire, kw_only=True, omit_defaults=False):
+class PromptDetails(WireStruct, kw_only=True, omit_defaults=False):
     cached_tokens: int = 0
 
 
-class UsageOut(Wire, kw_only=True, omit_defaults=False):
+class UsageOut(WireStruct, kw_only=True, omit_defaults=False):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -24,32 +24,32 @@ class UsageOut(Wire, kw_only=True, omit_defaults=False):
 # ---- chat ----
 
 
-class ChatLogprobs(Wire, kw_only=True, omit_defaults=False):
+class ChatLogprobs(WireStruct, kw_only=True, omit_defaults=False):
     content: list[ContentLogprob]
     refusal: None = None
 
 
-class ToolCallDelta(Wire, kw_only=True):
+class ToolCallDelta(WireStruct, kw_only=True):
     index: int
     id: str | None = None
     type: Literal["function"] | None = None
     function: dict[str, str]
 
 
-class ChatDelta(Wire, kw_only=True):
+class ChatDelta(WireStruct, kw_only=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class ChatChunkChoice(Wire, kw_only=True, omit_defaults=False):
+class ChatChunkChoice(WireStruct, kw_only=True, omit_defaults=False):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
 
 
-class ChatChunk(Wire, kw_only=True):
+class ChatChunk(WireStruct, kw_only=True):
     id: str
     object: Literal["chat.completion.chunk"]
     created: int
@@ -60,21 +60,21 @@ class ChatChunk(Wire, kw_only=True):
     usage: UsageOut | None = None
 
 
-class ChatMessageOut(Wire, kw_only=True, omit_defaults=False):
+class ChatMessageOut(WireStruct, kw_only=True, omit_defaults=False):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
     tool_calls: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatChoice(Wire, kw_only=True, omit_defaults=False):
+class ChatChoice(WireStruct, kw_only=True, omit_defaults=False):
     index: int
     message: ChatMessageOut
     logprobs: ChatLogprobs | None = None
     finish_reason: str
 
 
-class ChatCompletion(Wire, kw_only=True):
+class ChatCompletion(WireStruct, kw_only=True):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -88,21 +88,21 @@ class ChatCompletion(Wire, kw_only=True):
 # ---- completions ----
 
 
-class TextLogprobs(Wire, kw_only=True, omit_defaults=False):
+class TextLogprobs(WireStruct, kw_only=True, omit_defaults=False):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
-class TextChoice(Wire, kw_only=True, omit_defaults=False):
+class TextChoice(WireStruct, kw_only=True, omit_defaults=False):
     index: int
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: str | None = None
 
 
-class TextCompletion(Wire, kw_only=True):
+class TextCompletion(WireStruct, kw_only=True):
     """A whole completion, and a chunk of one: they have the same shape."""
 
     id: str
@@ -117,7 +117,7 @@ class TextCompletion(Wire, kw_only=True):
 # ---- embeddings ----
 
 
-class EmbeddingOut(Wire, kw_only=True, omit_defaults=False):
+class EmbeddingOut(WireStruct, kw_only=True, omit_defaults=False):
     """`embedding` is numbers, or the same numbers as base64 of little-endian fp32."""
 
     object: Literal["embedding"] = "embedding"
@@ -125,12 +125,12 @@ class EmbeddingOut(Wire, kw_only=True, omit_defaults=False):
     embedding: list[float] | str
 
 
-class EmbeddingUsage(Wire, kw_only=True):
+class EmbeddingUsage(WireStruct, kw_only=True):
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingList(Wire, kw_only=True, omit_defaults=False):
+class EmbeddingList(WireStruct, kw_only=True, omit_defaults=False):
     object: Literal["list"] = "list"
     data: list[EmbeddingOut]
     model: str
@@ -140,7 +140,7 @@ class EmbeddingList(Wire, kw_only=True, omit_defaults=False):
 # ---- models, tokens ----
 
 
-class ModelOut(Wire, kw_only=True, omit_defaults=False):
+class ModelOut(WireStruct, kw_only=True, omit_defaults=False):
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -149,16 +149,16 @@ class ModelOut(Wire, kw_only=True, omit_defaults=False):
     max_model_len: int
 
 
-class ModelList(Wire, kw_only=True, omit_defaults=False):
+class ModelList(WireStruct, kw_only=True, omit_defaults=False):
     object: Literal["list"] = "list"
     data: list[ModelOut]
 
 
-class Tokenized(Wire, kw_only=True):
+class Tokenized(WireStruct, kw_only=True):
     tokens: list[int]
     count: int
     max_model_len: int
 
 
-class Detokenized(Wire, kw_only=True):
+class Detokenized(WireStruct, kw_only=True):
     prompt: str

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.domain.constraint import ConstraintFactory
 from penstock.doors.grammar.grammars import Grammars
 from penstock.doors.tools.formats import ToolFormat
-from penstock.doors.tools.offer import Offer
+from penstock.doors.tools.offer import ToolOffer
 from penstock.errors import RequestError
 
 MAX_CALLS = 32  # in one answer: a model that repeats itself comes to an end
@@ -19,7 +19,7 @@ MAX_CALLS = 32  # in one answer: a model that repeats itself comes to an end
 @dataclass(frozen=True, slots=True)
 class ToolGrammar:
     format: ToolFormat
-    offer: Offer
+    offer: ToolOffer
 
     def compile(self, grammars: Grammars) -> ConstraintFactory:
         """Takes as long as the schemas need: call it off the event loop."""

@@ -32,7 +32,7 @@ FUNCTION_TOOL: dict[str, Any] = {  # how a tool is described to clients; `read_o
     },
     "required": ["type", "function"],
 }
-FunctionTool = Annotated[dict[str, Any], WithJsonSchema(FUNCTION_TOOL)]
+FunctionToolSpec = Annotated[dict[str, Any], WithJsonSchema(FUNCTION_TOOL)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ToolOffer:
     """`callable` is empty where the model shall not call at all; `must`: it has to, and may say nothing else."""
 
     tools: tuple[dict[str, Any], ...]  # as templates take them
@@ -59,7 +59,7 @@ class Offer:
 
 def read_offer(
     tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Mapping[str, Any] | None, parallel: bool | None
-) -> Offer:
+) -> ToolOffer:
     given = tools or ()
     if len(given) > MAX_TOOLS:
         raise RequestError(f"{len(given)} tools are given, but at most {MAX_TOOLS} can be.", field="tools")
@@ -73,18 +73,18 @@ def read_offer(
     several = parallel is not False
     match tool_choice:
         case None | "auto" if functions:
-            return Offer(shown, functions, must=False, several=several)
+            return ToolOffer(shown, functions, must=False, several=several)
         case None | "auto" | "none":
-            return Offer((), (), must=False, several=False)
+            return ToolOffer((), (), must=False, several=False)
         case str() | Mapping() if not functions:
             raise RequestError("tool_choice is given, but no tools.", field="tool_choice", hint="Give tools, or leave it out.")
         case "required":
-            return Offer(shown, functions, must=True, several=several)
+            return ToolOffer(shown, functions, must=True, several=several)
         case {"type": "function", "function": {"name": str(name)}}:
             chosen = tuple(function for function in functions if function.name == name)
             if not chosen:
                 raise RequestError(f"tool_choice names '{name[:64]}', which is not in tools.", field="tool_choice.function.name")
-            return Offer(shown, chosen, must=True, several=False)
+            return ToolOffer(shown, chosen, must=True, several=False)
     raise RequestError(
         f"tool_choice = {tool_choice!r:.80} cannot be used.",
         field="tool_choice",

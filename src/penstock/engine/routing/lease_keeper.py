@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.domain.messages import Bounce, Ping, Pong
 from penstock.engine.routing.route_host import RouteHost
-from penstock.engine.routing.route_opener import Route
+from penstock.engine.routing.route_opener import ActiveRoute
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 from penstock.pipes.pipe import Pipe
 
@@ -28,7 +28,7 @@ class LeaseKeeper:
         self._pipe, self._host, self._sequences, self._round_trips, self._clock = pipe, host, sequences, round_trips, clock
         self._ping_at = 0.0
 
-    def ping(self, route: Route, now: float) -> Bounce | None:
+    def ping(self, route: ActiveRoute, now: float) -> Bounce | None:
         """Ask all nodes of the route, when it is time. The answer of this one comes at once; a Bounce: it has no such route."""
         if now < self._ping_at:
             return None
@@ -45,7 +45,7 @@ class LeaseKeeper:
             self.on_pong(route, node, answer)
         return None
 
-    def on_pong(self, route: Route, sender: str, pong: Pong) -> None:
+    def on_pong(self, route: ActiveRoute, sender: str, pong: Pong) -> None:
         now, asked, remote = self._clock(), pong.stamp / 1e9, sender != self._pipe.node
         if remote:
             route.heard[sender] = now
@@ -63,13 +63,13 @@ class LeaseKeeper:
         if route.blocks > self._sequences.pool.capacity:
             self._resize(route, route.blocks)
 
-    def _wanted(self, route: Route) -> int:
+    def _wanted(self, route: ActiveRoute) -> int:
         """Blocks that we could use: whoever has nothing to do leaves them to others."""
         if self._sequences.queued or self._sequences.holders:
             return min([route.reach, *route.shares.values()])
         return min(route.reach, IDLE_BLOCKS)
 
-    def _shrink(self, route: Route) -> None:
+    def _shrink(self, route: ActiveRoute) -> None:
         """Others need memory too: come down to what is fair, at the cost of those who came last."""
         pool, blocks = self._sequences.pool, route.blocks
         holders = self._sequences.holders.values()
@@ -79,7 +79,7 @@ class LeaseKeeper:
             self._sequences.preempt_seq(seq)
         self._resize(route, blocks)
 
-    def _resize(self, route: Route, blocks: int) -> None:
+    def _resize(self, route: ActiveRoute, blocks: int) -> None:
         self._sequences.resize(blocks)
         route.resized, route.settled = self._sequences.newest_notice, None
         for node, granted in route.granted.items():

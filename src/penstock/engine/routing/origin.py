@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
+from penstock.domain.job import HOLDS_KV, Sequence
 from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Pong, RouteOffer
 from penstock.domain.route import RouteId, legs_of
-from penstock.domain.sequence import HOLDS_KV, Sequence
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
 from penstock.engine.routing.lease_keeper import PING_EVERY, LeaseKeeper
-from penstock.engine.routing.outage import Hopeless, Pause
+from penstock.engine.routing.outage import Outage, WaitLimits
 from penstock.engine.routing.route_host import RouteHost
-from penstock.engine.routing.route_opener import Route, RouteOpener
+from penstock.engine.routing.route_opener import ActiveRoute, RouteOpener
 from penstock.engine.routing.window import Window
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -66,14 +66,14 @@ class Origin:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sequences, self.window, self.stats = sequences, Window(), stats
-        self.route: Route | None = None
+        self.route: ActiveRoute | None = None
         self.in_flight: dict[int, InFlight] = {}
         self.at_home: set[int] = set()  # NetworkJobs that came back and are not sampled from yet
         self.ends_seconds = 0.0  # what embedding and head take, smoothed
         self._config, self._pipe, self._scheduler = config, pipe, Scheduler(config, predictor)
         self.epoch, self._width, self._clock = epoch, width, clock
         self.opener = RouteOpener(config, pipe, host, epoch=epoch, width=width, lease=lease, numbers=route_numbers, clock=clock)
-        self._pause, self._hopeless = Pause(stats), Hopeless(pipe, sequences, recovery_timeout)
+        self._pause, self._hopeless = Outage(stats), WaitLimits(pipe, sequences, recovery_timeout)
         self._next_number = 0
         self._lease = LeaseKeeper(pipe, host, sequences, self.opener.round_trips, clock)
         self._last_tick = 0.0
@@ -114,7 +114,7 @@ class Origin:
         self.in_flight[job.number] = InFlight(tuple(spans), tokens, now, now + self._patience(tokens), newest)
         return job, True
 
-    def _window(self, route: Route) -> int:
+    def _window(self, route: ActiveRoute) -> int:
         if self._config.window is not None:
             return min(self._config.window, route.credits)
         if route.nodes == {self._pipe.node}:
@@ -151,7 +151,7 @@ class Origin:
             logger.warning("node %s sent back numbers that are none", self.route.hops[-1].node)
             self._lose_to(self.route.hops[-1].node, job.number)
 
-    def came_home(self, job: NetworkJob) -> None:
+    def on_returned(self, job: NetworkJob) -> None:
         """A NetworkJob has passed all stages."""
         sent = self.in_flight.pop(job.number, None)
         if sent is None or self.route is None:
@@ -184,7 +184,7 @@ class Origin:
         """Tokens came out, or rows of an embedding: answers that had stood still go on."""
         self._pause.go_on(seqs, self._clock())
 
-    def _measure(self, route: Route, sent: InFlight, job: NetworkJob, now: float) -> None:
+    def _measure(self, route: ActiveRoute, sent: InFlight, job: NetworkJob, now: float) -> None:
         elapsed = now - sent.sent
         services: dict[str, float] = {}
         for hop, seconds in zip(route.hops, job.services, strict=False):
@@ -195,7 +195,7 @@ class Origin:
         reading = bool(self.sequences.queued) or any(seq.remaining > 1 for seq in holders)
         self.window.aim(sum(seq.decoding for seq in holders), self._config.chunk if reading else 0, route.credits)
 
-    def _on_refusals(self, route: Route, refusals: Iterable[Refusal]) -> None:
+    def _on_refusals(self, route: ActiveRoute, refusals: Iterable[Refusal]) -> None:
         for refusal in refusals:
             seq = self.sequences.holders.get(refusal.seq_id)
             if seq is None or (seq.incarnation, seq.attempt) != (refusal.incarnation, refusal.attempt):
@@ -305,7 +305,7 @@ class Origin:
             self.opener.give_up(f"node {node} cannot be reached", avoid=[node])
             self.opener.back_off()
 
-    def _use(self, route: Route | None) -> None:
+    def _use(self, route: ActiveRoute | None) -> None:
         if route is None:
             return
         self.route, self._next_number = route, 0
@@ -359,7 +359,7 @@ class Origin:
     def _is_idle(self) -> bool:
         return not (self.in_flight or self.at_home or self.sequences.queued or self.sequences.holders)
 
-    def _leaving(self, route: Route) -> str:
+    def _leaving(self, route: ActiveRoute) -> str:
         """The nodes of the route that announced to leave, if there is a way without them; otherwise they finish what runs."""
         draining = (self._pipe.draining() & route.nodes) - {self._pipe.node}
         if not draining:
@@ -387,7 +387,7 @@ class Origin:
         works = self.route is not None and (self.route.served or not self._fruitless)
         self._hopeless.end(self.route if works else None, self.opener.trouble or self.stats.last_break, now)
 
-    def _excuse(self, route: Route, away: float, now: float) -> None:
+    def _excuse(self, route: ActiveRoute, away: float, now: float) -> None:
         """Our own thread was in a pass for so long. Nobody was asked meanwhile, and nobody is late because of it."""
         for sent in self.in_flight.values():
             sent.deadline += away
@@ -404,7 +404,7 @@ class Origin:
         # nobody knows how long it should take, but all nodes have answered all the time, so it is in no long pass
         return now - max(sent.sent, self.route.stalled) > LEAST_WAIT * 2.0 ** min(self._losses, 8)
 
-    def _keep(self, route: Route, now: float) -> None:
+    def _keep(self, route: ActiveRoute, now: float) -> None:
         unknown_here = self._lease.ping(route, now)
         if unknown_here is not None:
             self.on_bounce(self._pipe.node, unknown_here)

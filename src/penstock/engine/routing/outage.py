@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from penstock.domain.sequence import TERMINAL, Sequence
-from penstock.engine.routing.route_opener import Route
+from penstock.domain.job import TERMINAL, Sequence
+from penstock.engine.routing.route_opener import ActiveRoute
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 from penstock.errors import NotReady
 from penstock.pipes.pipe import Pipe
@@ -17,7 +17,7 @@ logger = logging.getLogger("penstock.route")
 LEASE_WAIT = 20.0  # seconds that a prompt waits for memory that other nodes have leased
 
 
-class Pause:
+class Outage:
     """From the break of a route until every answer that ran on it has gone on, or ended."""
 
     def __init__(self, stats: EngineStats) -> None:
@@ -51,7 +51,7 @@ class Pause:
             logger.warning("%s on after a pause: the first after %.2f s, the last after %.2f s", which, pause, last)
 
 
-class Hopeless:
+class WaitLimits:
     """Nothing waits for ever: neither for a route, nor for memory that other nodes hold."""
 
     def __init__(self, pipe: Pipe, sequences: EngineSequenceManager, recovery_timeout: float) -> None:
@@ -59,7 +59,7 @@ class Hopeless:
         self._unserved_since: float | None = None
         self._cramped: dict[int, float] = {}  # since when a sequence waits for more memory than the route has
 
-    def end(self, route: Route | None, trouble: str, now: float) -> None:
+    def end(self, route: ActiveRoute | None, trouble: str, now: float) -> None:
         """End those that have waited long enough; `route` is None while there is none that works."""
         waiting = list(self._sequences.queued.values())
         if route is None:
@@ -67,7 +67,7 @@ class Hopeless:
             self._end_unserved(waiting, trouble, now)
         else:
             self._unserved_since = None
-            self._end_cramped(waiting, now)
+            self._end_starved(waiting, now)
 
     def _end_unserved(self, waiting: list[Sequence], trouble: str, now: float) -> None:
         if not waiting or self._unserved_since is None:
@@ -79,7 +79,7 @@ class Hopeless:
                 hint = "`penstock network status` shows who holds what, and what to run."
                 self._sequences.fail(seq.job, NotReady(why, hint=hint))
 
-    def _end_cramped(self, waiting: list[Sequence], now: float) -> None:
+    def _end_starved(self, waiting: list[Sequence], now: float) -> None:
         pool = self._sequences.pool
         cramped = [seq for seq in waiting if pool.blocks_for(seq.least_length) > pool.capacity]
         self._cramped = {seq.seq_id: self._cramped.get(seq.seq_id, now) for seq in cramped}

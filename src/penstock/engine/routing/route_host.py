@@ -73,7 +73,7 @@ class Arrivals:
             self._next += 1
 
 
-class Part(NamedTuple):
+class RoutePart(NamedTuple):
     """The layers of a stage that a route runs: it may enter and leave the stage in its middle."""
 
     stage: Stage
@@ -84,7 +84,7 @@ class Part(NamedTuple):
 class HostedRoute:
     id: RouteId
     legs: Mapping[int, Leg]  # by their first layer
-    parts: Mapping[int, Part]  # of the legs, one for each stage on them, by their first layer
+    parts: Mapping[int, RoutePart]  # of the legs, one for each stage on them, by their first layer
     width: int
     lease: float
     heard: float  # when anything came of it
@@ -253,12 +253,12 @@ class RouteHost:
         parts = self._parts(leg)
         return bool(parts) and parts[-1].layers.end == leg.layers.end
 
-    def _parts(self, leg: Leg) -> list[Part]:
+    def _parts(self, leg: Leg) -> list[RoutePart]:
         """What a leg runs of the stages here, as far as they hold its layers without a gap."""
-        parts: list[Part] = []
+        parts: list[RoutePart] = []
         layer = leg.layers.start
         while layer < leg.layers.end and (stage := self._holder(layer)) is not None:
-            parts.append(Part(stage, LayerRange(layer, min(stage.segment.layers.end, leg.layers.end))))
+            parts.append(RoutePart(stage, LayerRange(layer, min(stage.segment.layers.end, leg.layers.end))))
             layer = parts[-1].layers.end
         return parts
 
@@ -266,7 +266,7 @@ class RouteHost:
         found = (stage for stage in self._stages.values() if stage.segment.layers.start <= layer < stage.segment.layers.end)
         return next(found, None)
 
-    def _enter(self, ask: OpenRoute, parts: Iterable[Part]) -> None:
+    def _enter(self, ask: OpenRoute, parts: Iterable[RoutePart]) -> None:
         legs = {leg.layers.start: leg for leg in ask.legs}
         stays = {part.layers.start: part for part in parts}
         route = HostedRoute(ask.route, legs, stays, ask.width, min(ask.lease, LONGEST_LEASE), self._clock(), ask.blocks)

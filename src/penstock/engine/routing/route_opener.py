@@ -26,7 +26,7 @@ MOST_BLOCKS = 1 << 20  # of a lease, whatever other nodes say that they have
 
 
 @dataclass(slots=True)
-class Route:
+class ActiveRoute:
     """`lives` is which life of each node it was opened with."""
 
     id: RouteId
@@ -77,7 +77,7 @@ class RouteOpener:
         numbers: Iterator[int],
         clock: Callable[[], float],
     ) -> None:
-        self.opening: Route | None = None
+        self.opening: ActiveRoute | None = None
         self.trouble = ""  # why there is no route
         self.round_trips: dict[str, float] = {}
         self._config, self._pipe, self._host, self._clock = config, pipe, host, clock
@@ -86,7 +86,7 @@ class RouteOpener:
         self._avoid: dict[str, float] = {}  # node -> until when
         self._refusals: dict[str, int] = {}  # in a row
 
-    def open(self) -> Route | None:
+    def open(self) -> ActiveRoute | None:
         """Begin to open a route. It is returned where nobody has to be asked; others come from `on_offer`."""
         now = self._clock()
         avoid = [node for node, until in self._avoid.items() if until > now]
@@ -97,7 +97,7 @@ class RouteOpener:
             self.trouble = self._pipe.explain()
             self._retry_at = now + RETRY_MOST  # a change in the network is told at once
             return None
-        route = Route(
+        route = ActiveRoute(
             id=RouteId(self._pipe.node, self._epoch, next(self._numbers)),
             hops=path.hops,
             why=path.why,
@@ -109,14 +109,14 @@ class RouteOpener:
         self.opening = route
         return self._ask_next(route)
 
-    def on_offer(self, sender: str, offer: RouteOffer) -> Route | None:
+    def on_offer(self, sender: str, offer: RouteOffer) -> ActiveRoute | None:
         """The route, if this was the last offer that it lacked."""
         route = self.opening
         if route is None or offer.route != route.id or not route.waiting or sender != route.waiting[0]:
             return None
         return self._ask_next(route) if self._take_offer(route, sender, offer) else None
 
-    def tick(self) -> Route | None:
+    def tick(self) -> ActiveRoute | None:
         """Begin when it is time, ask again, or give up on a node that does not answer."""
         now, route = self._clock(), self.opening
         if route is None:
@@ -151,10 +151,10 @@ class RouteOpener:
         if self.opening is None:
             self._retry_at = self._clock()
 
-    def close(self, route: Route) -> None:
+    def close(self, route: ActiveRoute) -> None:
         self._close(route.id, route.nodes)
 
-    def is_outdone(self, route: Route) -> bool:
+    def is_outdone(self, route: ActiveRoute) -> bool:
         """Whether there is a better way now than when the route was opened."""
         choices = self._pipe.choices()
         if choices == route.choices:
@@ -175,7 +175,7 @@ class RouteOpener:
     def _can_do_without(self, node: str, now: float) -> bool:
         return self.other_path({node, *(other for other, until in self._avoid.items() if until > now)})
 
-    def _ask_next(self, route: Route) -> Route | None:
+    def _ask_next(self, route: ActiveRoute) -> ActiveRoute | None:
         legs = legs_of(route.hops, self._pipe.node)
         while route.waiting:
             node = route.waiting[0]
@@ -200,7 +200,7 @@ class RouteOpener:
         self.opening, self.trouble = None, ""
         return route
 
-    def _take_offer(self, route: Route, node: str, offer: RouteOffer) -> bool:
+    def _take_offer(self, route: ActiveRoute, node: str, offer: RouteOffer) -> bool:
         if offer.blocks <= 0:
             logger.info("node %s opens no route: %s", node, offer.reason)
             # all or nothing; the one that refused keeps our place in its queue

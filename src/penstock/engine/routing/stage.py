@@ -12,7 +12,7 @@ from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
-from penstock.model.attention import Piece
+from penstock.model.attention import BatchPiece
 from penstock.model.segment import Segment
 
 
@@ -71,7 +71,7 @@ class Stage:
                 self._leave_out(job, verdicts)
         full = [job for job in jobs if job.spans]
         if full:
-            pieces = [Piece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in full for s in job.spans]
+            pieces = [BatchPiece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in full for s in job.spans]
             hidden = full[0].hidden if len(full) == 1 else torch.cat([job.hidden for job in full])
             out = self.segment.process(hidden, pieces, layers)
             if self._shared and not torch.isfinite(out).all():
@@ -125,7 +125,7 @@ class Stage:
             for span in job.spans:
                 lease.undo(span)
 
-    def _leave_out_infinite(self, jobs: Sequence[NetworkJob], pieces: Sequence[Piece], finite: Sequence[bool]) -> list[int]:
+    def _leave_out_infinite(self, jobs: Sequence[NetworkJob], pieces: Sequence[BatchPiece], finite: Sequence[bool]) -> list[int]:
         """Refuse Spans that came out as no numbers, and leave none of those behind: in a block that another sequence gets later,
         even one that is masked would spoil what is read beside it. Returns the rows of the others."""
         rows: list[int] = []

@@ -19,7 +19,7 @@ SPLIT_PRIOR = 16.0  # until sizes vary: a step of so many tokens takes twice as 
 RECENT = 64
 
 
-class Line:
+class LinearFit:
     """seconds ~ a + b * tokens, by least squares that forget slowly. Neither part is below zero."""
 
     __slots__ = ("_n", "_x", "_xx", "_xy", "_y")
@@ -50,8 +50,8 @@ class Window:
     def __init__(self) -> None:
         self.size = 1  # how many may be in flight
         self.round_trip = 0.0  # of the last NetworkJob
-        self._lines: dict[str, Line] = {}  # of each node, over all steps
-        self._decoding: dict[str, Line] = {}  # ... and over those without prompts, whose tokens cost more each
+        self._lines: dict[str, LinearFit] = {}  # of each node, over all steps
+        self._decoding: dict[str, LinearFit] = {}  # ... and over those without prompts, whose tokens cost more each
         self._hops: deque[float] = deque(maxlen=RECENT)
         self._votes = 0  # for more, or below zero for less
 
@@ -68,7 +68,7 @@ class Window:
         for lines in (self._lines, self._decoding) if decodes else (self._lines,):
             for node, seconds in services.items():
                 if node not in lines:
-                    lines[node] = Line()
+                    lines[node] = LinearFit()
                 lines[node].observe(tokens, seconds)
 
     @property

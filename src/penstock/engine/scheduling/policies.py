@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from penstock.domain.sequence import Job, Sequence
+from penstock.domain.job import Job, Sequence
 
 # (sequence, now, predicted seconds until it is done) -> key
 Policy = Callable[[Sequence, float, float], float]
@@ -37,7 +37,7 @@ def by_slack(seq: Sequence, now: float, remaining: float) -> float:
 POLICIES: Mapping[str, Policy] = {"fcfs": by_arrival, "edf": by_deadline, "lrs": by_slack}
 
 
-def to_lift(seqs: Collection[Sequence], now: float) -> Job | None:
+def to_promote(seqs: Collection[Sequence], now: float) -> Job | None:
     """The background job that is to rank like the others from now on: the one that has stood still for longest, and too long.
     There is one at a time, so that urgent work makes room for no more than that."""
     if any(seq.job.lifted for seq in seqs):

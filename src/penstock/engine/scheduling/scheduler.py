@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
-from penstock.domain.sequence import Job, Sequence, SequenceState
-from penstock.engine.scheduling.policies import POLICIES, to_lift
+from penstock.domain.job import Job, Sequence, SequenceState
+from penstock.engine.scheduling.policies import POLICIES, to_promote
 from penstock.engine.scheduling.predictor import StepTimePredictor
 
 IDLE_FACTOR = 4
@@ -62,7 +62,7 @@ class Scheduler:
         `reach` blocks waits for them.
         """
         round_ = _Round(pool, self._config, holders, lambda seq: self._urgency(seq, now), reach or pool.capacity)
-        round_.out.lifted = to_lift([*queued, *holders], now)
+        round_.out.lifted = to_promote([*queued, *holders], now)
         round_.make_way(queued)
         ready = [seq for seq in holders if seq.state is SequenceState.PAUSED and seq.remaining > 0]
         decodes = [seq for seq in ready if seq.decoding]

@@ -13,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.domain.blocks import BlockPool, KeyChain
-from penstock.domain.job import (
+from penstock.domain.job import HOLDS_KV, TERMINAL, Job, Sequence, SequenceState
+from penstock.domain.span import Notice, NoticeKind, Span
+from penstock.domain.updates import (
     Embedded,
     FinishReason,
     JobDone,
@@ -26,8 +28,6 @@ from penstock.domain.job import (
     TokensOut,
     Usage,
 )
-from penstock.domain.sequence import HOLDS_KV, TERMINAL, Job, Sequence, SequenceState
-from penstock.domain.span import Notice, NoticeKind, Span
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from penstock.engine.sequences.output_text import OutputText, TextStreams, say, say_again
 from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong

@@ -6,21 +6,21 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.domain.constraint import Constraint
-from penstock.domain.job import FinishReason
-from penstock.domain.sequence import Sequence as Output
+from penstock.domain.job import Sequence as Output
+from penstock.domain.updates import FinishReason
 from penstock.errors import PenstockError, RequestError
 
 
-class TextStream(Protocol):
+class TokenDecoder(Protocol):
     def push(self, token_id: int) -> str: ...
 
     def flush(self) -> str: ...
 
 
-TextStreams = Callable[[bool], TextStream]  # a new stream for each sequence; whether special tokens are left out
+TextStreams = Callable[[bool], TokenDecoder]  # a new stream for each sequence; whether special tokens are left out
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     text: str
     stop: str | None = None  # the stop string that was met; the text before it is in `text`
 
@@ -28,33 +28,33 @@ class Piece(NamedTuple):
 class OutputText:
     """Holds back the longest tail that could still become a stop string."""
 
-    def __init__(self, stream: TextStream, stops: Sequence[str]) -> None:
+    def __init__(self, stream: TokenDecoder, stops: Sequence[str]) -> None:
         self._stream, self._stops = stream, tuple(stops)
         self._held = ""
 
-    def push(self, token_id: int, *, may_stop: bool = True) -> Piece:
+    def push(self, token_id: int, *, may_stop: bool = True) -> TextPiece:
         text = self._stream.push(token_id)
-        return self._release(text) if self._stops and may_stop else Piece(text)
+        return self._release(text) if self._stops and may_stop else TextPiece(text)
 
-    def finish(self) -> Piece:
+    def finish(self) -> TextPiece:
         """The rest, when nothing more will come."""
         rest = self._stream.flush()
         if not self._stops:
-            return Piece(rest)
+            return TextPiece(rest)
         piece = self._release(rest)
         held, self._held = self._held, ""
-        return piece if piece.stop is not None else Piece(piece.text + held)
+        return piece if piece.stop is not None else TextPiece(piece.text + held)
 
-    def _release(self, text: str) -> Piece:
+    def _release(self, text: str) -> TextPiece:
         pending = self._held + text
         met = [(at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if met:
             at, stop = min(met)
             self._held = ""
-            return Piece(pending[:at], stop)
+            return TextPiece(pending[:at], stop)
         keep = max(_overlap(pending, stop) for stop in self._stops)
         self._held = pending[len(pending) - keep :]
-        return Piece(pending[: len(pending) - keep])
+        return TextPiece(pending[: len(pending) - keep])
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -65,7 +65,7 @@ def _overlap(text: str, stop: str) -> int:
     return 0
 
 
-class Said(NamedTuple):
+class AcceptedToken(NamedTuple):
     """What a token makes of an output: more text, and why it was the last one, if it was."""
 
     text: str
@@ -73,27 +73,27 @@ class Said(NamedTuple):
     stop_reason: str | int | None = None
 
 
-def say(seq: Output, text: OutputText, eos_ids: Collection[int]) -> Said:
+def say(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
     """What the newest token of a sequence makes of it. Its constraint sees the token, unless that ends the text by itself."""
     token_id, sampling = seq.tokens[-1], seq.job.sampling
     if _is_end(seq, token_id, eos_ids):
         piece = text.finish()
         by_itself = None if token_id in eos_ids and not sampling.ignore_eos else token_id
-        return Said(piece.text, FinishReason.STOP, by_itself if piece.stop is None else piece.stop)
+        return AcceptedToken(piece.text, FinishReason.STOP, by_itself if piece.stop is None else piece.stop)
     piece = text.push(token_id, may_stop=seq.generated >= sampling.min_tokens)
     if piece.stop is not None:
-        return Said(piece.text, FinishReason.STOP, piece.stop)
+        return AcceptedToken(piece.text, FinishReason.STOP, piece.stop)
     if seq.constraint is not None and seq.constraint.accept(token_id):
         reason = FinishReason.STOP
     elif seq.generated >= seq.job.max_tokens:
         reason = FinishReason.LENGTH
     else:
-        return Said(piece.text)
+        return AcceptedToken(piece.text)
     rest = text.finish()
-    return Said(piece.text + rest.text, reason if rest.stop is None else FinishReason.STOP, rest.stop)
+    return AcceptedToken(piece.text + rest.text, reason if rest.stop is None else FinishReason.STOP, rest.stop)
 
 
-def say_again(seq: Output, text: OutputText, eos_ids: Collection[int]) -> Said:
+def say_again(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
     """The same for a token that was generated before, by somebody else: nobody has asked our constraint for it."""
     token_id = seq.tokens[-1]
     try:

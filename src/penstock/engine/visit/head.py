@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from penstock.domain.job import PromptLogprobs
-from penstock.domain.sequence import Sequence as Output
+from penstock.domain.job import Sequence as Output
 from penstock.domain.span import Span
+from penstock.domain.updates import PromptLogprobs
 from penstock.engine.sequences.engine_sequences import Step
 from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError
@@ -19,7 +19,7 @@ from penstock.model.sampler import Sample, SampleRow, sample, score
 SCORED_AT_ONCE = 256  # rows of logits over the vocabulary, where a prompt's own likelihood is asked for
 
 
-class Homecomer(NamedTuple):
+class ReturnedSpan(NamedTuple):
     """A Span at HEAD, its sequence, and the place of its rows in the batch: [start, end)"""
 
     span: Span
@@ -40,7 +40,7 @@ class Head:
     def __init__(self, context: JobContext) -> None:
         self._context = context
 
-    def steps(self, homecomers: Sequence[Homecomer], hidden: Tensor) -> list[Step]:
+    def steps(self, homecomers: Sequence[ReturnedSpan], hidden: Tensor) -> list[Step]:
         """What each has come to, by the rows of the batch, [sum of rows, hidden]. Those whose grammar gave up have no step."""
         samples = self._sample(homecomers, hidden)
         steps = []
@@ -56,7 +56,7 @@ class Head:
                 steps.append(Step(one.span, prompt_logprobs=scores))
         return steps
 
-    def _sample(self, homecomers: Sequence[Homecomer], hidden: Tensor) -> dict[Span, Sample]:
+    def _sample(self, homecomers: Sequence[ReturnedSpan], hidden: Tensor) -> dict[Span, Sample]:
         """The next token of all who want one, at once."""
         rows = [(one, row) for one in homecomers if one.wants_token and (row := self._sample_row(one.seq)) is not None]
         if not rows:
@@ -80,7 +80,7 @@ class Head:
             return None
         return SampleRow(params, job.seed, seq.index, seq.tokens, seq.prompt_len, banned, allowed)
 
-    def _score(self, one: Homecomer, hidden: Tensor) -> PromptLogprobs:
+    def _score(self, one: ReturnedSpan, hidden: Tensor) -> PromptLogprobs:
         """How likely the prompt's tokens were, a slice of rows at a time: logits over a vocabulary are large."""
         seq, ends = one.seq, self._context.own_ends
         first = one.span.end - one.span.rows + 1  # the token that the first row foretells
@@ -92,7 +92,7 @@ class Head:
             logprobs += score(logits, some, seq.job.sampling.prompt_logprobs or 0)
         return PromptLogprobs(first, tuple(logprobs))
 
-    def _sum(self, one: Homecomer, hidden: Tensor) -> np.ndarray:
+    def _sum(self, one: ReturnedSpan, hidden: Tensor) -> np.ndarray:
         """[hidden] in fp64, since a long prompt has many chunks to add up."""
         normed = self._context.own_ends.compute_norm(hidden[one.start : one.end])
         summed: np.ndarray = normed.sum(dim=0).cpu().double().numpy()  # Apple's GPUs have no fp64

@@ -14,7 +14,7 @@ from penstock.domain.fsm import NextLayer
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob
 from penstock.engine.routing.origin import Origin
-from penstock.engine.routing.route_host import Part, RouteHost
+from penstock.engine.routing.route_host import RouteHost, RoutePart
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 from penstock.pipes.pipe import Pipe
@@ -57,7 +57,7 @@ class JobContext:
             return NextLayer.LOCAL
         return NextLayer.REMOTE
 
-    def part(self, job: NetworkJob) -> Part | None:
+    def part(self, job: NetworkJob) -> RoutePart | None:
         """What the job runs here next."""
         hosted = self.host.routes.get(job.route)
         return None if hosted is None else hosted.parts.get(job.current_layer)

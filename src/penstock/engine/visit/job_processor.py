@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_state
+from penstock.domain.job import Job
 from penstock.domain.route import RouteId
-from penstock.domain.sequence import Job
 from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Span, Verdict
-from penstock.engine.routing.route_host import Part
+from penstock.engine.routing.route_host import RoutePart
 from penstock.engine.sequences.engine_sequences import Step
-from penstock.engine.visit.head import Head, Homecomer
+from penstock.engine.visit.head import Head, ReturnedSpan
 from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError
 from penstock.pipes.hidden import unpack
@@ -122,7 +122,7 @@ class JobProcessor:
             self._visits.remove(visit)
         return batch
 
-    def _awaits(self, visit: Visit) -> tuple[JobState, int, Part | None]:
+    def _awaits(self, visit: Visit) -> tuple[JobState, int, RoutePart | None]:
         """Routes may enter a stage at the same layer and leave it at different ones."""
         return visit.state, visit.job.current_layer, self._context.part(visit.job)
 
@@ -200,7 +200,7 @@ class JobProcessor:
         after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
         # EMBED means here: may be granted again, and a completed step makes it so
         chunks = [Step(span) for span, state in zip(job.spans, after, strict=True) if state is not JobState.HEAD]
-        self._context.origin.came_home(job)
+        self._context.origin.on_returned(job)
         sequences.on_step_completed(chunks)
         _keep_spans(job, [state is JobState.HEAD for state in after])
         visit.state = JobState.HEAD if job.spans else JobState.DONE
@@ -216,14 +216,14 @@ class JobProcessor:
         context = self._context
         assert context.origin is not None
         hidden = torch.cat([visit.job.hidden for visit in batch]) if len(batch) > 1 else batch[0].job.hidden
-        homecomers: list[Homecomer] = []
+        homecomers: list[ReturnedSpan] = []
         at = 0
         for visit in batch:
             for span in visit.job.spans:
                 at += span.rows
                 seq = context.sequences.get(span)
                 if seq is not None:
-                    homecomers.append(Homecomer(span, seq, at - span.rows, at))
+                    homecomers.append(ReturnedSpan(span, seq, at - span.rows, at))
         with _Timed(context, batch) as timed:
             steps = self._at_head.steps(homecomers, hidden)
         context.sequences.on_step_completed(steps)

@@ -24,7 +24,7 @@ _CHUNK = 256 << 10
 _ATTEMPTS_WITHOUT_GAIN = 3
 
 
-class Unreachable(Exception):
+class SourceUnreachable(Exception):
     """A network, TLS or HTTP reason for which a file could not be had; another way may still work."""
 
 
@@ -77,7 +77,7 @@ def open_url(url: str, headers: dict[str, str]) -> Any:
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     if parts.scheme not in ("http", "https"):
-        raise Unreachable(f"{shown(url)} is not an http address.")
+        raise SourceUnreachable(f"{shown(url)} is not an http address.")
     request = urllib.request.Request(parts._replace(netloc=host).geturl(), headers={"User-Agent": "penstock", **headers})
     if at:
         request.add_unredirected_header("Authorization", "Basic " + base64.b64encode(unquote(user).encode()).decode())
@@ -86,9 +86,9 @@ def open_url(url: str, headers: dict[str, str]) -> Any:
     except HTTPError as error:
         if error.code == 416:
             return error  # the caller asked for a range and knows what to do
-        raise Unreachable(f"{shown(url)} answered {error.code} {error.reason}.") from error
+        raise SourceUnreachable(f"{shown(url)} answered {error.code} {error.reason}.") from error
     except (URLError, http.client.HTTPException, OSError) as error:
-        raise Unreachable(f"{shown(url)} could not be reached: {getattr(error, 'reason', error)}.") from error
+        raise SourceUnreachable(f"{shown(url)} could not be reached: {getattr(error, 'reason', error)}.") from error
 
 
 def shown(url: str) -> str:
@@ -113,7 +113,7 @@ def _complete(url: Callable[[], str], part: Path, pin: Pin, progress: Progress) 
         gained = _size(part) > before
         fruitless = 0 if gained else fruitless + 1
         if fruitless == _ATTEMPTS_WITHOUT_GAIN:
-            raise Unreachable(f"{shown(address)} breaks off after {_size(part):,} of {pin.size:,} bytes.")
+            raise SourceUnreachable(f"{shown(address)} breaks off after {_size(part):,} of {pin.size:,} bytes.")
         if not gained:
             time.sleep(0.2 * fruitless)
 
@@ -128,7 +128,7 @@ def _continue(address: str, part: Path, pin: Pin, progress: Progress) -> None:
                 return
         offered = answer.headers.get("Content-Length", "")
         if not have and offered.isdigit() and int(offered) != pin.size:
-            raise Unreachable(f"{shown(address)} offers {int(offered):,} bytes where {pin.size:,} were expected.")
+            raise SourceUnreachable(f"{shown(address)} offers {int(offered):,} bytes where {pin.size:,} were expected.")
         what = f"fetching {part.name.removesuffix('.part')}"
         while have < pin.size and (chunk := answer.read(min(_CHUNK, pin.size - have))):
             file.write(chunk)

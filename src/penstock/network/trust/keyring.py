@@ -76,7 +76,7 @@ class Cipher(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Acquaintance:
+class KnownPeer:
     """A life that showed a good card, and what is needed to write to it and to read what it writes."""
 
     node: str
@@ -108,7 +108,7 @@ class Keyring(ABC):
     def __init__(self, node: str, epoch: int) -> None:
         self.node, self.epoch = node, epoch
         self._lock = threading.Lock()
-        self._met: dict[str, dict[int, Acquaintance]] = {}
+        self._met: dict[str, dict[int, KnownPeer]] = {}
         self._number = 0  # one for all keys of this life, so none can be repeated with any of them, whoever is forgotten
 
     @abstractmethod
@@ -116,13 +116,13 @@ class Keyring(ABC):
         """Who this node is in this life, for others to check."""
 
     @abstractmethod
-    def _read(self, card: bytes) -> Acquaintance:
+    def _read(self, card: bytes) -> KnownPeer:
         """Raises Untrusted."""
 
-    def _is_out(self, life: Acquaintance) -> bool:
+    def _is_out(self, life: KnownPeer) -> bool:
         return False
 
-    def meet(self, card: bytes) -> Acquaintance:
+    def meet(self, card: bytes) -> KnownPeer:
         """Know the life that this card is of. Raises Untrusted.
 
         A card that is shown again changes nothing. One of an earlier life does not displace a later one, and the card of one life
@@ -188,15 +188,15 @@ class Keyring(ABC):
         """Whether this node's own certificate was taken back."""
         return False
 
-    def revoke(self, revocations: Revocations) -> list[Acquaintance]:
+    def revoke(self, revocations: Revocations) -> list[KnownPeer]:
         """Those who are out now; their keys are forgotten."""
         return []
 
-    def expire(self) -> list[Acquaintance]:
+    def expire(self) -> list[KnownPeer]:
         """Those whose certificates have ended; their keys are forgotten."""
         return []
 
-    def _forget(self, gone: Callable[[Acquaintance], bool]) -> list[Acquaintance]:
+    def _forget(self, gone: Callable[[KnownPeer], bool]) -> list[KnownPeer]:
         with self._lock:
             out = [life for lives in self._met.values() for life in lives.values() if gone(life)]
             for life in out:
@@ -233,7 +233,7 @@ class OpenKeyring(Keyring):
     def card(self) -> bytes:
         return msgspec.msgpack.encode(_OpenCard(self.node, self.epoch))
 
-    def _read(self, card: bytes) -> Acquaintance:
+    def _read(self, card: bytes) -> KnownPeer:
         try:
             said = msgspec.msgpack.decode(card, type=_OpenCard)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -241,7 +241,7 @@ class OpenKeyring(Keyring):
         if not is_node_id(said.node):
             raise Untrusted("The name on a card is not that of a node.")
         plain = _NoCipher()
-        return Acquaintance(said.node, said.epoch, card, b"", None, plain, plain)
+        return KnownPeer(said.node, said.epoch, card, b"", None, plain, plain)
 
 
 # ---- a closed network ----
@@ -299,7 +299,7 @@ class ClosedKeyring(Keyring):
     def card(self) -> bytes:
         return self._card
 
-    def _read(self, card: bytes) -> Acquaintance:
+    def _read(self, card: bytes) -> KnownPeer:
         try:
             said = msgspec.msgpack.decode(card, type=_Card)
         except msgspec.DecodeError:
@@ -315,7 +315,7 @@ class ClosedKeyring(Keyring):
         except InvalidSignature:
             raise Untrusted(f"A card of node '{node}' was not signed by it for this network.") from None
         outgoing, incoming = self._agree(node, said)
-        return Acquaintance(node, said.epoch, card, said.life_key, certificate, outgoing, incoming)
+        return KnownPeer(node, said.epoch, card, said.life_key, certificate, outgoing, incoming)
 
     def _agree(self, node: str, card: _Card) -> tuple[AESGCM, AESGCM]:
         """A key for each direction, that only the two lives can work out. AES-256-GCM seals 64 KiB in a third of the time that
@@ -337,14 +337,14 @@ class ClosedKeyring(Keyring):
     def is_revoked(self) -> bool:
         return self.certificate.serial_number in self._revoked
 
-    def revoke(self, revocations: Revocations) -> list[Acquaintance]:
+    def revoke(self, revocations: Revocations) -> list[KnownPeer]:
         with self._lock:
             self._revoked = revocations
         return self._forget(self._is_out)
 
-    def _is_out(self, life: Acquaintance) -> bool:
+    def _is_out(self, life: KnownPeer) -> bool:
         return life.certificate is not None and life.certificate.serial_number in self._revoked
 
-    def expire(self) -> list[Acquaintance]:
+    def expire(self) -> list[KnownPeer]:
         now = self._clock()
         return self._forget(lambda life: life.certificate is not None and now >= life.certificate.not_valid_after_utc)

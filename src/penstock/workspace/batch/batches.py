@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from penstock.domain.duration import DAY, parse_span
+from penstock.domain.duration import DAY, parse_duration
 from penstock.errors import RequestError, UnknownBatch
 from penstock.workspace.batch.journal import read_entries
 from penstock.workspace.batch.lines import Lines, Mistake
@@ -28,7 +28,7 @@ from penstock.workspace.store.disk import touch
 from penstock.workspace.store.files import Place, given, has_file, is_number, read_record
 from penstock.workspace.store.job_id import BATCH, is_job_id, order
 from penstock.workspace.store.layout import Workspace
-from penstock.workspace.store.root import on_disk
+from penstock.workspace.store.root import wrap_os_errors
 from penstock.workspace.store.uploads import Uploads
 
 INPUT, ASKED, CANCEL, END = "input.jsonl", "batch.json", "cancel", "end.json"
@@ -224,7 +224,7 @@ class Batches:
         """Ask for its end. Whoever drives it sees that in a moment; one that is over stays as it is."""
         view = self.get(batch_id, owner)
         if view.end is None:
-            with on_disk(self._workspace.path), self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
+            with wrap_os_errors(self._workspace.path), self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
                 if folder is not None:
                     touch(self._workspace.disk, folder, CANCEL)
                     self._workspace.disk.sync(folder)
@@ -258,7 +258,7 @@ class Batches:
 
 def parse_window(text: str) -> float:
     """A completion window in seconds."""
-    found = parse_span(text)
+    found = parse_duration(text)
     if found is None or not 0 < found <= LONGEST_WINDOW:
         raise RequestError(
             f"completion_window = '{text[:40]}' cannot be used.",

@@ -24,7 +24,7 @@ DECIDED = ("priority", "service_tier", "deadline")  # fields of a request that a
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     custom_id: str
     body: Mapping[str, Any]
 
@@ -74,12 +74,12 @@ class Lines:
     def __len__(self) -> int:
         return len(self._places)
 
-    def line(self, n: int) -> Line:
+    def line(self, n: int) -> BatchLine:
         """BadJob if it is none any more: somebody has changed the file."""
         value, mistake = self._parsed(n)
         if mistake is not None:
             raise BadJob(f"Line {self._places[n][2]} of the batch was changed: {mistake.message}")
-        return Line(value["custom_id"], value["body"])
+        return BatchLine(value["custom_id"], value["body"])
 
     def models(self) -> set[str | None]:
         """All that are asked for; None by a line that names none."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.domain.job import new_job_id
+from penstock.domain.request import new_job_id
 from penstock.errors import BadJob
 from penstock.workspace.batch.batches import BatchRequest, BatchStatus, Counts
 from penstock.workspace.batch.journal import JOURNAL, Entry, read_entry
@@ -26,7 +26,7 @@ FILES = {"output": True, "errors": False}  # what a batch leaves: the lines that
 
 
 @dataclass(frozen=True, slots=True)
-class CallOff:
+class Cancellation:
     """Why lines that have not ended never will."""
 
     status: BatchStatus
@@ -37,9 +37,9 @@ class CallOff:
         return {"code": self.code, "message": self.message}
 
 
-CANCELLED = CallOff(BatchStatus.CANCELLED, "batch_cancelled", "The batch was cancelled before this line was done.")
-REVOKED = CallOff(BatchStatus.CANCELLED, "batch_cancelled", "The key that asked for the batch is not good any more.")
-EXPIRED = CallOff(BatchStatus.EXPIRED, "batch_expired", "This line was not done within the batch's completion window.")
+CANCELLED = Cancellation(BatchStatus.CANCELLED, "batch_cancelled", "The batch was cancelled before this line was done.")
+REVOKED = Cancellation(BatchStatus.CANCELLED, "batch_cancelled", "The key that asked for the batch is not good any more.")
+EXPIRED = Cancellation(BatchStatus.EXPIRED, "batch_expired", "This line was not done within the batch's completion window.")
 
 
 class _Ended(NamedTuple):

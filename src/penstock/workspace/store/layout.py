@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
-from penstock.domain.job import new_job_id
+from penstock.domain.request import new_job_id
 from penstock.errors import WorkspaceError
 from penstock.workspace.store.disk import clear, put_again, put_file, touch
 from penstock.workspace.store.files import (
@@ -84,13 +84,13 @@ class Workspace(Places):
                 held.let_go()  # before it can be seen: or a server that is quick would find it locked
             disk.move(job_id, self._folders[Place.WRITING], self._folders[place])
             moved = True
-            self.settle_submits(place)
+            self.sync_submits(place)
         except OSError as error:
             self._take_back(job_id, place, moved)
             raise disk_trouble(self.path, error, NOT_KEPT) from error
         return job_id
 
-    def settle_submits(self, place: Place = Place.READY) -> None:
+    def sync_submits(self, place: Place = Place.READY) -> None:
         """What was moved there out of `writing` stays there after a power cut."""
         self.disk.sync(self._folders[place])
         self.disk.sync(self._folders[Place.WRITING])
@@ -121,7 +121,7 @@ class Workspace(Places):
                 self.disk.move(job_id, self._folders[place], self._folders[Place.WRITING])
         with suppress(OSError):
             if moved:
-                self.settle_submits(place)  # or a power cut could show it again, without its files
+                self.sync_submits(place)  # or a power cut could show it again, without its files
             self.disk.remove_folder(job_id, self._folders[Place.WRITING])
 
     # ---- claim: ready -> processing ----
@@ -145,7 +145,7 @@ class Workspace(Places):
         self.disk.sync(self._folders[Place.PROCESSING])
         self.disk.sync(self._folders[Place.READY])
 
-    def note_run_alone(self, held: HeldJob) -> None:
+    def record_isolated_run(self, held: HeldJob) -> None:
         """Count a run alone before it begins: if the server dies in it, it has died alone, and the count is on the disk."""
         held.alone_number = 1
         while has_file(held.folder, f"{ALONE}{held.alone_number}"):

@@ -23,7 +23,7 @@ OWNER, ITEMS, RESPONSE = "owner.json", "items.json", "response.json"
 
 
 @dataclass(frozen=True, slots=True)
-class KeptResponse:
+class ResponseRecord:
     """Both are JSON."""
 
     response: bytes
@@ -37,12 +37,12 @@ class Responses:
     def __init__(self, workspace: Workspace, *, keep: float, clock: Callable[[], float] = time.time) -> None:
         self._workspace, self._keep, self._clock = workspace, keep, clock
 
-    def put(self, job_id: str, kept: KeptResponse, *, owner: str | None) -> None:
+    def put(self, job_id: str, kept: ResponseRecord, *, owner: str | None) -> None:
         """When this returns, it survives a power cut."""
         files = {OWNER: json.dumps(owner).encode(), ITEMS: kept.items, RESPONSE: kept.response}
         self._workspace.add(files, Place.RESPONSES, job_id)
 
-    def get(self, job_id: str, *, owner: str | None) -> KeptResponse | None:
+    def get(self, job_id: str, *, owner: str | None) -> ResponseRecord | None:
         """None also where it is somebody else's, or its time is over."""
         if self._is_over(job_id):
             return None
@@ -52,7 +52,7 @@ class Responses:
             whose, items, response = (read_file(folder, name, MAX_RESULT) for name in (OWNER, ITEMS, RESPONSE))
         if whose is None or items is None or response is None:
             return None  # it is being removed
-        return KeptResponse(response, items) if json.loads(whose) == owner else None
+        return ResponseRecord(response, items) if json.loads(whose) == owner else None
 
     def remove(self, job_id: str, *, owner: str | None) -> bool:
         """Whether it was there."""

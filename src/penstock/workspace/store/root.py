@@ -18,7 +18,7 @@ MARKER = f"{MARKER_STEM}1"  # an empty file, made when all folders are there and
 
 def open_places(path: Path, disk: Disk, *, create: bool) -> dict[Place, int]:
     """An open folder for each place. A folder that is no workspace is made one if `create` says so and it is empty."""
-    with on_disk(path):
+    with wrap_os_errors(path):
         if not (path / MARKER).is_file():
             _make(path, disk, create=create)
         try:
@@ -41,7 +41,7 @@ def _opened(path: Path) -> dict[Place, int]:
 
 
 @contextmanager
-def on_disk(path: Path) -> Iterator[None]:
+def wrap_os_errors(path: Path) -> Iterator[None]:
     """What the disk refuses inside the block is told with the workspace's path."""
     try:
         yield

@@ -28,7 +28,7 @@ _TOKEN, _RECORD = struct.Struct("<I"), struct.Struct("<II")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SavedTokens:
     """What an earlier life of a job left: with the same seed and fingerprint, the tokens can be continued."""
 
     seed: int
@@ -37,12 +37,12 @@ class Said:
 
 
 class _Parsed(NamedTuple):
-    said: Said
+    said: SavedTokens
     length: int  # bytes that are whole
     checksum: int
 
 
-def read_tokens(folder: int) -> Said | None:
+def read_tokens(folder: int) -> SavedTokens | None:
     """What is there and whole; None if nothing is."""
     parsed = _parse(folder)
     return None if parsed is None else parsed.said
@@ -61,7 +61,7 @@ class Transcript:
     """Writes tokens.bin and partial.txt of one run. No sync is needed for the job to be safe: what a power cut takes is computed
     again. After an error the same call can be made again, with the same tokens and more. No file is kept open in between."""
 
-    def __init__(self, disk: Disk, folder: int, said: Said) -> None:
+    def __init__(self, disk: Disk, folder: int, said: SavedTokens) -> None:
         """Goes on in a file that holds the very tokens of `said`; else begins a new one with them."""
         self._disk, self._folder, self._said = disk, folder, said
         self._length = self._checksum = self._shown = 0
@@ -141,4 +141,4 @@ def _parse(folder: int) -> _Parsed | None:
             break
         tokens.append(token)
         checksum, length = expected, length + _RECORD.size
-    return _Parsed(Said(seed, fingerprint, tuple(tokens)), length, checksum)
+    return _Parsed(SavedTokens(seed, fingerprint, tuple(tokens)), length, checksum)

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from penstock.errors import BadJob, Cancelled, EngineError, KeyForbids, KeyTaken, RequestError, UnknownJob, UnknownModel
 from penstock.workspace.batch.batches import END, INPUT, BatchEnd, BatchStatus, Counts, is_asked_to_end, read_asked, read_end
 from penstock.workspace.batch.journal import Entry, Journal
-from penstock.workspace.batch.lines import MAX_TOLD, Line, Lines, Mistake
-from penstock.workspace.batch.results import CANCELLED, EXPIRED, REVOKED, CallOff, Fact, Refusal, Results
+from penstock.workspace.batch.lines import MAX_TOLD, BatchLine, Lines, Mistake
+from penstock.workspace.batch.results import CANCELLED, EXPIRED, REVOKED, Cancellation, Fact, Refusal, Results
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.disk import put_file
 from penstock.workspace.store.files import FINISHED, open_file
@@ -45,7 +45,7 @@ class _Job(NamedTuple):
     model: str | None
 
 
-class Drive:
+class BatchRun:
     """`open` first, then `step` again and again until `over`. After an error it is of no use: another one, made of what is on the
     disk, goes on. BadJob if the folder is no batch. Lines for models that are not here become jobs too, since others may share
     the workspace; they take no room from those that can be run."""
@@ -65,7 +65,7 @@ class Drive:
         self._input: int | None = None
         self._begun: float | None = None
         self._total = 0
-        self._off: CallOff | None = None
+        self._off: Cancellation | None = None
         self._closing: Fact | None = None
         self._jobs: dict[int, _Job] = {}  # lines that are jobs now
         self._waiting: list[int] = []  # lines that are not yet, the first at the end
@@ -160,7 +160,7 @@ class Drive:
             case {"lines": total, "at": at}:
                 self._total, self._begun = total, at
             case {"off": {"status": status, "code": code, "message": message}}:
-                self._off = CallOff(BatchStatus(status), code, message)
+                self._off = Cancellation(BatchStatus(status), code, message)
             case {"closing": _}:
                 self._closing = entry.fact
 
@@ -261,7 +261,7 @@ class Drive:
             what = "No model is offered here." if model is None else f"The model '{model[:100]}' is not here."
             raise UnknownModel(what, hint="It was not when the batch was made; GET /v1/models lists those that are.")
 
-    def _request(self, n: int, line: Line) -> WorkRequest:
+    def _request(self, n: int, line: BatchLine) -> WorkRequest:
         """The same whenever it is asked for: a key must not come with two requests."""
         return WorkRequest(
             model=line.model,
@@ -278,7 +278,7 @@ class Drive:
 
     # ---- from jobs to the journal ----
 
-    def _collect(self, off: CallOff | None) -> bool:
+    def _collect(self, off: Cancellation | None) -> bool:
         facts: list[Fact] = []
         for n, job in list(self._jobs.items()):
             place = self._workspace.find(job.job_id)
@@ -293,7 +293,7 @@ class Drive:
         self._note(facts)
         return bool(facts)
 
-    def _outcome(self, job: str, off: CallOff | None) -> dict[str, Any]:
+    def _outcome(self, job: str, off: Cancellation | None) -> dict[str, Any]:
         try:
             result = self._flow.get(job)
             if result.done:
@@ -309,21 +309,21 @@ class Drive:
 
     # ---- calling it off ----
 
-    def _called_off(self) -> CallOff | None:
+    def _called_off(self) -> Cancellation | None:
         """Noted before the first line hears of it. From then on it holds, whatever becomes of the clock, the key and the file."""
         off = self._off or self._reason_to_end()
         if off is not None and self._off is None:
             self._note([{"off": dataclasses.asdict(off)}])
         return off
 
-    def _reason_to_end(self) -> CallOff | None:
+    def _reason_to_end(self) -> Cancellation | None:
         if is_asked_to_end(self._held.folder):
             return CANCELLED
         if self._may_go_on(self._asked.owner) is False:
             return REVOKED
         return EXPIRED if time.time() >= self._asked.due else None
 
-    def _end_lines(self, off: CallOff) -> bool:
+    def _end_lines(self, off: Cancellation) -> bool:
         """Lines that are no jobs yet end here; jobs are told to, and end when they hear of it."""
         jobs = {job.job_id for job in self._jobs.values()} - self._told_to_end
         for job in jobs:

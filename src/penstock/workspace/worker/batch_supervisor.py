@@ -1,4 +1,4 @@
-"""BatchDriver: looks after the open batches of a workspace, beside the Pool that runs their jobs.
+"""BatchSupervisor: looks after the open batches of a workspace, beside the Pool that runs their jobs.
 
 Any number of servers may share a workspace: a batch belongs to whoever holds the lock of its folder, and to the next one when
 that one dies.
@@ -20,7 +20,7 @@ from penstock.workspace.store.files import Place
 from penstock.workspace.store.job_id import order
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
-from penstock.workspace.worker.batch_run import Accepts, Drive, MayGoOn, Vet
+from penstock.workspace.worker.batch_run import Accepts, BatchRun, MayGoOn, Vet
 from penstock.workspace.worker.pool import DISK_WIDE
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ SWEEP_EVERY = 60.0
 MOST = 64  # batches at once: each has files open; the others wait for their turn
 
 
-class BatchDriver:
+class BatchSupervisor:
     """`room` are the jobs that the batches it holds may have at once, save that each may have one. `may_go_on` tells whether an
     owner's batches are still wanted, `vet` refuses a model that is not for them, and `accepts` tells which are here. Between
     `start` and `stop` it works on a thread of its own; `turn` and `refill` may be called from any."""
@@ -52,7 +52,7 @@ class BatchDriver:
         self._refusal, self._may_go_on, self._vet, self._accepts = refusal, may_go_on, vet, accepts
         self._lock, self._woken, self._stopping = threading.Lock(), threading.Event(), threading.Event()
         self._opened = workspace.opened
-        self._drives: dict[str, Drive] = {}  # those that were taken first are the first
+        self._drives: dict[str, BatchRun] = {}  # those that were taken first are the first
         self._over: set[str] = set()  # batches that need no look any more
         self._put_off: dict[str, float] = {}  # until when, for those that something is wrong with
         self._let_go_in: dict[str, int] = {}  # the turn in which a batch gave way to others
@@ -174,7 +174,7 @@ class BatchDriver:
             self._drop(batch_id)
             raise
 
-    def _step(self, drive: Drive) -> bool:
+    def _step(self, drive: BatchRun) -> bool:
         """A batch may have half of the room that the others leave: so the next one finds some, and in time all have as much."""
         free = self._room - sum(other.jobs for other in self._drives.values() if other is not drive)
         changed = drive.step(max(1, free // 2))
@@ -211,7 +211,7 @@ class BatchDriver:
             held.let_go()
             return True
         try:
-            drive = Drive(self._workspace, held, self._refusal, self._may_go_on, self._vet, self._accepts)
+            drive = BatchRun(self._workspace, held, self._refusal, self._may_go_on, self._vet, self._accepts)
             self._drives[batch_id] = drive
         except BadJob as error:
             held.let_go()
@@ -244,7 +244,9 @@ def validate(workspace: Workspace, batch_id: str) -> None:
     held = workspace.hold(batch_id, Place.BATCHES)
     if held is None:
         return  # somebody drives it
-    drive = Drive(workspace, held, lambda error: (500, error), lambda owner: True, lambda owner, model: None, lambda model: True)
+    drive = BatchRun(
+        workspace, held, lambda error: (500, error), lambda owner: True, lambda owner, model: None, lambda model: True
+    )
     try:
         drive.open()
         drive.validate()

@@ -16,9 +16,9 @@ from penstock.errors import EngineError, WorkspaceError
 from penstock.workspace.store.files import FINISHED, Outcome, Place
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.recovery import MAX_DEATHS, cancel_unowned, recover
-from penstock.workspace.worker.processor import PASSING, Back, Processor
+from penstock.workspace.worker.processor import PASSING, Processor, Requeue
 from penstock.workspace.worker.runner import Runner
-from penstock.workspace.worker.running_jobs import RETRY_AFTER, Crew
+from penstock.workspace.worker.running_jobs import RETRY_AFTER, RunningJobs
 from penstock.workspace.worker.scanner import Scanner, Waiting
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Pool:
         self._max_running, self._max_deaths = max_running, max_deaths
         self._woken = threading.Event()
         self._scanner = Scanner(workspace, self.wake)
-        self._crew = Crew(self)
+        self._crew = RunningJobs(self)
         self._stopping = False
         self._next_look = self._next_sweep = self._no_claims_before = 0.0
         self._conflicts: set[str] = set()  # jobs that cannot be taken or moved, and are told of
@@ -283,7 +283,7 @@ class Pool:
                 self._scanner.refresh([waiting.job_id])
                 return None
             if suspect:
-                self._workspace.note_run_alone(held)
+                self._workspace.record_isolated_run(held)
         except BaseException:
             with suppress(OSError):  # it has not run, so it has not died
                 self._workspace.give_back(held, survived=True)
@@ -329,7 +329,7 @@ class Pool:
     def wake(self) -> None:
         self._woken.set()
 
-    def on_verdict(self, job_id: str, verdict: Outcome | Back) -> None:
+    def on_verdict(self, job_id: str, verdict: Outcome | Requeue) -> None:
         if isinstance(verdict, Outcome):
             self._count(JobEnd(job_id, verdict.done, verdict.facts))
             return

@@ -14,15 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.domain.job import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
+from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
 from penstock.errors import BadJob, Cancelled, EngineError, EngineStopped, NotReady, PenstockError, RequestError
 from penstock.workspace.store.files import Outcome, Place
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done, failed
 from penstock.workspace.store.parents import resolved
 from penstock.workspace.store.request import read_job
-from penstock.workspace.store.tokens import Said, Transcript, read_tokens
-from penstock.workspace.worker.runner import Part, Runner, Task
+from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
+from penstock.workspace.worker.runner import PartUpdate, Runner, Task
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ SYNC_EVERY = 5.0  # seconds of work that a power cut may cost a job
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
+class Requeue:
     """The job returns to the queue: through no fault of its own, or as a suspect; to go on, or to begin `anew`."""
 
     suspect: bool = False
@@ -59,14 +59,14 @@ class Processor:
         self._workspace, self._held, self._runner, self._wake = workspace, held, runner, wake
         self._max_deaths = max_deaths
         self._lock = threading.Lock()
-        self._news: deque[JobUpdate | Part] = deque()
+        self._news: deque[JobUpdate | PartUpdate] = deque()
         self._heard = _Heard()
         self._task: Task | None = None
         self._transcript: Transcript | None = None
         self._cancel: Callable[[], None] | None = None
         self._resumed = self._to_skip = 0
         self._started = self._next_sync = time.monotonic()
-        self._verdict: Outcome | Back | None = None
+        self._verdict: Outcome | Requeue | None = None
         self._stopping = self._cancelled = self._has_spoken = False
         self.spoke = False  # its first words are here and not on the disk yet: somebody may be waiting for them
         self.ended = False  # the last update has come, or there will be none: `end` is due
@@ -91,7 +91,7 @@ class Processor:
         if self._cancel is not None:
             self._cancel()
 
-    def _hear(self, update: JobUpdate | Part) -> None:
+    def _hear(self, update: JobUpdate | PartUpdate) -> None:
         """On the compute thread."""
         self._news.append(update)
         if isinstance(update, JobDone | JobFailed):
@@ -114,7 +114,7 @@ class Processor:
                 self._heard.last = JobFailed(error)
             except OSError as error:
                 bad = BadJob(f"The job's files cannot be read: {error.strerror or error}.")
-                self._verdict = Back() if error.errno in PASSING else failed(bad)
+                self._verdict = Requeue() if error.errno in PASSING else failed(bad)
             except Exception as error:  # whatever is wrong with one job must not touch the others
                 logger.exception("the job %s could not be started", self.job_id)
                 self._verdict = failed(EngineError(f"The job could not be started: {type(error).__name__}: {error}."))
@@ -131,7 +131,7 @@ class Processor:
             return
         before = read_tokens(self._held.folder)
         if before is None or before.fingerprint != task.fingerprint:
-            before = Said(secrets.randbits(63) if task.seed is None else task.seed % (1 << 64), task.fingerprint)
+            before = SavedTokens(secrets.randbits(63) if task.seed is None else task.seed % (1 << 64), task.fingerprint)
         self._transcript = Transcript(self._workspace.disk, self._held.folder, before)
         self._resumed = self._to_skip = len(before.tokens)
         seed = before.seed if task.seed is None else task.seed
@@ -144,7 +144,7 @@ class Processor:
             self._take_news()
             self._write()
 
-    def end(self) -> Outcome | Back:
+    def end(self) -> Outcome | Requeue:
         """Finish the job, or give it back."""
         with self._lock:
             self._take_news()
@@ -165,16 +165,16 @@ class Processor:
         with self._lock:
             self._take_news()
             try:
-                self._carry_out(self._verdict or (Back() if self._heard.last is None else self._judgement()))
+                self._carry_out(self._verdict or (Requeue() if self._heard.last is None else self._judgement()))
             except OSError as error:
                 logger.warning("the job %s is left to recovery: %s", self.job_id, error)
             self._held.let_go()
 
-    def _carry_out(self, verdict: Outcome | Back) -> None:
+    def _carry_out(self, verdict: Outcome | Requeue) -> None:
         held = self._held
         if held.place is not Place.PROCESSING:
             return  # it was done the last time, up to a sync
-        if isinstance(verdict, Back) or not verdict.done:
+        if isinstance(verdict, Requeue) or not verdict.done:
             with suppress(OSError):  # what cannot be kept of what it said is computed again
                 self._write()
         if isinstance(verdict, Outcome):
@@ -227,7 +227,7 @@ class Processor:
             if due:
                 self._next_sync = now + SYNC_EVERY
 
-    def _judgement(self) -> Outcome | Back:
+    def _judgement(self) -> Outcome | Requeue:
         heard = self._heard
         if isinstance(heard.last, JobFailed):
             return self._judged(heard.last.error)
@@ -237,20 +237,20 @@ class Processor:
             return done(self._task.writer.result(heard.last.usage), self._facts())
         if self._cancelled:
             return failed(Cancelled("The job was cancelled."), self._facts())
-        return Back()
+        return Requeue()
 
-    def _judged(self, error: PenstockError) -> Outcome | Back:
+    def _judged(self, error: PenstockError) -> Outcome | Requeue:
         if self._cancelled:
             return failed(Cancelled("The job was cancelled."), self._facts())
         if isinstance(error, EngineStopped | NotReady):
-            return Back()
+            return Requeue()
         if isinstance(error, RequestError) and error.field == "resume" and self._resumed:
             logger.warning("the job %s begins anew: %s", self.job_id, error)
-            return Back(anew=True)
+            return Requeue(anew=True)
         if isinstance(error, EngineError) and self._workspace.runs_alone(self._held) < self._max_deaths:
             # a pass failed, and all who were in it: as with a death, only who fails alone is at fault
             logger.warning("the job %s goes back to the queue and will run alone: %s", self.job_id, error)
-            return Back(suspect=True)
+            return Requeue(suspect=True)
         return failed(error, self._facts())
 
     def _facts(self) -> dict[str, Any]:

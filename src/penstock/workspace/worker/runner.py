@@ -6,25 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.domain.job import JobUpdate, TokensOut, Usage
+from penstock.domain.updates import JobUpdate, TokensOut, Usage
 from penstock.workspace.store.request import WorkRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartUpdate:
     """An update about one of the several jobs that a task is for the model. The last update of a task is never one."""
 
     number: int
     update: JobUpdate
 
 
-Sink = Callable[[JobUpdate | Part], None]
+Sink = Callable[[JobUpdate | PartUpdate], None]
 
 
 class Writer(Protocol):
     """Makes the result of a task out of its updates."""
 
-    def take(self, update: JobUpdate | Part) -> str:
+    def take(self, update: JobUpdate | PartUpdate) -> str:
         """The text that is new, for whoever watches."""
 
     def result(self, usage: Usage) -> str:
@@ -37,7 +37,7 @@ class TextWriter:
     def __init__(self) -> None:
         self._said: list[str] = []
 
-    def take(self, update: JobUpdate | Part) -> str:
+    def take(self, update: JobUpdate | PartUpdate) -> str:
         if not isinstance(update, TokensOut):
             return ""
         self._said.append(update.text)

@@ -1,4 +1,4 @@
-"""Crew: the jobs that run here, and the threads that read and write for them."""
+"""RunningJobs: the jobs that run here, and the threads that read and write for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from penstock.workspace.store.files import Outcome
-from penstock.workspace.worker.processor import PASSING, Back, Processor
+from penstock.workspace.worker.processor import PASSING, Processor, Requeue
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +24,10 @@ WORKERS = 4  # threads that write: what they sync together, the file system writ
 STARTERS = 2  # threads that read and tokenize: a long prompt must not keep others from being saved
 
 
-class Foreman(Protocol):
+class JobEvents(Protocol):
     """Whoever has a crew hears of what happens to its jobs."""
 
-    def on_verdict(self, job_id: str, verdict: Outcome | Back) -> None:
+    def on_verdict(self, job_id: str, verdict: Outcome | Requeue) -> None:
         """A job ended, or is back in the queue."""
 
     def on_taken_away(self, job_id: str) -> None:
@@ -50,16 +50,16 @@ class _Running:
     saved: float = field(default_factory=time.monotonic)
 
 
-class Crew:
+class RunningJobs:
     """Belongs to one thread, but for the workers inside; they end when it is left."""
 
-    def __init__(self, foreman: Foreman) -> None:
+    def __init__(self, foreman: JobEvents) -> None:
         self._foreman = foreman
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="penstock-workspace")
         self._starters = ThreadPoolExecutor(STARTERS, thread_name_prefix="penstock-workspace-begin")
         self._running: dict[str, _Running] = {}
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> RunningJobs:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.doors.dispatch.dispatcher import caller_of
-from penstock.doors.http.fields import aside, read
+from penstock.doors.http.fields import read, run_in_thread
 from penstock.doors.http.paging import Page
 from penstock.doors.http.replies import json_reply
 from penstock.doors.openai.batches import wire
@@ -21,7 +21,7 @@ from penstock.workspace.store.job_id import BATCH
 USUAL, MOST = 20, 100  # batches on a page
 
 
-class BatchDoor:
+class BatchEndpoints:
     """`accepts` tells whether a model is here, by any name; for lines that name none, whether there is any. `on_change` is called
     when there is something new for whoever drives the batches."""
 
@@ -32,7 +32,7 @@ class BatchDoor:
         asked, owner = await read(BatchCreation, request), caller_of(request).owner
         asked.check()
         window, keep = asked.window, asked.output_expires_after
-        view = await aside(
+        view = await run_in_thread(
             lambda: self._batches.create(
                 file_named(asked.input_file_id),
                 endpoint=asked.endpoint,
@@ -49,17 +49,17 @@ class BatchDoor:
 
     async def all(self, request: Request) -> Response:
         page, owner = Page.asked(request, usual=USUAL, most=MOST), caller_of(request).owner
-        found, more = await aside(lambda: page.cut(map(self._out, self._batches.all(owner)), lambda batch: batch.id))
+        found, more = await run_in_thread(lambda: page.cut(map(self._out, self._batches.all(owner)), lambda batch: batch.id))
         first, last = (found[0].id, found[-1].id) if found else (None, None)
         return json_reply(wire.BatchList(data=found, first_id=first, last_id=last, has_more=more))
 
     async def one(self, request: Request) -> Response:
         batch_id, owner = _batch_named(request), caller_of(request).owner
-        return json_reply(self._out(await aside(lambda: self._batches.get(batch_id, owner))))
+        return json_reply(self._out(await run_in_thread(lambda: self._batches.get(batch_id, owner))))
 
     async def cancel(self, request: Request) -> Response:
         batch_id, owner = _batch_named(request), caller_of(request).owner
-        view = await aside(lambda: self._batches.cancel(batch_id, owner))
+        view = await run_in_thread(lambda: self._batches.cancel(batch_id, owner))
         self._on_change()
         return json_reply(self._out(view))
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock.doors.dispatch.dispatcher import caller_of
-from penstock.doors.http.fields import aside, parse
+from penstock.doors.http.fields import parse, run_in_thread
 from penstock.doors.http.paging import Page
 from penstock.doors.http.replies import json_reply
 from penstock.doors.openai.batches import wire
@@ -31,7 +31,7 @@ TEXT = "text/plain; charset=utf-8"
 NOT_A_PAGE = {"x-content-type-options": "nosniff"}  # whatever somebody uploaded, a browser only shows it
 
 
-class Files:
+class FileEndpoints:
     def __init__(self, uploads: Uploads) -> None:
         self._uploads = uploads
 
@@ -45,7 +45,7 @@ class Files:
             keep = None if asked.expires_after is None else asked.expires_after.seconds
             name = (file.filename or "file")[:MAX_NAME]
             chunks = iter(lambda: file.file.read(CHUNK), b"")
-            made = await aside(
+            made = await run_in_thread(
                 lambda: self._uploads.add(chunks, name=name, purpose=asked.purpose, owner=owner, expires_after=keep)
             )
         return json_reply(wire.file_out(made))
@@ -54,23 +54,23 @@ class Files:
         page, purpose = Page.asked(request, usual=MOST, most=MOST, also=["purpose"]), request.query_params.get("purpose")
         owner = caller_of(request).owner
         files = (file for file in self._uploads.all(owner) if purpose in (None, file.purpose))
-        found, more = await aside(lambda: page.cut(map(wire.file_out, files), lambda file: file.id))
+        found, more = await run_in_thread(lambda: page.cut(map(wire.file_out, files), lambda file: file.id))
         first, last = (found[0].id, found[-1].id) if found else (None, None)
         return json_reply(wire.FileList(data=found, first_id=first, last_id=last, has_more=more))
 
     async def one(self, request: Request) -> Response:
         file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
-        return json_reply(wire.file_out(await aside(lambda: self._uploads.get(file_id, owner))))
+        return json_reply(wire.file_out(await run_in_thread(lambda: self._uploads.get(file_id, owner))))
 
     async def content(self, request: Request) -> Response:
         file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
-        found = await aside(lambda: self._uploads.get(file_id, owner))
+        found = await run_in_thread(lambda: self._uploads.get(file_id, owner))
         headers = {"content-length": str(found.bytes), **NOT_A_PAGE}
         return StreamingResponse(self._chunks(file_id, owner), media_type=TEXT, headers=headers)
 
     async def delete(self, request: Request) -> Response:
         file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
-        await aside(lambda: self._uploads.remove(file_id, owner))
+        await run_in_thread(lambda: self._uploads.remove(file_id, owner))
         return json_reply(wire.FileDeleted(id=f"{FILE}{file_id}"))
 
     def _chunks(self, file_id: str, owner: str | None) -> Iterator[bytes]:

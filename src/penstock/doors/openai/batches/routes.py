@@ -9,8 +9,8 @@ from penstock.doors.http.paging import AFTER, LIMIT, ORDER
 from penstock.doors.http.route import Handler, Parameter, Route, in_dialect
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.batches import wire
-from penstock.doors.openai.batches.batches import BatchDoor
-from penstock.doors.openai.batches.files import Files
+from penstock.doors.openai.batches.batches import BatchEndpoints
+from penstock.doors.openai.batches.files import FileEndpoints
 from penstock.doors.openai.batches.requests import BatchCreation, FileUpload
 from penstock.doors.openai.errors import OPENAI
 from penstock.errors import NoSuchPath
@@ -24,10 +24,10 @@ FORM = "multipart/form-data"
 
 def batch_routes(backlog: Backlog | None) -> list[Route]:
     """Without a backlog they are known, and say why nothing is kept."""
-    files = None if backlog is None else Files(Uploads(backlog.workspace))
-    batches = None if backlog is None else BatchDoor(Batches(backlog.workspace), backlog.accepts, backlog.batches.wake)
+    files = None if backlog is None else FileEndpoints(Uploads(backlog.workspace))
+    batches = None if backlog is None else BatchEndpoints(Batches(backlog.workspace), backlog.accepts, backlog.batches.wake)
 
-    def of(door: Files | BatchDoor | None, name: str) -> Handler:
+    def of(door: FileEndpoints | BatchEndpoints | None, name: str) -> Handler:
         return _nothing_kept if door is None else getattr(door, name)
 
     one_file, one_batch = f"{FILES}/{{file}}", f"{BATCHES}/{{batch}}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from penstock.doors.http.framing import Wire
+from penstock.doors.http.framing import WireStruct
 from penstock.workspace.batch.batches import BatchStatus, BatchView
 from penstock.workspace.store.job_id import BATCH, FILE
 from penstock.workspace.store.uploads import StoredFile
 
 
-class FileOut(Wire, kw_only=True, omit_defaults=False):
+class FileOut(WireStruct, kw_only=True, omit_defaults=False):
     id: str
     object: Literal["file"] = "file"
     bytes: int
@@ -22,7 +22,7 @@ class FileOut(Wire, kw_only=True, omit_defaults=False):
     expires_at: int | None = None
 
 
-class FileList(Wire, kw_only=True, omit_defaults=False):
+class FileList(WireStruct, kw_only=True, omit_defaults=False):
     object: Literal["list"] = "list"
     data: list[FileOut]
     first_id: str | None
@@ -30,31 +30,31 @@ class FileList(Wire, kw_only=True, omit_defaults=False):
     has_more: bool
 
 
-class FileDeleted(Wire, kw_only=True, omit_defaults=False):
+class FileDeleted(WireStruct, kw_only=True, omit_defaults=False):
     id: str
     object: Literal["file"] = "file"
     deleted: Literal[True] = True
 
 
-class BatchMistake(Wire, kw_only=True, omit_defaults=False):
+class BatchMistake(WireStruct, kw_only=True, omit_defaults=False):
     code: str
     message: str
     line: int | None
     param: str | None
 
 
-class BatchMistakes(Wire, kw_only=True, omit_defaults=False):
+class BatchMistakes(WireStruct, kw_only=True, omit_defaults=False):
     object: Literal["list"] = "list"
     data: list[BatchMistake]
 
 
-class RequestCounts(Wire, kw_only=True, omit_defaults=False):
+class RequestCounts(WireStruct, kw_only=True, omit_defaults=False):
     total: int
     completed: int
     failed: int
 
 
-class BatchOut(Wire, kw_only=True, omit_defaults=False):
+class BatchOut(WireStruct, kw_only=True, omit_defaults=False):
     id: str
     object: Literal["batch"] = "batch"
     endpoint: str
@@ -78,7 +78,7 @@ class BatchOut(Wire, kw_only=True, omit_defaults=False):
     metadata: Mapping[str, str] | None
 
 
-class BatchList(Wire, kw_only=True, omit_defaults=False):
+class BatchList(WireStruct, kw_only=True, omit_defaults=False):
     object: Literal["list"] = "list"
     data: list[BatchOut]
     first_id: str | None

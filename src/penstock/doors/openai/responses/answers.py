@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.domain.job import FinishReason, JobUpdate, OutputFinished, TokensOut, Usage
+from penstock.domain.updates import FinishReason, JobUpdate, OutputFinished, TokensOut, Usage
 from penstock.doors.generation.logprobs import ContentLogprob, TokenBytes, chat_logprobs
-from penstock.doors.generation.output_parser import Speech
+from penstock.doors.generation.output_parser import OutputParser
 from penstock.doors.http.framing import NAMED_EVENTS
 from penstock.doors.openai.errors import openai_body
 from penstock.doors.openai.responses import wire
@@ -29,7 +29,7 @@ class ResponseAnswer:
         self,
         job_id: str,
         begun: wire.Response,
-        speech: Speech,
+        speech: OutputParser,
         *,
         token_bytes: TokenBytes,
         hidden: frozenset[int],
@@ -57,7 +57,7 @@ class ResponseAnswer:
                 if self._logprobs:
                     said = [one for one in logprobs if one.token_id not in self._hidden]
                     self._unshown += chat_logprobs(said, self._token_bytes)
-                for event in self._speech.hear(text):
+                for event in self._speech.feed(text):
                     yield from self._hear(event)
             case OutputFinished(_, reason, _):
                 for event in self._speech.close(reason):
@@ -87,7 +87,7 @@ class ResponseAnswer:
         return replace(
             self._response,
             output=self._output,
-            usage=wire.UsageOut(
+            usage=wire.ResponseUsageOut(
                 input_tokens=usage.prompt_tokens,
                 input_tokens_details=wire.InputDetails(cached_tokens=usage.cached_tokens),
                 output_tokens=usage.completion_tokens,
@@ -116,10 +116,10 @@ class ResponseAnswer:
                 yield from self._close("completed")
 
     def _write(self, text: str) -> Iterable[wire.Event]:
-        if not isinstance(self._item, wire.Message):
-            item = wire.Message(id=self._new_id(wire.Message), role="assistant", status="in_progress", content=[])
+        if not isinstance(self._item, wire.MessageItem):
+            item = wire.MessageItem(id=self._new_id(wire.MessageItem), role="assistant", status="in_progress", content=[])
             yield self._open(item)
-            yield wire.PartEvent(type="response.content_part.added", **self._place(), part=wire.OutputText(text=""))
+            yield wire.PartEvent(type="response.content_part.added", **self._place(), part=wire.OutputTextPart(text=""))
         likely, self._unshown = self._unshown, []
         yield wire.TextDeltaEvent(type="response.output_text.delta", **self._place(), delta=text, logprobs=likely)
         self._pieces.append(text)
@@ -145,8 +145,8 @@ class ResponseAnswer:
         match self._item:
             case None:
                 return
-            case wire.Message() as item:
-                part = wire.OutputText(text=said, logprobs=self._likely)
+            case wire.MessageItem() as item:
+                part = wire.OutputTextPart(text=said, logprobs=self._likely)
                 done = replace(item, status=status, content=[part])
                 yield wire.TextDoneEvent(type="response.output_text.done", **self._place(), text=said, logprobs=self._likely)
                 yield wire.PartEvent(type="response.content_part.done", **self._place(), part=part)

@@ -54,8 +54,8 @@ def _item(given: InputItem, where: str, find: Callable[[str], wire.Item | None])
     assert given.role is not None
     texts = _texts(given.content or [], f"{where}.content")
     spoken = given.role == "assistant"
-    content: list[wire.Part] = [wire.OutputText(text=text) if spoken else wire.InputText(text=text) for text in texts]
-    return wire.Message(id=own, role=given.role, content=content)
+    content: list[wire.Part] = [wire.OutputTextPart(text=text) if spoken else wire.InputTextPart(text=text) for text in texts]
+    return wire.MessageItem(id=own, role=given.role, content=content)
 
 
 def _texts(parts: Sequence[InputPart], where: str) -> list[str]:
@@ -77,7 +77,7 @@ def as_messages(instructions: str | None, items: Sequence[wire.Item]) -> list[di
     out: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         match item:
-            case wire.Message(role=role, content=content):
+            case wire.MessageItem(role=role, content=content):
                 role = "system" if role == "developer" else role
                 out.append({"role": role, "content": "\n".join(part.text for part in content)})
             case wire.FunctionCall(call_id=call_id, name=name, arguments=arguments):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.domain.job import Usage
+from penstock.domain.updates import Usage
 from penstock.doors.generation.exchange import Answer, Context, Exchange
 from penstock.doors.generation.turn import PlannedTurn, Turn, plan_turn
 from penstock.doors.http.fields import short
@@ -14,12 +14,12 @@ from penstock.doors.openai.responses import wire
 from penstock.doors.openai.responses.answers import ResponseAnswer
 from penstock.doors.openai.responses.conversation import as_messages, with_input
 from penstock.doors.openai.responses.requests import FunctionTool, ResponseRequest
-from penstock.doors.openai.responses.store import Shelf
+from penstock.doors.openai.responses.store import ResponseStore
 from penstock.errors import RequestError
 
 
-class Creating:
-    def __init__(self, shelf: Shelf) -> None:
+class CreateResponse:
+    def __init__(self, shelf: ResponseStore) -> None:
         self._shelf = shelf
 
     def exchange(self, asked: ResponseRequest, context: Context) -> Exchange:
@@ -118,7 +118,7 @@ def _begun(asked: ResponseRequest, planned: PlannedTurn, model: str, *, stored: 
         service_tier="default" if asked.service_tier in (None, "auto") else asked.service_tier,
         store=stored,
         temperature=sampling.temperature,
-        text=wire.TextOut(format={"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)),
+        text=wire.TextConfigOut(format={"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)),
         tool_choice="auto" if asked.tool_choice is None else asked.tool_choice,
         tools=[
             wire.FunctionOut(name=tool.name, description=tool.description, parameters=tool.parameters, strict=bool(tool.strict))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
-from penstock.doors.generation.output_format import Shape, json_shape
+from penstock.doors.generation.output_format import OutputFormat, json_shape
 from penstock.doors.http.fields import Fields, Only, short
 from penstock.doors.openai.requests import AnswerFields, template_variables
 from penstock.errors import RequestError
@@ -179,7 +179,7 @@ class ResponseRequest(AnswerFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[OutputFormat]:
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
             return super().shapes

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from penstock.doors.dispatch.dispatcher import Desk
+from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.http.paging import AFTER, LIMIT, ORDER
 from penstock.doors.http.route import Parameter, Route, in_dialect
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.errors import OPENAI
 from penstock.doors.openai.responses import wire
-from penstock.doors.openai.responses.create import Creating
+from penstock.doors.openai.responses.create import CreateResponse
 from penstock.doors.openai.responses.requests import ResponseRequest
-from penstock.doors.openai.responses.store import Shelf
-from penstock.doors.openai.responses.stored import KeptResponses
+from penstock.doors.openai.responses.store import ResponseStore
+from penstock.doors.openai.responses.stored import StoredResponseEndpoints
 
 PATH = "/v1/responses"
 ONE = f"{PATH}/{{response}}"
 INCLUDED = Parameter("include", list[str], "All that there is always comes.")
 
 
-def responses_routes(desk: Desk, backlog: Backlog | None) -> list[Route]:
-    shelf = Shelf(None if backlog is None else backlog.responses)
-    creating, kept = Creating(shelf), KeptResponses(shelf)
+def responses_routes(desk: RequestDispatcher, backlog: Backlog | None) -> list[Route]:
+    shelf = ResponseStore(None if backlog is None else backlog.responses)
+    creating, kept = CreateResponse(shelf), StoredResponseEndpoints(shelf)
     return in_dialect(
         OPENAI,
         [

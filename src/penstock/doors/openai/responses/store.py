@@ -1,4 +1,4 @@
-"""Shelf: the responses that are kept, by the names that clients have for them and for the items in them."""
+"""ResponseStore: the responses that are kept, by the names that clients have for them and for the items in them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from penstock.doors.http.framing import encode
 from penstock.doors.openai.responses import wire
 from penstock.errors import NoPreviousResponse, RequestError, UnknownResponse
 from penstock.workspace.store.job_id import is_job_id
-from penstock.workspace.store.responses import KeptResponse, Responses
+from penstock.workspace.store.responses import ResponseRecord, Responses
 
 NO_SHELF = "This server keeps nothing: start it with --workspace FOLDER."
 _RESPONSE = "resp_"
 _ITEM = re.compile(r"[a-z]+_(\d+_\d+_\d+)_\w+", re.ASCII)
-_PREFIXES = {wire.Message: "msg", wire.FunctionCall: "fc", wire.FunctionCallOutput: "fco"}
+_PREFIXES = {wire.MessageItem: "msg", wire.FunctionCall: "fc", wire.FunctionCallOutput: "fco"}
 
 _read_items = msgspec.json.Decoder(list[wire.Item]).decode
 _read_response = msgspec.json.Decoder(wire.Response).decode
@@ -34,7 +34,7 @@ def item_id(kind: type[wire.Item], job_id: str, place: int | str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """A response, and all that was said before it."""
 
     response: wire.Response
@@ -45,7 +45,7 @@ class Kept:
         return [*self.items, *self.response.output]
 
 
-class Shelf:
+class ResponseStore:
     """`responses` is None where nothing is kept, and `why` says what to do about that."""
 
     def __init__(self, responses: Responses | None, why: str = NO_SHELF) -> None:
@@ -58,9 +58,9 @@ class Shelf:
     def put(self, response: wire.Response, items: Sequence[wire.Item], *, owner: str | None) -> None:
         assert self._responses is not None
         job_id = response.id.removeprefix(_RESPONSE)
-        self._responses.put(job_id, KeptResponse(encode(response), encode(_numbered(items, job_id))), owner=owner)
+        self._responses.put(job_id, ResponseRecord(encode(response), encode(_numbered(items, job_id))), owner=owner)
 
-    def find(self, name: str, *, owner: str | None) -> Kept:
+    def find(self, name: str, *, owner: str | None) -> StoredResponse:
         found = self._look(name.removeprefix(_RESPONSE), owner) if name.startswith(_RESPONSE) else None
         if found is None:
             raise self._unknown(name)
@@ -98,12 +98,12 @@ class Shelf:
 
         return find
 
-    def _look(self, job_id: str, owner: str | None) -> Kept | None:
+    def _look(self, job_id: str, owner: str | None) -> StoredResponse | None:
         if self._responses is None or not is_job_id(job_id):
             return None
         try:
             found = self._responses.get(job_id, owner=owner)
-            return None if found is None else Kept(_read_response(found.response), _read_items(found.items))
+            return None if found is None else StoredResponse(_read_response(found.response), _read_items(found.items))
         except ValueError:  # of msgspec's errors too
             raise UnknownResponse(
                 f"The response '{response_id(job_id)}' cannot be read: its files are damaged.",

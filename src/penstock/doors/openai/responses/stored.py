@@ -6,19 +6,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.doors.dispatch.dispatcher import caller_of
-from penstock.doors.http.fields import aside
+from penstock.doors.http.fields import run_in_thread
 from penstock.doors.http.paging import Page, refuse_others
 from penstock.doors.http.replies import json_reply
 from penstock.doors.openai.responses import wire
-from penstock.doors.openai.responses.store import Kept, Shelf
+from penstock.doors.openai.responses.store import ResponseStore, StoredResponse
 from penstock.errors import RequestError
 
 PAGE, MAX_PAGE = 20, 100
 INCLUDE = ("include", "include[]")  # all that there is always comes
 
 
-class KeptResponses:
-    def __init__(self, shelf: Shelf) -> None:
+class StoredResponseEndpoints:
+    def __init__(self, shelf: ResponseStore) -> None:
         self._shelf = shelf
 
     async def get(self, request: Request) -> Response:
@@ -29,7 +29,7 @@ class KeptResponses:
 
     async def delete(self, request: Request) -> Response:
         name, owner = request.path_params["response"], caller_of(request).owner
-        await aside(lambda: self._shelf.remove(name, owner=owner))
+        await run_in_thread(lambda: self._shelf.remove(name, owner=owner))
         return json_reply(wire.Deleted(id=name))
 
     async def input_items(self, request: Request) -> Response:
@@ -45,6 +45,6 @@ class KeptResponses:
             "This response is over.", hint="Only what runs in the background could be cancelled, and nothing does."
         )
 
-    async def _find(self, request: Request) -> Kept:
+    async def _find(self, request: Request) -> StoredResponse:
         name, owner = request.path_params["response"], caller_of(request).owner
-        return await aside(lambda: self._shelf.find(name, owner=owner))
+        return await run_in_thread(lambda: self._shelf.find(name, owner=owner))

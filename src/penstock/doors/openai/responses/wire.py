@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.doors.generation.logprobs import ContentLogprob
-from penstock.doors.http.framing import Wire
+from penstock.doors.http.framing import WireStruct
 from penstock.doors.openai.errors import OpenAIError
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -16,27 +16,27 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 # ---- items ----
 
 
-class InputText(Wire, kw_only=True, tag="input_text", omit_defaults=False):
+class InputTextPart(WireStruct, kw_only=True, tag="input_text", omit_defaults=False):
     text: str
 
 
-class OutputText(Wire, kw_only=True, tag="output_text", omit_defaults=False):
+class OutputTextPart(WireStruct, kw_only=True, tag="output_text", omit_defaults=False):
     text: str
     annotations: list[None] = msgspec.field(default_factory=list)
     logprobs: list[ContentLogprob] = msgspec.field(default_factory=list)
 
 
-Part = InputText | OutputText
+Part = InputTextPart | OutputTextPart
 
 
-class Message(Wire, kw_only=True, tag="message", omit_defaults=False):
+class MessageItem(WireStruct, kw_only=True, tag="message", omit_defaults=False):
     id: str
     role: Literal["user", "assistant", "system", "developer"]
     status: ItemStatus = "completed"
     content: list[Part]
 
 
-class FunctionCall(Wire, kw_only=True, tag="function_call", omit_defaults=False):
+class FunctionCall(WireStruct, kw_only=True, tag="function_call", omit_defaults=False):
     id: str
     call_id: str
     name: str
@@ -44,18 +44,18 @@ class FunctionCall(Wire, kw_only=True, tag="function_call", omit_defaults=False)
     status: ItemStatus = "completed"
 
 
-class FunctionCallOutput(Wire, kw_only=True, tag="function_call_output", omit_defaults=False):
+class FunctionCallOutput(WireStruct, kw_only=True, tag="function_call_output", omit_defaults=False):
     id: str
     call_id: str
     output: str
     status: ItemStatus = "completed"
 
 
-Item = Message | FunctionCall | FunctionCallOutput
-OutputItem = Message | FunctionCall
+Item = MessageItem | FunctionCall | FunctionCallOutput
+OutputItem = MessageItem | FunctionCall
 
 
-class ItemList(Wire, kw_only=True, omit_defaults=False):
+class ItemList(WireStruct, kw_only=True, omit_defaults=False):
     object: Literal["list"] = "list"
     data: list[Item]
     first_id: str | None
@@ -66,16 +66,16 @@ class ItemList(Wire, kw_only=True, omit_defaults=False):
 # ---- the response ----
 
 
-class InputDetails(Wire, kw_only=True, omit_defaults=False):
+class InputDetails(WireStruct, kw_only=True, omit_defaults=False):
     cached_tokens: int
     cache_write_tokens: int = 0  # what that costs elsewhere costs nothing here
 
 
-class OutputDetails(Wire, kw_only=True, omit_defaults=False):
+class OutputDetails(WireStruct, kw_only=True, omit_defaults=False):
     reasoning_tokens: int = 0
 
 
-class UsageOut(Wire, kw_only=True, omit_defaults=False):
+class ResponseUsageOut(WireStruct, kw_only=True, omit_defaults=False):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
@@ -83,16 +83,16 @@ class UsageOut(Wire, kw_only=True, omit_defaults=False):
     total_tokens: int
 
 
-class ErrorOut(Wire, kw_only=True, omit_defaults=False):
+class ErrorOut(WireStruct, kw_only=True, omit_defaults=False):
     code: str
     message: str
 
 
-class Incomplete(Wire, kw_only=True, omit_defaults=False):
+class Incomplete(WireStruct, kw_only=True, omit_defaults=False):
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
-class FunctionOut(Wire, kw_only=True, omit_defaults=False):
+class FunctionOut(WireStruct, kw_only=True, omit_defaults=False):
     type: Literal["function"] = "function"
     name: str
     description: str | None
@@ -100,17 +100,17 @@ class FunctionOut(Wire, kw_only=True, omit_defaults=False):
     strict: bool
 
 
-class TextOut(Wire, kw_only=True, omit_defaults=False):
+class TextConfigOut(WireStruct, kw_only=True, omit_defaults=False):
     format: dict[str, Any]
     verbosity: Literal["medium"] = "medium"
 
 
-class ReasoningOut(Wire, kw_only=True, omit_defaults=False):
+class ReasoningOut(WireStruct, kw_only=True, omit_defaults=False):
     effort: None = None
     summary: None = None
 
 
-class Response(Wire, kw_only=True, omit_defaults=False):
+class Response(WireStruct, kw_only=True, omit_defaults=False):
     id: str
     object: Literal["response"] = "response"
     created_at: int
@@ -133,17 +133,17 @@ class Response(Wire, kw_only=True, omit_defaults=False):
     service_tier: str
     store: bool
     temperature: float
-    text: TextOut
+    text: TextConfigOut
     tool_choice: str | dict[str, Any]
     tools: list[FunctionOut]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
-    usage: UsageOut | None = None
+    usage: ResponseUsageOut | None = None
     user: str | None
 
 
-class Deleted(Wire, kw_only=True, omit_defaults=False):
+class Deleted(WireStruct, kw_only=True, omit_defaults=False):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
@@ -152,7 +152,7 @@ class Deleted(Wire, kw_only=True, omit_defaults=False):
 # ---- events ----
 
 
-class Event(Wire, kw_only=True, omit_defaults=False):
+class Event(WireStruct, kw_only=True, omit_defaults=False):
     type: str
     sequence_number: int
 
@@ -175,7 +175,7 @@ class PartEvent(Event):
 
     item_id: str
     output_index: int
-    part: OutputText
+    part: OutputTextPart
     content_index: Literal[0] = 0
 
 

@@ -1,0 +1,92 @@
+"""JobRequest: what a client asks for, checked when made."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from penstock.domain.constraint import ConstraintFactory
+from penstock.domain.sampling import SamplingParams
+from penstock.errors import RequestError
+
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as the chat template takes it
+
+_counter = itertools.count()
+
+
+def new_job_id() -> str:
+    """`<unix_ts>_<pid>_<counter>`: unique on a machine, and sortable by its parsed numbers."""
+    return f"{int(time.time())}_{os.getpid()}_{next(_counter)}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What a client asks for. Exactly one of `prompt` (text or token ids) and `messages` is given."""
+
+    prompt: str | Sequence[int] | None = None
+    messages: Sequence[Message] | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0  # higher is more urgent
+    deadline: float | None = None  # seconds from arrival; orders the queue under EDF and LRS
+    constraint: ConstraintFactory | None = None  # makes, for each output, what decides which tokens may come
+    template: Mapping[str, Any] = field(default_factory=dict)  # further variables for the chat template, such as tools
+    resume: Sequence[int] = ()  # tokens that were generated for this very request before: the answer goes on behind them
+    embed: bool = False  # nothing is generated: the prompt's embedding is asked for
+
+    def __post_init__(self) -> None:
+        if type(self.priority) is not int:
+            raise RequestError(f"priority = {self.priority!r} cannot be used.", field="priority", hint="Give a whole number.")
+        if self.deadline is not None:
+            number = isinstance(self.deadline, int | float) and not isinstance(self.deadline, bool)
+            if not number or not 0 < self.deadline < math.inf:
+                raise RequestError(
+                    f"deadline = {self.deadline!r} cannot be used.", field="deadline", hint="Give seconds above 0."
+                )
+        if not isinstance(self.sampling, SamplingParams):
+            raise RequestError("sampling is not a SamplingParams.", field="sampling")
+        if self.constraint is not None and (self.sampling.ignore_eos or self.sampling.min_tokens):
+            name = "ignore_eos" if self.sampling.ignore_eos else "min_tokens"
+            raise RequestError(
+                f"{name} and a grammar contradict each other: the grammar says when the text ends.",
+                field=name,
+                hint="Leave one of them out.",
+            )
+        self._check_resume()
+        if self.embed:
+            self._check_embed()
+
+    def _check_resume(self) -> None:
+        try:
+            object.__setattr__(self, "resume", tuple(operator.index(token) for token in self.resume))
+        except TypeError:
+            raise RequestError("resume is not a list of token ids.", field="resume") from None
+        if not self.resume:
+            return
+        if self.sampling.n != 1:
+            raise RequestError(
+                f"resume cannot be used with n = {self.sampling.n}.", field="resume", hint="Resume each output by itself."
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self.sampling, name) is not None:
+                raise RequestError(
+                    f"resume cannot be used with {name}: how likely its tokens were is not known any more.",
+                    field="resume",
+                    hint=f"Leave {name} out, or start from the beginning.",
+                )
+
+    def _check_embed(self) -> None:
+        """Whatever is about an answer contradicts it. `max_tokens` does not: nothing comes near it."""
+        asked, plain = self.sampling, SamplingParams()
+        names = [one.name for one in fields(plain) if getattr(asked, one.name) != getattr(plain, one.name)]
+        names += ["constraint"] * (self.constraint is not None) + ["resume"] * bool(self.resume)
+        for name in names:
+            if name != "max_tokens":
+                raise RequestError(
+                    f"{name} cannot be used for an embedding: nothing is generated.", field=name, hint="Leave it out."
+                )
