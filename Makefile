@@ -24,7 +24,7 @@ unexport PROMPT
 export PENSTOCK_PROMPT := $(value PROMPT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve run test soak lint format bench bench-compare bench-serving bench-network bench-workspace clean
+.PHONY: help setup serve run test test-slow soak lint format bench bench-compare bench-serving bench-network bench-workspace clean
 
 help: ## Show this list
 	@echo "Penstock: one language model running across the machines you already have"
@@ -44,8 +44,11 @@ serve: $(STAMP) ## Serve the default model to every OpenAI client, until Ctrl-C
 run: $(STAMP) ## Answer PROMPT with the default model (downloaded on first use)
 	@$(BIN)/penstock run -- "$$PENSTOCK_PROMPT"
 
-test: lint ## Check style and types, then run the tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: lint ## Check style and types, then run the quick tests (some five minutes)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(STAMP) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 soak: $(STAMP) ## Kill and freeze nodes and servers, and cut the power of a disk (some forty minutes)
 	$(BIN)/python -m pytest tests/soak -s $(SOAK_ARGS)
