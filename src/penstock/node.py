@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,28 +49,31 @@ class Drained:
 
 logger = logging.getLogger(__name__)
 
-LEAST_LEASE = 120.0  # seconds that a route outlives the last word of its origin: longer than any pass takes
+MIN_LEASE_S = 120.0  # how long a route outlives the last message of its origin: longer than any pass takes
 
 
 class Node:
-    """Takes its port when made, loads its models when entered, and serves until it is told to leave.
+    """Takes its port and loads its models when entered, then serves until it is asked to leave.
 
-    with Node(config) as node:
-        node.serve()
+        with Node(config) as node:
+            node.serve()
 
-    One that only drains a workspace has no port: `door` is False.
+    keys: who may use the API; without them, everyone who can reach it.
+    door: False for a node that only drains a workspace and opens no port.
     """
 
     def __init__(self, config: NodeConfig, *, keys: Keys | None = None, progress: Progress = silent, door: bool = True) -> None:
-        """Without `keys` its API is for everybody who can reach it."""
-        self.config, self.keys, self._progress = config, keys or Keys(None, None), progress
-        self._socket = take_port(config.server.host, config.server.port) if door else None
-        self.workspace = _workspace(config.workspace)
-        self._epoch = time.time_ns() // 1_000_000  # of this life of the node: each is later than the one before
-        self._route_numbers = itertools.count()
+        self.config = config
+        self.keys = keys or Keys(None, None)
+        self.workspace: Workspace | None = None
         self.hosted: list[HostedLayers] = []
-        self._placings: list[PlacementAgent] = []
-        self.membership = self._join() if config.network.enabled else None
+        self.membership: Membership | None = None
+        self._progress = progress
+        self._door = door
+        self._socket: socket.socket | None = None
+        self._epoch = time.time_ns() // 1_000_000  # each start of a node has a later one
+        self._route_numbers = itertools.count()
+        self._agents: list[PlacementAgent] = []
 
     @property
     def url(self) -> str:
@@ -90,9 +94,15 @@ class Node:
         return sum(hosted.jobs.counted_jobs for hosted in self.models)
 
     def __enter__(self) -> Node:
+        config = self.config
         try:
+            if self._door:
+                self._socket = take_port(config.server.host, config.server.port)  # before a model is loaded for nothing
+            self.workspace = _workspace(config.workspace)
+            if config.network.enabled:
+                self.membership = self._join()
             if self.membership is None:
-                for model in self.config.models:
+                for model in config.models:
                     self.hosted.append(self._load(model))
                 for hosted in self.hosted:
                     hosted.start()
@@ -107,8 +117,8 @@ class Node:
         self._leave()
 
     def serve(self, *, on_ready: Callable[[], None] = lambda: None, on_leaving: Callable[[], None] = lambda: None) -> None:
-        config, socket = self.config, self._socket
-        assert socket is not None
+        config = self.config
+        assert self._socket is not None
         served = self._served()
         backlog = None if self.workspace is None else self._backlog(self.workspace, served)
         door = OAIHttpServer(
@@ -131,11 +141,11 @@ class Node:
                 threading.Thread(target=self.membership.announce_leaving, daemon=True).start()
 
         listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, end=self._stop)
-        begin_to_listen(socket)
+        begin_to_listen(self._socket)
         try:
             if backlog is not None:
                 backlog.start()
-            listener.run(sockets=[socket])
+            listener.run(sockets=[self._socket])
         finally:
             if backlog is not None:
                 with ignoring_signals():  # it takes a second, and jobs that are not given back count as those of a dead server
@@ -206,29 +216,32 @@ class Node:
         membership.start()
         wanted = self._wanted(membership)
         for model in wanted:
-            placing = PlacementAgent(model, self.config, membership, self._progress, share=1 / len(wanted))
-            self._placings.append(placing)
-            placing.open(self._host)
-        for placing in self._placings:
-            placing.watch()
+            agent = PlacementAgent(model, self.config, membership, self._progress, share=1 / len(wanted))
+            self._agents.append(agent)
+            agent.open(self._host)
+        for agent in self._agents:
+            agent.watch()
 
     def preview(self) -> list[Preview]:
-        """What would be loaded now, and why. Nothing is."""
+        """Say what would be loaded now, and why. Loads nothing, takes no port, and needs not be entered."""
         from penstock.placement.agent import PlacementAgent
         from penstock.placement.preview import preview_alone
 
-        if self.membership is None:
-            return [preview_alone(model, self.config, self._progress) for model in self.config.models]
-        self.membership.start()
+        config = self.config
+        if not config.network.enabled:
+            return [preview_alone(model, config, self._progress) for model in config.models]
+        membership = self._join()
         try:
-            wanted = self._wanted(self.membership)
+            membership.start()
+            wanted = self._wanted(membership)
             share = 1 / len(wanted)
             return [
-                PlacementAgent(model, self.config, self.membership, self._progress, share=share, download=False).preview()
+                PlacementAgent(model, config, membership, self._progress, share=share, download=False).preview()
                 for model in wanted
             ]
         finally:
-            self._leave()
+            membership.taker.close()
+            membership.leave()
 
     def _wanted(self, membership: Membership) -> Sequence[HostedModelConfig]:
         """The models of the settings; where these name none, the one that the network runs."""
@@ -252,7 +265,7 @@ class Node:
             config.engine,
             max_jobs=config.limits.max_jobs,
             epoch=self._epoch,
-            lease=max(LEAST_LEASE, 3 * config.network.lease_ms / 1000),
+            lease=max(MIN_LEASE_S, 3 * config.network.lease_ms / 1000),
             recovery_timeout=config.network.recovery_timeout,
             route_numbers=self._route_numbers,
         )
@@ -277,8 +290,8 @@ class Node:
     def _leave(self) -> None:
         if self.membership is not None:
             self.membership.taker.close()  # who fetches weights would be waited for
-        for placing in self._placings:
-            placing.close()
+        for agent in self._agents:
+            agent.close()
         self._stop()
         if self.membership is not None:
             self.membership.leave()

@@ -21,6 +21,7 @@ from penstock.cli.node import keys
 from penstock.cli.node.config import config
 from penstock.cli.node.ps import ps
 from penstock.cli.node.serve import serve
+from penstock.cli.ui.help import GroupedCommand
 from penstock.cli.version import print_version, version
 
 HELP = ["--help", "-h"]
@@ -34,7 +35,6 @@ app = typer.Typer(
     If something does not work:  penstock doctor
     """,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # plain help comes in half the time and reads as well
     pretty_exceptions_enable=False,  # exits.py speaks about errors
     context_settings={"help_option_names": HELP},
@@ -51,10 +51,10 @@ def penstock(
 
 
 app.command()(run)
-app.command()(serve)
+app.command(cls=GroupedCommand)(serve)
 app.command()(work)
 app.command()(flow)
-app.command()(drain)
+app.command(cls=GroupedCommand)(drain)
 app.command()(batch)
 app.command()(chat)
 app.command()(ps)

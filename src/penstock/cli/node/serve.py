@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +16,6 @@ from penstock.cli.node.settings import takes_settings
 from penstock.cli.ui.bars import ProgressBars
 from penstock.config.api_key import key_folder, read_api_key
 from penstock.config.network import NetworkConfig
-from penstock.config.node import WorkspaceConfig
 from penstock.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -48,8 +46,7 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
 
     if dry_run:
         with ProgressBars() as bars:
-            config = replace(config, workspace=WorkspaceConfig())  # nothing is made
-            previews = Node(config, progress=bars, door=False).preview()
+            previews = Node(config, progress=bars).preview()
         print("\n".join(map(shown, previews)), end="")
         return
     with ProgressBars() as bars:

@@ -13,9 +13,20 @@ import typer
 from penstock.cli.options import wrong_usage
 from penstock.config.kinds import SWITCH
 from penstock.config.settings import load_settings
-from penstock.config.table import BY_KEY, SETTINGS, Setting
+from penstock.config.table import BY_KEY, MODELS, SETTINGS, Setting
 
 SHORT = {"--model": "-m"}
+COMMON = {"--model", "--port", "--host", "--device", "--dtype", "--max-memory", "--network", "--workspace"}  # listed first
+GROUPS = {
+    MODELS: "Model and layers",
+    "server": "Server",
+    "network": "Network",
+    "limits": "Limits",
+    "workspace": "Workspace",
+    "scheduler": "Scheduling",
+    "log": "Log",
+}
+OTHER_GROUP = "Node"
 
 ConfigOption = Annotated[
     Path | None,
@@ -67,15 +78,21 @@ def _with_flags(command: Callable[..., None], shown: Sequence[Setting], *, servi
 def _parameter(setting: Setting) -> inspect.Parameter:
     if setting.kind is SWITCH:
         both = f"{setting.flag}/--no-{setting.flag.removeprefix('--')}"
-        annotation: Any = Annotated[bool | None, typer.Option(both, help=_help(setting))]
+        annotation: Any = Annotated[bool | None, typer.Option(both, help=_help(setting), rich_help_panel=_group(setting))]
     else:
         names = [setting.flag, *filter(None, [SHORT.get(setting.flag)])]
-        annotation = Annotated[str | None, typer.Option(*names, metavar=setting.metavar, help=_help(setting))]
+        option = typer.Option(*names, metavar=setting.metavar, help=_help(setting), rich_help_panel=_group(setting))
+        annotation = Annotated[str | None, option]
     return inspect.Parameter(_parameter_name(setting), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _parameter_name(setting: Setting) -> str:
     return "setting_" + setting.key.replace(".", "_")  # two tables may have settings of one name, and commands have options too
+
+
+def _group(setting: Setting) -> str | None:
+    """The group of a flag in the help; None for those that are listed first."""
+    return None if setting.flag in COMMON else GROUPS.get(setting.table, OTHER_GROUP)
 
 
 def _help(setting: Setting) -> str:

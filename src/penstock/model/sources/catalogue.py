@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.config.node import DEFAULT_MODEL as DEFAULT_MODEL
+
 
 @dataclass(frozen=True)
 class WheelModel:
@@ -31,8 +33,6 @@ class WheelModel:
     def gguf(self) -> str:
         return self.member.rpartition("/")[2]
 
-
-DEFAULT_MODEL = "smollm2-135m"
 
 CATALOGUE: tuple[WheelModel, ...] = (
     WheelModel(
