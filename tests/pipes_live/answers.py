@@ -57,6 +57,7 @@ class Stream:
     url: str
     prompt: str
     max_tokens: int = 24
+    model: str = MODEL
     tokens: list[str] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -89,7 +90,7 @@ class Stream:
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=2 * PATIENCE)
         try:
             with client.chat.completions.create(
-                model=MODEL,
+                model=self.model,
                 messages=[{"role": "user", "content": self.prompt}],
                 temperature=0,
                 max_tokens=self.max_tokens,
@@ -119,8 +120,8 @@ class Stream:
                 self.times.append(time.monotonic())
 
 
-def start_streams(url: str, prompts: Iterable[str], max_tokens: int = 24) -> list[Stream]:
-    return [Stream(url, prompt, max_tokens).start() for prompt in prompts]
+def start_streams(url: str, prompts: Iterable[str], max_tokens: int = 24, model: str = MODEL) -> list[Stream]:
+    return [Stream(url, prompt, max_tokens, model).start() for prompt in prompts]
 
 
 def wait_for_tokens(streams: Sequence[Stream], least: int) -> None:
@@ -171,13 +172,15 @@ class Traffic:
 class Oracle:
     """One lone process in float32, and what it answered: each question is asked once."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, model: str = MODEL) -> None:
         self._url = url
+        self._model = model
         self._known: dict[tuple[str, int], Stream] = {}
 
     def prepare(self, prompts: Iterable[str], max_tokens: int) -> None:
         """Ask together what will be asked: that is quicker."""
-        fresh = {prompt: Stream(self._url, prompt, max_tokens) for prompt in prompts if (prompt, max_tokens) not in self._known}
+        unknown = [prompt for prompt in prompts if (prompt, max_tokens) not in self._known]
+        fresh = {prompt: Stream(self._url, prompt, max_tokens, self._model) for prompt in unknown}
         for stream in fresh.values():
             stream.start()
         wait_for_all(list(fresh.values()))

@@ -66,6 +66,7 @@ class Spec:
 class Common:
     """What all nodes of a cluster have in common."""
 
+    model: str = MODEL
     chunk: int = 64
     lease_ms: int = 1000
     recovery_timeout: float = 90.0
@@ -199,7 +200,6 @@ class Cluster:
         others = [f"tcp/127.0.0.1:{other.port}" for other in self.nodes.values() if other is not node]
         text = NODE_FILE.format(
             name=name,
-            model=MODEL,
             layers=node.spec.layers,
             ends=str(node.spec.ends).lower(),
             kv_memory=node.spec.kv_memory,

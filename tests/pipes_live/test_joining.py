@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
+from tests.pipes_live.tiny import write_tiny_model
 from tests.server import Server, clean_environment, free_port, running_server, until_ready
 
 pytestmark = pytest.mark.slow
@@ -134,19 +135,22 @@ def test_three_machines_from_create_to_a_streamed_answer_and_a_lost_laptop(machi
 
 
 def test_private_layers_work_beside_a_node_that_holds_everything_and_a_long_prompt_gets_the_memory_of_an_idle_one(
-    machine: Callable[..., Machine],
+    machine: Callable[..., Machine], tmp_path: Path, default_model_folder: Path
 ) -> None:
+    """A tiny model: only how many tokens there is memory for is the point (some 25,000 at b, some 20,000 at a)."""
+    (tmp_path / "model").mkdir()
+    model = str(write_tiny_model(tmp_path / "model", default_model_folder, layers=30))
     a, b = machine("a", own_cache=False), machine("b", own_cache=False)
     b.create("home")
     a.join(b.penstock("network", "invite", "a"))
-    everything = b.serve("--max-memory", "900MB")
+    everything = b.serve("--model", model, "--max-memory", "110MB")
     assert held(everything) == {"b": [[0, 30]]}
-    private = a.serve("--private-layers", "2,2", "--max-memory", "200MB")
+    private = a.serve("--model", model, "--private-layers", "2,2", "--max-memory", "23MB")
     until_ready(private)
     hops = private.get("/network")["pipes"][0]["route"]["hops"]
     assert [(hop["node"], hop["layers"]) for hop in hops] == [("a", [0, 2]), ("b", [2, 28]), ("a", [28, 30])]
     client = OpenAI(base_url=f"{private.url}/v1", api_key="none", max_retries=0)
-    long = client.completions.create(model=MODEL, prompt="The river runs to the sea. " * 1000, max_tokens=4, temperature=0)
+    long = client.completions.create(model=model, prompt="The river runs to the sea. " * 1000, max_tokens=4, temperature=0)
     assert long.usage is not None
     assert long.usage.prompt_tokens > 6000
 

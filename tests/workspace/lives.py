@@ -273,8 +273,7 @@ def restart(path: Path, ledger: Ledger, *, tidy: bool = True) -> list[str]:
         except (OSError, PenstockError) as error:
             raise Broken("nothing is stuck", f"{type(error).__name__}: {error}") from error
         check_all_ended(path, ledger, tidy)
-        check_sealed(sealed, path)
-        sealed = seals(path)
+        sealed = check_sealed(sealed, path)
         before = dict(ledger.jobs)
         for key, prompt in keys.items():
             life.submit(prompt, key)
@@ -301,10 +300,11 @@ def check_all_ended(path: Path, ledger: Ledger, tidy: bool = True) -> None:
             raise Broken("nothing is stuck", f"{job_id} is still at {sorted(places)}")
 
 
-def check_sealed(sealed: dict[Path, tuple[int, bytes]], path: Path) -> None:
+def check_sealed(sealed: dict[str, tuple[int, bytes]], path: Path) -> dict[str, tuple[int, bytes]]:
+    """Returns what is sealed now."""
     now = seals(path)
-    changed = [str(file.relative_to(path)) for file, seal in sealed.items() if now.get(file) != seal]
-    folders = {file for file in sealed if file.is_dir()}
-    added = [str(file.relative_to(path)) for file in now if file not in sealed and file.parent in folders]
+    changed = [os.path.relpath(file, path) for file, seal in sealed.items() if now.get(file) != seal]
+    added = [os.path.relpath(file, path) for file in now if file not in sealed and os.path.dirname(file) in sealed]
     if changed or added:
         raise Broken("an end stays", f"changed: {changed}, added: {added}")
+    return now

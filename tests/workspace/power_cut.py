@@ -300,10 +300,12 @@ def _tree(folders: dict[Inode, dict[str, Inode]], files: dict[Inode, bytes], roo
     return {name: files[child] if child in files else _tree(folders, files, child) for name, child in entries}
 
 
-def build(tree: Tree, path: Path) -> None:
-    path.mkdir()
+def build(tree: Tree, path: Path | str) -> None:
+    os.mkdir(path)
     for name, inside in tree.items():
         if isinstance(inside, bytes):
-            (path / name).write_bytes(inside)
+            file = os.open(f"{path}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            os.write(file, inside)
+            os.close(file)
         else:
-            build(inside, path / name)
+            build(inside, f"{path}/{name}")

@@ -329,12 +329,21 @@ class Graphs(RuleBasedStateMachine):
         raise AssertionError(f"these wait for ever: {places}")
 
 
-Graphs.TestCase.settings = settings(
+WALKS = settings(
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=60,
+    max_examples=15,
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestGraphs = pytest.mark.timeout(300)(Graphs.TestCase)
+
+
+class LongGraphs(Graphs):
+    """Many more walks."""
+
+
+Graphs.TestCase.settings = WALKS
+LongGraphs.TestCase.settings = settings(WALKS, max_examples=60)
+TestGraphs = Graphs.TestCase
+TestLongGraphs = pytest.mark.slow(LongGraphs.TestCase)

@@ -41,6 +41,7 @@ def run(command: list[str], where: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=where, env=environment, text=True, capture_output=True, timeout=250, check=False)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_do_what_they_say(where: Path) -> None:
     """In one shell, as somebody would type them; then the jobs that were made by hand and from Python are drained too."""
     lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]

@@ -133,12 +133,17 @@ def live(path: Path, ledger: Ledger, disk: Disk, *, cancel: bool) -> None:
     server.end()
 
 
+EVERY = [pytest.param(1, marks=pytest.mark.slow, id="every step"), pytest.param(7, id="every seventh")]
+
+
+@pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("cancel", [False, True], ids=["to its end", "cancelled in the middle"])
-def test_a_server_may_die_at_any_step_of_a_batch(folder: Path, cancel: bool) -> None:
+def test_a_server_may_die_at_any_step_of_a_batch(folder: Path, cancel: bool, every: int) -> None:
     counted = SteppingDisk()
     live(folder / "counted", Ledger(), counted, cancel=cancel)
     assert counted.steps
-    for number, step in enumerate([*counted.steps, "after the last"], 1):
+    steps = [*counted.steps, "after the last"]
+    for number, step in reversed(list(enumerate(steps, 1))[::-every]):  # the last one always
         path, ledger = folder / str(number), Ledger()
         with process():
             live(path, ledger, KillingDisk(number), cancel=cancel)
@@ -155,8 +160,9 @@ def test_a_server_may_die_at_any_step_of_a_batch(folder: Path, cancel: bool) -> 
         after.end()
 
 
-def test_any_call_may_fail_and_the_batch_goes_on_later(folder: Path) -> None:
-    for number in itertools.count(1):
+@pytest.mark.parametrize("every", EVERY)
+def test_any_call_may_fail_and_the_batch_goes_on_later(folder: Path, every: int) -> None:
+    for number in itertools.count(1, every):
         server = Server(folder / str(number), Ledger(), disk := FailingDisk(number), room=2)
         batch = server.submit(jsonl(LINES))
         while not server.batches.get(batch).end:

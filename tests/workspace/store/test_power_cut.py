@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,17 @@ def folder() -> Iterator[Path]:
         yield path
 
 
+LONG = BY_NAME["claim to end"]  # all that is done to one job: hundreds of states of the disk
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_the_power_may_go_at_any_moment(scenario: Scenario, folder: Path) -> None:
-    assert cut_everywhere(film(scenario, folder / "film"), folder)
+    assert cut_everywhere(film(scenario, folder / "film"), folder, limit=4 if scenario is LONG else 32)
+
+
+@pytest.mark.slow
+def test_the_power_may_go_at_any_moment_of_a_whole_life(folder: Path) -> None:
+    assert cut_everywhere(film(LONG, folder / "film"), folder)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
@@ -35,22 +44,24 @@ def test_what_was_told_does_not_need_atomic_moves(scenario: Scenario, folder: Pa
 
 # ---- after a death or an error, before anything else made it safe ----
 
-BRIEFLY = [
-    BY_NAME[name]
-    for name in (
-        "create and submit",
-        "submit with a key",
-        "finish",
-        "fail",
-        "give back a survivor",
-        "recover an orphan",
-        "cancel an orphan",
-        "clean up",
-    )
-]
+BRIEFLY = (
+    "create and submit",
+    "submit with a key",
+    "finish",
+    "fail",
+    "give back a survivor",
+    "recover an orphan",
+    "cancel an orphan",
+    "clean up",
+)
 
 
-@pytest.mark.parametrize("scenario", BRIEFLY, ids=str)
+def brief_ones(*quick: str) -> list[Any]:
+    """The others are slow."""
+    return [pytest.param(BY_NAME[name], marks=[pytest.mark.slow] * (name not in quick), id=name) for name in BRIEFLY]
+
+
+@pytest.mark.parametrize("scenario", brief_ones("submit with a key", "finish", "give back a survivor", "recover an orphan"))
 def test_the_power_may_go_after_a_process_died(scenario: Scenario, folder: Path) -> None:
     """Others see what the dead one wrote, as the kernel does; and they were told things that must hold on the disk."""
     for step in range(1, len(count_steps(scenario, folder / "counted" / "workspace")) + 1):
@@ -59,7 +70,7 @@ def test_the_power_may_go_after_a_process_died(scenario: Scenario, folder: Path)
         )
 
 
-@pytest.mark.parametrize("scenario", BRIEFLY, ids=str)
+@pytest.mark.parametrize("scenario", brief_ones("fail", "give back a survivor", "recover an orphan"))
 def test_the_power_may_go_after_a_sync_failed(scenario: Scenario, folder: Path) -> None:
     for number in range(1, len(film(scenario, folder / "counted").syncs) + 1):
         cut_everywhere(
@@ -70,10 +81,12 @@ def test_the_power_may_go_after_a_sync_failed(scenario: Scenario, folder: Path) 
 # ---- batches ----
 
 
-def test_the_power_may_go_at_any_moment_of_a_batch(folder: Path) -> None:
-    assert batch_films.cut_everywhere(batch_films.film(folder / "film"), folder, moves=Moves.BOTH)
+@pytest.mark.parametrize("limit", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_power_may_go_at_any_moment_of_a_batch(folder: Path, limit: int) -> None:
+    assert batch_films.cut_everywhere(batch_films.film(folder / "film"), folder, moves=Moves.BOTH, limit=limit)
 
 
+@pytest.mark.slow
 def test_the_power_may_go_after_a_sync_of_a_batchs_journal_failed(folder: Path) -> None:
     """What can be read then need not be on the disk, and another sync would not bring it there."""
     syncs = batch_films.film(folder / "counted").syncs
@@ -117,6 +130,7 @@ FOR_SPEED = {"append: tokens.bin"}  # what is lost of it is computed again
 AFTER_A_DEATH = {"roll_forward: usage.json", "roll_forward: the job"}  # that came before these syncs
 
 
+@pytest.mark.slow
 def test_every_sync_is_needed(folder: Path) -> None:
     """And these tests notice each that is left out: the table says by which promise that is not kept then."""
     noticed: dict[str, set[str]] = {}
@@ -154,6 +168,7 @@ BATCHES_NEED = {
 }
 
 
+@pytest.mark.slow
 def test_every_sync_of_a_batch_is_needed(folder: Path) -> None:
     """Beside those of its jobs, which are above."""
     assert set(batch_films.film(folder / "whole").syncs) - NEEDED.keys() == BATCHES_NEED.keys()

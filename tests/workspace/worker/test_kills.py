@@ -41,6 +41,7 @@ def folder() -> Iterator[Path]:
         yield path
 
 
+@pytest.mark.slow
 def test_kills_lose_nothing_and_repeat_little(folder: Path) -> None:
     check_kills(folder, kills=KILLS, jobs=JOBS, seed=1)
 

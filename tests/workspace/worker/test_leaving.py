@@ -119,9 +119,9 @@ def test_what_a_job_says_after_it_was_given_back_is_written_nowhere(queue: Queue
 DRAIN_SLOWLY = """
 import sys, time
 from pathlib import Path
-from penstock.workspace.layout import Workspace
-from penstock.workspace.pool import Pool
-from tests.workspace.test_leaving import Deaf
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.worker.pool import Pool
+from tests.workspace.worker.test_leaving import Deaf
 class Slow(Workspace):
     def give_back(self, held, **how):
         print("giving back", flush=True)

@@ -38,8 +38,8 @@ NOBODY = 65534
 DRAIN_AS_NOBODY = """
 import os, sys
 import platform, watchfiles
-from penstock.workspace import pool
-from penstock.workspace.layout import Workspace
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.worker import pool
 from tests.workspace.runners import FakeRunner
 if os.getuid() == 0:
     os.setgroups([])
