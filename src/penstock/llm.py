@@ -58,7 +58,7 @@ class RequestOutput:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
 
-    def take(self, update: JobUpdate) -> None:
+    def apply(self, update: JobUpdate) -> None:
         match update:
             case TokensOut(index, text, token_ids, logprobs):
                 output = self.outputs[index]
@@ -128,9 +128,9 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete each prompt (text or token ids), all of them together, and return the results in the same order."""
-        several = _several(prompts)
-        each = _params_for(len(several), sampling_params)
-        return self._run([JobRequest(prompt=p, sampling=s) for p, s in zip(several, each, strict=True)], use_tqdm)
+        prompt_list = _as_list(prompts)
+        each = _params_for(len(prompt_list), sampling_params)
+        return self._run([JobRequest(prompt=p, sampling=s) for p, s in zip(prompt_list, each, strict=True)], use_tqdm)
 
     def chat(
         self,
@@ -147,7 +147,7 @@ class LLM:
     def embed(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[list[float]]:
         """The embedding of each prompt (text or token ids), in the same order: the mean of its last hidden states, not scaled
         to any length."""
-        results = self._run([JobRequest(prompt=p, embed=True) for p in _several(prompts)], use_tqdm, "Embedding")
+        results = self._run([JobRequest(prompt=p, embed=True) for p in _as_list(prompts)], use_tqdm, "Embedding")
         return [result.embedding for result in results]
 
     def close(self) -> None:
@@ -160,12 +160,12 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _run(self, requests: list[JobRequest], use_tqdm: bool, doing: str = "Generating") -> list[RequestOutput]:
+    def _run(self, requests: list[JobRequest], use_tqdm: bool, label: str = "Generating") -> list[RequestOutput]:
         handles: list[JobHandle] = []
         try:
             for request in requests:
                 handles.append(self.start(request))  # noqa: PERF401 - if one is refused, those before it are cancelled
-            return list(_with_bar(self._collect(requests, handles), len(requests), use_tqdm, doing))
+            return list(_with_bar(self._collect(requests, handles), len(requests), use_tqdm, label))
         except BaseException:
             for handle in handles:  # nothing goes on in the background that nobody will read
                 handle.cancel()
@@ -180,24 +180,24 @@ class LLM:
             for update in handle:
                 if isinstance(update, JobFailed):
                     raise update.error
-                result.take(update)
+                result.apply(update)
             yield result
 
 
-def _several(prompts: Prompts) -> Sequence[Any]:
+def _as_list(prompts: Prompts) -> Sequence[Any]:
     """A single prompt is a list of one."""
     return [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else prompts
 
 
-def _params_for(count: int, given: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
-    if len(given) != count:
-        raise PenstockError(f"{len(given)} SamplingParams for {count} prompts.", hint="Give one, or one for each.")
-    return list(given)
+def _params_for(count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise PenstockError(f"{len(params)} SamplingParams for {count} prompts.", hint="Give one, or one for each.")
+    return list(params)
 
 
-def _with_bar(results: Iterable[RequestOutput], total: int, show: bool, doing: str) -> Iterable[RequestOutput]:
+def _with_bar(results: Iterable[RequestOutput], total: int, show: bool, label: str) -> Iterable[RequestOutput]:
     """A bar on a terminal, and nothing anywhere else."""
     import sys
 
@@ -206,4 +206,4 @@ def _with_bar(results: Iterable[RequestOutput], total: int, show: bool, doing: s
         return
     from rich.progress import track
 
-    yield from track(results, description=doing, total=total)
+    yield from track(results, description=label, total=total)

@@ -199,7 +199,7 @@ def test_a_record_with_a_value_that_cannot_be_is_told_by_its_file_and_the_others
     folder.add("carol")
     with pytest.raises(ConfigError, match=re.escape(str(file))):
         folder.records()
-    found = folder.look()
+    found = folder.contents()
     assert [record.name for record in found.records] == ["carol"]
     assert len(found.broken) == 1
 
@@ -210,7 +210,7 @@ def test_whatever_a_file_holds_it_is_a_record_or_an_error_that_names_it(
 ) -> None:
     folder = KeyFolder(tmp_path_factory.mktemp("keys"))
     (folder.path / "bob.json").write_bytes(data)
-    found = folder.look()
+    found = folder.contents()
     assert found.records == ()
     assert str(folder.path / "bob.json") in found.broken[0].message
 

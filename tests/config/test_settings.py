@@ -88,7 +88,7 @@ JOINING = {
 @pytest.fixture(autouse=True)
 def readable_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here it does not matter what key files hold."""
-    monkeypatch.setattr("penstock.config.api_key._contents", lambda file: "a-long-enough-key")
+    monkeypatch.setattr("penstock.config.api_key._read_key_file", lambda file: "a-long-enough-key")
 
 
 def node_file(folder: Path, text: str) -> Path:

@@ -74,14 +74,14 @@ def test_the_nucleus_is_a_share_of_everything_and_the_same_beside_a_wide_one() -
     narrow = row(seed=1, temperature=1.0, top_p=0.9)
     wide = row(seed=2, temperature=1.0, top_p=0.99)
     logits = logits_of(share)
-    from penstock.model.sampler import _least
+    from penstock.model.sampler import _min_probability
 
-    alone = _least(torch.softmax(logits, -1), [narrow.params])
-    beside = _least(torch.softmax(logits.repeat(2, 1), -1), [narrow.params, wide.params])
+    alone = _min_probability(torch.softmax(logits, -1), [narrow.params])
+    beside = _min_probability(torch.softmax(logits.repeat(2, 1), -1), [narrow.params, wide.params])
     assert alone[0] == beside[0]
     steep = torch.linspace(0, -12, VOCAB).unsqueeze(0)
     probabilities = torch.softmax(steep, -1)
-    least = _least(probabilities, [narrow.params])
+    least = _min_probability(probabilities, [narrow.params])
     kept = probabilities[probabilities >= least].sum()
     assert 0.9 <= kept < 0.905
 

@@ -148,13 +148,13 @@ def test_what_is_revoked_while_a_list_of_others_is_kept_is_not_written_over(
     of_others = authority.revoke("b")
     authority.forget()
     of_a_command = authority.revoke("c")
-    alone_in = files.alone_in
+    locked_folder = files.locked_folder
 
     def after_a_command(folder: Path) -> contextlib.AbstractContextManager[None]:
         (folder / "a.revoked").write_bytes(of_a_command)
-        return alone_in(folder)
+        return locked_folder(folder)
 
-    monkeypatch.setattr(files, "alone_in", after_a_command)
+    monkeypatch.setattr(files, "locked_folder", after_a_command)
     assert blocklist.offer(of_others)
     assert {record.node for record in blocklist.current.records.values()} == {"b", "c"}
     assert (authority.folder / "a.revoked").read_bytes() == blocklist.data

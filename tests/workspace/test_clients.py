@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.prompt import LONGEST
+from penstock.cli.prompt import MAX_PROMPT_BYTES
 from penstock.config.node import MAX_WORKSPACE_JOBS, WorkspaceConfig
 from penstock.errors import ConfigError, KeyTaken, RequestError, UnknownJob, WorkspaceError
 from penstock.workspace import flow as flow_module
@@ -275,8 +275,8 @@ def test_a_prompt_without_an_end_is_refused_before_its_end(
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=(pipe := Endless()), isatty=lambda: False))
     code, out, err = in_this_process(monkeypatch, capsys, "work", queue.path, "-")
     assert (code, out) == (2, "")
-    assert f"more than {LONGEST} bytes" in " ".join(err.split())
-    assert pipe.read_bytes == LONGEST + 1
+    assert f"more than {MAX_PROMPT_BYTES} bytes" in " ".join(err.split())
+    assert pipe.read_bytes == MAX_PROMPT_BYTES + 1
     assert queue.flow.counts()[Status.QUEUED] == 0
 
 

@@ -34,20 +34,20 @@ def exit_codes() -> Iterator[None]:
     except PenstockError as error:
         if _debugging():
             raise
-        tell(error.message, error.hint)
+        print_error(error.message, error.hint)
         raise SystemExit(FAILED) from None
     except Exception as error:
         if _debugging():
             raise
-        tell(
-            f"Penstock met something it did not expect: {_named(error)}",
+        print_error(
+            f"Penstock met something it did not expect: {_describe(error)}",
             "Run the same command with PENSTOCK_DEBUG=1 to see where. "
             "If it looks like a bug, please open an issue with that output and what `penstock doctor` says.",
         )
         raise SystemExit(FAILED) from None
 
 
-def tell(message: str, hint: str = "") -> None:
+def print_error(message: str, hint: str = "") -> None:
     print(f"error: {message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)
@@ -57,5 +57,5 @@ def _debugging() -> bool:
     return os.environ.get("PENSTOCK_DEBUG", "") not in ("", "0")
 
 
-def _named(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

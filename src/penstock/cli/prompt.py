@@ -7,7 +7,7 @@ import sys
 import typer
 
 NAME = "PROMPT"
-LONGEST = 16 << 20  # bytes
+MAX_PROMPT_BYTES = 16 << 20  # bytes
 
 
 def prompt_text(prompt: str | None, example: str) -> str:
@@ -16,9 +16,9 @@ def prompt_text(prompt: str | None, example: str) -> str:
         raise _bad(f"There is nothing to answer. Try: {example}")
     try:
         if prompt is None or prompt == "-":
-            data = sys.stdin.buffer.read(LONGEST + 1)
-            if len(data) > LONGEST:
-                raise _bad(f"It has more than {LONGEST} bytes, which no model here reads.")
+            data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+            if len(data) > MAX_PROMPT_BYTES:
+                raise _bad(f"It has more than {MAX_PROMPT_BYTES} bytes, which no model here reads.")
             text = data.decode("utf-8").removesuffix("\n")
         else:
             text = prompt.encode("utf-8", "surrogateescape").decode("utf-8")

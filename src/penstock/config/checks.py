@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 
-from penstock.config.kinds import shown
+from penstock.config.kinds import format_value
 from penstock.errors import ConfigError
 
 
 def unusable(name: str, value: object, hint: str) -> ConfigError:
-    return ConfigError(f"{name} = {shown(value)} cannot be used.", hint=hint)
+    return ConfigError(f"{name} = {format_value(value)} cannot be used.", hint=hint)
 
 
-def check_whole(name: str, value: object, *, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise unusable(name, value, f"Give a whole number from {least} up.")
+def check_whole(name: str, value: object, *, minimum: int) -> None:
+    if type(value) is not int or value < minimum:
+        raise unusable(name, value, f"Give a whole number from {minimum} up.")
 
 
-def check_seconds(name: str, value: float, *, zero: bool = False) -> None:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise unusable(name, value, f"Give a number of seconds {'from 0 up' if zero else 'above 0'}.")
+def check_seconds(name: str, value: float, *, allow_zero: bool = False) -> None:
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+        raise unusable(name, value, f"Give a number of seconds {'from 0 up' if allow_zero else 'above 0'}.")
 
 
 def is_address(host: str) -> bool:

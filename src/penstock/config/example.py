@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.config.kinds import PAIRS, quoted
+from penstock.config.kinds import PAIRS, toml_string
 from penstock.config.table import MODELS, OWNERS, SETTINGS, Setting, in_table
 
-HEAD = """\
+HEADER = """\
 # A Penstock node. Each setting has its default here; one that is commented out has none and shows a sample.
 # Flags and the environment come before this file: port is also --port and PENSTOCK_PORT.
 """
@@ -15,7 +15,7 @@ HEAD = """\
 
 def example() -> str:
     """The text of a node file that says what would be so without it."""
-    return "\n".join([HEAD, *map(_table, OWNERS), *(_pairs(setting) for setting in SETTINGS if setting.kind is PAIRS)])
+    return "\n".join([HEADER, *map(_table, OWNERS), *(_pairs(setting) for setting in SETTINGS if setting.kind is PAIRS)])
 
 
 def _table(table: str) -> str:
@@ -37,5 +37,5 @@ def _lines(setting: Setting) -> Iterator[str]:
 
 def _pairs(setting: Setting) -> str:
     """A table of its own, which reads better than braces on one line."""
-    lines = [f"# {quoted(name)} = {quoted(target)}" for name, target in setting.sample.items()]
+    lines = [f"# {toml_string(name)} = {toml_string(target)}" for name, target in setting.sample.items()]
     return "\n".join([f"[{setting.key}]", f"# {setting.about}", *lines]) + "\n"

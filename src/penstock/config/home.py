@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.config.network import ALONE, NAME
+from penstock.config.network import NAME, NO_NETWORK
 from penstock.errors import ConfigError
 
-VARIABLE = "PENSTOCK_HOME"
+HOME_VARIABLE = "PENSTOCK_HOME"
 CURRENT = "current"
-RESERVED = (ALONE, CURRENT)  # no network has such a name
-OTHERS = 0o077  # the rights of everybody but the owner
-MOST_BYTES = 1 << 20
-TEXTS, LISTS = ("name", "node", "created"), ("listen", "connect", "addresses")  # in network.json
-USE = "penstock network use NAME"
+RESERVED = (NO_NETWORK, CURRENT)  # no network has such a name
+GROUP_AND_OTHERS = 0o077  # the rights of everybody but the owner
+MAX_FILE_BYTES = 1 << 20
+TEXT_FIELDS, LIST_FIELDS = ("name", "node", "created"), ("listen", "connect", "addresses")  # in network.json
+USE_COMMAND = "penstock network use NAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class JoinedNetwork:
 
     def contents(self) -> bytes:
         """The file network.json."""
-        values = {name: getattr(self, name) for name in (*TEXTS, *LISTS)}
+        values = {name: getattr(self, name) for name in (*TEXT_FIELDS, *LIST_FIELDS)}
         return json.dumps(values, indent=2).encode() + b"\n"
 
 
@@ -95,7 +95,9 @@ class Home:
         """The network that `penstock serve` joins where nobody says otherwise."""
         name = self.current_name()
         if name is not None and name not in self.names():
-            raise ConfigError(f"{self.current_file} names '{name}', which is no network of this machine.", hint=f"Run: {USE}")
+            raise ConfigError(
+                f"{self.current_file} names '{name}', which is no network of this machine.", hint=f"Run: {USE_COMMAND}"
+            )
         return name
 
     def current_name(self) -> str | None:
@@ -105,7 +107,7 @@ class Home:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self.current_file} cannot be read: {error}.", hint=f"Run: {USE}") from None
+            raise ConfigError(f"{self.current_file} cannot be read: {error}.", hint=f"Run: {USE_COMMAND}") from None
 
     def folder(self, name: str) -> Path:
         return self.networks / name
@@ -124,7 +126,7 @@ class Home:
 
 def home(environ: Mapping[str, str]) -> Home | None:
     """None where the environment tells of no home: such a process is in no network."""
-    if named := environ.get(VARIABLE):
+    if named := environ.get(HOME_VARIABLE):
         return Home(Path(named).absolute())
     if config := environ.get("XDG_CONFIG_HOME"):
         return Home(Path(config).absolute() / "penstock")
@@ -142,7 +144,7 @@ def refuse_readable_by_others(*paths: Path) -> None:
             continue
         except OSError as error:
             raise ConfigError(f"{path} cannot be looked at: {error.strerror}.") from None
-        if mode & OTHERS:
+        if mode & GROUP_AND_OTHERS:
             raise ConfigError(
                 f"{path} can be used by other users of this machine (its mode is {mode:04o}).",
                 hint=f"If they cannot have copied it yet, run: chmod {'700' if path.is_dir() else '600'} {path}",
@@ -153,15 +155,15 @@ def _read(folder: Path, name: str) -> JoinedNetwork:
     file = folder / "network.json"
     try:
         with file.open("rb") as stream:
-            found = json.loads(stream.read(MOST_BYTES))
-        values = {key: _text(found.pop(key)) for key in TEXTS}
-        lists = {key: tuple(map(_text, found.pop(key))) for key in LISTS}
+            found = json.loads(stream.read(MAX_FILE_BYTES))
+        values = {key: _text(found.pop(key)) for key in TEXT_FIELDS}
+        lists = {key: tuple(map(_text, found.pop(key))) for key in LIST_FIELDS}
         if found or values["name"] != name:
             raise ValueError
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}.", hint=_again(name)) from None
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.", hint=_restore_hint(name)) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise ConfigError(f"{file} does not hold what it should.", hint=_again(name)) from None
+        raise ConfigError(f"{file} does not hold what it should.", hint=_restore_hint(name)) from None
     return JoinedNetwork(folder=folder, **values, **lists)  # type: ignore[arg-type]
 
 
@@ -171,13 +173,14 @@ def _text(value: object) -> str:
     return value
 
 
-def _again(name: str) -> str:
+def _restore_hint(name: str) -> str:
     return f"Restore it, or leave (penstock network leave {name}) and join with a new invitation."
 
 
 def this_home() -> Home:
     if (found := home(os.environ)) is None:
         raise ConfigError(
-            "There is no place for the networks and keys of this machine: HOME is not set.", hint=f"Set {VARIABLE} to a folder."
+            "There is no place for the networks and keys of this machine: HOME is not set.",
+            hint=f"Set {HOME_VARIABLE} to a folder.",
         )
     return found

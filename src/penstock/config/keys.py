@@ -19,14 +19,14 @@ from penstock.config.checks import check_whole, unusable
 from penstock.config.network import NAME
 from penstock.errors import ConfigError
 
-MARK = "sk-penstock-"  # tells people, and programs that look for leaked keys, what it is
+KEY_PREFIX = "sk-penstock-"  # tells people, and programs that look for leaked keys, what it is
 RANDOM_BYTES = 32
-TAIL = 4  # characters by which somebody finds the key that they hold
+TAIL_CHARS = 4  # characters by which somebody finds the key that they hold
 SUFFIX = ".json"
-MOST_BYTES = 1 << 16
+MAX_FILE_BYTES = 1 << 16
 PRIORITIES = range(-10, 11)  # as requests have them
 WRITABLE_BY_OTHERS = 0o022
-SETTLED = 2 * 10**9  # nanoseconds; the clock of some file systems goes in steps as long
+CLOCK_STEP_NS = 2 * 10**9  # nanoseconds; the clock of some file systems goes in steps as long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class KeyLimits:
     def __post_init__(self) -> None:
         for name in ("jobs", "tokens_per_minute"):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least=1)
+                check_whole(name, getattr(self, name), minimum=1)
         if self.priority is not None and (type(self.priority) is not int or self.priority not in PRIORITIES):
             raise unusable("priority", self.priority, f"Give a whole number from {PRIORITIES[0]} to {PRIORITIES[-1]}.")
         if self.models is not None and not (self.models and all(isinstance(name, str) and name.strip() for name in self.models)):
@@ -92,10 +92,10 @@ class KeyFolder:
 
     def add(self, name: str, limits: KeyLimits = NO_LIMITS) -> str:
         """The new key. It is nowhere else: whoever loses it makes another."""
-        key = MARK + secrets.token_urlsafe(RANDOM_BYTES)
-        record = KeyRecord(name=name, sha256=digest(key), tail=key[-TAIL:], created=_now(), limits=limits)
-        files.keep_folder(self.path)
-        with files.alone_in(self.path):
+        key = KEY_PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
+        record = KeyRecord(name=name, sha256=digest(key), tail=key[-TAIL_CHARS:], created=_now(), limits=limits)
+        files.ensure_folder(self.path)
+        with files.locked_folder(self.path):
             self._refuse_writable(self.path)
             if self._file(name).exists():
                 raise ConfigError(
@@ -107,12 +107,12 @@ class KeyFolder:
 
     def records(self) -> tuple[KeyRecord, ...]:
         """All of them, by name; raises if one file is not what it should be."""
-        found = self.look()
+        found = self.contents()
         if found.broken:
             raise found.broken[0]
         return found.records
 
-    def look(self) -> Contents:
+    def contents(self) -> Contents:
         """As `records`, for whoever must go on beside a broken file. Raises only if the folder itself cannot be used."""
         records: list[KeyRecord] = []
         broken: list[ConfigError] = []
@@ -128,7 +128,7 @@ class KeyFolder:
         if not self._file(name).exists():
             known = ", ".join(file.name.removesuffix(SUFFIX) for file in self._files())
             raise ConfigError(f"There is no key '{name}'.", hint=f"There are: {known}." if known else f"{self.path} has none.")
-        with files.alone_in(self.path):
+        with files.locked_folder(self.path):
             record = self._read(self._file(name))
             if record.revoked is not None:
                 return False
@@ -140,7 +140,7 @@ class KeyFolder:
         try:
             folder = self.path.stat()
             with os.scandir(self.path) as entries:
-                found = tuple(sorted((entry.name, *_looks(entry)) for entry in entries))
+                found = tuple(sorted((entry.name, *_file_stamp(entry)) for entry in entries))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -148,7 +148,7 @@ class KeyFolder:
         now = time.time_ns()
         # Two changes in one step of the file system's clock look like one: until that has gone on, no stamp equals another.
         latest = max(folder.st_mtime_ns, *(changed for _, changed, _, _ in found), 0)
-        return folder.st_ino, folder.st_mtime_ns, found, None if now - latest > SETTLED else now
+        return folder.st_ino, folder.st_mtime_ns, found, None if now - latest > CLOCK_STEP_NS else now
 
     # ---- inside ----
 
@@ -170,15 +170,15 @@ class KeyFolder:
         try:
             self._refuse_writable(file)
             with file.open("rb") as stream:
-                record = _record(json.loads(stream.read(MOST_BYTES)))
+                record = _record(json.loads(stream.read(MAX_FILE_BYTES)))
             if record.name != file.name.removesuffix(SUFFIX):
                 raise unusable("name", record.name, "It is the name of the file.")
         except OSError as error:
-            raise ConfigError(f"{file} cannot be read: {error.strerror}.", hint=_again(file)) from None
+            raise ConfigError(f"{file} cannot be read: {error.strerror}.", hint=_restore_hint(file)) from None
         except ConfigError as error:
             raise ConfigError(f"{file} cannot be used: {error.message}", hint=error.hint) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise ConfigError(f"{file} does not hold what it should.", hint=_again(file)) from None
+            raise ConfigError(f"{file} does not hold what it should.", hint=_restore_hint(file)) from None
         return record
 
     def _write(self, record: KeyRecord) -> None:
@@ -195,7 +195,7 @@ class KeyFolder:
             )
 
 
-def _looks(entry: os.DirEntry[str]) -> tuple[int, int, int]:
+def _file_stamp(entry: os.DirEntry[str]) -> tuple[int, int, int]:
     """What changes when a file does, also if it is written in place."""
     try:
         found = entry.stat()
@@ -217,5 +217,5 @@ def _now() -> str:
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _again(file: Path) -> str:
+def _restore_hint(file: Path) -> str:
     return f"Restore it; or make another key (penstock keys add NAME), and then remove {file.name}."

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LARGEST = 10**15  # bytes; whoever writes a size beyond it forgot that a number without a unit means GB
+MAX_SIZE_BYTES = 10**15  # bytes; whoever writes a size beyond it forgot that a number without a unit means GB
 UNITS = {"tib": 1 << 40, "gib": 1 << 30, "mib": 1 << 20, "kib": 1 << 10} | {"tb": 10**12, "gb": 10**9, "mb": 10**6, "kb": 10**3}
-SPELLED = {"tib": "TiB", "gib": "GiB", "mib": "MiB", "kib": "KiB", "tb": "TB", "gb": "GB", "mb": "MB", "kb": "kB"}
+UNIT_NAMES = {"tib": "TiB", "gib": "GiB", "mib": "MiB", "kib": "KiB", "tb": "TB", "gb": "GB", "mb": "MB", "kb": "kB"}
 SWITCH_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -32,15 +32,15 @@ class ValueKind:
     write: Callable[[Any], str]
 
 
-def quoted(text: str) -> str:
+def toml_string(text: str) -> str:
     """A TOML string; JSON's differ from it in one character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value in an error message, as a file would have it."""
     if isinstance(value, str):
-        return quoted(value)
+        return toml_string(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -71,7 +71,7 @@ def _switch(value: Any) -> bool:
     return value
 
 
-def _parsed_switch(text: str) -> bool:
+def _parse_switch(text: str) -> bool:
     if (word := text.strip().lower()) not in SWITCH_WORDS:
         raise ValueError
     return SWITCH_WORDS[word]
@@ -79,21 +79,21 @@ def _parsed_switch(text: str) -> bool:
 
 def _size(value: Any) -> int:
     if isinstance(value, str):
-        return _parsed_size(value)
-    return _checked_size(_number(value) * UNITS["gb"])
+        return _parse_size(value)
+    return _check_size(_number(value) * UNITS["gb"])
 
 
-def _parsed_size(text: str) -> int:
+def _parse_size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)?", text.strip().lower(), flags=re.ASCII)
     if not found:
         raise ValueError
     number, unit = found.groups()
     factor = {"b": 1, None: UNITS["gb"]}.get(unit) or UNITS[unit]
-    return _checked_size(int(number) * factor if number.isdecimal() else float(number) * factor)
+    return _check_size(int(number) * factor if number.isdecimal() else float(number) * factor)
 
 
-def _checked_size(size: float) -> int:
-    if not 1 <= size <= LARGEST:
+def _check_size(size: float) -> int:
+    if not 1 <= size <= MAX_SIZE_BYTES:
         raise ValueError
     return round(size)
 
@@ -101,7 +101,7 @@ def _checked_size(size: float) -> int:
 def show_size(size: int) -> str:
     """The size in the largest unit that says it exactly."""
     factor, unit = max(((factor, unit) for unit, factor in UNITS.items() if size % factor == 0), default=(1, ""))
-    return f"{size // factor}{SPELLED.get(unit, 'B')}"
+    return f"{size // factor}{UNIT_NAMES.get(unit, 'B')}"
 
 
 def _words(value: Any) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ def _words(value: Any) -> tuple[str, ...]:
     return tuple(_text(word) for word in value)
 
 
-def _parsed_words(text: str) -> tuple[str, ...]:
+def _parse_words(text: str) -> tuple[str, ...]:
     return tuple(_text(word).strip() for word in text.split(",")) if text.strip() else ()
 
 
@@ -120,8 +120,8 @@ def _pairs(value: Any) -> dict[str, str]:
     return {_text(name): _text(target) for name, target in value.items()}
 
 
-def _parsed_pairs(text: str) -> dict[str, str]:
-    pairs = [word.partition("=") for word in _parsed_words(text)]
+def _parse_pairs(text: str) -> dict[str, str]:
+    pairs = [word.partition("=") for word in _parse_words(text)]
     if len({name.strip() for name, _, _ in pairs}) < len(pairs):
         raise ValueError
     return {_text(name).strip(): _text(target).strip() for name, _, target in pairs}
@@ -129,17 +129,17 @@ def _parsed_pairs(text: str) -> dict[str, str]:
 
 # ---- the kinds ----
 
-TEXT = ValueKind("TEXT", "a text", _text, _text, str, quoted)
+TEXT = ValueKind("TEXT", "a text", _text, _text, str, toml_string)
 WHOLE = ValueKind("N", "a whole number", _whole, int, str, str)
 SECONDS = ValueKind("SECONDS", "a number of seconds", _number, lambda text: _number(float(text)), str, str)
-SWITCH = ValueKind("", "true or false", _switch, _parsed_switch, lambda on: str(on).lower(), lambda on: str(on).lower())
+SWITCH = ValueKind("", "true or false", _switch, _parse_switch, lambda on: str(on).lower(), lambda on: str(on).lower())
 SIZE = ValueKind(
     "SIZE",
     'a size such as "1.5GB", "800MB" or "2GiB" (a number alone means GB)',
     _size,
-    _parsed_size,
+    _parse_size,
     show_size,
-    lambda size: quoted(show_size(size)),
+    lambda size: toml_string(show_size(size)),
 )
 PATH = ValueKind(
     "FILE",
@@ -147,23 +147,23 @@ PATH = ValueKind(
     lambda value: Path(_text(value)).expanduser(),
     lambda text: Path(_text(text)).expanduser(),
     str,
-    lambda path: quoted(str(path)),
+    lambda path: toml_string(str(path)),
 )
 WORDS = ValueKind(
     "A,B,…",
     'a list of texts: ["a", "b"] in a file, a,b elsewhere',
     _words,
-    _parsed_words,
+    _parse_words,
     ",".join,
-    lambda words: f"[{', '.join(map(quoted, words))}]",
+    lambda words: f"[{', '.join(map(toml_string, words))}]",
 )
 PAIRS = ValueKind(
     "NAME=MODEL,…",
     'names and what they stand for: a table of "name" = "value" in a file, name=value,name=value elsewhere',
     _pairs,
-    _parsed_pairs,
+    _parse_pairs,
     lambda pairs: ",".join(f"{name}={target}" for name, target in pairs.items()),
-    lambda pairs: "{" + ", ".join(f"{quoted(name)} = {quoted(target)}" for name, target in pairs.items()) + "}",
+    lambda pairs: "{" + ", ".join(f"{toml_string(name)} = {toml_string(target)}" for name, target in pairs.items()) + "}",
 )
 
 
@@ -173,4 +173,4 @@ def one_of(*names: str) -> ValueKind:
             raise ValueError
         return str(value)
 
-    return ValueKind("|".join(names), f"one of: {', '.join(names)}", read, read, str, quoted)
+    return ValueKind("|".join(names), f"one of: {', '.join(names)}", read, read, str, toml_string)

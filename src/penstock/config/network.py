@@ -12,18 +12,18 @@ from penstock.errors import ConfigError
 
 MODES = ("peer", "router", "client")
 PROTOCOLS = ("tcp", "udp", "tls", "quic")
-SECURE = ("tls", "quic")  # both sides show a certificate
-FILES = ("ca_file", "certificate_file", "key_file")
-SHORTEST_LEASE = 200  # milliseconds; below it a busy machine is taken for a dead one
-OPEN_IT = "set network.open = true (--open-network) where everybody who can reach this machine is trusted."
+SECURE_PROTOCOLS = ("tls", "quic")  # both sides show a certificate
+CERTIFICATE_FILES = ("ca_file", "certificate_file", "key_file")
+MIN_LEASE_MS = 200  # milliseconds; below it a busy machine is taken for a dead one
+OPEN_HINT = "set network.open = true (--open-network) where everybody who can reach this machine is trusted."
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a network, and of a node
-ALONE = "none"  # the name of no network
+NO_NETWORK = "none"  # the name of no network
 
 _ENDPOINT = re.compile(
     r"(?P<protocol>[a-z]+)/(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):(?P<port>\d{1,5})"
 )
-_NEARLY = re.compile(r"(?:[A-Za-z]+:?/*/)?(?P<rest>[^/\s]+:\d{1,5})/?")  # forgotten protocol, or tcp://
+_ALMOST_ENDPOINT = re.compile(r"(?:[A-Za-z]+:?/*/)?(?P<rest>[^/\s]+:\d{1,5})/?")  # forgotten protocol, or tcp://
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ class NetworkConfig:
             raise unusable("name", self.name, "Use up to 64 letters, digits, dots, dashes and underscores.")
         if self.mode not in MODES:
             raise unusable("mode", self.mode, f"Use one of: {', '.join(MODES)}.")
-        check_whole("lease_ms", self.lease_ms, least=SHORTEST_LEASE)
-        check_seconds("recovery_timeout", self.recovery_timeout, zero=True)
-        check_whole("weights_rate", self.weights_rate, least=1)
+        check_whole("lease_ms", self.lease_ms, minimum=MIN_LEASE_MS)
+        check_seconds("recovery_timeout", self.recovery_timeout, allow_zero=True)
+        check_whole("weights_rate", self.weights_rate, minimum=1)
         for endpoint in self.listen:
             _check_endpoint("listen", endpoint, lowest_port=0)
         for endpoint in self.connect:
@@ -70,7 +70,7 @@ class NetworkConfig:
     @property
     def enabled(self) -> bool:
         """Whether the node joins a network at all."""
-        return self.name != ALONE and bool(self.listen or self.connect or self.multicast)
+        return self.name != NO_NETWORK and bool(self.listen or self.connect or self.multicast)
 
     def _check_mode(self) -> None:
         if self.mode == "client" and self.listen:
@@ -82,12 +82,12 @@ class NetworkConfig:
 
     def _check_trust(self) -> None:
         endpoints = [*self.listen, *self.connect]
-        unsecured = [endpoint for endpoint in endpoints if endpoint.partition("/")[0] not in SECURE]
-        missing = [f"network.{name}" for name in FILES if getattr(self, name) is None]
+        unsecured = [endpoint for endpoint in endpoints if endpoint.partition("/")[0] not in SECURE_PROTOCOLS]
+        missing = [f"network.{name}" for name in CERTIFICATE_FILES if getattr(self, name) is None]
         are_missing = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
         if self.open:
-            shown = len(missing) < len(FILES) or self.revocations_file is not None
-            if missing and (len(unsecured) < len(endpoints) or shown):
+            names_files = len(missing) < len(CERTIFICATE_FILES) or self.revocations_file is not None
+            if missing and (len(unsecured) < len(endpoints) or names_files):
                 raise ConfigError(
                     f"The network shall use certificates, but {are_missing}.",
                     hint="All three files are needed. To do without certificates, use tcp/ endpoints and name none of them.",
@@ -96,13 +96,13 @@ class NetworkConfig:
         if unsecured:
             raise ConfigError(
                 f"The network is closed, but {unsecured[0]} lets everybody in.",
-                hint=f"Write tls/{unsecured[0].partition('/')[2]}, or {OPEN_IT}",
+                hint=f"Write tls/{unsecured[0].partition('/')[2]}, or {OPEN_HINT}",
             )
         if missing:
             raise ConfigError(
                 f"The network is closed, but {are_missing}.",
                 hint="`penstock network create NAME` makes a network with all that it needs, and --network NAME takes part in "
-                f"one that was made or joined. Otherwise name the files, or {OPEN_IT}",
+                f"one that was made or joined. Otherwise name the files, or {OPEN_HINT}",
             )
         if not self.listen and self.mode != "client" and self.multicast:  # the router would choose tcp
             raise ConfigError(
@@ -114,9 +114,9 @@ class NetworkConfig:
 def _check_endpoint(name: str, endpoint: str, *, lowest_port: int) -> None:
     found = _ENDPOINT.fullmatch(endpoint)
     if not found:
-        nearly = _NEARLY.fullmatch(endpoint)
-        meant = f"tcp/{nearly['rest']}" if nearly else ""
-        example = meant if _ENDPOINT.fullmatch(meant) else "tcp/192.168.1.7:7447"
+        almost = _ALMOST_ENDPOINT.fullmatch(endpoint)
+        guess = f"tcp/{almost['rest']}" if almost else ""
+        example = guess if _ENDPOINT.fullmatch(guess) else "tcp/192.168.1.7:7447"
         raise unusable(name, endpoint, f"Write an endpoint as {example}.")
     if found["protocol"] not in PROTOCOLS:
         raise unusable(name, endpoint, f"An endpoint begins with one of: {', '.join(f'{protocol}/' for protocol in PROTOCOLS)}.")

@@ -11,7 +11,7 @@ from typing import Literal
 
 from penstock.config.checks import check_seconds, check_whole, is_address, unusable
 from penstock.config.engine import EngineConfig
-from penstock.config.kinds import shown
+from penstock.config.kinds import format_value
 from penstock.config.network import NAME, NetworkConfig
 from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers, covering
 from penstock.errors import ConfigError
@@ -55,7 +55,7 @@ class HostedModelConfig:
             raise unusable("dtype", self.dtype, f"Use one of: {', '.join(DTYPES)}.")
         for name in ("max_memory", "kv_memory"):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least=1)
+                check_whole(name, getattr(self, name), minimum=1)
         self._check_layers()
         self._check_private()
 
@@ -70,7 +70,7 @@ class HostedModelConfig:
     def private(self) -> PrivateLayers:
         return NOTHING_PRIVATE if self.private_layers is None else PrivateLayers.parse(self.private_layers)
 
-    def check_alone(self) -> None:
+    def check_standalone(self) -> None:
         """Refuse what needs other nodes. How many layers the model has is known only when it is loaded."""
         if not self.load_ends:
             raise ConfigError(
@@ -88,7 +88,7 @@ class HostedModelConfig:
             covering(self.segments, self.segments[-1].end)
         except ConfigError as error:
             raise ConfigError(
-                f"layers = {shown(self.layers)} of '{self.id}' leave some out, and this node is in no network: {error.message}",
+                f"layers = {format_value(self.layers)} of '{self.id}' leave some out, and this node is in no network: {error.message}",
                 hint="Let the ranges follow each other from 0 to the last layer, or join a network with network.listen or "
                 "network.connect.",
             ) from None
@@ -116,7 +116,7 @@ class HostedModelConfig:
         held = {layer for layers in self.segments or () for layer in layers.layers()}
         if self.segments is not None and not held.issuperset(range(private.first)):
             raise ConfigError(
-                f"layers = {shown(self.layers)} of '{self.id}' do not hold the first {private.first} layers, which are private.",
+                f"layers = {format_value(self.layers)} of '{self.id}' do not hold the first {private.first} layers, which are private.",
                 hint="Name them in layers, or leave layers out.",
             )
 
@@ -149,8 +149,8 @@ class ServerConfig:
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
                 raise unusable("cors_origins", origin, "Write origins as https://example.org, without a path, or * for all.")
-        check_whole("max_body", self.max_body, least=1)
-        check_whole("max_upload", self.max_upload, least=1)
+        check_whole("max_body", self.max_body, minimum=1)
+        check_whole("max_upload", self.max_upload, minimum=1)
         check_seconds("keep_alive", self.keep_alive)
         check_seconds("ready_within", self.ready_within)
 
@@ -177,10 +177,10 @@ class LimitsConfig:
     drain_timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        check_whole("max_jobs", self.max_jobs, least=1)
+        check_whole("max_jobs", self.max_jobs, minimum=1)
         if self.max_tokens is not None:
-            check_whole("max_tokens", self.max_tokens, least=1)
-        check_seconds("drain_timeout", self.drain_timeout, zero=True)
+            check_whole("max_tokens", self.max_tokens, minimum=1)
+        check_seconds("drain_timeout", self.drain_timeout, allow_zero=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,10 +196,10 @@ class WorkspaceConfig:
     by_default: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_whole("jobs", self.jobs, least=1)
+        check_whole("jobs", self.jobs, minimum=1)
         if self.jobs > MAX_WORKSPACE_JOBS:
             raise unusable("jobs", self.jobs, f"Give at most {MAX_WORKSPACE_JOBS}: more would only wait inside the engine.")
-        check_whole("deaths", self.deaths, least=1)
+        check_whole("deaths", self.deaths, minimum=1)
         check_seconds("keep_responses", self.keep_responses)
 
 
@@ -243,7 +243,7 @@ class NodeConfig:
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.node_id):
             raise unusable("node_id", self.node_id, "Use up to 64 letters, digits, dots, dashes and underscores.")
-        check_whole("max_pipes", self.max_pipes, least=1)
+        check_whole("max_pipes", self.max_pipes, minimum=1)
         self._check_models()
         if self.workspace.path is not None and not any(model.load_ends for model in self.models):
             raise ConfigError(
@@ -252,14 +252,14 @@ class NodeConfig:
             )
         if not self.network.enabled:
             for model in self.models:
-                model.check_alone()
+                model.check_standalone()
 
     def _check_models(self) -> None:
         hosted = [model.id for model in self.models]
         if not hosted:
             raise ConfigError("The node hosts no model.", hint="Add a [[hosted_models]] with an id.")
-        for place, name in enumerate(hosted):
-            if name in hosted[:place]:
+        for index, name in enumerate(hosted):
+            if name in hosted[:index]:
                 raise ConfigError(f"The model '{name}' is hosted twice.", hint="Give each [[hosted_models]] an id of its own.")
         for alias, target in self.aliases.items():
             if alias in hosted:

@@ -14,7 +14,7 @@ from penstock.config import api_key, kinds
 from penstock.config.engine import EngineConfig
 from penstock.config.home import JoinedNetwork, home
 from penstock.config.kinds import PATH
-from penstock.config.network import ALONE, FILES, NetworkConfig
+from penstock.config.network import CERTIFICATE_FILES, NO_NETWORK, NetworkConfig
 from penstock.config.node import (
     HostedModelConfig,
     LimitsConfig,
@@ -28,11 +28,16 @@ from penstock.config.table import BY_KEY, MODELS, OTHER_VARIABLES, OWNERS, SETTI
 from penstock.errors import ConfigError
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
-ALL_OF_THEM = "`penstock config --example` shows all settings."
+EXAMPLE_HINT = "`penstock config --example` shows all settings."
 
 # Whoever sets one of these makes a network by hand, and its parts are not mixed with those of a joined one.
-BY_HAND = {"network.open", "network.revocations_file", "network.peers_file", *(f"network.{name}" for name in FILES)}
-JOINING = BY_HAND | {"network.listen", "network.connect", "network.multicast"}
+MANUAL_NETWORK_KEYS = {
+    "network.open",
+    "network.revocations_file",
+    "network.peers_file",
+    *(f"network.{name}" for name in CERTIFICATE_FILES),
+}
+NETWORK_KEYS = MANUAL_NETWORK_KEYS | {"network.listen", "network.connect", "network.multicast"}
 
 
 class Sourced(NamedTuple):
@@ -43,12 +48,12 @@ class Sourced(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A setting that somebody gave; `place` tells the hosted models of a file apart."""
+    """A setting that somebody gave; `model_index` tells the hosted models of a file apart."""
 
     setting: Setting
     value: Any
     source: str
-    place: int = 0
+    model_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +72,17 @@ def load_settings(path: Path | None, environ: Mapping[str, str], flags: Mapping[
     """
     file = path if path is not None else Path(named) if (named := environ.get(CONFIG_VARIABLE)) else None
     written, models = _from_file(file) if file is not None else ([], 1)
-    over = [*_from_environment(environ), *_from_flags(flags)]
+    overrides = [*_from_environment(environ), *_from_flags(flags)]
     if models > 1:
-        _refuse_for_several_models(over, models, file)
+        _refuse_for_several_models(overrides, models, file)
     sources = {
-        key_of(setting, place): Sourced(setting.default, "default")
+        key_of(setting, model_index): Sourced(setting.default, "default")
         for setting in SETTINGS
-        for place in range(models if setting.table == MODELS else 1)
+        for model_index in range(models if setting.table == MODELS else 1)
     }
-    given = [*written, *over]
+    given = [*written, *overrides]
     joined = _from_joined_network(given, environ)
-    sources |= {key_of(found.setting, found.place): Sourced(found.value, found.source) for found in [*joined, *given]}
+    sources |= {key_of(found.setting, found.model_index): Sourced(found.value, found.source) for found in [*joined, *given]}
     _refuse_another_name(sources["node_id"], joined)
     sources["workspace.path"] = _workspace(sources, models, environ)
     node = _node(sources, models)
@@ -88,16 +93,16 @@ def load_settings(path: Path | None, environ: Mapping[str, str], flags: Mapping[
     return Settings(node=node, sources=sources, file=file)
 
 
-def key_of(setting: Setting, place: int) -> str:
-    return f"{MODELS}[{place}].{setting.name}" if setting.table == MODELS else setting.key
+def key_of(setting: Setting, model_index: int) -> str:
+    return f"{MODELS}[{model_index}].{setting.name}" if setting.table == MODELS else setting.key
 
 
 def _node(sources: Mapping[str, Sourced], models: int) -> NodeConfig:
-    def values(owner: type, place: int = 0) -> dict[str, Any]:
-        return {s.attribute: sources[key_of(s, place)].value for s in SETTINGS if s.owner is owner}
+    def values(owner: type, model_index: int = 0) -> dict[str, Any]:
+        return {s.attribute: sources[key_of(s, model_index)].value for s in SETTINGS if s.owner is owner}
 
     return NodeConfig(
-        models=tuple(HostedModelConfig(**values(HostedModelConfig, place)) for place in range(models)),
+        models=tuple(HostedModelConfig(**values(HostedModelConfig, model_index)) for model_index in range(models)),
         server=ServerConfig(**values(ServerConfig)),
         network=NetworkConfig(**values(NetworkConfig)),
         limits=LimitsConfig(**values(LimitsConfig)),
@@ -112,7 +117,7 @@ def _node(sources: Mapping[str, Sourced], models: int) -> NodeConfig:
 def _workspace(sources: Mapping[str, Sourced], models: int, environ: Mapping[str, str]) -> Sourced:
     """Whoever answers requests has one, unless it was told to have none."""
     path, source = sources["workspace.path"]
-    if source == "default" and any(sources[f"{MODELS}[{place}].load_ends"].value for place in range(models)):
+    if source == "default" and any(sources[f"{MODELS}[{model_index}].load_ends"].value for model_index in range(models)):
         return Sourced(default_workspace(environ), source)
     return Sourced(path, source)
 
@@ -123,19 +128,19 @@ def _workspace(sources: Mapping[str, Sourced], models: int, environ: Mapping[str
 def _from_joined_network(given: Iterable[Given], environ: Mapping[str, str]) -> list[Given]:
     """Nothing, where another network is meant or none. What is given as the default has it decides nothing: a node file may
     hold every setting."""
-    said = {found.setting.key: found.value for found in given}
-    chosen = {key for key in JOINING & said.keys() if said[key] != BY_KEY[key].default}
+    values_by_key = {found.setting.key: found.value for found in given}
+    chosen = {key for key in NETWORK_KEYS & values_by_key.keys() if values_by_key[key] != BY_KEY[key].default}
     here = home(environ)
-    if here is None or chosen & BY_HAND:
+    if here is None or chosen & MANUAL_NETWORK_KEYS:
         return []
-    name = said.get("network.name")
+    name = values_by_key.get("network.name")
     if name is None and not chosen:
         name = here.current()
     if name is None or name not in here.names():
         return []
     network = here.network(name)
     values = _values(network)
-    if said.get("network.mode") == "client" and network.connect:
+    if values_by_key.get("network.mode") == "client" and network.connect:
         del values["network.listen"]  # a client does not
     return [Given(BY_KEY[key], value, f"network {name}") for key, value in values.items()]
 
@@ -166,21 +171,21 @@ def _from_file(file: Path) -> tuple[list[Given], int]:
     if not models:
         raise ConfigError(f"{file}: the node hosts no model.", hint=f"Add a [[{MODELS}]], or leave {MODELS} out.")
     given = [*_in_table(file, "", found)]
-    for place, model in enumerate(models):
-        given += _in_table(file, MODELS, model, place)
+    for model_index, model in enumerate(models):
+        given += _in_table(file, MODELS, model, model_index)
     return given, len(models)
 
 
-def _in_table(file: Path, table: str, found: Mapping[str, Any], place: int = 0) -> Iterator[Given]:
+def _in_table(file: Path, table: str, found: Mapping[str, Any], model_index: int = 0) -> Iterator[Given]:
     known = {setting.name: setting for setting in in_table(table)}
     for name, value in found.items():
         key = f"{table}.{name}" if table else name
         if name in known:
             setting = known[name]
-            read = setting.read(value, f"{file}: {key_of(setting, place)}")
+            read = setting.read(value, f"{file}: {key_of(setting, model_index)}")
             if setting.kind is PATH and read is not None:
                 read = file.parent / read  # so that a node file works from every folder
-            yield Given(setting, read, f"file {file}", place)
+            yield Given(setting, read, f"file {file}", model_index)
         elif not table and name in OWNERS:
             if not isinstance(value, dict):
                 raise ConfigError(f"{file}: {name} is a table of settings, not a value.", hint=f"Write [{name}] on a line alone.")
@@ -204,13 +209,13 @@ def _read_toml(file: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"The node file {file} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
     except tomllib.TOMLDecodeError as error:
-        told = str(error)
-        raise ConfigError(f"{file} is not valid TOML: {told[:1].lower()}{told[1:]}.", hint=ALL_OF_THEM) from None
+        reason = str(error)
+        raise ConfigError(f"{file} is not valid TOML: {reason[:1].lower()}{reason[1:]}.", hint=EXAMPLE_HINT) from None
 
 
 def _unknown_key(file: Path, key: str) -> ConfigError:
     near = _nearest_key(key)
-    hint = f"Did you mean '{near}'? {ALL_OF_THEM}" if near else ALL_OF_THEM
+    hint = f"Did you mean '{near}'? {EXAMPLE_HINT}" if near else EXAMPLE_HINT
     if near and "." in key and "." not in near:
         hint += " What belongs to no table stands before the first [table]."
     return ConfigError(f"{file}: there is no setting '{key}'.", hint=hint)
@@ -289,14 +294,14 @@ def _refuse_another_name(node_id: Sourced, joined: Iterable[Given]) -> None:
         if given.setting.key == "node_id" and given.value != node_id.value:
             network = given.source.partition(" ")[2]
             raise ConfigError(
-                f"node_id = {kinds.shown(node_id.value)} ({node_id.source}), but in the network '{network}' this node is "
-                f"{kinds.shown(given.value)}.",
+                f"node_id = {kinds.format_value(node_id.value)} ({node_id.source}), but in the network '{network}' this node is "
+                f"{kinds.format_value(given.value)}.",
                 hint=f"Leave node_id out, or join with an invitation for the other name: penstock network invite {node_id.value}",
             )
 
 
-def _refuse_for_several_models(over: Iterable[Given], models: int, file: Path | None) -> None:
-    for given in over:
+def _refuse_for_several_models(overrides: Iterable[Given], models: int, file: Path | None) -> None:
+    for given in overrides:
         if given.setting.table == MODELS:
             name = given.source.partition(" ")[2]
             raise ConfigError(
@@ -307,12 +312,12 @@ def _refuse_for_several_models(over: Iterable[Given], models: int, file: Path | 
 
 def _refuse_unknown_network(network: NetworkConfig, name: Sourced, environ: Mapping[str, str]) -> None:
     """A name alone leads nowhere, and its node would be alone without anybody having said so."""
-    if network.enabled or name.value in (ALONE, BY_KEY["network.name"].default):
+    if network.enabled or name.value in (NO_NETWORK, BY_KEY["network.name"].default):
         return
     here = home(environ)
     known = ", ".join(here.names()) if here else ""
     raise ConfigError(
-        f"{name.source.partition(' ')[2]}: this machine is in no network {kinds.shown(name.value)}.",
+        f"{name.source.partition(' ')[2]}: this machine is in no network {kinds.format_value(name.value)}.",
         hint=(f"Its networks are: {known}. " if known else "")
         + "Join it with `penstock network join TOKEN`, or say how to reach it: network.listen, network.connect.",
     )
@@ -320,6 +325,6 @@ def _refuse_unknown_network(network: NetworkConfig, name: Sourced, environ: Mapp
 
 def _refuse_two_keys(file: Sourced, environ: Mapping[str, str]) -> None:
     """A key in the environment comes before a file that the node file names; beside a flag nobody could tell which is meant."""
-    if api_key.VARIABLE in environ and file.value is not None and not file.source.startswith("file "):
+    if api_key.KEY_VARIABLE in environ and file.value is not None and not file.source.startswith("file "):
         name = file.source.partition(" ")[2]
-        raise ConfigError(f"{api_key.VARIABLE} and {name} both give an API key.", hint="Leave one of them out.")
+        raise ConfigError(f"{api_key.KEY_VARIABLE} and {name} both give an API key.", hint="Leave one of them out.")

@@ -58,18 +58,18 @@ OTHER_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`sample` is a value for the example file where the default is to have none. `alone` is False for a value that cannot be
-    judged without others; `beside` are others that only let it be judged.
+    """`sample` is a value for the example file where the default is to have none. `self_contained` is False for a value that cannot be
+    judged without others; `check_with` are others that only let it be judged.
     """
 
     key: str
     kind: ValueKind
     about: str
-    named: str = ""
+    flag_name: str = ""
     field: tuple[type, str] | None = None
     sample: Any = None
-    alone: bool = True
-    beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    self_contained: bool = True
+    check_with: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def table(self) -> str:
@@ -81,7 +81,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        return self.named or f"--{self.name.replace('_', '-')}"
+        return self.flag_name or f"--{self.name.replace('_', '-')}"
 
     @property
     def variable(self) -> str:
@@ -124,15 +124,15 @@ class Setting:
             return self.default
         return self._checked(self.kind.parse, text, where)
 
-    def _checked(self, convert: Callable[[Any], Any], given: Any, where: str) -> Any:
+    def _checked(self, convert: Callable[[Any], Any], raw: Any, where: str) -> Any:
         try:
-            value = convert(given)
+            value = convert(raw)
         except ValueError:
             hint = f"Give {self.kind.expects}."
-            raise ConfigError(f"{where or self.name} = {kinds.shown(given)} cannot be used.", hint=hint) from None
-        if self.alone:
+            raise ConfigError(f"{where or self.name} = {kinds.format_value(raw)} cannot be used.", hint=hint) from None
+        if self.self_contained:
             try:
-                self.owner(**self.beside, **{self.attribute: value})  # checks itself, and here it can only mean this value
+                self.owner(**self.check_with, **{self.attribute: value})  # checks itself, and here it can only mean this value
             except ConfigError as error:
                 raise ConfigError(self._located(error.message, where), hint=error.hint) from None
         return value
@@ -197,15 +197,17 @@ SETTINGS = (
         "--network",
         sample="home",
     ),
-    Setting("network.listen", WORDS, "Endpoints where other nodes reach this one.", sample=("tls/0.0.0.0:7447",), beside=_TRUST),
-    Setting("network.connect", WORDS, "Endpoints of other nodes; one is enough.", sample=("tls/cellar:7447",), beside=_TRUST),
+    Setting(
+        "network.listen", WORDS, "Endpoints where other nodes reach this one.", sample=("tls/0.0.0.0:7447",), check_with=_TRUST
+    ),
+    Setting("network.connect", WORDS, "Endpoints of other nodes; one is enough.", sample=("tls/cellar:7447",), check_with=_TRUST),
     Setting(
         "network.mode",
         kinds.one_of(*MODES),
         "A peer talks to every node, a router also relays, a client goes through one node.",
         "--network-mode",
     ),
-    Setting("network.multicast", SWITCH, "Find nodes on the local network by multicast.", beside=_TRUST),
+    Setting("network.multicast", SWITCH, "Find nodes on the local network by multicast.", check_with=_TRUST),
     Setting("network.lease_ms", WHOLE, "Milliseconds of silence after which a node counts as lost."),
     Setting("network.open", SWITCH, "Let in everyone who can reach this machine, without certificates.", "--open-network"),
     Setting("network.ca_file", PATH, "Certificate of the network's authority.", sample="network/ca.pem"),
@@ -220,7 +222,7 @@ SETTINGS = (
     ),
     Setting("network.weights_rate", SIZE, "Bytes of weights per second that this node sends to others."),
     Setting("network.recovery_timeout", SECONDS, "How long running answers wait for other nodes after one was lost."),
-    Setting("aliases", PAIRS, "Further names for hosted models.", sample={"gpt-4o": DEFAULT_MODEL}, alone=False),
+    Setting("aliases", PAIRS, "Further names for hosted models.", sample={"gpt-4o": DEFAULT_MODEL}, self_contained=False),
     Setting("limits.max_jobs", WHOLE, "Answers (requests times n) open at once; further requests get 429."),
     Setting("limits.max_tokens", WHOLE, "Most tokens that a request may ask for; no limit by default.", sample=4096),
     Setting("limits.drain_timeout", SECONDS, "How long running answers may take to finish when the server stops."),

@@ -16,7 +16,7 @@ from penstock.model.spec import ModelSpec
 from penstock.model.tokenizer import Tokenizer
 from penstock.model.weights import WeightFiles
 
-REFINED = 8  # candidates whose logits are computed in fp32
+REFINED_CANDIDATES = 8  # candidates whose logits are computed in fp32
 
 
 def end_bytes(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> int:
@@ -68,7 +68,7 @@ class EndModel:
         """
         logits = self._head(normed.to(self.dtype)).float()
         if self._rows is not None:
-            _, ids = top(logits, min(REFINED, logits.shape[1]))  # [R, k]
+            _, ids = top(logits, min(REFINED_CANDIDATES, logits.shape[1]))  # [R, k]
             rows = self._rows[ids].float()  # [R, k, hidden]
             logits.scatter_(1, ids, torch.bmm(rows, normed.unsqueeze(2)).squeeze(2))
         return logits

@@ -22,10 +22,10 @@ class Layer:
     qkv: Linear
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
     output: Linear
-    output_norm: Tensor | None  # of what attention adds
+    post_attention_norm: Tensor | None  # of what attention adds
     mlp_norm: Tensor
     mlp: Mlp
-    added_norm: Tensor | None  # of what the MLP adds
+    post_mlp_norm: Tensor | None  # of what the MLP adds
     kv: Tensor  # [slots, 2, kv_heads, head_dim]
 
 
@@ -46,7 +46,7 @@ class LayerBuilder:
             mlp = self._mlp(own, "mlp", spec.intermediate)
         else:
             mlp = Experts(
-                self._below_each_other([own["mlp.gate.weight"]], torch.float32),
+                self._stack_rows([own["mlp.gate.weight"]], torch.float32),
                 [self._mlp(own, f"mlp.experts.{expert}", experts.intermediate) for expert in range(experts.count)],
                 experts.per_token,
                 normalised=experts.normalised,
@@ -58,10 +58,10 @@ class LayerBuilder:
             qkv=self._linear(own, *qkv),
             qk_norm=self._qk_norm(own) if spec.qk_norm else None,
             output=self._linear(own, "self_attn.o_proj"),
-            output_norm=self._norm(own, "post_attention_layernorm") if spec.sandwich else None,
+            post_attention_norm=self._norm(own, "post_attention_layernorm") if spec.sandwich else None,
             mlp_norm=self._norm(own, "pre_feedforward_layernorm" if spec.sandwich else "post_attention_layernorm"),
             mlp=mlp,
-            added_norm=self._norm(own, "post_feedforward_layernorm") if spec.sandwich else None,
+            post_mlp_norm=self._norm(own, "post_feedforward_layernorm") if spec.sandwich else None,
             kv=kv,
         )
 
@@ -70,13 +70,13 @@ class LayerBuilder:
         return GatedMlp(self._linear(own, *gate_up), self._linear(own, f"{name}.down_proj"), inner, self._spec.activation)
 
     def _linear(self, own: Mapping[str, Tensor], *names: str) -> Linear:
-        weight = self._below_each_other([own[f"{name}.weight"] for name in names])
+        weight = self._stack_rows([own[f"{name}.weight"] for name in names])
         biased = f"{names[0]}.bias" in own
-        bias = self._below_each_other([own[f"{name}.bias"] for name in names]) if biased else None
+        bias = self._stack_rows([own[f"{name}.bias"] for name in names]) if biased else None
         return linear(weight, bias, packed=self._packed)
 
     def _norm(self, own: Mapping[str, Tensor], name: str) -> Tensor:
-        return self._below_each_other([own[f"{name}.weight"]], torch.float32) + self._spec.norm_offset
+        return self._stack_rows([own[f"{name}.weight"]], torch.float32) + self._spec.norm_offset
 
     def _qk_norm(self, own: Mapping[str, Tensor]) -> Tensor:
         spec = self._spec
@@ -85,7 +85,7 @@ class LayerBuilder:
         both = torch.cat((q.expand(spec.heads, -1), self._norm(own, "self_attn.k_norm").expand(spec.kv_heads, -1)))
         return both if spec.norm_offset else both.to(self._dtype)  # an offset leaves more digits than bf16 keeps
 
-    def _below_each_other(self, tensors: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    def _stack_rows(self, tensors: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
         rows = sum(tensor.shape[0] for tensor in tensors)
         whole = torch.empty((rows, *tensors[0].shape[1:]), dtype=dtype or self._dtype, device=self._device)
         for part, tensor in zip(torch.split(whole, [tensor.shape[0] for tensor in tensors]), tensors, strict=True):

@@ -13,7 +13,7 @@ import torch
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 # Linux's madvise advice
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
-_HUGE = 2 << 20
+_HUGE_PAGE_BYTES = 2 << 20
 
 
 def keep_freed_memory() -> None:
@@ -52,8 +52,8 @@ def use_huge_pages() -> None:
         if not rights.startswith("rw-p") or inode != "0" or name not in ([], ["[heap]"]):
             continue
         start, end = (int(part, 16) for part in where.split("-"))
-        start, end = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
-        if end - start >= 2 * _HUGE:
+        start, end = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES, end // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
+        if end - start >= 2 * _HUGE_PAGE_BYTES:
             madvise(start, end - start, _MADV_HUGEPAGE)
             madvise(start, end - start, _MADV_COLLAPSE)  # an older kernel refuses this and does it later by itself
 

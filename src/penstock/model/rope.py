@@ -19,14 +19,14 @@ class RopeTable:
         self._inverse, self._scale = inverse_frequencies(rope, width)
         self._cos = self._sin = torch.empty(0, width, dtype=dtype, device=device)
 
-    def rows(self, positions: Tensor, up_to: int) -> tuple[Tensor, Tensor]:
-        """(cos, sin) of the positions, all below `up_to`: [T, 1, width] each."""
-        if up_to > self._cos.shape[0]:
-            self._grow(up_to)
+    def rows(self, positions: Tensor, end_position: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of the positions, all below `end_position`: [T, 1, width] each."""
+        if end_position > self._cos.shape[0]:
+            self._grow(end_position)
         return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
 
-    def _grow(self, up_to: int) -> None:
-        size = min(max(1024, 1 << (up_to - 1).bit_length()), max(self._context, up_to))
+    def _grow(self, end_position: int) -> None:
+        size = min(max(1024, 1 << (end_position - 1).bit_length()), max(self._context, end_position))
         angles = torch.outer(torch.arange(size, dtype=torch.float32), self._inverse)  # [size, width / 2]
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
         self._cos = torch.cat((cos, cos), dim=-1).to(self._device, self._dtype)

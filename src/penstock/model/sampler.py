@@ -121,19 +121,19 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     probabilities = torch.softmax(logits / temperature, dim=-1)
     limited = [i for i, row in enumerate(rows) if row.params.top_k or row.params.top_p < 1.0 or row.params.min_p > 0.0]
     if limited:
-        least = torch.zeros(len(rows), 1, device=device)
-        least[limited] = _least(probabilities[limited], [rows[i].params for i in limited])
-        probabilities.masked_fill_(probabilities < least, 0.0)
-    tokens: list[int] = _invert(probabilities, noise).tolist()
+        floor = torch.zeros(len(rows), 1, device=device)
+        floor[limited] = _min_probability(probabilities[limited], [rows[i].params for i in limited])
+        probabilities.masked_fill_(probabilities < floor, 0.0)
+    tokens: list[int] = _pick_by_running_sum(probabilities, noise).tolist()
     return tokens
 
 
-def _least(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def _min_probability(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """The smallest probability that may be drawn: top_k first, of what it leaves top_p, then min_p. [R, V] -> [R, 1]"""
     vocab, device = probabilities.shape[1], probabilities.device
     reach = min(vocab, max(CANDIDATES, *(p.top_k for p in params)))
     best = torch.topk(probabilities, reach, dim=-1).values
-    if reach < vocab and any(_reaches_beyond(best[i], p) for i, p in enumerate(params)):
+    if reach < vocab and any(_needs_full_sort(best[i], p) for i, p in enumerate(params)):
         best = torch.sort(probabilities, dim=-1, descending=True).values
 
     def column(values: list[float]) -> Tensor:
@@ -144,20 +144,20 @@ def _least(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     before = best.cumsum(dim=-1) - best  # the mass of the tokens before this one
     # the whole is what top_k leaves; without it everything, whether or not it is among the candidates
     whole = torch.where(column([p.top_k for p in params]) > 0, best.sum(dim=-1, keepdim=True), 1.0)
-    kept = before < whole * column([p.top_p if p.top_p < 1.0 else float("inf") for p in params])
-    kept &= (best > 0) & (best >= column([p.min_p for p in params]) * best[:, :1])
-    kept[:, 0] = True
-    return best.masked_fill(~kept, float("inf")).amin(dim=-1, keepdim=True)
+    keep = before < whole * column([p.top_p if p.top_p < 1.0 else float("inf") for p in params])
+    keep &= (best > 0) & (best >= column([p.min_p for p in params]) * best[:, :1])
+    keep[:, 0] = True
+    return best.masked_fill(~keep, float("inf")).amin(dim=-1, keepdim=True)
 
 
-def _reaches_beyond(best: Tensor, p: SamplingParams) -> bool:
+def _needs_full_sort(best: Tensor, p: SamplingParams) -> bool:
     """Whether tokens behind the best candidates could count: a wide nucleus, or a low min_p, without a top_k."""
     if p.top_k:
         return False
     return bool(best.sum() < p.top_p) if p.top_p < 1.0 else bool(best[-1] >= p.min_p * best[0])
 
 
-def _invert(weights: Tensor, noise: Tensor) -> Tensor:
+def _pick_by_running_sum(weights: Tensor, noise: Tensor) -> Tensor:
     """The place at which the running sum passes noise x total; never one of weight 0. [R, C], [R] -> [R]"""
     running = weights.double().cumsum(dim=-1)
     place = torch.searchsorted(running, (noise * running[:, -1]).unsqueeze(1), right=True).squeeze(1)
@@ -167,10 +167,10 @@ def _invert(weights: Tensor, noise: Tensor) -> Tensor:
 
 def _logprobs(raw: Tensor, top: Sequence[int], chosen: Sequence[int]) -> list[TokenLogprob]:
     own = raw.gather(1, torch.tensor(chosen, device=raw.device).unsqueeze(1)).squeeze(1).tolist()
-    most = max(top)
-    if not most:
+    max_top = max(top)
+    if not max_top:
         return [TokenLogprob(token, value) for token, value in zip(chosen, own, strict=True)]
-    values, ids = torch.topk(raw, min(most, raw.shape[1]), dim=-1)
+    values, ids = torch.topk(raw, min(max_top, raw.shape[1]), dim=-1)
     return [
         TokenLogprob(token, value, tuple(zip(i[:count], v[:count], strict=True)))
         for token, value, i, v, count in zip(chosen, own, ids.tolist(), values.tolist(), top, strict=True)

@@ -66,7 +66,7 @@ class LlmModel:
             progress("Loading layers", done, layers.size)
             weights, digest = files.read(layer_shapes(spec, index))
             hashes.update(digest)
-            kv = _untouched_zeros(slots * spec.kv_width, dtype, device).view(slots, 2, spec.kv_heads, spec.head_dim)
+            kv = _lazy_zeros(slots * spec.kv_width, dtype, device).view(slots, 2, spec.kv_heads, spec.head_dim)
             self._layers.append(builder.build(index, weights, ropes.index(spec.rope_of(index)), kv))
         progress("Loading layers", layers.size, layers.size)
         self.weight_hash = hashes.hexdigest()
@@ -76,7 +76,7 @@ class LlmModel:
         spec, first = self.spec, self.layers.start
         part = self._layers if layers is None else self._layers[layers.start - first : layers.end - first]
         plan = AttentionPlan(pieces, self.block_size, self.dtype, self.device)
-        turns = [table.rows(plan.positions, plan.up_to) for table in self._ropes]
+        rotations = [table.rows(plan.positions, plan.end_position) for table in self._ropes]
         rotated = spec.heads + spec.kv_heads
         q_width, head_dim, eps = spec.heads * spec.head_dim, spec.head_dim, spec.norm_eps
         # the residual stream stays in fp32: in bf16 its rounding is half of the whole error, and it is no faster
@@ -87,17 +87,17 @@ class LlmModel:
             qk = qkv[:, : rotated * head_dim].view(-1, rotated, head_dim)
             if layer.qk_norm is not None:
                 qk.copy_(F.rms_norm(qk.to(layer.qk_norm.dtype), (head_dim,), None, eps).mul_(layer.qk_norm))
-            rotate_(qk, *turns[layer.rope])
+            rotate_(qk, *rotations[layer.rope])
             # the turned keys and the values lie side by side in qkv: one write for both
             layer.kv.view(-1, spec.kv_width).index_copy_(0, plan.slots, qkv[:, q_width:])
-            mixed = plan.attend(qk[:, : spec.heads], layer.kv, layer.window)
-            added = layer.output(mixed)
-            if layer.output_norm is not None:
-                added = F.rms_norm(added.float(), (spec.hidden,), layer.output_norm, eps)
+            attended = plan.attend(qk[:, : spec.heads], layer.kv, layer.window)
+            added = layer.output(attended)
+            if layer.post_attention_norm is not None:
+                added = F.rms_norm(added.float(), (spec.hidden,), layer.post_attention_norm, eps)
             x = x + added
             added = layer.mlp(F.rms_norm(x, (spec.hidden,), layer.mlp_norm, eps).to(self.dtype))
-            if layer.added_norm is not None:
-                added = F.rms_norm(added.float(), (spec.hidden,), layer.added_norm, eps)
+            if layer.post_mlp_norm is not None:
+                added = F.rms_norm(added.float(), (spec.hidden,), layer.post_mlp_norm, eps)
             x = x + added
         return x
 
@@ -112,7 +112,7 @@ def _distinct(ropes: Sequence[RopeSpec]) -> list[RopeSpec]:
     return [rope for number, rope in enumerate(ropes) if rope not in ropes[:number]]
 
 
-def _untouched_zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _lazy_zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that take no memory until they are written: a KV pool is mostly empty, and torch would fill it at once."""
     if device.type != "cpu":
         return torch.zeros(count, dtype=dtype, device=device)

@@ -107,7 +107,7 @@ def spec_from_config(config: Mapping[str, Any], eos_ids: tuple[int, ...] = ()) -
     family = _family(name)
     try:
         config = {**family.defaults, **_text_config(family, config)}
-        _refuse(name, family, config)
+        _check_supported(name, family, config)
         heads, hidden, layers = int(config["num_attention_heads"]), int(config["hidden_size"]), int(config["num_hidden_layers"])
         head_dim = int(config.get("head_dim") or hidden // heads)
         rope, local_rope = _ropes(family, config, head_dim)
@@ -164,7 +164,7 @@ def _text_config(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config[family.text_config]) | shared
 
 
-def _refuse(name: str, family: Family, config: Mapping[str, Any]) -> None:
+def _check_supported(name: str, family: Family, config: Mapping[str, Any]) -> None:
     """What would be computed wrongly is refused by its name."""
     activation = config.get(family.activation_key, "silu")
     if activation not in ACTIVATIONS:
@@ -206,8 +206,8 @@ def _ropes(family: Family, config: Mapping[str, Any], head_dim: int) -> tuple[Ro
     )
 
 
-def _rope(family: Family, config: Mapping[str, Any], given: Mapping[str, Any], theta: Any, head_dim: int) -> RopeSpec:
-    params = dict(given)
+def _rope(family: Family, config: Mapping[str, Any], raw_params: Mapping[str, Any], theta: Any, head_dim: int) -> RopeSpec:
+    params = dict(raw_params)
     theta = float(params.pop("rope_theta", None) or theta or 10000.0)
     kind = str(params.pop("rope_type", None) or params.pop("type", None) or "default")
     params.pop("type", None)

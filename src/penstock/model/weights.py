@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.errors import CorruptWeights, UnsupportedModel
 
-FETCH_AGAIN = "Remove the file and fetch the model again."
+FETCH_AGAIN_HINT = "Remove the file and fetch the model again."
 
 DTYPES = {
     "F64": torch.float64,
@@ -33,7 +33,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }  # by their names in safetensors files
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_MAX_TABLE = 100 << 20  # bytes; what the safetensors library allows
+_MAX_TABLE_BYTES = 100 << 20  # bytes; what the safetensors library allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ class WeightFiles:
             try:
                 self.where: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
             except (ValueError, KeyError, TypeError) as error:
-                raise CorruptWeights(f"{index} cannot be read: {error!r}.", hint=FETCH_AGAIN) from None
+                raise CorruptWeights(f"{index} cannot be read: {error!r}.", hint=FETCH_AGAIN_HINT) from None
             return
         files = sorted(folder.glob("*.safetensors"))
         if not files:
-            raise CorruptWeights(f"{folder} holds no *.safetensors file.", hint=FETCH_AGAIN)
+            raise CorruptWeights(f"{folder} holds no *.safetensors file.", hint=FETCH_AGAIN_HINT)
         self.where = {name: file.name for file in files for name in self._names(file)}
 
     def read(self, shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], bytes]:
@@ -86,7 +86,7 @@ class WeightFiles:
         by_file: dict[str, list[str]] = {}
         for name in sorted(shapes):
             if name not in self.where:
-                raise CorruptWeights(f"The weights in {self.folder} lack the tensor {name}.", hint=FETCH_AGAIN)
+                raise CorruptWeights(f"The weights in {self.folder} lack the tensor {name}.", hint=FETCH_AGAIN_HINT)
             by_file.setdefault(self.where[name], []).append(name)
         for file, names in by_file.items():
             self._read_file(self.folder / file, names, found)
@@ -100,7 +100,7 @@ class WeightFiles:
                 for name in names:
                     into[name] = handle.get_tensor(name)
             except SafetensorError as error:
-                raise CorruptWeights(f"{path} cannot be read: {error}.", hint=FETCH_AGAIN) from None
+                raise CorruptWeights(f"{path} cannot be read: {error}.", hint=FETCH_AGAIN_HINT) from None
 
     def _names(self, path: Path) -> list[str]:
         with _open(path) as handle:
@@ -130,7 +130,7 @@ def places(path: Path) -> dict[str, TensorPlace]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(_MAX_TABLE, size - 8):
+            if not 2 <= length <= min(_MAX_TABLE_BYTES, size - 8):
                 raise ValueError("it has no table")
             table = json.loads(file.read(length))
         start = 8 + length
@@ -168,11 +168,11 @@ def _open(path: Path) -> safe_open:
 
 
 def _missing(path: Path) -> CorruptWeights:
-    return CorruptWeights(f"The weights file {path} is missing.", hint=FETCH_AGAIN)
+    return CorruptWeights(f"The weights file {path} is missing.", hint=FETCH_AGAIN_HINT)
 
 
 def _damaged(path: Path, error: Exception) -> CorruptWeights:
-    return CorruptWeights(f"The weights file {path} is damaged or cut short: {error}.", hint=FETCH_AGAIN)
+    return CorruptWeights(f"The weights file {path} is damaged or cut short: {error}.", hint=FETCH_AGAIN_HINT)
 
 
 def _unknown_type(name: str, dtype: str) -> UnsupportedModel:

@@ -76,7 +76,7 @@ class Blocklist:
 
     def _keep(self, file: Path) -> None:
         try:
-            with files.alone_in(file.parent):
+            with files.locked_folder(file.parent):
                 with suppress(OSError, Untrusted):  # a command may have revoked somebody just now
                     self._join(_contents(file))
                 files.replace(file.parent, {file.name: self.data})

@@ -439,13 +439,13 @@ def test_events_may_have_comments_several_lines_and_either_line_end() -> None:
 
 def test_an_answer_that_was_cut_is_marked_for_the_model_and_a_question_without_one_is_not_sent() -> None:
     conversation = Conversation("Be brief.")
-    conversation.answered("One?", "On", cut=True)
-    conversation.answered("Two?", "", cut=True)
+    conversation.add_answer("One?", "On", cut=True)
+    conversation.add_answer("Two?", "", cut=True)
     assert [(m["role"], m["content"]) for m in conversation.messages("Three?")] == [
         ("system", "Be brief."),
         ("user", "One?"),
         ("assistant", "On […]"),
         ("user", "Three?"),
     ]
-    assert conversation.last == "Two?"
-    assert conversation.take_back() is None
+    assert conversation.last_question == "Two?"
+    assert conversation.pop_last_answer() is None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cli.batch.input import Input
-from penstock.cli.client.api import CHUNK, Client, ServerRefused
+from penstock.cli.client.api import UPLOAD_CHUNK_BYTES, Client, ServerRefused
 from penstock.errors import UnknownBatch
 from penstock.workspace.store.job_id import BATCH
 from penstock.workspace.store.root import wrap_os_errors
@@ -150,7 +150,7 @@ class LocalBatchBackend:
 
         window = parse_window(asked.window)
         asked.content.seek(0)
-        chunks = iter(lambda: asked.content.read(CHUNK), b"")
+        chunks = iter(lambda: asked.content.read(UPLOAD_CHUNK_BYTES), b"")
         with wrap_os_errors(self.workspace.path):
             file = self._uploads.add(chunks, name=asked.name, purpose="batch").file_id
             try:

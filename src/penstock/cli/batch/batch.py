@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.client.server_url import UrlOption, named_url, usual_url
-from penstock.cli.exits import FAILED, NOT_READY, tell
+from penstock.cli.client.server_url import UrlOption, default_url, named_url
+from penstock.cli.exits import FAILED, NOT_READY, print_error
 from penstock.cli.node.logs import set_up_logging
 from penstock.cli.node.settings import takes_some_settings
 from penstock.cli.options import JsonOption
@@ -134,7 +134,7 @@ def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchB
         raise typer.BadParameter(f"--url and {flag} contradict each other.")
     server = named_url(url) if not named else None
     if not named:
-        client = Client(server or usual_url())
+        client = Client(server or default_url())
         try:
             client.get("/v1/models")
         except (ServerUnreachable, ServerRefused) as error:
@@ -148,7 +148,7 @@ def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchB
         raise ConfigError("No server answers, and there is no workspace.", hint=f"Name a folder: {flag} FOLDER.")
     if not named:
         does = "the batch is kept in" if create else "this is about"
-        print(f"No server answers at {usual_url()}: {does} {path}.", file=sys.stderr, flush=True)
+        print(f"No server answers at {default_url()}: {does} {path}.", file=sys.stderr, flush=True)
     with wrap_os_errors(path):
         local = LocalBatchBackend(Workspace(path, create=create), _offers(settings, path), named=named)
     return local, local
@@ -259,9 +259,11 @@ def _work(settings: Settings, local: LocalBatchBackend, batch_id: str, bars: Pro
         return True
     if report.models:
         models = ", ".join(name for name in report.models if name) or "a model"
-        tell(f"Lines wait for what is not here: {models}.", "Name it with --model, or let a server that has it do the rest.")
+        print_error(
+            f"Lines wait for what is not here: {models}.", "Name it with --model, or let a server that has it do the rest."
+        )
     else:
-        tell("The batch is not over, and nothing more can be done for it now.", "The lines above say why.")
+        print_error("The batch is not over, and nothing more can be done for it now.", "The lines above say why.")
     return False
 
 
@@ -278,10 +280,10 @@ def _deliver(place: BatchBackend, state: BatchState, output: Path | None, errors
     if as_json:
         print_json(state)
     for mistake in state.mistakes[:TOLD]:
-        tell(mistake)
+        print_error(mistake)
     if state.status == "failed":
         lines = "1 line" if state.total == 1 else f"{state.total} lines"
-        tell(f"The input ({lines}) is no batch.", f"Mend it and try again. A line is {LINE}")
+        print_error(f"The input ({lines}) is no batch.", f"Mend it and try again. A line is {LINE}")
     else:
         print(f"{state.completed} done, {state.failed} failed; the batch is {state.status}.", file=sys.stderr)
     if state.error_file is not None and errors is None:
@@ -300,7 +302,7 @@ def _kept(place: BatchBackend, state: BatchState, target: Path) -> Iterator[None
         raise  # the reader has enough
     except OSError as error:
         again = f"penstock batch --resume {state.id}{place.flags} -o FILE"
-        tell(f"{target} cannot be written: {error.strerror or error}.", f"The batch is kept. Fetch it with: {again}")
+        print_error(f"{target} cannot be written: {error.strerror or error}.", f"The batch is kept. Fetch it with: {again}")
         raise typer.Exit(FAILED) from None
 
 

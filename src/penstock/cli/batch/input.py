@@ -50,11 +50,11 @@ def opened(file: str, endpoint: str | None, window: str) -> Iterator[Input]:
 
 
 def _measured(content: BinaryIO, file: str) -> tuple[str, int]:
-    from penstock.cli.client.api import CHUNK
+    from penstock.cli.client.api import UPLOAD_CHUNK_BYTES
 
     content.seek(0)
     digest, blank = hashlib.sha256(), True
-    while chunk := content.read(CHUNK):
+    while chunk := content.read(UPLOAD_CHUNK_BYTES):
         digest.update(chunk)
         blank = blank and not chunk.strip()
     if blank:

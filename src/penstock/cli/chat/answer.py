@@ -44,7 +44,7 @@ class StreamedAnswer:
         seconds = self.timings.total - self.timings.first_token
         return (len(self.token_ids) - 1) / seconds if len(self.token_ids) > 1 and seconds > 0 else 0.0
 
-    def described(self, model: str, load: float) -> dict[str, object]:
+    def as_dict(self, model: str, load: float) -> dict[str, object]:
         return {
             "model": model,
             "text": self.text,
@@ -61,7 +61,7 @@ class StreamedAnswer:
             },
         }
 
-    def times(self, load: float) -> str:
+    def format_times(self, load: float) -> str:
         return (
             f"load {load:.2f} s · prompt {self.usage.prompt_tokens} tokens ({self.usage.cached_tokens} cached), "
             f"first token after {self.timings.first_token:.3f} s · answer {len(self.token_ids)} tokens in "

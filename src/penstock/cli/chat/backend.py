@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cli.chat.answer import UpdateStream
-from penstock.cli.client.api import Client, ServerRefused, refusal
+from penstock.cli.client.api import Client, ServerRefused, error_in_body
 from penstock.domain.request import JobRequest, Message
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason, JobDone, JobUpdate, OutputFinished, PrefillProgress, Timings, TokensOut, Usage
@@ -75,7 +75,7 @@ class RemoteJob:
             if isinstance(event, str):
                 yield from _progress(event)
                 continue
-            refused = refusal(event)
+            refused = error_in_body(event)
             if refused is not None:
                 raise refused
             try:

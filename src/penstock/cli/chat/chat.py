@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.chat.conversation import Conversation
-from penstock.cli.client.server_url import UrlOption, named_url, usual_url
-from penstock.cli.exits import tell
+from penstock.cli.client.server_url import UrlOption, default_url, named_url
+from penstock.cli.exits import print_error
 from penstock.cli.options import DEFAULT_MODEL, wrong_usage
 from penstock.cli.ui.bars import ProgressBars
 from penstock.domain.sampling import SamplingParams
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.cli.chat.reply import Reply
     from penstock.cli.ui.terminal import Terminal
 
-LIVELY = 0.7  # the temperature of a second try
+RETRY_TEMPERATURE = 0.7  # the temperature of a second try
 TOO_LONG = ("context_length_exceeded", "prompt_too_long")
 
 
@@ -48,31 +48,31 @@ def chat(
 
     Ctrl-C stops an answer, Ctrl-D leaves, /help shows more. From a pipe each line is answered, and only answers go to stdout.
     """
-    given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    wanted = {name: value for name, value in given.items() if value is not None}
+    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    wanted = {name: value for name, value in options.items() if value is not None}
     with wrong_usage():
         SamplingParams(**wanted)  # type: ignore[arg-type]
 
     from penstock.cli.ui.terminal import Terminal
 
     terminal = Terminal()
-    with ProgressBars() as bars, _partner(url, model, bars) as (partner, name):
-        talk = Chat(partner, name, Conversation(system or None), wanted, terminal, bars)
+    with ProgressBars() as bars, _backend(url, model, bars) as (backend, name):
+        talk = Chat(backend, name, Conversation(system or None), wanted, terminal, bars)
         if terminal.interactive:
-            terminal.note(f"You talk with {name} {partner.place}. /help shows what you can do, Ctrl-D leaves.")
-            talk.with_a_person()
+            terminal.note(f"You talk with {name} {backend.place}. /help shows what you can do, Ctrl-D leaves.")
+            talk.run_interactive()
         else:
-            talk.with_a_pipe()
+            talk.run_piped()
 
 
 @contextmanager
-def _partner(url: str | None, model: str | None, bars: ProgressBars) -> Iterator[tuple[ChatBackend, str]]:
+def _backend(url: str | None, model: str | None, bars: ProgressBars) -> Iterator[tuple[ChatBackend, str]]:
     """Whom to talk with, and the name of the model there."""
     from penstock.cli.chat.backend import LocalChatBackend, RemoteChatBackend
     from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable
 
     named = named_url(url)
-    server = RemoteChatBackend(Client(named or usual_url()))
+    server = RemoteChatBackend(Client(named or default_url()))
     try:
         names = server.models()
     except (ServerUnreachable, ServerRefused) as error:
@@ -80,10 +80,10 @@ def _partner(url: str | None, model: str | None, bars: ProgressBars) -> Iterator
         if named is not None or speaks_openai:
             raise
     else:
-        yield server, _chosen(model, names, server.place)
+        yield server, _choose_model_name(model, names, server.place)
         return
     name = model or DEFAULT_MODEL
-    print(f"No server answers at {usual_url()}: loading {name} into this process.", file=sys.stderr, flush=True)
+    print(f"No server answers at {default_url()}: loading {name} into this process.", file=sys.stderr, flush=True)
 
     from penstock.llm import LLM
 
@@ -92,7 +92,7 @@ def _partner(url: str | None, model: str | None, bars: ProgressBars) -> Iterator
         yield LocalChatBackend(llm), name
 
 
-def _chosen(wanted: str | None, names: list[str], place: str) -> str:
+def _choose_model_name(wanted: str | None, names: list[str], place: str) -> str:
     if not names:
         hint = "Is it an OpenAI-compatible server? (A Penstock node that only holds layers for others offers none.)"
         raise UnknownModel(f"There is no model {place}.", hint=hint)
@@ -108,14 +108,14 @@ class Leave(Exception):
 class Chat:
     def __init__(
         self,
-        partner: ChatBackend,
+        backend: ChatBackend,
         model: str,
         conversation: Conversation,
         wanted: Mapping[str, Any],  # what was said about sampling
         terminal: Terminal,
         bars: ProgressBars,
     ) -> None:
-        self._partner, self._model, self._conversation = partner, model, conversation
+        self._backend, self._model, self._conversation = backend, model, conversation
         self._wanted, self._terminal, self._bars = wanted, terminal, bars
         self._commands: Mapping[str, Callable[[str], None]] = {
             "/retry": self._retry,
@@ -128,14 +128,14 @@ class Chat:
             "/bye": self._exit,
         }
 
-    def with_a_person(self) -> None:
+    def run_interactive(self) -> None:
         """Until they leave. Whatever goes wrong is told, and the chat goes on."""
         warned = False  # the last thing was Ctrl-C at the prompt
         while True:
             try:
                 line = self._terminal.read()
                 warned = False
-                self._take(line)
+                self._handle_line(line)
             except (EOFError, Leave) as end:
                 if isinstance(end, EOFError):
                     print()
@@ -147,17 +147,17 @@ class Chat:
                 warned = True
                 self._terminal.note("To leave: Ctrl-C once more, Ctrl-D or /exit.")
             except PenstockError as error:
-                tell(error.message, error.hint)
+                print_error(error.message, error.hint)
 
-    def with_a_pipe(self) -> None:
+    def run_piped(self) -> None:
         """Until its end, or the first thing that goes wrong: what comes after may depend on it."""
         while True:
             try:
-                self._take(self._terminal.read())
+                self._handle_line(self._terminal.read())
             except (EOFError, Leave):
                 return
 
-    def _take(self, line: str) -> None:
+    def _handle_line(self, line: str) -> None:
         if line.startswith("/"):
             word, *rest = line.split(maxsplit=1)
             self._command(word)(rest[0].strip() if rest else "")
@@ -170,32 +170,33 @@ class Chat:
         from difflib import get_close_matches
 
         near = get_close_matches(word, self._commands, n=1)
-        meant = f"Did you mean {near[0]}?" if near else "/help lists the commands."
+        suggestion = f"Did you mean {near[0]}?" if near else "/help lists the commands."
         raise RequestError(
-            f"There is no command {word}, and nothing was sent.", hint=f"{meant} A message may begin with a slash after a space."
+            f"There is no command {word}, and nothing was sent.",
+            hint=f"{suggestion} A message may begin with a slash after a space.",
         )
 
     # ---- answers ----
 
     def _answer(self, question: str, wanted: Mapping[str, Any]) -> Reply:
-        from penstock.cli.chat.reply import listen
+        from penstock.cli.chat.reply import collect_reply
 
         def show(text: str) -> None:
             self._bars.clear()
-            self._terminal.say(text)
+            self._terminal.print_answer(text)
 
         messages = self._conversation.messages(question)
-        reply = listen(lambda: self._partner.ask(self._model, messages, wanted), show=show, progress=self._bars)
+        reply = collect_reply(lambda: self._backend.ask(self._model, messages, wanted), show=show, progress=self._bars)
         self._bars.clear()
         self._terminal.end_line(after_key=reply.stopped)
-        self._conversation.answered(question, reply.text, cut=not reply.whole)
+        self._conversation.add_answer(question, reply.text, cut=not reply.whole)
         if not self._terminal.interactive:
             if reply.stopped:
                 raise KeyboardInterrupt
             if reply.error is not None:
                 raise reply.error
         elif reply.error is not None:
-            tell(reply.error.message, _way_on(reply.error, bool(reply.text)))
+            print_error(reply.error.message, _next_step(reply.error, bool(reply.text)))
         elif reply.stopped and not reply.text:
             self._terminal.note("(stopped before the first word: the question does not count, /retry asks it again)")
         else:
@@ -203,13 +204,13 @@ class Chat:
         return reply
 
     def _retry(self, _: str) -> None:
-        question = self._conversation.last
+        question = self._conversation.last_question
         if question is None:
             raise RequestError("There is no question to ask again.")
         if self._wanted.get("temperature") == 0 or "seed" in self._wanted:
             self._terminal.note("(With temperature 0 or a seed the same question gets the same answer.)")
-        before = self._conversation.take_back()
-        lively = {"temperature": LIVELY, **self._wanted}  # or the same question would get the same answer
+        before = self._conversation.pop_last_answer()
+        lively = {"temperature": RETRY_TEMPERATURE, **self._wanted}  # or the same question would get the same answer
         if not self._answer(question, lively).text and before is not None:
             self._conversation.turns.append(before)
 
@@ -226,9 +227,9 @@ class Chat:
         self._terminal.note(f"The system message is: {now}" if now else "There is no system message.")
 
     def _choose_model(self, name: str) -> None:
-        names = self._partner.models()
+        names = self._backend.models()
         if name:
-            self._model = _chosen(name, names, self._partner.place)
+            self._model = _choose_model_name(name, names, self._backend.place)
             self._terminal.note(f"{name} answers from now on.")
         else:
             self._terminal.note("\n".join(f"{'*' if known == self._model else ' '} {known}" for known in names))
@@ -242,13 +243,13 @@ class Chat:
         raise Leave
 
 
-def _way_on(error: PenstockError, kept: bool) -> str:
+def _next_step(error: PenstockError, has_text: bool) -> str:
     if error.code in TOO_LONG or getattr(error, "reason", "") in TOO_LONG:
         return "/clear forgets the conversation and makes room."
-    said = "What was said so far is kept. " if kept else ""
+    so_far = "What was said so far is kept. " if has_text else ""
     if error.code == "unreachable":
-        return f"{said}/retry asks again, once the server is back."
-    return f"{error.hint} {said}/retry asks again.".strip()
+        return f"{so_far}/retry asks again, once the server is back."
+    return f"{error.hint} {so_far}/retry asks again.".strip()
 
 
 HELP = """\

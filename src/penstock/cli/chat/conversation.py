@@ -22,30 +22,30 @@ class ChatTurn:
 
 @dataclass(slots=True)
 class Conversation:
-    """A question without an answer is not in `turns`: many chat templates refuse two questions in a row. `last` keeps it, so
+    """A question without an answer is not in `turns`: many chat templates refuse two questions in a row. `last_question` keeps it, so
     that it can be asked again."""
 
     system: str | None = None
     turns: list[ChatTurn] = field(default_factory=list)
-    last: str | None = None
+    last_question: str | None = None
 
     def messages(self, question: str) -> list[Message]:
         """All that the model must be told to answer `question`."""
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        said = [message for turn in self.turns for message in turn.messages()]
-        return [*system, *said, {"role": "user", "content": question}]
+        history = [message for turn in self.turns for message in turn.messages()]
+        return [*system, *history, {"role": "user", "content": question}]
 
-    def answered(self, question: str, answer: str, *, cut: bool) -> None:
+    def add_answer(self, question: str, answer: str, *, cut: bool) -> None:
         """Remember an answer, also one that broke off; one without a word is none."""
-        self.last = question
+        self.last_question = question
         if answer:
             self.turns.append(ChatTurn(question, answer, cut))
 
-    def take_back(self) -> ChatTurn | None:
+    def pop_last_answer(self) -> ChatTurn | None:
         """Forget the answer to the last question, if there is one; `turns.append` puts it back."""
-        if self.turns and self.turns[-1].question == self.last:
+        if self.turns and self.turns[-1].question == self.last_question:
             return self.turns.pop()
         return None
 
     def clear(self) -> None:
-        self.turns, self.last = [], None
+        self.turns, self.last_question = [], None

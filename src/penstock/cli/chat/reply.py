@@ -49,13 +49,13 @@ class Reply:
         return " · ".join(facts)
 
 
-def listen(ask: Callable[[], UpdateStream], *, show: Callable[[str], None], progress: Progress) -> Reply:
+def collect_reply(ask: Callable[[], UpdateStream], *, show: Callable[[str], None], progress: Progress) -> Reply:
     """Ask, and collect the answer until it ends. Ctrl-C and errors end it too; what was said before is kept."""
     reply, job, started = Reply(), None, time.perf_counter()
     try:
         job = ask()
         for update in job:
-            _hear(update, reply, show, progress, time.perf_counter() - started)
+            _apply(update, reply, show, progress, time.perf_counter() - started)
     except KeyboardInterrupt:
         reply.stopped = True
         if job is not None:
@@ -66,7 +66,7 @@ def listen(ask: Callable[[], UpdateStream], *, show: Callable[[str], None], prog
     return reply
 
 
-def _hear(update: JobUpdate, reply: Reply, show: Callable[[str], None], progress: Progress, now: float) -> None:
+def _apply(update: JobUpdate, reply: Reply, show: Callable[[str], None], progress: Progress, now: float) -> None:
     match update:
         case PrefillProgress(done=done, total=total):
             if total >= LONG_PROMPT:

@@ -88,11 +88,11 @@ def run(
         answer = follow(llm.start(request), show=show, progress=bars)
         name = llm.model_name
     if as_json:
-        print_json(answer.described(name, load))
+        print_json(answer.as_dict(name, load))
     elif not answer.text.endswith("\n"):
         print(flush=True)
     if print_times:
-        print(answer.times(load), file=sys.stderr)
+        print(answer.format_times(load), file=sys.stderr)
     if answer.interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -15,12 +15,14 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, BinaryIO
 
 from penstock.cli.client.server_url import DEFAULT_PORT, URL_VARIABLE, ServerUrl, api_key
-from penstock.config.api_key import VARIABLE as KEY_VARIABLE
+from penstock.config.api_key import KEY_VARIABLE
 from penstock.errors import PenstockError
 
-CHUNK = 1 << 20  # bytes of an upload
-CONNECT = 5.0  # seconds until a server that says nothing counts as not there
-PATIENCE = 300.0  # seconds that an answer may pause: a long prompt on a slow machine, on a server that sends no sign of life
+UPLOAD_CHUNK_BYTES = 1 << 20  # bytes of an upload
+CONNECT_TIMEOUT_S = 5.0  # seconds until a server that says nothing counts as not there
+READ_TIMEOUT_S = (
+    300.0  # seconds that an answer may pause: a long prompt on a slow machine, on a server that sends no sign of life
+)
 
 
 class ServerUnreachable(PenstockError):
@@ -53,14 +55,14 @@ class Client:
         """The JSON at `path`."""
         with _Exchange(self.url) as exchange:
             response = exchange.send("GET", path, None, self._headers)
-            return _decoded(b"".join(exchange.lines(response)), self.url)
+            return _parse_object(b"".join(exchange.lines(response)), self.url)
 
     def send(self, path: str, body: Any = None) -> Any:
         """The JSON that answers `body`."""
         headers = self._headers | {"Content-Type": "application/json"}
         with _Exchange(self.url) as exchange:
             response = exchange.send("POST", path, json.dumps({} if body is None else body).encode(), headers)
-            return _decoded(b"".join(exchange.lines(response)), self.url)
+            return _parse_object(b"".join(exchange.lines(response)), self.url)
 
     def upload(self, path: str, fields: Mapping[str, str], name: str, content: BinaryIO, size: int) -> Any:
         """The JSON that answers a form with a file in it, which is not held in memory."""
@@ -74,10 +76,10 @@ class Client:
             "Content-Type": f"multipart/form-data; boundary={mark}",
             "Content-Length": str(len(head) + size + len(tail)),
         }
-        body = itertools.chain([head], iter(lambda: content.read(CHUNK), b""), [tail])
+        body = itertools.chain([head], iter(lambda: content.read(UPLOAD_CHUNK_BYTES), b""), [tail])
         with _Exchange(self.url) as exchange:
             response = exchange.send("POST", path, body, headers)
-            return _decoded(b"".join(exchange.lines(response)), self.url)
+            return _parse_object(b"".join(exchange.lines(response)), self.url)
 
     def download(self, path: str) -> Iterator[bytes]:
         with _Exchange(self.url) as exchange:
@@ -106,8 +108,8 @@ class Events:
                 elif value == "[DONE]":
                     return
                 else:
-                    yield _decoded(value, self._url)
-            raise _lost(self._url)
+                    yield _parse_object(value, self._url)
+            raise _connection_lost(self._url)
 
     def close(self) -> None:
         self._exchange.close()
@@ -139,20 +141,20 @@ class _Exchange:
 
     def send(self, method: str, path: str, body: bytes | Iterable[bytes] | None, headers: Mapping[str, str]) -> HTTPResponse:
         kind = HTTPSConnection if self._url.secure else HTTPConnection
-        self._connection = kind(self._url.host, self._url.port, timeout=CONNECT)
-        with _told(self._url):
+        self._connection = kind(self._url.host, self._url.port, timeout=CONNECT_TIMEOUT_S)
+        with _wrap_network_errors(self._url):
             self._connection.connect()
             if body is not None:
-                self._connection.sock.settimeout(PATIENCE)
+                self._connection.sock.settimeout(READ_TIMEOUT_S)
             with suppress(BrokenPipeError, ConnectionResetError):  # who refuses a body reads it no further: the answer is there
                 self._connection.request(method, self._url.path + path, body, dict(headers))
             self._response = self._connection.getresponse()
             if self._response.status != 200:
-                raise _refusal(self._url, self._response, self._response.read(1 << 20))
+                raise _error_of_response(self._url, self._response, self._response.read(1 << 20))
         return self._response
 
     def lines(self, response: HTTPResponse) -> Iterator[bytes]:
-        with _told(self._url, begun=True):
+        with _wrap_network_errors(self._url, answering=True):
             yield from response
 
     def close(self) -> None:
@@ -171,41 +173,41 @@ class _Exchange:
 
 
 @contextmanager
-def _told(url: ServerUrl, *, begun: bool = False) -> Iterator[None]:
-    """Foreign errors become ours. `begun`: the answer was on its way."""
+def _wrap_network_errors(url: ServerUrl, *, answering: bool = False) -> Iterator[None]:
+    """Foreign errors become ours. `answering`: the answer was on its way."""
     from ssl import SSLError
 
     try:
         yield
     except TimeoutError:
-        raise ServerUnreachable(f"{url} says nothing any more." if begun else f"{url} does not answer in time.") from None
+        raise ServerUnreachable(f"{url} says nothing any more." if answering else f"{url} does not answer in time.") from None
     except SSLError as error:
         why = error.reason.replace("_", " ").lower() if error.reason else str(error)
         raise ServerUnreachable(
             f"No secure connection to {url}: {why}.", hint="If the server does not speak HTTPS, write http://."
         ) from None
     except (OSError, HTTPException) as error:
-        if begun:
-            raise _lost(url) from None
+        if answering:
+            raise _connection_lost(url) from None
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ServerUnreachable(f"No server answers at {url} ({why}).", hint=_advice(url)) from None
+        raise ServerUnreachable(f"No server answers at {url} ({why}).", hint=_unreachable_hint(url)) from None
 
 
-def _lost(url: ServerUrl) -> ServerUnreachable:
+def _connection_lost(url: ServerUrl) -> ServerUnreachable:
     return ServerUnreachable(f"The connection to {url} was lost in the middle of the answer.")
 
 
-def _advice(url: ServerUrl) -> str:
+def _unreachable_hint(url: ServerUrl) -> str:
     if url.host not in ("127.0.0.1", "localhost", "::1"):
         return f"Is it running, and is the address right? It comes from --url or {URL_VARIABLE}."
     port = "" if url.port == DEFAULT_PORT else f" --port {url.port}"
     return f"Start one with: penstock serve{port} (and wait until it says Base URL). Or name another with --url."
 
 
-def _refusal(url: ServerUrl, response: HTTPResponse, body: bytes) -> ServerRefused:
+def _error_of_response(url: ServerUrl, response: HTTPResponse, body: bytes) -> ServerRefused:
     status = response.status
     try:
-        refused = refusal(json.loads(body), status)
+        refused = error_in_body(json.loads(body), status)
     except ValueError:
         refused = None
     if refused is not None:
@@ -215,7 +217,7 @@ def _refusal(url: ServerUrl, response: HTTPResponse, body: bytes) -> ServerRefus
     return ServerRefused(f"{url} answers with status {status} {response.reason}".rstrip() + ".", status=status, hint=hint)
 
 
-def refusal(answer: Any, status: int = 0) -> ServerRefused | None:
+def error_in_body(answer: Any, status: int = 0) -> ServerRefused | None:
     """The error that an answer in OpenAI's shape tells of, None when it tells of none."""
     error = answer.get("error") if isinstance(answer, dict) else None
     if not error:
@@ -226,7 +228,7 @@ def refusal(answer: Any, status: int = 0) -> ServerRefused | None:
     return ServerRefused(message, status=status, reason=str(facts.get("code") or ""), hint=hint)
 
 
-def _decoded(text: str | bytes, url: ServerUrl) -> Any:
+def _parse_object(text: str | bytes, url: ServerUrl) -> Any:
     try:
         value = json.loads(text)
     except ValueError:

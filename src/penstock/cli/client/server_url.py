@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from penstock.cli.options import wrong_usage
-from penstock.config.api_key import VARIABLE as KEY_VARIABLE
+from penstock.config.api_key import KEY_VARIABLE
 from penstock.errors import ConfigError
 
 URL_VARIABLE = "PENSTOCK_URL"
@@ -58,18 +58,18 @@ class ServerUrl(NamedTuple):
 DEFAULT_PORT = 8000
 
 
-def usual_url(environ: Mapping[str, str] = os.environ) -> ServerUrl:
+def default_url(environ: Mapping[str, str] = os.environ) -> ServerUrl:
     """The server of this machine: at the port that the environment gives to `penstock serve` too."""
     port = environ.get(PORT_VARIABLE, "")
     known = port.isdecimal() and 0 < int(port) <= 65535
     return ServerUrl(secure=False, host="127.0.0.1", port=int(port) if known else DEFAULT_PORT, path="")
 
 
-def named_url(given: str | None, environ: Mapping[str, str] = os.environ) -> ServerUrl | None:
+def named_url(flag: str | None, environ: Mapping[str, str] = os.environ) -> ServerUrl | None:
     """The server that the flag names, else the one of the environment, else none."""
-    if given is not None:
+    if flag is not None:
         with wrong_usage("--url"):
-            return ServerUrl.parse(given)
+            return ServerUrl.parse(flag)
     text = environ.get(URL_VARIABLE, "")
     try:
         return ServerUrl.parse(text) if text else None

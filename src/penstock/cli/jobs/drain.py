@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.exits import FAILED, INTERRUPTED, tell
+from penstock.cli.exits import FAILED, INTERRUPTED, print_error
 from penstock.cli.jobs.workspaces import WorkspaceArgument, job_record, open_batches
 from penstock.cli.node.logs import set_up_logging
 from penstock.cli.node.settings import takes_settings
@@ -91,10 +91,10 @@ def drain(
     if report.left:
         _tell_of_left(workspace, report)
     if report.odd:
-        tell(f"{report.odd} more could not be taken.", "The lines above say why; `penstock flow` shows where they are.")
+        print_error(f"{report.odd} more could not be taken.", "The lines above say why; `penstock flow` shows where they are.")
     if report.open_batches:
         why = "Their lines wait for that." if report.left else "The lines above say why; the next drain goes on with them."
-        tell(open_batches(report.open_batches), why)
+        print_error(open_batches(report.open_batches), why)
     if report.failed or report.left or report.odd or report.open_batches:
         raise typer.Exit(FAILED)
 
@@ -157,7 +157,7 @@ def _tell_of_left(workspace: Path, report: Drained) -> None:
     jobs = "1 job waits" if report.left == 1 else f"{report.left} jobs wait"
     models = [harmless(name) for name in report.models if name]
     if not models:
-        tell(f"{jobs} for a model, and none is here.", "Host one: --model.")
+        print_error(f"{jobs} for a model, and none is here.", "Host one: --model.")
         return
     again = f"penstock drain {shlex.quote(str(workspace))} --model {shlex.quote(models[0])}"
-    tell(f"{jobs} for what is not here: {', '.join(models)}.", f"Run it with such a model: {again}")
+    print_error(f"{jobs} for what is not here: {', '.join(models)}.", f"Run it with such a model: {again}")

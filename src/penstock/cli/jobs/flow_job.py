@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.cli.exits import FAILED, NOT_READY, tell
+from penstock.cli.exits import FAILED, NOT_READY, print_error
 from penstock.cli.jobs.workspaces import nobody_works, note
 from penstock.cli.ui.output import print_json
 from penstock.errors import NotFinished, UnknownJob
@@ -115,9 +115,9 @@ def _print_result(result: JobResult) -> None:
 
 
 def _fail(result: JobResult) -> None:
-    from penstock.cli.ui.terminal import HARMLESS
+    from penstock.cli.ui.terminal import REPLACE_CONTROL
 
-    tell(result.text.strip().translate(HARMLESS) or f"The job {result.job_id} failed and did not say why.")
+    print_error(result.text.strip().translate(REPLACE_CONTROL) or f"The job {result.job_id} failed and did not say why.")
     raise typer.Exit(FAILED)
 
 

@@ -35,7 +35,7 @@ def audit(
     Attacks what would leave this node, as somebody with the same weights could, and says which layers to keep. Only figures are
     printed, nothing of the text. It takes a minute or two.
     """
-    given = None if text is None else _read(text)
+    custom_text = None if text is None else _read(text)
 
     from penstock.audit.auditor import audit as run_audit
     from penstock.audit.auditor import public_text, sample_text
@@ -44,7 +44,7 @@ def audit(
     with ProgressBars() as bars:
         cut = load_cut(model, dtype=dtype, device=device, progress=bars)
         encode = cut.ends.tokenizer.encode
-        ids = encode(sample_text() if given is None else given)[:tokens]
+        ids = encode(sample_text() if custom_text is None else custom_text)[:tokens]
         with wrong_usage("--text"):
             report = run_audit(cut, ids, encode(public_text()), bars)
     if as_json:

@@ -65,7 +65,7 @@ def bench(
     One answer alone, 8 and 32 at once, and the reading of a prompt of 512 tokens; it takes a minute or so.
     """
     ranges = parse_segments(segments)
-    rounds = rounds_of(tokens)
+    rounds = plan_rounds(tokens)
 
     from penstock.llm import LLM
 
@@ -83,7 +83,7 @@ def bench(
     print_table(["what", "streams", "prompt", "new tokens", "tokens/s", "first token"], map(_row, results), numbers=range(1, 6))
 
 
-def rounds_of(tokens: int) -> list[Round]:
+def plan_rounds(tokens: int) -> list[Round]:
     return [
         Round("one answer", 1, SHORT_PROMPT, tokens),
         Round("8 at once", 8, SHORT_PROMPT, tokens),
@@ -101,7 +101,7 @@ def measure(llm: LLM, planned: Round) -> Result:
     jobs = [llm.start(JobRequest(prompt=prompt, sampling=sampling)) for prompt in prompts]
     answers = []
     for job in jobs:
-        answers.append(follow(job, show=_unseen, progress=silent))
+        answers.append(follow(job, show=_discard, progress=silent))
         if answers[-1].interrupted:
             raise KeyboardInterrupt  # half a measurement is none
     wall = time.perf_counter() - started
@@ -120,5 +120,5 @@ def _row(result: Result) -> list[str]:
     return [planned.what, *counts, f"{result.tokens_per_second:.1f}", f"{result.first_token * 1000:.0f} ms"]
 
 
-def _unseen(text: str) -> None:
+def _discard(text: str) -> None:
     """The words of a measurement are nobody's concern."""

@@ -19,8 +19,8 @@ from penstock.cli.options import DEFAULT_MODEL, JsonOption
 from penstock.cli.ui.bars import size
 from penstock.cli.ui.output import print_json
 
-LEAST_MEMORY = 2_000_000_000  # the default model, torch and a small KV cache
-LEAST_DISK = 1_000_000_000  # the default model, downloaded and converted
+MIN_MEMORY_BYTES = 2_000_000_000  # the default model, torch and a small KV cache
+MIN_DISK_BYTES = 1_000_000_000  # the default model, downloaded and converted
 
 
 class CheckResult(StrEnum):
@@ -168,9 +168,9 @@ def _memory() -> Iterator[Finding]:
     parts += [f"{size(found.available)} available"] if found.available is not None else []
     parts += [f"limited to {size(found.limit)} by the container"] if found.limit is not None else []
     seen = ", ".join(parts) or "unknown on this system"
-    if found.usable is not None and found.usable < LEAST_MEMORY:
+    if found.usable is not None and found.usable < MIN_MEMORY_BYTES:
         yield Finding(
-            "Memory", CheckResult.WARNING, seen, f"Close other programs: the default model wants about {size(LEAST_MEMORY)}."
+            "Memory", CheckResult.WARNING, seen, f"Close other programs: the default model wants about {size(MIN_MEMORY_BYTES)}."
         )
     else:
         yield Finding("Memory", CheckResult.GOOD, seen)
@@ -178,7 +178,7 @@ def _memory() -> Iterator[Finding]:
 
 def _cache() -> Iterator[Finding]:
     folder = _cache_dir()
-    place = _nearest(folder)
+    place = _nearest_existing(folder)
     if not place.is_dir():
         yield Finding("Cache", CheckResult.BROKEN, f"{place} is not a folder", "Models are kept there: move the file away.")
     elif not os.access(place, os.W_OK | os.X_OK):
@@ -193,10 +193,10 @@ def _cache() -> Iterator[Finding]:
 
 
 def _disk() -> Iterator[Finding]:
-    place = _nearest(_cache_dir())
+    place = _nearest_existing(_cache_dir())
     free = shutil.disk_usage(place).free
-    if free < LEAST_DISK:
-        advice = f"Free some space, or set PENSTOCK_CACHE to a larger disk: the default model wants {size(LEAST_DISK)}."
+    if free < MIN_DISK_BYTES:
+        advice = f"Free some space, or set PENSTOCK_CACHE to a larger disk: the default model wants {size(MIN_DISK_BYTES)}."
         yield Finding("Disk", CheckResult.WARNING, f"{size(free)} free at {place}", advice)
     else:
         yield Finding("Disk", CheckResult.GOOD, f"{size(free)} free at {place}")
@@ -224,7 +224,7 @@ def _cache_dir() -> Path:
     return cache_dir()
 
 
-def _nearest(folder: Path) -> Path:
+def _nearest_existing(folder: Path) -> Path:
     """The folder itself, or the nearest one above it that exists: there it would be made."""
     return next(place for place in (folder, *folder.parents) if place.exists())
 

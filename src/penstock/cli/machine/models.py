@@ -26,7 +26,7 @@ ModelArgument = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Portrait:
+class ModelSummary:
     """What `penstock models show` tells about one model."""
 
     name: str
@@ -81,29 +81,29 @@ def pull(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> N
 @app.command()
 def show(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> None:
     """Show what a model is: its architecture, its size and where it lies."""
-    portrait = portray(model, _folder_of(model))
+    summary = summarize(model, _folder_of(model))
     if as_json:
-        print_json(portrait)
+        print_json(summary)
         return
     facts = {
-        "model": portrait.name,
-        "architecture": portrait.architecture,
-        "layers": str(portrait.layers),
-        "hidden size": str(portrait.hidden),
-        "heads": f"{portrait.heads} ({portrait.kv_heads} for keys and values)",
-        "vocabulary": f"{portrait.vocabulary:,}",
-        "context": f"{portrait.context:,} tokens",
-        "parameters": f"{portrait.parameters / 1e6:,.1f} million",
-        "tensors": ", ".join(f"{count} {kind}" for kind, count in portrait.tensor_types.items()),
-        "chat template": "yes" if portrait.chat_template else "no (use --raw)",
-        "size on disk": size(portrait.size_on_disk),
-        "folder": str(portrait.folder),
+        "model": summary.name,
+        "architecture": summary.architecture,
+        "layers": str(summary.layers),
+        "hidden size": str(summary.hidden),
+        "heads": f"{summary.heads} ({summary.kv_heads} for keys and values)",
+        "vocabulary": f"{summary.vocabulary:,}",
+        "context": f"{summary.context:,} tokens",
+        "parameters": f"{summary.parameters / 1e6:,.1f} million",
+        "tensors": ", ".join(f"{count} {kind}" for kind, count in summary.tensor_types.items()),
+        "chat template": "yes" if summary.chat_template else "no (use --raw)",
+        "size on disk": size(summary.size_on_disk),
+        "folder": str(summary.folder),
     }
     for name, value in facts.items():
         print(f"{name:<14} {value}")
 
 
-def portray(name: str, folder: Path) -> Portrait:
+def summarize(name: str, folder: Path) -> ModelSummary:
     from penstock.model.spec import read_spec
 
     spec = read_spec(folder)
@@ -113,7 +113,7 @@ def portray(name: str, folder: Path) -> Portrait:
         for kind, shape in _tensors(file):
             types[kind] += 1
             parameters += math.prod(shape)
-    return Portrait(
+    return ModelSummary(
         name=name,
         architecture=spec.family,
         layers=spec.num_layers,

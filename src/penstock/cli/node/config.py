@@ -41,9 +41,9 @@ def config(
     """
     key_source = api_key_source(settings.node.server, os.environ)
     if as_json:
-        shown: dict[str, object] = {key: found._asdict() for key, found in settings.sources.items()}
-        shown[API_KEY] = {"set": bool(key_source), "source": key_source or "default"}
-        print_json({"file": settings.file, "settings": shown})
+        entries: dict[str, object] = {key: found._asdict() for key, found in settings.sources.items()}
+        entries[API_KEY] = {"set": bool(key_source), "source": key_source or "default"}
+        print_json({"file": settings.file, "settings": entries})
         return
     rows = [[key, _setting(key).show(value), source] for key, (value, source) in settings.sources.items()]
     rows.append([API_KEY, "set (not shown)" if key_source else "not set", key_source or "default"])

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from penstock.placement.preview import Preview
 
 
-def shown(preview: Preview) -> str:
+def format_preview(preview: Preview) -> str:
     chosen, pinned = preview.decision.layers, preview.pinned
     count = sum(layers.size for layers in (*pinned, *chosen))
     lines = [f"{preview.model} has {preview.num_layers} layers. This node would load:", ""]

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.options import JsonOption, wrong_usage
 from penstock.cli.ui.output import print_json, print_table
-from penstock.config.api_key import VARIABLE
+from penstock.config.api_key import KEY_VARIABLE
 from penstock.config.home import this_home
 from penstock.config.table import BY_KEY
 
@@ -61,16 +61,16 @@ def add(
     models = tuple(dict.fromkeys(model)) if model else None
     with wrong_usage():
         limits = KeyLimits(jobs=jobs, tokens_per_minute=tokens_per_minute, priority=priority, models=models)
-    first = not folder.look().records
+    first = not folder.contents().records
     key = folder.add(name, limits)
     told = [
-        f"The key '{name}': {', '.join(_told(limits)) or 'no limits'}.",
+        f"The key '{name}': {', '.join(describe_limits(limits)) or 'no limits'}.",
         f"It is kept nowhere: copy it now. To take it back: penstock keys revoke {name}{_flag(keys)}",
     ]
     if first:
         told.append(
             "From now on the server answers nobody without a key. Batches and responses that were made without one are found "
-            f"with the owner's: start it with {VARIABLE}."
+            f"with the owner's: start it with {KEY_VARIABLE}."
         )
     print("\n".join(told), file=sys.stderr, flush=True)
     print(key)
@@ -80,7 +80,7 @@ def add(
 def list_keys(as_json: JsonOption = False, keys: FolderOption = None) -> None:
     """List the keys and their limits. The keys themselves nobody has but those who got them."""
     folder = _folder(keys)
-    found = folder.look()
+    found = folder.contents()
     if as_json:
         print_json({"keys": list(map(_entry, found.records))})
     elif found.records:
@@ -104,18 +104,18 @@ def revoke(name: NameArgument, keys: FolderOption = None) -> None:
         print(f"The key '{name}' was revoked before. Nothing has changed.")
 
 
-def _folder(given: str | None) -> KeyFolder:
+def _folder(flag_value: str | None) -> KeyFolder:
     from penstock.config.keys import KeyFolder
 
-    text = given or os.environ.get(SETTING.variable)
+    text = flag_value or os.environ.get(SETTING.variable)
     with wrong_usage(SETTING.flag):
         path = SETTING.parse(text) if text else None
     return KeyFolder(path or this_home().keys)
 
 
-def _flag(given: str | None) -> str:
+def _flag(flag_value: str | None) -> str:
     """What further commands about the same folder need."""
-    return f" {SETTING.flag} {shlex.quote(given)}" if given else ""
+    return f" {SETTING.flag} {shlex.quote(flag_value)}" if flag_value else ""
 
 
 def _entry(record: KeyRecord) -> dict[str, Any]:
@@ -134,12 +134,12 @@ def _row(record: KeyRecord) -> list[str]:
         record.name,
         f"...{record.tail}",
         day,
-        ", ".join(_told(record.limits)) or "none",
+        ", ".join(describe_limits(record.limits)) or "none",
         (record.revoked or "").partition("T")[0],
     ]
 
 
-def _told(limits: KeyLimits) -> list[str]:
+def describe_limits(limits: KeyLimits) -> list[str]:
     told = []
     if limits.jobs is not None:
         told.append(f"{limits.jobs} answer{'s' if limits.jobs > 1 else ''} at once")

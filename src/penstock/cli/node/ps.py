@@ -10,7 +10,7 @@ from penstock.cli.options import JsonOption
 from penstock.cli.ui.durations import age
 from penstock.cli.ui.output import table_lines
 
-STATES = {"waiting_preempt": "waits to go on"}  # it lost its memory, or its nodes
+STATE_NAMES = {"waiting_preempt": "waits to go on"}  # it lost its memory, or its nodes
 HEADINGS = ["job", "model", "state", "age", "prompt read", "generated", "priority"]
 
 
@@ -33,9 +33,11 @@ def _page(status: dict[str, Any]) -> str:
     for model in status["models"]:
         where = f"{model['id']} on {model['device']}, {model['dtype']}"
         lines.append(f"{where} · layers {', '.join(model['layers'])} · {_memory(model)}")
-    told = status.get("workspace") or {}
-    if any(told.values()):
-        lines.append(f"workspace · {told['queued']} wait · {told['running']} run · {told['done']} done · {told['failed']} failed")
+    workspace = status.get("workspace") or {}
+    if any(workspace.values()):
+        lines.append(
+            f"workspace · {workspace['queued']} wait · {workspace['running']} run · {workspace['done']} done · {workspace['failed']} failed"
+        )
     jobs = [_row(job, model["id"]) for model in status["models"] for job in model["jobs"]]
     if jobs:
         lines += ["", *table_lines(HEADINGS, jobs, numbers=[3, 4, 5, 6])]
@@ -56,7 +58,7 @@ def _row(job: dict[str, Any], model: str) -> list[str]:
     return [
         job["id"],
         model,
-        STATES.get(job["state"], job["state"]),
+        STATE_NAMES.get(job["state"], job["state"]),
         age(job["age"]),
         f"{job['prefilled']}/{job['prompt_tokens']}",
         f"{job['generated']}/{job['max_tokens'] * job['outputs']}",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.node.dry_run import shown
+from penstock.cli.node.dry_run import format_preview
 from penstock.cli.node.logs import set_up_logging
 from penstock.cli.node.settings import takes_settings
 from penstock.cli.ui.bars import ProgressBars
@@ -39,7 +39,7 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
     config = settings.node
     set_up_logging(config.log.format, config.log.level)
     folder, owner_key = key_folder(config.server, os.environ), read_api_key(config.server, os.environ)
-    _renew(config.network)
+    _renew_certificate(config.network)
 
     from penstock.doors.access.keys import Keys
     from penstock.node import Node
@@ -47,7 +47,7 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
     if dry_run:
         with ProgressBars() as bars:
             previews = Node(config, progress=bars).preview()
-        print("\n".join(map(shown, previews)), end="")
+        print("\n".join(map(format_preview, previews)), end="")
         return
     with ProgressBars() as bars:
         keys = Keys(folder, owner_key, always=config.server.keys is not None)
@@ -66,7 +66,7 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
             node.serve(on_ready=ready, on_leaving=leaving)
 
 
-def _renew(network: NetworkConfig) -> None:
+def _renew_certificate(network: NetworkConfig) -> None:
     """The machine that made a network renews its own certificate; others need an invitation, and are told early."""
     if network.enabled and network.certificate_file is not None:
         from penstock.network.trust.authority import renew_if_due
@@ -80,7 +80,7 @@ def _welcome(node: Node, *, has_key: bool) -> str:
     network = _network(node, command)
     if not node.models:
         return f"""
-Penstock holds {_held(node)} for other nodes.
+Penstock holds {_describe_layers(node)} for other nodes.
 {network}
 Ctrl-C to leave.
 """
@@ -121,7 +121,7 @@ Ctrl-C to leave.
 """
 
 
-def _held(node: Node) -> str:
+def _describe_layers(node: Node) -> str:
     return "; ".join(
         f"{_layers(hosted)} of {hosted.name} (it has {hosted.spec.num_layers}) on {hosted.device}, {hosted.dtype}"
         for hosted in node.hosted
@@ -155,7 +155,7 @@ def _network(node: Node, command: str) -> str:
     from penstock.peers.report import exposure
 
     config = node.config.network
-    lines = [f"  Network    {config.name}, as node {node.config.node_id}; here are {_held(node)}"]
+    lines = [f"  Network    {config.name}, as node {node.config.node_id}; here are {_describe_layers(node)}"]
     lines += [f"  Why        {why}" for why in dict.fromkeys(membership.placements.values()) if why]
     for hosted in node.models:
         missing = hosted.engine.pipe.explain()

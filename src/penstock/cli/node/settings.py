@@ -15,8 +15,8 @@ from penstock.config.kinds import SWITCH
 from penstock.config.settings import load_settings
 from penstock.config.table import BY_KEY, MODELS, SETTINGS, Setting
 
-SHORT = {"--model": "-m"}
-COMMON = {"--model", "--port", "--host", "--device", "--dtype", "--max-memory", "--network", "--workspace"}  # listed first
+SHORT_FLAGS = {"--model": "-m"}
+COMMON_FLAGS = {"--model", "--port", "--host", "--device", "--dtype", "--max-memory", "--network", "--workspace"}  # listed first
 GROUPS = {
     MODELS: "Model and layers",
     "server": "Server",
@@ -53,22 +53,22 @@ def takes_some_settings(*keys: str) -> Callable[[Callable[..., None]], Callable[
     return lambda command: _with_flags(command, [BY_KEY[key] for key in keys], serving=False)
 
 
-def _with_flags(command: Callable[..., None], shown: Sequence[Setting], *, serving: bool) -> Callable[..., None]:
+def _with_flags(command: Callable[..., None], settings: Sequence[Setting], *, serving: bool) -> Callable[..., None]:
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
     config = inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigOption)
 
-    def with_settings(*, config_file: Path | None, **given: Any) -> None:
-        flags = {setting.key: given.pop(_parameter_name(setting)) for setting in shown}
-        for setting in shown:
+    def with_settings(*, config_file: Path | None, **values: Any) -> None:
+        flags = {setting.key: values.pop(_parameter_name(setting)) for setting in settings}
+        for setting in settings:
             text = flags[setting.key]
             with wrong_usage(setting.flag):
                 if isinstance(text, str):
                     setting.parse(text)
                 elif text is not None:
                     setting.read(text)
-        command(load_settings(config_file, os.environ, flags, serving=serving), **given)
+        command(load_settings(config_file, os.environ, flags, serving=serving), **values)
 
-    parameters = [config, *map(_parameter, shown), *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
+    parameters = [config, *map(_parameter, settings), *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
     with_settings.__name__, with_settings.__doc__ = command.__name__, command.__doc__
     with_settings.__annotations__ = {}  # typer reads the signature, and these would contradict it
     with_settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         both = f"{setting.flag}/--no-{setting.flag.removeprefix('--')}"
         annotation: Any = Annotated[bool | None, typer.Option(both, help=_help(setting), rich_help_panel=_group(setting))]
     else:
-        names = [setting.flag, *filter(None, [SHORT.get(setting.flag)])]
+        names = [setting.flag, *filter(None, [SHORT_FLAGS.get(setting.flag)])]
         option = typer.Option(*names, metavar=setting.metavar, help=_help(setting), rich_help_panel=_group(setting))
         annotation = Annotated[str | None, option]
     return inspect.Parameter(_parameter_name(setting), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -92,7 +92,7 @@ def _parameter_name(setting: Setting) -> str:
 
 def _group(setting: Setting) -> str | None:
     """The group of a flag in the help; None for those that are listed first."""
-    return None if setting.flag in COMMON else GROUPS.get(setting.table, OTHER_GROUP)
+    return None if setting.flag in COMMON_FLAGS else GROUPS.get(setting.table, OTHER_GROUP)
 
 
 def _help(setting: Setting) -> str:

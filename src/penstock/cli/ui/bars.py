@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-PATIENCE = 5.0  # seconds that work may take before a plain line speaks of it
-REMINDER = 15.0  # seconds between two plain lines about the same work
-_BYTES = 1 << 20  # totals from here on are bytes: nothing else that we count gets so large
+QUIET_S = 5.0  # seconds that work may take before a plain line speaks of it
+REMINDER_INTERVAL_S = 15.0  # seconds between two plain lines about the same work
+_MIN_BYTE_TOTAL = 1 << 20  # totals from here on are bytes: nothing else that we count gets so large
 
 
 class ProgressBars:
@@ -29,12 +29,12 @@ class ProgressBars:
         if 0 < total <= done:
             self.clear()
             return
-        begins = what != self._what
+        is_new = what != self._what
         self._what = what
         if self._terminal:
-            self._draw(begins, done, total)
+            self._draw(is_new, done, total)
         else:
-            self._write(begins, done, total)
+            self._write(is_new, done, total)
 
     def clear(self) -> None:
         """Take the bar off the screen; later progress draws a new one."""
@@ -49,28 +49,28 @@ class ProgressBars:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.clear()
 
-    def _draw(self, begins: bool, done: int, total: int) -> None:
+    def _draw(self, is_new: bool, done: int, total: int) -> None:
         if self._bar is None:
             self._bar = _rich_progress(self._stream)
             self._bar.start()
-        if begins:
+        if is_new:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
             self._bar.add_task(_sentence(self._what), amount="")
         self._bar.update(self._bar.task_ids[0], completed=done, total=total or None, amount=amount(done, total))
 
-    def _write(self, begins: bool, done: int, total: int) -> None:
+    def _write(self, is_new: bool, done: int, total: int) -> None:
         now = time.monotonic()
-        if begins:
-            self._due = now + PATIENCE
+        if is_new:
+            self._due = now + QUIET_S
         elif now >= self._due:
-            self._due = now + REMINDER
+            self._due = now + REMINDER_INTERVAL_S
             print(f"{_sentence(self._what)} … {amount(done, total)}".rstrip(), file=self._stream, flush=True)
 
 
 def amount(done: int, total: int) -> str:
     """`"12.5 of 98.4 MB"` or `"3 of 30"`."""
-    if max(done, total) < _BYTES:
+    if max(done, total) < _MIN_BYTE_TOTAL:
         return f"{done} of {total}" if total else (str(done) if done else "")
     return f"{done / 1e6:.1f} of {total / 1e6:.1f} MB" if total else f"{done / 1e6:.1f} MB"
 

@@ -10,8 +10,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-LONGEST = 1000  # characters of one text of somebody else
-NARROWEST = 6  # columns that a shortened cell keeps
+MAX_TEXT_CHARS = 1000  # characters of one text of somebody else
+MIN_CELL_WIDTH = 6  # columns that a shortened cell keeps
 INDENT = "  "
 TIED = "\N{NO-BREAK SPACE}"  # stands for a space at which `wrapped` must not break
 STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
@@ -28,7 +28,7 @@ class Ink:
 def harmless(value: Any) -> Any:
     """JSON with every text in it made printable, and no longer than anything honest is."""
     if isinstance(value, str):
-        return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value[:LONGEST])
+        return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value[:MAX_TEXT_CHARS])
     if isinstance(value, Mapping):
         return {key: harmless(inner) for key, inner in value.items()}
     return [harmless(inner) for inner in value] if isinstance(value, list) else value
@@ -104,7 +104,7 @@ def table(
     over = sum(widths) + gap * (len(widths) - 1) + len(INDENT) - width
     while over > 0 and give:
         widest = max(give, key=lambda place: widths[place])
-        if widths[widest] <= max(NARROWEST, breadth(headings[widest])):
+        if widths[widest] <= max(MIN_CELL_WIDTH, breadth(headings[widest])):
             break
         widths[widest] -= 1
         over -= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import sys
 
-from penstock.cli.ui.terminal import HARMLESS
+from penstock.cli.ui.terminal import REPLACE_CONTROL
 
 
 class ResultWriter:
@@ -31,5 +31,5 @@ class ResultWriter:
 
     def _show(self, text: str) -> None:
         if text:
-            print(text.translate(HARMLESS), end="", flush=True)
+            print(text.translate(REPLACE_CONTROL), end="", flush=True)
             self._last = text[-1]

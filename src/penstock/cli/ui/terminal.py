@@ -11,12 +11,12 @@ from types import ModuleType
 from penstock.config.state import state_folder
 from penstock.errors import RequestError
 
-REMEMBERED = 1000  # lines of input
-PROMPT, CONTINUED = "> ", ". "
-MORE = "\\"  # at the end of a line: the message goes on in the next
+MAX_HISTORY_LINES = 1000  # lines of input
+PROMPT, CONTINUATION_PROMPT = "> ", ". "
+CONTINUATION = "\\"  # at the end of a line: the message goes on in the next
 
 # What a model says must not move the cursor or colour the screen, whatever it was trained on.
-HARMLESS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}
+REPLACE_CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}
 
 
 class Terminal:
@@ -25,33 +25,33 @@ class Terminal:
     def __init__(self) -> None:
         self.interactive = sys.stdin.isatty()
         self._dim = sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-        self._clean = sys.stdout.isatty()
-        self._fresh = True  # the cursor is at the beginning of a line
-        self._readline = _editing() if self.interactive and self._clean else None
+        self._sanitize = sys.stdout.isatty()
+        self._at_line_start = True  # the cursor is at the beginning of a line
+        self._readline = _enable_line_editing() if self.interactive and self._sanitize else None
 
     def read(self) -> str:
         """The next message: a line, and those after it while they end with a backslash. EOFError at the end of input."""
         lines: list[str] = []
-        while not lines or lines[-1].endswith(MORE):
+        while not lines or lines[-1].endswith(CONTINUATION):
             try:
-                lines.append(self._line(CONTINUED if lines else PROMPT))
+                lines.append(self._line(CONTINUATION_PROMPT if lines else PROMPT))
             except EOFError:
                 if not lines:
                     raise
                 break
-        return "\n".join(line.removesuffix(MORE) for line in lines)
+        return "\n".join(line.removesuffix(CONTINUATION) for line in lines)
 
-    def say(self, text: str) -> None:
+    def print_answer(self, text: str) -> None:
         """A piece of an answer."""
         if text:
-            print(text.translate(HARMLESS) if self._clean else text, end="", flush=True)
-            self._fresh = text.endswith("\n")
+            print(text.translate(REPLACE_CONTROL) if self._sanitize else text, end="", flush=True)
+            self._at_line_start = text.endswith("\n")
 
     def end_line(self, *, after_key: bool = False) -> None:
         """Go to the beginning of a line; `after_key`, since a terminal shows a key like Ctrl-C as `^C`."""
-        if not self._fresh or (after_key and self.interactive):
+        if not self._at_line_start or (after_key and self.interactive):
             print(flush=True)
-            self._fresh = True
+            self._at_line_start = True
 
     def note(self, text: str) -> None:
         """Something about the chat, for the person at it."""
@@ -66,11 +66,11 @@ class Terminal:
         except UnicodeError:
             raise RequestError("That is not UTF-8 text.") from None
         if self._readline is not None and line.strip():
-            _remember(self._readline)
+            _append_history(self._readline)
         return line
 
     def _input(self, prompt: str) -> str:
-        if self.interactive and self._clean:
+        if self.interactive and self._sanitize:
             return input(prompt)
         if self.interactive:
             print(prompt, end="", file=sys.stderr, flush=True)
@@ -87,13 +87,13 @@ def history_file() -> Path:
     return (state_folder(os.environ) or Path.home() / ".local" / "state" / "penstock") / "chat_history"
 
 
-def _editing() -> ModuleType | None:
+def _enable_line_editing() -> ModuleType | None:
     """Line editing, if this Python has it: importing the module is enough for `input` to use it."""
     try:
         import readline
     except ImportError:
         return None
-    readline.set_history_length(REMEMBERED)
+    readline.set_history_length(MAX_HISTORY_LINES)
     with suppress(AttributeError):
         readline.parse_and_bind("set enable-bracketed-paste on")  # a text of several lines is pasted as one message
     with suppress(OSError, RuntimeError):  # there is none yet, or no home
@@ -101,7 +101,7 @@ def _editing() -> ModuleType | None:
     return readline
 
 
-def _remember(readline: ModuleType) -> None:
+def _append_history(readline: ModuleType) -> None:
     """Line by line, so that two chats at a time keep what was typed in both. A chat works as well without."""
     with suppress(OSError, RuntimeError):
         file = history_file()

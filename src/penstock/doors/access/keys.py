@@ -134,7 +134,7 @@ class Keys:
             stamp = self._folder.stamp()
             if stamp == self._stamp:
                 return
-            found = self._folder.look()
+            found = self._folder.contents()
         except ConfigError as error:
             self._tell(error)  # what was known stays so, until the folder can be read again
             return

@@ -16,7 +16,7 @@ from pathlib import Path
 from penstock.domain.topology import LayerRange
 from penstock.errors import UnknownModel
 from penstock.model.sources import catalogue, hub
-from penstock.model.sources.cache import ORIGIN, cache_dir, is_whole, size_on_disk
+from penstock.model.sources.cache import ORIGIN, cache_dir, is_complete, size_on_disk
 from penstock.model.sources.catalogue import DEFAULT_MODEL
 from penstock.model.sources.folder import check_folder
 from penstock.model.sources.local_gguf import catalogue_folder, prepare_catalogued, prepare_gguf, source_of
@@ -85,7 +85,7 @@ def local(model: str, *, progress: Progress = silent) -> Path | None:
     converted. None where somebody must be asked for it."""
     if known_model := catalogue.find(model):
         folder = catalogue_folder(known_model)
-        return folder if is_whole(folder) else None
+        return folder if is_complete(folder) else None
     path = os.path.abspath(os.path.expanduser(model))
     if model and os.path.exists(path):
         return resolve(model, progress=progress)
@@ -111,7 +111,7 @@ def known() -> list[KnownModel]:
     models = []
     for model in catalogue.CATALOGUE:
         folder = catalogue_folder(model)
-        here = is_whole(folder)
+        here = is_complete(folder)
         models.append(
             KnownModel(model.name, source_of(model), model.licence, folder if here else None, size_on_disk(folder) if here else 0)
         )
@@ -122,7 +122,7 @@ def installed() -> list[InstalledModel]:
     """Everything that `resolve` would find without the network: converted models, and snapshots of the hub."""
     models = []
     for folder in sorted((cache_dir() / "models").glob("[!.]*")):
-        if is_whole(folder):
+        if is_complete(folder):
             origin = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
             models.append(InstalledModel(origin["name"], origin["source"], origin["licence"], folder, size_on_disk(folder)))
     for name, folder in hub.snapshots():
@@ -161,8 +161,8 @@ def _unknown(model: str) -> UnknownModel:
     if re.search(r"[/\\]|\.gguf$", model):
         return UnknownModel(f"There is no file or folder '{model}'.", hint="A model of the hub is written as org/name.")
     nearest = difflib.get_close_matches(model.casefold(), names, n=1)
-    meant = f"Did you mean '{nearest[0]}'? " if nearest else ""
+    suggestion = f"Did you mean '{nearest[0]}'? " if nearest else ""
     return UnknownModel(
         f"There is no model '{model}'. Known by name: {', '.join(entry.name for entry in catalogue.CATALOGUE)}.",
-        hint=f"{meant}A folder, a .gguf file or org/name of the Hugging Face hub can be given too.",
+        hint=f"{suggestion}A folder, a .gguf file or org/name of the Hugging Face hub can be given too.",
     )

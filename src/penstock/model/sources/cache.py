@@ -41,25 +41,25 @@ def model_folder(name: str, identity: str) -> Path:
     return cache_dir() / "models" / f"{name}-{identity[:12]}"
 
 
-def is_whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Converted folders appear complete; this also notices one that somebody thinned out by hand."""
     return (folder / ORIGIN).is_file() and (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
-def prepared(folder: Path, fill: Callable[[Path], dict[str, Any]], *, name: str, progress: Progress) -> Path:
+def prepare_folder(folder: Path, fill: Callable[[Path], dict[str, Any]], *, name: str, progress: Progress) -> Path:
     """Return `folder`, calling `fill(draft)` first when it is not there yet; `fill` returns what to note as the origin.
 
     `fill` works on a draft that becomes `folder` by a rename at the very end, under a lock: whatever happens, a folder that
     exists is whole, and two processes never do the work twice.
     """
-    if is_whole(folder):
+    if is_complete(folder):
         return folder
-    with _own_disk_errors(), locked(name, progress=progress):
-        if is_whole(folder):  # the other process, for which we waited, has made it
+    with _wrap_disk_errors(), locked(name, progress=progress):
+        if is_complete(folder):  # the other process, for which we waited, has made it
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for left_over in folder.parent.glob(f".draft-{folder.name}-*"):  # of a process that died; none lives, we hold the lock
-            shutil.rmtree(left_over, ignore_errors=True)
+        for stale in folder.parent.glob(f".draft-{folder.name}-*"):  # of a process that died; none lives, we hold the lock
+            shutil.rmtree(stale, ignore_errors=True)
         draft = Path(tempfile.mkdtemp(prefix=f".draft-{folder.name}-", dir=folder.parent))
         try:
             origin = fill(draft)
@@ -106,7 +106,7 @@ def _flush(folder: Path) -> None:
 
 
 @contextmanager
-def _own_disk_errors() -> Iterator[None]:
+def _wrap_disk_errors() -> Iterator[None]:
     """A full, read-only or forbidden cache is something that the user can mend."""
     try:
         yield

@@ -20,8 +20,8 @@ from penstock.errors import DownloadFailed
 from penstock.progress import Progress
 
 _TIMEOUT_S = 30.0
-_CHUNK = 256 << 10
-_ATTEMPTS_WITHOUT_GAIN = 3
+_CHUNK_BYTES = 256 << 10
+_MAX_FRUITLESS_ATTEMPTS = 3
 
 
 class SourceUnreachable(Exception):
@@ -43,12 +43,12 @@ def fetch(url: Callable[[], str], target: Path, pin: Pin, *, progress: Progress)
     """
     part = part_of(target)
     resumed = _size(part) > 0
-    _complete(url, part, pin, progress)
+    _fetch_missing(url, part, pin, progress)
     found = sha256_of(part)
     if found != pin.sha256 and resumed:
         # The beginning may stem from another version of the file: once more, from the start.
         part.unlink()
-        _complete(url, part, pin, progress)
+        _fetch_missing(url, part, pin, progress)
         found = sha256_of(part)
     if found != pin.sha256:
         part.unlink()
@@ -77,7 +77,7 @@ def open_url(url: str, headers: dict[str, str]) -> Any:
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     if parts.scheme not in ("http", "https"):
-        raise SourceUnreachable(f"{shown(url)} is not an http address.")
+        raise SourceUnreachable(f"{without_credentials(url)} is not an http address.")
     request = urllib.request.Request(parts._replace(netloc=host).geturl(), headers={"User-Agent": "penstock", **headers})
     if at:
         request.add_unredirected_header("Authorization", "Basic " + base64.b64encode(unquote(user).encode()).decode())
@@ -86,18 +86,18 @@ def open_url(url: str, headers: dict[str, str]) -> Any:
     except HTTPError as error:
         if error.code == 416:
             return error  # the caller asked for a range and knows what to do
-        raise SourceUnreachable(f"{shown(url)} answered {error.code} {error.reason}.") from error
+        raise SourceUnreachable(f"{without_credentials(url)} answered {error.code} {error.reason}.") from error
     except (URLError, http.client.HTTPException, OSError) as error:
-        raise SourceUnreachable(f"{shown(url)} could not be reached: {getattr(error, 'reason', error)}.") from error
+        raise SourceUnreachable(f"{without_credentials(url)} could not be reached: {getattr(error, 'reason', error)}.") from error
 
 
-def shown(url: str) -> str:
+def without_credentials(url: str) -> str:
     """The address as it may appear in a message: without user name and password."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def _complete(url: Callable[[], str], part: Path, pin: Pin, progress: Progress) -> None:
+def _fetch_missing(url: Callable[[], str], part: Path, pin: Pin, progress: Progress) -> None:
     """Ask again from where the connection broke, as long as each attempt brings something."""
     part.parent.mkdir(parents=True, exist_ok=True)
     if _size(part) > pin.size:
@@ -106,42 +106,44 @@ def _complete(url: Callable[[], str], part: Path, pin: Pin, progress: Progress) 
     while (before := _size(part)) < pin.size:
         address = address or url()
         try:
-            _continue(address, part, pin, progress)
+            _resume(address, part, pin, progress)
         except (OSError, http.client.HTTPException) as error:
-            if not _is_network(error):
+            if not _is_network_error(error):
                 raise
         gained = _size(part) > before
         fruitless = 0 if gained else fruitless + 1
-        if fruitless == _ATTEMPTS_WITHOUT_GAIN:
-            raise SourceUnreachable(f"{shown(address)} breaks off after {_size(part):,} of {pin.size:,} bytes.")
+        if fruitless == _MAX_FRUITLESS_ATTEMPTS:
+            raise SourceUnreachable(f"{without_credentials(address)} breaks off after {_size(part):,} of {pin.size:,} bytes.")
         if not gained:
             time.sleep(0.2 * fruitless)
 
 
-def _continue(address: str, part: Path, pin: Pin, progress: Progress) -> None:
-    have = _size(part)
-    with open_url(address, {"Range": f"bytes={have}-"} if have else {}) as answer, part.open("ab") as file:
-        if have and not _continues(answer, have, pin.size):
+def _resume(address: str, part: Path, pin: Pin, progress: Progress) -> None:
+    received = _size(part)
+    with open_url(address, {"Range": f"bytes={received}-"} if received else {}) as answer, part.open("ab") as file:
+        if received and not _is_continuation(answer, received, pin.size):
             file.truncate(0)  # the server sends the whole file, or has another one: begin again
-            have = 0
+            received = 0
             if answer.status != 200:
                 return
         offered = answer.headers.get("Content-Length", "")
-        if not have and offered.isdigit() and int(offered) != pin.size:
-            raise SourceUnreachable(f"{shown(address)} offers {int(offered):,} bytes where {pin.size:,} were expected.")
+        if not received and offered.isdigit() and int(offered) != pin.size:
+            raise SourceUnreachable(
+                f"{without_credentials(address)} offers {int(offered):,} bytes where {pin.size:,} were expected."
+            )
         what = f"fetching {part.name.removesuffix('.part')}"
-        while have < pin.size and (chunk := answer.read(min(_CHUNK, pin.size - have))):
+        while received < pin.size and (chunk := answer.read(min(_CHUNK_BYTES, pin.size - received))):
             file.write(chunk)
-            have += len(chunk)
-            progress(what, have, pin.size)
+            received += len(chunk)
+            progress(what, received, pin.size)
 
 
-def _continues(answer: Any, have: int, size: int) -> bool:
+def _is_continuation(answer: Any, received: int, size: int) -> bool:
     matched = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
-    return answer.status == 206 and matched is not None and int(matched[1]) == have and matched[2] in (str(size), "*")
+    return answer.status == 206 and matched is not None and int(matched[1]) == received and matched[2] in (str(size), "*")
 
 
-def _is_network(error: Exception) -> bool:
+def _is_network_error(error: Exception) -> bool:
     """A disk that is full is an OSError too, and no reason to ask the server again."""
     return isinstance(error, (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError))
 

@@ -15,8 +15,8 @@ def check_folder(folder: Path) -> Path:
         missing.append("*.safetensors files")
     if not missing:
         return folder
-    held = sorted(path.name for path in folder.glob("*.gguf"))
-    hint = f"It holds a GGUF file; name that instead: {folder / held[0]}." if held else ""
+    gguf_files = sorted(path.name for path in folder.glob("*.gguf"))
+    hint = f"It holds a GGUF file; name that instead: {folder / gguf_files[0]}." if gguf_files else ""
     raise UnknownModel(
         f"The folder {folder} is not a model: it has no {' and no '.join(missing)}.",
         hint=hint or "A model folder in Hugging Face layout holds config.json, tokenizer.json and the weights as *.safetensors.",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # GGUF's metadata types, as struct codes; strings and arrays have lengths of their own.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_DEEPEST_ARRAY = 4
-_MOST_DIMENSIONS = 4
+_MAX_ARRAY_DEPTH = 4
+_MAX_DIMENSIONS = 4
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class _Cursor:
             return self.number(_SCALARS[kind], what)
         if kind == _STRING:
             return self.string(what)
-        if kind == _ARRAY and depth < _DEEPEST_ARRAY:
+        if kind == _ARRAY and depth < _MAX_ARRAY_DEPTH:
             return self.array(what, depth)
         raise CorruptWeights(f"{self.path} is corrupt: {what} has the unknown metadata type {kind}.")
 
@@ -202,7 +202,7 @@ class _Cursor:
     def tensor_entry(self, index: int) -> _Entry:
         name = self.string(f"the name of tensor {index}")
         dimensions = self.number("I", f"the number of dimensions of '{name}'")
-        if not 1 <= dimensions <= _MOST_DIMENSIONS:
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
             raise CorruptWeights(f"{self.path} is corrupt: the tensor '{name}' has {dimensions} dimensions.")
         shape = tuple(self.number("Q", f"the shape of '{name}'") for _ in range(dimensions))
         type_id = self.number("I", f"the type of '{name}'")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_STORED_AS_THEY_ARE = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+_COPIED_TYPES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 _IGNORED = ("rope_freqs.weight",)  # goes into the config
 _PIECE_ELEMENTS = 4 << 20  # at most 16 MiB of float32 at a time
 
@@ -48,7 +48,7 @@ def plan_tensors(gguf: GgufFile, config: dict[str, Any]) -> list[Planned]:
             raise CorruptWeights(f"{gguf.path} lacks the tensor '{gguf_name}'.", hint="Fetch the file again.")
         if source.shape != shape:
             raise CorruptWeights(f"{gguf.path}: the tensor '{gguf_name}' has shape {list(source.shape)}, not {list(shape)}.")
-        planned.append(Planned(name, source, _STORED_AS_THEY_ARE.get(source.type_name, "F16"), _row_order(gguf_name, config)))
+        planned.append(Planned(name, source, _COPIED_TYPES.get(source.type_name, "F16"), _row_order(gguf_name, config)))
     for kind in {entry.source.type_name for entry in planned}:
         _check_readable(kind)
     # Four-byte types first: then every tensor begins at a multiple of its element size without holes between them.
@@ -134,7 +134,7 @@ def _values(raw: NDArray[np.uint8], tensor: Planned, gguf: GgufFile) -> NDArray[
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    if tensor.source.type_name in _STORED_AS_THEY_ARE:
+    if tensor.source.type_name in _COPIED_TYPES:
         return raw.view(np.uint32 if tensor.dtype == "F32" else np.uint16)  # bits, not numbers: numpy has no bfloat16
     with np.errstate(all="ignore"):
         values = dequantize(raw, GGMLQuantizationType[tensor.source.type_name]).astype(np.float16)

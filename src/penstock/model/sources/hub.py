@@ -20,7 +20,10 @@ from penstock.progress import Progress
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _LAYER = re.compile(r"(?:language_model\.model|model\.language_model|model)\.layers\.(\d+)\.")
-_LANGUAGE = ("ForCausalLM", "Gemma3ForConditionalGeneration")  # how the classes of models are named that Penstock may run
+_LANGUAGE_MODEL_SUFFIXES = (
+    "ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+)  # how the classes of models are named that Penstock may run
 _PLAIN_NAME = re.compile(r"\w[\w.-]*")
 _INDEX = "model.safetensors.index.json"
 _OPTIONAL = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
@@ -81,7 +84,7 @@ def _is_language_model(config: Path) -> bool:
         architectures = json.loads(config.read_text(encoding="utf-8")).get("architectures") or []
     except (OSError, ValueError, AttributeError):
         return False
-    return any(str(architecture).endswith(_LANGUAGE) for architecture in architectures)
+    return any(str(architecture).endswith(_LANGUAGE_MODEL_SUFFIXES) for architecture in architectures)
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -117,7 +120,7 @@ class _Snapshot:
         known, cached = self._cached(filename)
         if known:
             return cached
-        with _own_errors(self.name):
+        with _wrap_hub_errors(self.name):
             try:
                 path = hf_hub_download(self.name, filename, revision=self.revision, tqdm_class=_bar(filename, self._progress))
             except RemoteEntryNotFoundError:
@@ -146,7 +149,7 @@ def _offline() -> bool:
 
 
 @contextmanager
-def _own_errors(name: str) -> Iterator[None]:
+def _wrap_hub_errors(name: str) -> Iterator[None]:
     from huggingface_hub import errors
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP library, whichever that is
 

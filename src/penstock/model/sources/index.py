@@ -7,11 +7,11 @@ import os
 from html.parser import HTMLParser
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from penstock.model.sources.download import SourceUnreachable, open_url, shown
+from penstock.model.sources.download import SourceUnreachable, open_url, without_credentials
 
 _JSON = "application/vnd.pypi.simple.v1+json"
 _ACCEPT = f"{_JSON}, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
-_LARGEST_PAGE = 64 << 20
+_MAX_PAGE_BYTES = 64 << 20
 
 
 def index_url() -> str:
@@ -22,18 +22,18 @@ def file_url(project: str, filename: str) -> str:
     """The address of `filename` as the index gives it."""
     page = f"{index_url().rstrip('/')}/{project}/"
     with open_url(page, {"Accept": _ACCEPT}) as answer:
-        body = answer.read(_LARGEST_PAGE)
+        body = answer.read(_MAX_PAGE_BYTES)
         base = answer.url or page
         is_json = str(answer.headers.get("Content-Type", "")).startswith(_JSON)
     try:
         links = _json_links(body) if is_json else _html_links(body)
     except (ValueError, KeyError, TypeError):
-        raise SourceUnreachable(f"{shown(page)} did not answer like a package index.") from None
+        raise SourceUnreachable(f"{without_credentials(page)} did not answer like a package index.") from None
     for link in links:
         address = urldefrag(urljoin(base, link)).url
         if unquote(urlsplit(address).path).endswith("/" + filename):
             return _with_credentials_of(page, address)
-    raise SourceUnreachable(f"{shown(page)} does not offer {filename}.")
+    raise SourceUnreachable(f"{without_credentials(page)} does not offer {filename}.")
 
 
 def _json_links(body: bytes) -> list[str]:

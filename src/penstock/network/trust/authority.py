@@ -69,7 +69,7 @@ def create(home: Home, name: str, *, node: str, listen: str | None = None, furth
         "revoked.bin": revocations.NOBODY.encode(),
         "issued.json": _register_json(_with({}, node, identity)),
     }
-    with files.told(network.folder, "made"):
+    with files.wrap_os_errors(network.folder, "made"):
         try:
             files.make_folder(network.folder, contents)
         except FileExistsError:
@@ -86,7 +86,7 @@ def invite(network: JoinedNetwork, node: str, *, days: float = NODE_DAYS, furthe
         raise ConfigError(f"'{node}' is the name of this machine itself.", hint="Give the other machine a name of its own.")
     further = (*network.addresses, *further)
     check_further(network.listen, further)
-    with files.alone_in(network.folder):
+    with files.locked_folder(network.folder):
         authority = _authority(network)
         identity = issue(authority, node, days=days)
         files.replace(network.folder, {"issued.json": _register_json(_with(_register(network), node, identity))})
@@ -102,7 +102,7 @@ def revoke(network: JoinedNetwork, node: str) -> int:
             f"'{node}' is this machine, whose key stands for the whole network.",
             hint=f"To end the network, let every machine leave it: penstock network leave {network.name}",
         )
-    with files.alone_in(network.folder):
+    with files.locked_folder(network.folder):
         authority, register = _authority(network), _register(network)
         if node not in register:
             known = ", ".join(sorted(register.keys() - {network.node}))
@@ -132,7 +132,7 @@ def renew_if_due(folder: Path) -> bool:
     if not (folder / "ca.key").exists() or not (folder / "network.json").exists():
         return False  # somebody else's to renew
     network = Home(folder.parents[1]).network(folder.name)
-    with files.alone_in(folder):
+    with files.locked_folder(folder):
         if _is_fresh(network):
             return False
         identity = issue(_authority(network), network.node)

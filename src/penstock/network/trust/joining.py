@@ -42,11 +42,11 @@ def join(home: Home, invitation: Invitation, *, listen: str | None = None) -> Jo
         )
         brought = revocations.read(invitation.revocations, invitation.authority)
         _refuse_revoked(invitation, brought)
-        with files.told(network.folder, "made"):
+        with files.wrap_os_errors(network.folder, "made"):
             files.make_folder(network.folder, _contents(network, invitation, brought))
         return Joined(network, None)
     there = home.network(name)
-    with files.alone_in(there.folder):
+    with files.locked_folder(there.folder):
         _refuse_other_network(there, invitation)
         _refuse_older(there, invitation)
         revoked = _all_revoked(there, invitation)
@@ -64,7 +64,7 @@ def use(home: Home, name: str) -> None:
 
 def leave(home: Home, name: str) -> None:
     """Remove all that this machine has of a network, its key first of all."""
-    with files.told(home.current_file, "removed"):
+    with files.wrap_os_errors(home.current_file, "removed"):
         if home.current_name() == name:
             home.current_file.unlink()
     files.remove_folder(home.folder(name))

@@ -9,12 +9,12 @@ from typing import Any
 
 from penstock.config.checks import is_address
 from penstock.config.home import Home
-from penstock.config.network import FILES, SECURE, NetworkConfig
+from penstock.config.network import CERTIFICATE_FILES, SECURE_PROTOCOLS, NetworkConfig
 from penstock.errors import ConfigError
 from penstock.network.trust.addresses import free_port, own_hosts
 
 EVERYWHERE, EVERYWHERE_IPV6 = "0.0.0.0", "[::]"
-_PAPERS: dict[str, Any] = dict.fromkeys(FILES, Path())  # endpoints can be judged without looking into the files
+_PAPERS: dict[str, Any] = dict.fromkeys(CERTIFICATE_FILES, Path())  # endpoints can be judged without looking into the files
 
 
 def split(endpoint: str) -> tuple[str, str, int]:
@@ -37,7 +37,7 @@ def check_connect(endpoints: tuple[str, ...]) -> None:
 def check_listen(endpoint: str) -> None:
     NetworkConfig(open=True, listen=(endpoint,), **_PAPERS)
     protocol, _, port = split(endpoint)
-    if protocol not in SECURE or not port:
+    if protocol not in SECURE_PROTOCOLS or not port:
         raise ConfigError(
             f"A network with certificates cannot listen at {endpoint}.", hint="Write tls/0.0.0.0:7447, or quic/ and a port."
         )
