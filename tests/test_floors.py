@@ -33,6 +33,7 @@ FLOORS = {
     "errors": 1,
     "stats": 1,
     "progress": 1,
+    "units": 1,
 }
 # Floors inside a package: folders, and files that lie beside them. Rooms of one floor do not import each other.
 INNER_FLOORS = {
@@ -75,6 +76,7 @@ NEIGHBOURS = {
     "errors",
     "stats",
     "progress",
+    "units",
     "domain",
     "config",
     "llm",
@@ -82,9 +84,15 @@ NEIGHBOURS = {
 }  # same floor, and may know each other
 
 COMPUTE = {"torch", "numpy", "safetensors", "tokenizers", "jinja2"}
-THIRD_PARTY = {"": set(), "errors": set(), "stats": set(), "progress": set(), "domain": set(), "config": set()} | dict.fromkeys(
-    ("model", "pipes", "weights", "engine", "audit"), COMPUTE
-)
+THIRD_PARTY = {
+    "": set(),
+    "errors": set(),
+    "stats": set(),
+    "progress": set(),
+    "units": set(),
+    "domain": set(),
+    "config": set(),
+} | dict.fromkeys(("model", "pipes", "weights", "engine", "audit"), COMPUTE)
 THIRD_PARTY["network"] = {"zenoh", "msgspec", "cryptography"}
 THIRD_PARTY["workspace"] = {"watchfiles"}
 IMPORTERS = {"gguf", "huggingface_hub"}  # only in model/sources, and only inside functions

@@ -232,7 +232,7 @@ def test_doctor_leaves_with_1_and_says_what_to_do_when_the_cache_cannot_be_used(
     done = cli("doctor", PENSTOCK_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 1
     assert "✗ Cache" in done.stdout
-    assert "→ Models are kept there" in done.stdout
+    assert "→ Models are stored there" in done.stdout
 
 
 def test_doctor_warns_of_a_thread_count_that_makes_no_sense() -> None:

@@ -95,7 +95,7 @@ def test_what_nobody_expected_is_short_and_says_how_to_see_more(
         raise ZeroDivisionError("division by zero")
     assert left.value.code == 1
     error, hint = capsys.readouterr().err.splitlines()
-    assert error == "error: Penstock met something it did not expect: ZeroDivisionError: division by zero"
+    assert error == "error: Unexpected error: ZeroDivisionError: division by zero"
     assert "PENSTOCK_DEBUG=1" in hint
     monkeypatch.setenv("PENSTOCK_DEBUG", "1")
     with pytest.raises(ZeroDivisionError), exit_codes():
@@ -135,8 +135,8 @@ def test_long_work_says_a_plain_line_now_and_then(clock: list[float]) -> None:
         progress("downloading the model", done, 90_000_000)
         clock[0] += 0.25  # 22.5 seconds in all
     assert stream.getvalue().splitlines() == [
-        "Downloading the model … 20.0 of 90.0 MB",
-        "Downloading the model … 80.0 of 90.0 MB",
+        "Downloading the model … 20 MB of 90 MB",
+        "Downloading the model … 80 MB of 90 MB",
     ]
 
 

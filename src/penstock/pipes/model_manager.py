@@ -21,6 +21,7 @@ from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
 from penstock.pipes.footprint import KV_TOKENS, MAX_KV, Budget, Footprint
 from penstock.progress import Progress, silent
+from penstock.units import format_bytes
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 AUTO_KV_SHARE = 0.2  # of the memory that is free after the weights
@@ -161,15 +162,15 @@ class ModelManager:
         smallest = weights + 2 * per_block
         if max_memory is not None and smallest + (kv_memory or 0) > max_memory:
             raise NotEnoughMemory(
-                f"max_memory is {_mib(max_memory)}, but the weights take {_mib(weights)}"
-                + (f" and kv_memory {_mib(kv_memory)}." if kv_memory else " and KV needs some beside them."),
-                hint=f"Give at least {_mib(smallest + (kv_memory or 0) + (1 << 20))}, or choose a smaller model or dtype.",
+                f"max_memory is {format_bytes(max_memory)}, but the weights take {format_bytes(weights)}"
+                + (f" and kv_memory {format_bytes(kv_memory)}." if kv_memory else " and KV needs some beside them."),
+                hint=f"Give at least {(smallest + (kv_memory or 0)) // 10**6 + 2}MB, or choose a smaller model or dtype.",
             )
         if smallest > free:
             layer = max_layer_params(spec) * size
             raise NotEnoughMemory(
-                f"The model needs {_mib(smallest)} (one of its {spec.num_layers} layers {_mib(layer)}), "
-                f"but only {_mib(free)} are free on {device}.",
+                f"The model needs {format_bytes(smallest)} (one of its {spec.num_layers} layers {format_bytes(layer)}), "
+                f"but only {format_bytes(free)} are free on {device}.",
                 hint="Close other programs, choose a smaller model or dtype, or spread the layers over more machines.",
             )
         if kv_memory is None:
@@ -186,7 +187,8 @@ class ModelManager:
             )
         if weights + kv_memory > free:
             raise NotEnoughMemory(
-                f"The weights ({_mib(weights)}) and kv_memory ({_mib(kv_memory)}) exceed the {_mib(free)} free on {device}.",
+                f"The weights ({format_bytes(weights)}) and kv_memory ({format_bytes(kv_memory)}) exceed the "
+                f"{format_bytes(free)} free on {device}.",
                 hint="Give less kv_memory.",
             )
         return kv_memory // per_block
@@ -240,7 +242,3 @@ def _cpu_has_bf16() -> bool:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):
         return False
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.0f} MiB"

@@ -43,7 +43,7 @@ def report(described: dict[str, Any]) -> Report:
         (b"", "is empty. An audit needs a text of at least 64 tokens."),
         (b" \n\t\n", "is empty."),
         (b"\x89PNG\r\n\x1a\n", "is not UTF-8 text (invalid start byte at byte 0)."),
-        (b"text\0text", "is not text: it has a zero at byte 4."),
+        (b"text\0text", "is not text: byte 4 is zero."),
     ],
 )
 def test_a_file_that_is_no_text_is_refused_before_a_model_is_loaded(tmp_path: Path, content: bytes, told: str) -> None:

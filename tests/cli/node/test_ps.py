@@ -115,10 +115,10 @@ def test_a_draining_server_and_old_jobs_are_shown_as_such() -> None:
     model = {"id": "m", "device": "cpu", "dtype": "float32", "layers": ["0:10", "10:30"], "kv_tokens": 2000, "kv_used": 500}
     status = {"node_id": "mill", "version": "1.0.0", "draining": True, "models": [model | {"jobs": [job, job | {"age": 7300.0}]}]}
     assert ps_command._page(status).splitlines() == [
-        "mill · Penstock 1.0.0 · draining: it finishes what runs and takes nothing new",
+        "mill · Penstock 1.0.0 · draining: running jobs finish, new ones are refused",
         "m on cpu, float32 · layers 0:10, 10:30 · KV 25.0 % of 2,000 tokens",
         "",
-        "job     model   state                  age   prompt read   generated   priority",
-        "1_2_3   m       waits to go on   2 min 5 s       512/900        7/64          0",
-        "1_2_3   m       waits to go on   2 h 1 min       512/900        7/64          0",
+        "job     model   state             age   prompt read   generated   priority",
+        "1_2_3   m       preempted   2 min 5 s       512/900        7/64          0",
+        "1_2_3   m       preempted   2 h 1 min       512/900        7/64          0",
     ]

@@ -1,4 +1,4 @@
-"""`penstock audit`: what the hidden states that leave this node would give away."""
+"""`penstock audit`: measure what the hidden states that leave this node would reveal."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import typer
 from penstock.audit.advice import duration, percent, sentences
 from penstock.audit.report import FEWEST, PROMPT, Report, SearchCost
 from penstock.cli.options import DEFAULT_MODEL, DeviceOption, DtypeOption, JsonOption, ModelOption, wrong_usage
+from penstock.cli.prompt import MAX_PROMPT_BYTES
 from penstock.cli.ui.bars import ProgressBars
-from penstock.cli.ui.columns import wrapped
-from penstock.cli.ui.output import print_json, table_lines
+from penstock.cli.ui.columns import table, wrapped
+from penstock.cli.ui.output import print_json
 
-LONGEST = 16 << 20  # bytes
-WIDTH = 100  # columns of a sentence
+WIDTH = 100  # at which sentences are wrapped
 
 
 def audit(
     text: Annotated[
-        str | None, typer.Option("--text", metavar="FILE", help="The text to audit, - for stdin; otherwise one that is built in.")
+        str | None, typer.Option("--text", metavar="FILE", help="The text to audit, - for stdin; by default a built-in one.")
     ] = None,
     model: ModelOption = DEFAULT_MODEL,
-    tokens: Annotated[int, typer.Option(min=FEWEST, help="How many tokens of the text are audited at most.")] = 1000,
+    tokens: Annotated[int, typer.Option(min=FEWEST, help="Audit at most this many tokens of the text.")] = 1000,
     as_json: JsonOption = False,
     dtype: DtypeOption = "float32",
     device: DeviceOption = "auto",
 ) -> None:
-    """Measure what hidden states give away.
+    """Measure what hidden states reveal.
 
-    Attacks what would leave this node, as somebody with the same weights could, and says which layers to keep. Only figures are
-    printed, nothing of the text. It takes a minute or two.
+    Attacks what would leave this node as someone with the same weights could, and recommends which layers to keep. Prints only
+    figures, nothing of the text. It takes a minute or two.
     """
     custom_text = None if text is None else _read(text)
 
@@ -54,35 +54,38 @@ def audit(
 
 
 def lines(report: Report) -> Iterator[str]:
-    """A report for people."""
+    """Format a report as text."""
     yield f"{report.model}, {report.layers} layers, {report.dtype} on {report.device}"
     yield f"{report.tokens} tokens of text, {report.answer_tokens} of answers; maps fitted to {report.public_tokens} tokens"
     yield ""
-    yield "Tokens of the prompt that are read from what leaves after the first k layers"
-    yield from table_lines(
+    yield "Tokens of the prompt that are recovered from what leaves after the first k layers"
+    yield from table(
         ["k", "nearest embedding", "in the first 10", "linear map", "in the first 10", "search"],
         [
             [str(row.kept), *map(percent, (row.nearest, row.nearest_10, row.mapped, row.mapped_10, row.search.recovered))]
             for row in report.front
         ],
         numbers=range(6),
+        indent="",
     )
     yield ""
-    yield "Tokens that are read from what comes home before the last m layers"
-    yield from table_lines(
+    yield "Tokens that are recovered from what comes home before the last m layers"
+    yield from table(
         ["m", "norm + head: text", "answer", "linear map: text", "answer"],
         [
             [str(row.kept), *map(percent, (row.head_text, row.head_answer, row.mapped_text, row.mapped_answer))]
             for row in report.back
         ],
         numbers=range(5),
+        indent="",
     )
     yield ""
     yield "What the search costs for each token"
-    yield from table_lines(
+    yield from table(
         ["k", "candidates", "passes", "GFLOP", "time", f"{PROMPT:,} tokens"],
         [[str(row.kept), *_cost(row.search)] for row in report.front],
         numbers=range(6),
+        indent="",
     )
     yield ""
     for sentence in sentences(report):
@@ -98,19 +101,19 @@ def _read(source: str) -> str:
     name = "stdin" if source == "-" else source
     try:
         if source == "-":
-            data = sys.stdin.buffer.read(LONGEST + 1)
+            data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
         else:
             with Path(source).open("rb") as file:
-                data = file.read(LONGEST + 1)
-        text = data.decode("utf-8") if len(data) <= LONGEST else ""
+                data = file.read(MAX_PROMPT_BYTES + 1)
+        text = data.decode("utf-8") if len(data) <= MAX_PROMPT_BYTES else ""
     except OSError as error:
         raise _bad(f"{name} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise _bad(f"{name} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
-    if len(data) > LONGEST:
-        raise _bad(f"{name} has more than {LONGEST} bytes, which no model here reads.")
+    if len(data) > MAX_PROMPT_BYTES:
+        raise _bad(f"{name} is longer than {MAX_PROMPT_BYTES} bytes, the limit.")
     if "\0" in text:
-        raise _bad(f"{name} is not text: it has a zero at byte {data.index(0)}.")
+        raise _bad(f"{name} is not text: byte {data.index(0)} is zero.")
     if not text.strip():
         raise _bad(f"{name} is empty. An audit needs a text of at least {FEWEST} tokens.")
     return text

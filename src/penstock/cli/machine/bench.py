@@ -1,4 +1,4 @@
-"""`penstock bench`: how fast this machine runs a model, alone and with company."""
+"""`penstock bench`: measure how fast this machine runs a model, for one request and for many at once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.chat.answer import follow
-from penstock.cli.options import (
-    DEFAULT_MODEL,
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    ModelOption,
-    SegmentsOption,
-    parse_segments,
-)
+from penstock.cli.options import DEFAULT_MODEL, DeviceOption, DtypeOption, JsonOption, ModelOption, SegmentsOption, parse_segments
 from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.output import print_json, print_table
 from penstock.domain.request import JobRequest
@@ -31,12 +23,12 @@ if TYPE_CHECKING:
 
 SHORT_PROMPT = 32
 LONG_PROMPT = 512
-_TOKEN_IDS = range(10, 250)  # every vocabulary has these, and what they mean does not matter for the speed
+_TOKEN_IDS = range(10, 250)  # every vocabulary has these; their meaning does not affect the speed
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """`streams` requests at once, each with a prompt of its own, so that the prefix cache cannot help."""
+    """`streams` requests at once, each with its own prompt, so that the prefix cache cannot help."""
 
     what: str
     streams: int
@@ -47,14 +39,14 @@ class Round:
 @dataclass(frozen=True, slots=True)
 class Result:
     round: Round
-    tokens_per_second: float  # new tokens of all streams together; prompt tokens where only one new token is made
+    tokens_per_second: float  # new tokens of all streams; prompt tokens if only one new token is generated
     first_token: float  # seconds, median of the streams
     wall: float  # seconds from the first request to the last answer
 
 
 def bench(
     model: ModelOption = DEFAULT_MODEL,
-    tokens: Annotated[int, typer.Option(min=2, help="How many tokens each answer has.")] = 64,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 64,
     as_json: JsonOption = False,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
@@ -62,7 +54,7 @@ def bench(
 ) -> None:
     """Measure how fast this machine is.
 
-    One answer alone, 8 and 32 at once, and the reading of a prompt of 512 tokens; it takes a minute or so.
+    Runs 1, 8 and 32 answers at once and reads a prompt of 512 tokens. It takes about a minute.
     """
     ranges = parse_segments(segments)
     rounds = plan_rounds(tokens)
@@ -103,7 +95,7 @@ def measure(llm: LLM, planned: Round) -> Result:
     for job in jobs:
         answers.append(follow(job, show=_discard, progress=silent))
         if answers[-1].interrupted:
-            raise KeyboardInterrupt  # half a measurement is none
+            raise KeyboardInterrupt  # half a measurement is worthless
     wall = time.perf_counter() - started
 
     first = statistics.median(answer.timings.first_token for answer in answers)
@@ -121,4 +113,4 @@ def _row(result: Result) -> list[str]:
 
 
 def _discard(text: str) -> None:
-    """The words of a measurement are nobody's concern."""
+    """Show nothing."""

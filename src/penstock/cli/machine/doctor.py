@@ -1,4 +1,4 @@
-"""`penstock doctor`: look at this machine and say what is missing, what is slow, and what to do about it."""
+"""`penstock doctor`: check this machine for what is missing or slow, and say what to do about it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import typer
 from penstock.cli.exits import FAILED
 from penstock.cli.machine import hardware as machine
 from penstock.cli.options import DEFAULT_MODEL, JsonOption
-from penstock.cli.ui.bars import size
 from penstock.cli.ui.output import print_json
+from penstock.units import format_bytes
 
-MIN_MEMORY_BYTES = 2_000_000_000  # the default model, torch and a small KV cache
-MIN_DISK_BYTES = 1_000_000_000  # the default model, downloaded and converted
+MIN_MEMORY_BYTES = 2_000_000_000  # for the default model, torch and a small KV cache
+MIN_DISK_BYTES = 1_000_000_000  # for the default model, downloaded and converted
 
 
 class CheckResult(StrEnum):
@@ -41,9 +41,9 @@ class Finding:
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Check this machine and say what to do where something is missing.
+    """Check this machine and say what to do if something is missing.
 
-    Leaves with 1 when something is broken, with 0 otherwise, warnings or not.
+    Exits with 1 if something is broken, otherwise with 0, even with warnings.
     """
     findings = []
     for finding in examine():
@@ -60,7 +60,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """One check after the other; one that fails itself is a finding too, since it must not hide the rest."""
+    """Run all checks; one that fails with an error becomes a finding, so that it does not hide the others."""
     for check in (_python, _torch, _accelerator, _processor, _cores, _threads, _memory, _cache, _disk, _model):
         yield from _guarded(check)
 
@@ -101,18 +101,18 @@ def _accelerator() -> Iterator[Finding]:
 
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        yield Finding("GPU", CheckResult.GOOD, ", ".join(f"{p.name} ({size(p.total_memory)})" for p in names))
+        yield Finding("GPU", CheckResult.GOOD, ", ".join(f"{p.name} ({format_bytes(p.total_memory)})" for p in names))
     elif torch.backends.mps.is_available():
         yield Finding("GPU", CheckResult.GOOD, "Apple GPU (mps)")
     elif shutil.which("nvidia-smi") and not torch.version.cuda:
         advice = "Install PyTorch's CUDA build: https://pytorch.org/get-started/locally"
-        yield Finding("GPU", CheckResult.WARNING, "an NVIDIA driver is here, but this PyTorch cannot use it", advice)
+        yield Finding("GPU", CheckResult.WARNING, "there is an NVIDIA driver, but this PyTorch cannot use it", advice)
     elif torch.version.cuda:
         yield Finding(
-            "GPU", CheckResult.WARNING, "this PyTorch is made for CUDA, but no GPU answers", "Check the driver with nvidia-smi."
+            "GPU", CheckResult.WARNING, "this PyTorch is built for CUDA, but finds no GPU", "Check the driver with nvidia-smi."
         )
     else:
-        yield Finding("GPU", CheckResult.GOOD, "none; the processor computes")
+        yield Finding("GPU", CheckResult.GOOD, "none; the CPU is used")
 
 
 def _processor() -> Iterator[Finding]:
@@ -123,7 +123,7 @@ def _processor() -> Iterator[Finding]:
     if features:
         seen += f"; {', '.join(features)}"
     if platform.machine().lower() in ("x86_64", "amd64") and features and "avx2" not in features:
-        advice = "It works, but slowly. In a virtual machine, let it pass the host's processor model through."
+        advice = "It works, but slowly. In a virtual machine, pass the host's CPU model through."
         yield Finding("Processor", CheckResult.WARNING, f"{seen}; no AVX2", advice)
     else:
         yield Finding("Processor", CheckResult.GOOD, seen)
@@ -135,7 +135,7 @@ def _cores() -> Iterator[Finding]:
     if found.quota is not None:
         seen += f", limited to {found.quota:g} by the container"
     if found.effective < 2:
-        yield Finding("Cores", CheckResult.WARNING, seen, "Give it two cores or more: one computes, one serves.")
+        yield Finding("Cores", CheckResult.WARNING, seen, "Use two cores or more: one computes, one serves.")
     elif found.quota is not None and found.quota < found.usable and "OMP_NUM_THREADS" not in os.environ:
         advice = f"Threads beyond the limit slow each other down: set OMP_NUM_THREADS={int(found.quota)}."
         yield Finding("Cores", CheckResult.WARNING, seen, advice)
@@ -144,7 +144,7 @@ def _cores() -> Iterator[Finding]:
 
 
 def _threads() -> Iterator[Finding]:
-    """OMP_NUM_THREADS is often left behind by a job script or an image, and then nobody sees why all is slow."""
+    """Check OMP_NUM_THREADS, which job scripts and images often set and which then slows everything down."""
     value = os.environ.get("OMP_NUM_THREADS")
     if value is None:
         return
@@ -164,14 +164,13 @@ def _threads() -> Iterator[Finding]:
 
 def _memory() -> Iterator[Finding]:
     found = machine.memory()
-    parts = [f"{size(found.total)} in all"] if found.total is not None else []
-    parts += [f"{size(found.available)} available"] if found.available is not None else []
-    parts += [f"limited to {size(found.limit)} by the container"] if found.limit is not None else []
+    parts = [f"{format_bytes(found.total)} in total"] if found.total is not None else []
+    parts += [f"{format_bytes(found.available)} available"] if found.available is not None else []
+    parts += [f"limited to {format_bytes(found.limit)} by the container"] if found.limit is not None else []
     seen = ", ".join(parts) or "unknown on this system"
     if found.usable is not None and found.usable < MIN_MEMORY_BYTES:
-        yield Finding(
-            "Memory", CheckResult.WARNING, seen, f"Close other programs: the default model wants about {size(MIN_MEMORY_BYTES)}."
-        )
+        advice = f"Close other programs: the default model needs about {format_bytes(MIN_MEMORY_BYTES)}."
+        yield Finding("Memory", CheckResult.WARNING, seen, advice)
     else:
         yield Finding("Memory", CheckResult.GOOD, seen)
 
@@ -180,13 +179,13 @@ def _cache() -> Iterator[Finding]:
     folder = _cache_dir()
     place = _nearest_existing(folder)
     if not place.is_dir():
-        yield Finding("Cache", CheckResult.BROKEN, f"{place} is not a folder", "Models are kept there: move the file away.")
+        yield Finding("Cache", CheckResult.BROKEN, f"{place} is not a folder", "Models are stored there: move the file away.")
     elif not os.access(place, os.W_OK | os.X_OK):
         yield Finding(
             "Cache",
             CheckResult.BROKEN,
             f"{folder} cannot be written",
-            "Models are kept there: set PENSTOCK_CACHE to another folder.",
+            "Models are stored there: set PENSTOCK_CACHE to another folder.",
         )
     else:
         yield Finding("Cache", CheckResult.GOOD, str(folder))
@@ -196,10 +195,12 @@ def _disk() -> Iterator[Finding]:
     place = _nearest_existing(_cache_dir())
     free = shutil.disk_usage(place).free
     if free < MIN_DISK_BYTES:
-        advice = f"Free some space, or set PENSTOCK_CACHE to a larger disk: the default model wants {size(MIN_DISK_BYTES)}."
-        yield Finding("Disk", CheckResult.WARNING, f"{size(free)} free at {place}", advice)
+        advice = (
+            f"Free some space, or set PENSTOCK_CACHE to a larger disk: the default model wants {format_bytes(MIN_DISK_BYTES)}."
+        )
+        yield Finding("Disk", CheckResult.WARNING, f"{format_bytes(free)} free at {place}", advice)
     else:
-        yield Finding("Disk", CheckResult.GOOD, f"{size(free)} free at {place}")
+        yield Finding("Disk", CheckResult.GOOD, f"{format_bytes(free)} free at {place}")
 
 
 def _model() -> Iterator[Finding]:
@@ -210,7 +211,7 @@ def _model() -> Iterator[Finding]:
         yield Finding("Model", CheckResult.GOOD, f"{DEFAULT_MODEL} is ready")
         return
     entry = find(DEFAULT_MODEL)
-    download = f" ({size(entry.wheel_size)})" if entry else ""
+    download = f" ({format_bytes(entry.wheel_size)})" if entry else ""
     yield Finding(
         "Model",
         CheckResult.GOOD,
@@ -225,11 +226,11 @@ def _cache_dir() -> Path:
 
 
 def _nearest_existing(folder: Path) -> Path:
-    """The folder itself, or the nearest one above it that exists: there it would be made."""
+    """The folder, or the nearest one above it that exists, in which it would be created."""
     return next(place for place in (folder, *folder.parents) if place.exists())
 
 
-# ---- for people ----
+# ---- output ----
 
 
 def _show(finding: Finding) -> None:
@@ -245,7 +246,7 @@ def _summary(findings: list[Finding]) -> str:
     broken = sum(f.verdict is CheckResult.BROKEN for f in findings)
     warnings = sum(f.verdict is CheckResult.WARNING for f in findings)
     if broken:
-        return f"{broken} broken, {warnings} to look at. Penstock cannot run until what is marked ✗ is mended."
+        return f"{broken} broken, {warnings} warnings. Penstock cannot run until the problems marked ✗ are fixed."
     if warnings:
-        return f"Penstock can run; {warnings} to look at."
-    return "All is well."
+        return f"Penstock can run, with {warnings} warning{'s' if warnings > 1 else ''}."
+    return "Everything is fine."

@@ -1,4 +1,4 @@
-"""What this machine offers, and how much of it this process may use: cores, memory, instructions. Standard library only.
+"""Measure what this machine has and this process may use: cores, memory, CPU features. Standard library only.
 
 A container's limits (Linux control groups, both versions) are often far below what the machine itself reports.
 """
@@ -10,7 +10,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-# As Linux names them, slowest first. The last ones multiply bfloat16 directly.
+# Linux's names. The newer ones multiply bfloat16 directly.
 INTERESTING_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16", "i8mm", "sve")
 
 
@@ -18,7 +18,7 @@ INTERESTING_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", 
 class Cores:
     machine: int
     usable: int  # by this process's CPU affinity
-    quota: float | None  # cores' worth of time that the control group grants; None: no limit
+    quota: float | None  # cores' worth of time that the control group allows; None for no limit
 
     @property
     def effective(self) -> float:
@@ -27,11 +27,11 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes; None where the system does not tell."""
+    """Memory in bytes; None if unknown."""
 
     total: int | None
     available: int | None
-    limit: int | None  # of the control group; None: no limit
+    limit: int | None  # of the control group; None for no limit
 
     @property
     def usable(self) -> int | None:
@@ -60,7 +60,7 @@ def cpu_features(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """The first processor's entries of /proc/cpuinfo; empty where there is none."""
+    """The entries of the first processor in /proc/cpuinfo; empty if there are none."""
     found: dict[str, str] = {}
     for line in (_text(root / "proc/cpuinfo") or "").splitlines():
         key, colon, value = line.partition(":")
@@ -108,7 +108,7 @@ def _memory_limit(root: Path) -> int | None:
 
 
 def _groups(root: Path, controller: str) -> list[Path]:
-    """The folders of this process's group and of all groups above it: the tightest limit counts."""
+    """The folders of this process's group and of all its parents: the lowest limit counts."""
     base = root / "sys/fs/cgroup"
     found: list[Path] = []
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():

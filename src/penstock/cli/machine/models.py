@@ -1,4 +1,4 @@
-"""`penstock models`: which models are here, fetch one, look at one."""
+"""`penstock models`: list, fetch and describe models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Annotated
 import typer
 
 from penstock.cli.options import DEFAULT_MODEL, JsonOption
-from penstock.cli.ui.bars import ProgressBars, size
+from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.output import print_json, print_table
 from penstock.errors import CorruptWeights, UnknownModel
+from penstock.units import format_bytes
 
-app = typer.Typer(help="See which models are here, fetch one, look at one.", no_args_is_help=True)
+app = typer.Typer(help="List the models on this machine, fetch one, describe one.", no_args_is_help=True)
 
 ModelArgument = Annotated[
     str,
@@ -27,7 +28,7 @@ ModelArgument = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """What `penstock models show` tells about one model."""
+    """What `penstock models show` prints about a model."""
 
     name: str
     architecture: str
@@ -38,7 +39,7 @@ class ModelSummary:
     vocabulary: int
     context: int
     parameters: int
-    tensor_types: dict[str, int]  # how many tensors of each number format
+    tensor_types: dict[str, int]  # number of tensors by number format
     chat_template: bool
     size_on_disk: int
     folder: Path
@@ -57,7 +58,7 @@ def list_models(as_json: JsonOption = False) -> None:
         return
     print_table(
         ["model", "size", "licence", "source"],
-        [[m.name, size(m.size), m.licence or "unknown", m.source] for m in here]
+        [[m.name, format_bytes(m.size), m.licence or "unknown", m.source] for m in here]
         + [[m.name, "not fetched", m.licence, m.source] for m in absent],
         numbers=[1],
     )
@@ -67,20 +68,21 @@ def list_models(as_json: JsonOption = False) -> None:
 
 @app.command()
 def pull(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> None:
-    """Fetch a model now, so that its first use need not wait."""
+    """Fetch a model now, so that its first use does not have to wait."""
     from penstock.model.sources import resolve
+    from penstock.model.sources.cache import size_on_disk
 
     with ProgressBars() as bars:
         folder = resolve(model, progress=bars)
     if as_json:
-        print_json({"model": model, "folder": folder, "size": _size_on_disk(folder)})
+        print_json({"model": model, "folder": folder, "size": size_on_disk(folder)})
     else:
-        print(f"{model} is ready in {folder} ({size(_size_on_disk(folder))}).")
+        print(f"{model} is ready in {folder} ({format_bytes(size_on_disk(folder))}).")
 
 
 @app.command()
 def show(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> None:
-    """Show what a model is: its architecture, its size and where it lies."""
+    """Show the architecture, size and folder of a model."""
     summary = summarize(model, _folder_of(model))
     if as_json:
         print_json(summary)
@@ -96,7 +98,7 @@ def show(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> N
         "parameters": f"{summary.parameters / 1e6:,.1f} million",
         "tensors": ", ".join(f"{count} {kind}" for kind, count in summary.tensor_types.items()),
         "chat template": "yes" if summary.chat_template else "no (use --raw)",
-        "size on disk": size(summary.size_on_disk),
+        "size on disk": format_bytes(summary.size_on_disk),
         "folder": str(summary.folder),
     }
     for name, value in facts.items():
@@ -104,6 +106,7 @@ def show(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> N
 
 
 def summarize(name: str, folder: Path) -> ModelSummary:
+    from penstock.model.sources.cache import size_on_disk
     from penstock.model.spec import read_spec
 
     spec = read_spec(folder)
@@ -125,7 +128,7 @@ def summarize(name: str, folder: Path) -> ModelSummary:
         parameters=parameters,
         tensor_types=dict(types.most_common()),
         chat_template=_has_chat_template(folder),
-        size_on_disk=_size_on_disk(folder),
+        size_on_disk=size_on_disk(folder),
         folder=folder,
     )
 
@@ -136,7 +139,7 @@ def _entry(model: object, here: bool) -> dict[str, object]:
 
 
 def _folder_of(model: str) -> Path:
-    """Where a model lies, without fetching anything: looking must not start a download."""
+    """Find the folder of a model without fetching it."""
     from penstock.model.sources import installed, resolve
     from penstock.model.sources.catalogue import find
 
@@ -152,7 +155,7 @@ def _folder_of(model: str) -> Path:
 
 
 def _tensors(file: Path) -> list[tuple[str, list[int]]]:
-    """(number format, shape) of every tensor of a safetensors file. Its header is JSON, so torch need not be loaded."""
+    """Read (number format, shape) of every tensor from the header of a safetensors file, without torch."""
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
@@ -169,7 +172,3 @@ def _has_chat_template(folder: Path) -> bool:
         return True
     config = folder / "tokenizer_config.json"
     return config.is_file() and bool(json.loads(config.read_text(encoding="utf-8")).get("chat_template"))
-
-
-def _size_on_disk(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

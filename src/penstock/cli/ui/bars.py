@@ -1,4 +1,4 @@
-"""How long work is shown: bars on a terminal, now and then a plain line elsewhere; always on stderr, so stdout stays clean."""
+"""Show the progress of long work on stderr: a bar on a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from penstock.units import format_bytes
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-QUIET_S = 5.0  # seconds that work may take before a plain line speaks of it
-REMINDER_INTERVAL_S = 15.0  # seconds between two plain lines about the same work
-_MIN_BYTE_TOTAL = 1 << 20  # totals from here on are bytes: nothing else that we count gets so large
+QUIET_S = 5.0  # shorter work prints no line
+REMINDER_INTERVAL_S = 15.0  # between two lines about the same work
+_MIN_BYTE_TOTAL = 1 << 20  # larger totals are bytes: nothing else that we count gets so large
 
 
 class ProgressBars:
-    """A `penstock.progress.Progress` to watch, one piece of work at a time, and the context manager that clears it away."""
+    """A `penstock.progress.Progress` that shows one piece of work at a time; as a context manager it clears the bar."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
         self._terminal = self._stream.isatty()
         self._bar: RichProgress | None = None
-        self._what = ""  # the work that the bar, or the next plain line, is about
-        self._due = 0.0  # when that plain line may come
+        self._what = ""  # the current work
+        self._due = 0.0  # when its next plain line may be printed
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if 0 < total <= done:
@@ -37,7 +39,7 @@ class ProgressBars:
             self._write(is_new, done, total)
 
     def clear(self) -> None:
-        """Take the bar off the screen; later progress draws a new one."""
+        """Remove the bar from the screen; later progress draws a new one."""
         self._what = ""
         if self._bar is not None:
             self._bar.stop()
@@ -69,15 +71,9 @@ class ProgressBars:
 
 
 def amount(done: int, total: int) -> str:
-    """`"12.5 of 98.4 MB"` or `"3 of 30"`."""
-    if max(done, total) < _MIN_BYTE_TOTAL:
-        return f"{done} of {total}" if total else (str(done) if done else "")
-    return f"{done / 1e6:.1f} of {total / 1e6:.1f} MB" if total else f"{done / 1e6:.1f} MB"
-
-
-def size(count: int) -> str:
-    """`"98.4 MB"`, `"1.2 GB"`."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+    """Format progress as `12.5 MB of 98.4 MB` or `3 of 30`."""
+    form = str if max(done, total) < _MIN_BYTE_TOTAL else format_bytes
+    return f"{form(done)} of {form(total)}" if total else (form(done) if done else "")
 
 
 def _sentence(what: str) -> str:

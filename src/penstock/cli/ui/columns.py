@@ -1,6 +1,6 @@
-"""Text in columns of a known width: measuring, shortening, wrapping, tables; and ink for terminals that have colours.
+"""Fit text into columns: measure, shorten, wrap, align tables; and colour it where the terminal can.
 
-What comes from other machines goes through `harmless` first: their names must not move the cursor or colour the screen.
+Text from other machines goes through `harmless` first: it must not move the cursor or colour the screen.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-MAX_TEXT_CHARS = 1000  # characters of one text of somebody else
-MIN_CELL_WIDTH = 6  # columns that a shortened cell keeps
+MAX_TEXT_CHARS = 1000  # of one text from another machine
+MIN_CELL_WIDTH = 6  # a cell is not shortened below this
 INDENT = "  "
-TIED = "\N{NO-BREAK SPACE}"  # stands for a space at which `wrapped` must not break
+TIED = "\N{NO-BREAK SPACE}"  # written as a space at which `wrapped` does not break
 STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
 
 class Ink:
+    """Colours text: `ink("red", text)`. Without `colour` it returns text unchanged."""
+
     def __init__(self, colour: bool) -> None:
         self._colour = colour
 
@@ -25,8 +27,11 @@ class Ink:
         return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self._colour and text else text
 
 
+PLAIN = Ink(colour=False)
+
+
 def harmless(value: Any) -> Any:
-    """JSON with every text in it made printable, and no longer than anything honest is."""
+    """Make every string in a JSON value printable, and cut it to MAX_TEXT_CHARS."""
     if isinstance(value, str):
         return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value[:MAX_TEXT_CHARS])
     if isinstance(value, Mapping):
@@ -35,7 +40,7 @@ def harmless(value: Any) -> Any:
 
 
 def breadth(text: str) -> int:
-    """Columns that a terminal needs for it."""
+    """How many columns a terminal needs for a text."""
     return sum(0 if unicodedata.combining(letter) else 1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text)
 
 
@@ -45,19 +50,19 @@ def padded(text: str, room: int, *, right: bool = False) -> str:
 
 
 def shortened(text: str, room: int, *, tail: float = 0.5) -> str:
-    """`tail` is the share of its end in what is left."""
+    """Replace the middle of a text by "…" if it is wider than `room`; `tail` is the share of its end in what is left."""
     if breadth(text) <= room:
         return text
-    for kept in range(room - 1, 0, -1):  # wide letters need more than one column each
-        last = min(int(kept * tail), kept - 1)
-        short = f"{text[: kept - last]}…{text[len(text) - last :]}"
+    for count in range(room - 1, 0, -1):  # wide letters need more than one column each
+        last = min(int(count * tail), count - 1)
+        short = f"{text[: count - last]}…{text[len(text) - last :]}"
         if breadth(short) <= room:
             return short
     return "…"
 
 
 def labels(names: Iterable[str], room: int) -> dict[str, str]:
-    """Names as they fit, shortened where they can still be told apart; numbered if they cannot."""
+    """Shorten names to fit, each still distinct; numbered where that is not possible."""
     distinct = list(dict.fromkeys(names))
     for tail in (0.5, 1.0, 0.0):
         short = [shortened(name, room, tail=tail) for name in distinct]
@@ -71,7 +76,7 @@ def labels(names: Iterable[str], room: int) -> dict[str, str]:
 
 
 def without_domain(names: Iterable[str]) -> dict[str, str]:
-    """Names of machines without the domain that all of them share, if there is one."""
+    """Remove the domain that all host names share, if there is one."""
     distinct = list(dict.fromkeys(names))
     parts = [name.split(".") for name in distinct]
     shared = 0
@@ -91,29 +96,36 @@ def wrapped(text: str, width: int, *, first: str = INDENT, then: str = INDENT) -
 def table(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],
-    width: int,
-    ink: Ink,
+    width: int | None = None,
+    ink: Ink = PLAIN,
     *,
     numbers: Iterable[int] = (),
     elastic: Iterable[int] = (),
+    indent: str = INDENT,
 ) -> list[str]:
-    """`numbers` are columns to align at the right; `elastic` are those that give way, the widest first, when room is short."""
+    """Format rows as lines with aligned columns.
+
+    width: of the terminal; None for unlimited.
+    numbers: columns to align right.
+    elastic: columns to shorten, the widest first, where the table is wider than `width`.
+    """
     widths = [max(breadth(line[place]) for line in [headings, *rows]) for place in range(len(headings))]
-    give = list(elastic)
-    gap = 3 if sum(widths) + 3 * (len(widths) - 1) + len(INDENT) <= width else 2
-    over = sum(widths) + gap * (len(widths) - 1) + len(INDENT) - width
-    while over > 0 and give:
-        widest = max(give, key=lambda place: widths[place])
+    shrinkable = list(elastic)
+    needed = sum(widths) + len(indent)
+    gap = 3 if width is None or needed + 3 * (len(widths) - 1) <= width else 2
+    over = 0 if width is None else needed + gap * (len(widths) - 1) - width
+    while over > 0 and shrinkable:
+        widest = max(shrinkable, key=lambda place: widths[place])
         if widths[widest] <= max(MIN_CELL_WIDTH, breadth(headings[widest])):
             break
         widths[widest] -= 1
         over -= 1
-    short = {place: labels((row[place] for row in rows), widths[place]) for place in give}
+    short = {place: labels((row[place] for row in rows), widths[place]) for place in shrinkable}
     right = set(numbers)
     lines = []
     for line in [headings, *rows]:
         cells = [
             padded(short.get(place, {}).get(cell, cell), widths[place], right=place in right) for place, cell in enumerate(line)
         ]
-        lines.append(INDENT + (" " * gap).join(cells).rstrip())
+        lines.append(indent + (" " * gap).join(cells).rstrip())
     return [ink("dim", lines[0]), *lines[1:]]

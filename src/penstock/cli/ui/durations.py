@@ -1,4 +1,4 @@
-"""Spans of time: as people write them on the command line, and as tables show them."""
+"""Durations: parse those of the command line, and format them for tables."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ METAVAR = "TIME"
 
 
 def parse_duration_option(text: str) -> float:
-    """Seconds: `"90s"`, `"10m"`, `"2h"`, `"7d"`; a number alone is seconds."""
+    """Return seconds: `"90s"`, `"10m"`, `"2h"`, `"7d"`; a number alone is seconds."""
     found = parse_duration(text)
     if found is None:
-        raise typer.BadParameter(f"{text[:80]!r} is not a time. Write it as 90s, 10m, 2h or 7d; a number alone is seconds.")
+        raise typer.BadParameter(f"{text[:80]!r} is not a time. Write 90s, 10m, 2h or 7d; a number alone is seconds.")
     return found
 
 
 def age(seconds: float) -> str:
-    """`"3.2 s"`, `"2 min 5 s"`, `"2 h 1 min"`, `"7 d"`."""
-    seconds = max(seconds, 0.0)  # clocks of two machines differ
+    """Format a duration: `3.2 s`, `2 min 5 s`, `2 h 1 min`, `7 d`."""
+    seconds = max(seconds, 0.0)  # the clocks of two machines may differ
     if seconds < MINUTE:
         return f"{seconds:.1f} s"
     whole = int(seconds)

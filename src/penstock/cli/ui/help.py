@@ -1,4 +1,4 @@
-"""Help in groups: a command with many options shows those that people use first."""
+"""Grouped help: a command with many options lists the common ones first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMON = "Common options"
 class GroupedCommand(TyperCommand):
     """A command whose options are listed under their `rich_help_panel`, in plain text.
 
-    Typer itself shows panels only with rich, whose import costs more than the rest of the help.
+    Typer shows panels only with rich, whose import takes longer than the rest of the help.
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -1,4 +1,4 @@
-"""A job's result on stdout: its exact bytes for programs, a text that can do no harm for the person at a terminal."""
+"""Write a job's result to stdout: its exact bytes into a pipe, sanitised text on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.cli.ui.terminal import REPLACE_CONTROL
 class ResultWriter:
     def __init__(self) -> None:
         self._terminal = sys.stdout.isatty()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end inside a letter
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end inside a character
         self._last = "\n"
 
     def write(self, piece: bytes) -> None:
@@ -22,7 +22,7 @@ class ResultWriter:
             sys.stdout.buffer.flush()
 
     def end(self) -> None:
-        """What a person types next begins a line of its own."""
+        """End the last line on a terminal."""
         if self._terminal:
             self._show(self._decoder.decode(b"", final=True))
             if self._last != "\n":
