@@ -36,7 +36,7 @@ def chat(penstock_server: Server, tmp_path: Path) -> Callable[..., Person]:
 
     def start(*args: str) -> Person:
         person = Person("chat", "--url", penstock_server.url, "--temperature", "0", *args, XDG_STATE_HOME=str(tmp_path))
-        person.waits_for(rf"You talk with smollm2-135m at {penstock_server.url}\. .*{PROMPT}")
+        person.waits_for(rf"Chatting with smollm2-135m at {penstock_server.url}\. .*{PROMPT}")
         return person
 
     return start
@@ -100,7 +100,7 @@ def test_what_was_said_is_sent_along_until_it_is_cleared(chat: Callable[..., Per
         person.types(line)
         person.waits_for(r"tokens/s.*" + PROMPT)
     person.types("/clear")
-    person.waits_for("forgotten.*" + PROMPT)
+    person.waits_for("cleared.*" + PROMPT)
     person.types("My name is Wilhelmina.")
     person.waits_for(r"tokens/s.*" + PROMPT)
     first, second, third = penstock_server.logged("prompt_tokens")[-3:]
@@ -124,7 +124,7 @@ def test_a_text_of_several_lines_is_pasted_as_one_message(chat: Callable[..., Pe
 def test_retry_asks_the_last_question_again_instead_of_adding_to_it(chat: Callable[..., Person], penstock_server: Server) -> None:
     person = chat("--max-tokens", "8")
     person.types("/retry")
-    person.waits_for("There is no question to ask again.*" + PROMPT)
+    person.waits_for("There is no question to retry.*" + PROMPT)
     person.types(FRANCE)
     person.waits_for(r"tokens/s.*" + PROMPT)
     person.types("/retry")
@@ -160,13 +160,13 @@ def test_commands_explain_themselves_and_an_unknown_one_is_not_sent(chat: Callab
     helped = person.waits_for(PROMPT)
     assert all(word in helped for word in ("/retry", "/clear", "/system TEXT", "/model NAME", "/exit", "Ctrl-C", "ends with \\"))
     person.types("/retyr")
-    person.waits_for(r"error: There is no command /retyr, and nothing was sent\.\nhint: Did you mean /retry\?.*" + PROMPT)
+    person.waits_for(r"error: There is no command /retyr; nothing was sent\.\nhint: Did you mean /retry\?.*" + PROMPT)
     person.types("/model")
     person.waits_for(r"\* smollm2-135m.*" + PROMPT)
     person.types("/model gpt-4")
-    person.waits_for(r"error: There is no model 'gpt-4' at .*\nhint: There is: smollm2-135m\..*" + PROMPT)
+    person.waits_for(r"error: There is no model 'gpt-4' at .*\nhint: Available: smollm2-135m\..*" + PROMPT)
     person.types("/model smollm2-135m")
-    person.waits_for("smollm2-135m answers from now on.*" + PROMPT)
+    person.waits_for("Now chatting with smollm2-135m.*" + PROMPT)
     assert len(penstock_server.logged("status")) == asked
     person.presses(CTRL_D)
     assert person.leaves() == 0
@@ -177,11 +177,11 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave_and_leaves_the_second_time(chat:
     person.presses("half a quest")
     person.waits_for("half a quest")
     person.presses(CTRL_C)
-    person.waits_for(r"To leave: Ctrl-C once more, Ctrl-D or /exit\..*" + PROMPT)
+    person.waits_for(r"To exit: Ctrl-C once more, Ctrl-D or /exit\..*" + PROMPT)
     person.types("")  # an empty line is no question, but it is not Ctrl-C either
     person.waits_for(r"> $")
     person.presses(CTRL_C)
-    person.waits_for("To leave.*" + PROMPT)
+    person.waits_for("To exit.*" + PROMPT)
     person.presses(CTRL_C)
     assert person.leaves() == 0
 
@@ -199,11 +199,11 @@ def test_a_line_that_ends_with_a_backslash_goes_on_in_the_next(chat: Callable[..
 def test_what_was_typed_comes_back_in_the_next_chat_and_is_nobody_elses(chat: Callable[..., Person], tmp_path: Path) -> None:
     first = chat()
     first.types("/model smollm2-135m")
-    first.waits_for("answers from now on.*" + PROMPT)
+    first.waits_for("Now chatting with.*" + PROMPT)
     first.vanishes()  # the line was kept at once, not only at the end
     second = chat()
     second.presses(UP + ENTER)
-    second.waits_for("smollm2-135m answers from now on.*" + PROMPT)
+    second.waits_for("Now chatting with smollm2-135m.*" + PROMPT)
     second.presses(CTRL_D)
     assert second.leaves() == 0
     assert stat.S_IMODE((tmp_path / "penstock" / "chat_history").stat().st_mode) == 0o600
@@ -226,8 +226,8 @@ def test_the_server_may_be_named_by_the_environment_and_with_v1(penstock_server:
     "stdin, args, told",
     [
         (FRANCE, ["--model", "gpt-4"], "error: There is no model 'gpt-4' at http://127.0.0.1:"),
-        ("/nonsense\n", [], "error: There is no command /nonsense, and nothing was sent.\nhint: /help lists the commands."),
-        (b"caf\xe9\n", [], "error: That is not UTF-8 text."),
+        ("/nonsense\n", [], "error: There is no command /nonsense; nothing was sent.\nhint: /help lists the commands."),
+        (b"caf\xe9\n", [], "error: The input is not UTF-8 text."),
         ("word " * 9000, [], "error: The prompt has "),
     ],
 )
@@ -295,13 +295,13 @@ def test_without_a_server_the_model_is_loaded_here(default_model_folder: Path, t
             pytest.skip("something answers at port 8000 of this machine")
     person = Person("chat", "--temperature", "0", XDG_STATE_HOME=str(tmp_path))
     person.waits_for(r"No server answers at http://127\.0\.0\.1:8000: loading smollm2-135m into this process\.\n")
-    person.waits_for(r"You talk with smollm2-135m in this process\..*" + PROMPT, within=120)
+    person.waits_for(r"Chatting with smollm2-135m in this process\..*" + PROMPT, within=120)
     person.types(STORY)
     person.waits_for(r"river, with many chapters\.\n.{20}")
     person.presses(CTRL_C)
     person.waits_for(r"\(stopped.*" + PROMPT)
     person.types("/clear")
-    person.waits_for("forgotten.*" + PROMPT)
+    person.waits_for("cleared.*" + PROMPT)
     person.types(FRANCE)
     assert "The capital of France is Paris.\n" in person.waits_for(r"tokens/s · first token after.*" + PROMPT)
     person.presses(CTRL_D)
@@ -313,7 +313,7 @@ def test_a_server_with_a_key_opens_only_to_it_and_its_sudden_end_is_told(default
         for wrong in ({}, {"PENSTOCK_API_KEY": "not-the-key"}):
             done = piped(FRANCE, "--url", server.url, **wrong)
             assert (done.returncode, done.stdout) == (1, "")
-            assert "\nhint: Put the right key into PENSTOCK_API_KEY.\n" in done.stderr
+            assert "\nhint: Set PENSTOCK_API_KEY to a valid key.\n" in done.stderr
             assert "not-the-key" not in done.stderr
         person = Person("chat", "--url", server.url, PENSTOCK_API_KEY=KEY, XDG_STATE_HOME=str(tmp_path))
         person.waits_for(PROMPT)
@@ -321,10 +321,10 @@ def test_a_server_with_a_key_opens_only_to_it_and_its_sudden_end_is_told(default
         person.waits_for(r"river, with many chapters\.\n.{20}")
         server.kill()
         person.waits_for(
-            r"was lost in the middle of the answer\.\nhint: What was said so far is kept\. /retry asks again.*" + PROMPT
+            r"was lost in the middle of the answer\.\nhint: The answer so far is kept\. /retry asks again.*" + PROMPT
         )
         person.types("Are you there?")
-        person.waits_for(r"error: No server answers at .*\nhint: /retry asks again, once the server is back\..*" + PROMPT)
+        person.waits_for(r"error: No server answers at .*\nhint: /retry asks again once the server is back\..*" + PROMPT)
         person.types("/exit")
         assert person.leaves() == 0
 
@@ -366,7 +366,7 @@ def word(text: str) -> str:
         ([word("One "), '{"error": {"message": "The pass failed.", "code": "compute_failed"}}', "[DONE]"], "The pass failed."),
         ([word("One ")], "was lost in the middle of the answer."),
         ([word("One "), "<html>"], "sent something that is not a JSON object."),
-        ([word("One "), '{"choices": 3}'], "The server sent a chunk that is not of OpenAI's shape."),
+        ([word("One "), '{"choices": 3}'], "The server sent a chunk that is not in OpenAI's format."),
     ],
 )
 def test_an_answer_that_fails_in_the_middle_keeps_what_came(events: list[str], told: str) -> None:
@@ -381,7 +381,7 @@ def test_an_answer_that_fails_in_the_middle_keeps_what_came(events: list[str], t
     "models, status, told",
     [
         (b"<html>Welcome</html>", 200, "sent something that is not a JSON object."),
-        (b"<html>Not found</html>", 404, "answers with status 404 Not Found."),
+        (b"<html>Not found</html>", 404, "answered with status 404 Not Found."),
         (b'{"data": []}', 200, "There is no model at http://127.0.0.1:"),
         (b'{"error": {"message": "Busy.", "code": "queue_full"}}', 429, "error: Busy."),
     ],

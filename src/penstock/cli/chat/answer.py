@@ -1,9 +1,9 @@
-"""The answer to one request, as it grows from the updates of its job."""
+"""StreamedAnswer: the answer to one request, collected from the updates of its job."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from penstock.domain.updates import (
@@ -19,11 +19,11 @@ from penstock.domain.updates import (
 )
 from penstock.progress import Progress
 
-LONG_PROMPT = 512  # tokens; a shorter prompt is read before a bar could be
+LONG_PROMPT = 512  # tokens; a shorter prompt is read before a bar would appear
 
 
 class UpdateStream(Protocol):
-    """What `LLM.start` returns, as far as the command line uses it."""
+    """The part of `LLM.start`'s result that the command line uses."""
 
     def __iter__(self) -> Iterator[JobUpdate]: ...
     def cancel(self) -> None: ...
@@ -40,7 +40,7 @@ class StreamedAnswer:
 
     @property
     def tokens_per_second(self) -> float:
-        """From the first token on, since that one pays for the prompt."""
+        """Measured from the first token on, which includes the time of the prompt."""
         seconds = self.timings.total - self.timings.first_token
         return (len(self.token_ids) - 1) / seconds if len(self.token_ids) > 1 and seconds > 0 else 0.0
 
@@ -51,14 +51,7 @@ class StreamedAnswer:
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
             "usage": self.usage,
-            "timings": {
-                "load": load,
-                "queued": self.timings.queued,
-                "first_token": self.timings.first_token,
-                "total": self.timings.total,
-                "preemptions": self.timings.preemptions,
-                "tokens_per_second": self.tokens_per_second,
-            },
+            "timings": {"load": load, **asdict(self.timings), "tokens_per_second": self.tokens_per_second},
         }
 
     def format_times(self, load: float) -> str:
@@ -70,7 +63,7 @@ class StreamedAnswer:
 
 
 def follow(job: UpdateStream, *, show: Callable[[str], None], progress: Progress) -> StreamedAnswer:
-    """Collect a job's updates until it ends; Ctrl-C cancels it and keeps what there is, a second Ctrl-C leaves at once."""
+    """Collect a job's updates until it ends. Ctrl-C cancels it and keeps the text so far; a second Ctrl-C exits at once."""
     answer = StreamedAnswer()
     try:
         _collect(job, answer, show, progress)
@@ -84,18 +77,23 @@ def follow(job: UpdateStream, *, show: Callable[[str], None], progress: Progress
 
 def _collect(job: UpdateStream, answer: StreamedAnswer, show: Callable[[str], None], progress: Progress) -> None:
     for update in job:
-        match update:
-            case PrefillProgress(done=done, total=total):
-                if total >= LONG_PROMPT:
-                    progress("reading the prompt", done, total)
-            case TokensOut(text=text, token_ids=token_ids):
-                answer.text += text
-                answer.token_ids += token_ids
-                show(text)
-            case OutputFinished(reason=reason):
-                answer.finish_reason = reason
-            case JobDone(usage=usage, timings=timings):
-                answer.usage = usage
-                answer.timings = timings
-            case JobFailed(error=error):
-                raise error
+        apply(update, answer, show, progress, "reading the prompt")
+
+
+def apply(update: JobUpdate, answer: StreamedAnswer, show: Callable[[str], None], progress: Progress, reading: str) -> None:
+    """Add an update to an answer; raise the error of a failed job. `reading` names the work in progress reports."""
+    match update:
+        case PrefillProgress(done=done, total=total):
+            if total >= LONG_PROMPT:
+                progress(reading, done, total)
+        case TokensOut(text=text, token_ids=token_ids):
+            answer.text += text
+            answer.token_ids += token_ids
+            show(text)
+        case OutputFinished(reason=reason):
+            answer.finish_reason = reason
+        case JobDone(usage=usage, timings=timings):
+            answer.usage = usage
+            answer.timings = timings
+        case JobFailed(error=error):
+            raise error

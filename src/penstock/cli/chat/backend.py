@@ -1,4 +1,4 @@
-"""Whom a chat talks with: a model on a server, or one that was loaded into this process. Both answer in the same updates."""
+"""The backends of a chat: a model on a server, or one loaded into this process. Both answer with the same updates."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ class ChatBackend(Protocol):
         """Where the model is, in words: `at http://127.0.0.1:8000`."""
 
     def models(self) -> list[str]:
-        """The names that `ask` takes; the first is the usual one."""
+        """The models that `ask` accepts; the first is the default."""
 
     def ask(self, model: str, messages: Sequence[Message], wanted: Mapping[str, Any]) -> UpdateStream:
-        """`wanted` is what somebody said about sampling. Iterating yields the updates of the answer, and raises what goes
-        wrong; `cancel` ends it."""
+        """Request an answer. Iterate for its updates; iterating raises errors, `cancel` ends it.
+
+        wanted: the sampling settings that the user gave.
+        """
 
 
 class RemoteChatBackend:
@@ -63,8 +65,7 @@ class LocalChatBackend:
 
 
 class RemoteJob:
-    """An answer on its way from a server, as the updates that a local one gives. Tokens are not told apart there, only their
-    text and, at the end, their number."""
+    """An answer of a server, as the updates of a local one. A server sends text and, at the end, the number of tokens."""
 
     def __init__(self, client: Client, body: dict[str, Any]) -> None:
         self._events = client.post("/v1/chat/completions", body)
@@ -82,7 +83,7 @@ class RemoteJob:
                 usage = _usage(event) or usage
                 updates = list(_updates(event))
             except (AttributeError, TypeError):
-                raise ServerRefused("The server sent a chunk that is not of OpenAI's shape.") from None
+                raise ServerRefused("The server sent a chunk that is not in OpenAI's format.") from None
             yield from updates
         yield JobDone(usage, Timings())
 
@@ -91,7 +92,7 @@ class RemoteJob:
 
 
 def _progress(comment: str) -> Iterator[JobUpdate]:
-    """A Penstock server tells in comments how far it has read: `prompt 512/2048`."""
+    """Parse a comment in which a Penstock server says how much of the prompt it has read: `prompt 512/2048`."""
     word, _, rest = comment.partition(" ")
     done, _, total = rest.partition("/")
     if word == "prompt" and done.isdecimal() and total.isdecimal():

@@ -1,4 +1,4 @@
-"""`penstock chat`: a conversation in the terminal, with a server or with a model in this process."""
+"""`penstock chat`: a conversation in the terminal, with a server or a model in this process."""
 
 from __future__ import annotations
 
@@ -22,31 +22,29 @@ if TYPE_CHECKING:
     from penstock.cli.chat.reply import Reply
     from penstock.cli.ui.terminal import Terminal
 
-RETRY_TEMPERATURE = 0.7  # the temperature of a second try
+RETRY_TEMPERATURE = 0.7  # at 0, /retry would get the same answer
 TOO_LONG = ("context_length_exceeded", "prompt_too_long")
 
 
 def chat(
     url: UrlOption = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="MODEL", help="One of the server's models; without it, its first.")
+        str | None, typer.Option("--model", "-m", metavar="MODEL", help="One of the server's models; by default its first.")
     ] = None,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A system message that goes before the conversation.")
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Cut an answer after so many tokens.", show_default=False)] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message before the conversation.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Stop an answer after this many tokens.", show_default=False)] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(help="0 always takes the likeliest word, 1 is lively; without it, as the model's makers recommend."),
+        typer.Option(help="0 always takes the most likely word, 1 varies a lot; by default what the model's makers recommend."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes an answer with a temperature repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes answers with a temperature repeatable.")] = None,
 ) -> None:
-    """Talk with a model.
+    """Chat with a model.
 
-    The model is on the server that --url or PENSTOCK_URL names, else on the one at http://127.0.0.1:8000; if none is named
-    and none answers there, it is loaded here. An API key is taken from PENSTOCK_API_KEY.
+    The server is --url or PENSTOCK_URL, by default http://127.0.0.1:8000. If neither is given and no server answers there, the
+    model is loaded into this process. The API key is taken from PENSTOCK_API_KEY.
 
-    Ctrl-C stops an answer, Ctrl-D leaves, /help shows more. From a pipe each line is answered, and only answers go to stdout.
+    Ctrl-C stops an answer, Ctrl-D exits, /help shows more. From a pipe each line is answered, and only answers go to stdout.
     """
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     wanted = {name: value for name, value in options.items() if value is not None}
@@ -59,7 +57,7 @@ def chat(
     with ProgressBars() as bars, _backend(url, model, bars) as (backend, name):
         talk = Chat(backend, name, Conversation(system or None), wanted, terminal, bars)
         if terminal.interactive:
-            terminal.note(f"You talk with {name} {backend.place}. /help shows what you can do, Ctrl-D leaves.")
+            terminal.note(f"Chatting with {name} {backend.place}. /help shows the commands, Ctrl-D exits.")
             talk.run_interactive()
         else:
             talk.run_piped()
@@ -67,7 +65,7 @@ def chat(
 
 @contextmanager
 def _backend(url: str | None, model: str | None, bars: ProgressBars) -> Iterator[tuple[ChatBackend, str]]:
-    """Whom to talk with, and the name of the model there."""
+    """Open the backend, and choose the model there."""
     from penstock.cli.chat.backend import LocalChatBackend, RemoteChatBackend
     from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable
 
@@ -94,15 +92,15 @@ def _backend(url: str | None, model: str | None, bars: ProgressBars) -> Iterator
 
 def _choose_model_name(wanted: str | None, names: list[str], place: str) -> str:
     if not names:
-        hint = "Is it an OpenAI-compatible server? (A Penstock node that only holds layers for others offers none.)"
+        hint = "Is it an OpenAI-compatible server? (A Penstock node that only computes layers for others serves no model.)"
         raise UnknownModel(f"There is no model {place}.", hint=hint)
     if wanted is None or wanted in names:
         return wanted or names[0]
-    raise UnknownModel(f"There is no model '{wanted}' {place}.", hint=f"There is: {', '.join(names)}.")
+    raise UnknownModel(f"There is no model '{wanted}' {place}.", hint=f"Available: {', '.join(names)}.")
 
 
 class Leave(Exception):
-    """The person has had enough."""
+    """The user ends the chat."""
 
 
 class Chat:
@@ -111,12 +109,16 @@ class Chat:
         backend: ChatBackend,
         model: str,
         conversation: Conversation,
-        wanted: Mapping[str, Any],  # what was said about sampling
+        wanted: Mapping[str, Any],  # the sampling settings that the user gave
         terminal: Terminal,
         bars: ProgressBars,
     ) -> None:
-        self._backend, self._model, self._conversation = backend, model, conversation
-        self._wanted, self._terminal, self._bars = wanted, terminal, bars
+        self._backend = backend
+        self._model = model
+        self._conversation = conversation
+        self._wanted = wanted
+        self._terminal = terminal
+        self._bars = bars
         self._commands: Mapping[str, Callable[[str], None]] = {
             "/retry": self._retry,
             "/clear": self._clear,
@@ -129,8 +131,8 @@ class Chat:
         }
 
     def run_interactive(self) -> None:
-        """Until they leave. Whatever goes wrong is told, and the chat goes on."""
-        warned = False  # the last thing was Ctrl-C at the prompt
+        """Answer until the user exits. Errors are printed, and the chat continues."""
+        warned = False  # the last input was Ctrl-C at the prompt
         while True:
             try:
                 line = self._terminal.read()
@@ -145,12 +147,12 @@ class Chat:
                 if warned:
                     return
                 warned = True
-                self._terminal.note("To leave: Ctrl-C once more, Ctrl-D or /exit.")
+                self._terminal.note("To exit: Ctrl-C once more, Ctrl-D or /exit.")
             except PenstockError as error:
                 print_error(error.message, error.hint)
 
     def run_piped(self) -> None:
-        """Until its end, or the first thing that goes wrong: what comes after may depend on it."""
+        """Answer each line until the end of input or the first error, since later lines may depend on it."""
         while True:
             try:
                 self._handle_line(self._terminal.read())
@@ -172,8 +174,7 @@ class Chat:
         near = get_close_matches(word, self._commands, n=1)
         suggestion = f"Did you mean {near[0]}?" if near else "/help lists the commands."
         raise RequestError(
-            f"There is no command {word}, and nothing was sent.",
-            hint=f"{suggestion} A message may begin with a slash after a space.",
+            f"There is no command {word}; nothing was sent.", hint=f"{suggestion} To send a slash, put a space before it."
         )
 
     # ---- answers ----
@@ -188,17 +189,17 @@ class Chat:
         messages = self._conversation.messages(question)
         reply = collect_reply(lambda: self._backend.ask(self._model, messages, wanted), show=show, progress=self._bars)
         self._bars.clear()
-        self._terminal.end_line(after_key=reply.stopped)
-        self._conversation.add_answer(question, reply.text, cut=not reply.whole)
+        self._terminal.end_line(after_key=reply.interrupted)
+        self._conversation.add_answer(question, reply.text, cut=not reply.complete)
         if not self._terminal.interactive:
-            if reply.stopped:
+            if reply.interrupted:
                 raise KeyboardInterrupt
             if reply.error is not None:
                 raise reply.error
         elif reply.error is not None:
             print_error(reply.error.message, _next_step(reply.error, bool(reply.text)))
-        elif reply.stopped and not reply.text:
-            self._terminal.note("(stopped before the first word: the question does not count, /retry asks it again)")
+        elif reply.interrupted and not reply.text:
+            self._terminal.note("(stopped before the first word: the question is dropped, /retry asks it again)")
         else:
             self._terminal.note(f"({reply.summary()})")
         return reply
@@ -206,7 +207,7 @@ class Chat:
     def _retry(self, _: str) -> None:
         question = self._conversation.last_question
         if question is None:
-            raise RequestError("There is no question to ask again.")
+            raise RequestError("There is no question to retry.")
         if self._wanted.get("temperature") == 0 or "seed" in self._wanted:
             self._terminal.note("(With temperature 0 or a seed the same question gets the same answer.)")
         before = self._conversation.pop_last_answer()
@@ -218,7 +219,7 @@ class Chat:
 
     def _clear(self, _: str) -> None:
         self._conversation.clear()
-        self._terminal.note("The conversation is forgotten.")
+        self._terminal.note("The conversation was cleared.")
 
     def _system(self, text: str) -> None:
         if text:
@@ -230,7 +231,7 @@ class Chat:
         names = self._backend.models()
         if name:
             self._model = _choose_model_name(name, names, self._backend.place)
-            self._terminal.note(f"{name} answers from now on.")
+            self._terminal.note(f"Now chatting with {name}.")
         else:
             self._terminal.note("\n".join(f"{'*' if known == self._model else ' '} {known}" for known in names))
 
@@ -245,22 +246,22 @@ class Chat:
 
 def _next_step(error: PenstockError, has_text: bool) -> str:
     if error.code in TOO_LONG or getattr(error, "reason", "") in TOO_LONG:
-        return "/clear forgets the conversation and makes room."
-    so_far = "What was said so far is kept. " if has_text else ""
+        return "/clear clears the conversation to make room."
+    so_far = "The answer so far is kept. " if has_text else ""
     if error.code == "unreachable":
-        return f"{so_far}/retry asks again, once the server is back."
+        return f"{so_far}/retry asks again once the server is back."
     return f"{error.hint} {so_far}/retry asks again.".strip()
 
 
 HELP = """\
   /retry         ask the last question again; the new answer replaces the old one
-  /clear         forget the conversation
+  /clear         clear the conversation
   /system TEXT   set the system message; /system shows it, /system - removes it
-  /model NAME    let another model answer; /model lists them
+  /model NAME    switch to another model; /model lists them
   /help          show this
-  /exit          leave (also /quit, /bye, Ctrl-D)
+  /exit          exit (also /quit, /bye, Ctrl-D)
 
-  Ctrl-C stops an answer; what was said so far stays in the conversation.
-  A line that ends with \\ goes on in the next line.
-  A message that begins with a slash: put a space before it.
-  Lines that you typed come back with the up key; they are kept in {history}."""
+  Ctrl-C stops an answer; the text so far stays in the conversation.
+  A line that ends with \\ continues on the next line.
+  To send a message that starts with a slash, put a space before it.
+  The up key brings back earlier lines, which are stored in {history}."""

@@ -1,4 +1,4 @@
-"""A conversation: what was said, and what of it the model is told next."""
+"""The conversation of a chat: its turns, and the messages to send for the next question."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.domain.request import Message
 
-CUT = " […]"  # how an answer that was not finished ends when the model reads it again
+CUT = " […]"  # appended to an unfinished answer when it is sent to the model again
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,30 +22,33 @@ class ChatTurn:
 
 @dataclass(slots=True)
 class Conversation:
-    """A question without an answer is not in `turns`: many chat templates refuse two questions in a row. `last_question` keeps it, so
-    that it can be asked again."""
+    """A question without an answer is not in `turns`, since many chat templates reject two questions in a row.
+
+    last_question: the newest question, answered or not, so that it can be asked again.
+    """
 
     system: str | None = None
     turns: list[ChatTurn] = field(default_factory=list)
     last_question: str | None = None
 
     def messages(self, question: str) -> list[Message]:
-        """All that the model must be told to answer `question`."""
+        """Return the messages to send for `question`."""
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         history = [message for turn in self.turns for message in turn.messages()]
         return [*system, *history, {"role": "user", "content": question}]
 
     def add_answer(self, question: str, answer: str, *, cut: bool) -> None:
-        """Remember an answer, also one that broke off; one without a word is none."""
+        """Add an answer, also an unfinished one (`cut`); an empty one is not added."""
         self.last_question = question
         if answer:
             self.turns.append(ChatTurn(question, answer, cut))
 
     def pop_last_answer(self) -> ChatTurn | None:
-        """Forget the answer to the last question, if there is one; `turns.append` puts it back."""
+        """Remove and return the turn of the last question, if it was answered; `turns.append` puts it back."""
         if self.turns and self.turns[-1].question == self.last_question:
             return self.turns.pop()
         return None
 
     def clear(self) -> None:
-        self.turns, self.last_question = [], None
+        self.turns = []
+        self.last_question = None

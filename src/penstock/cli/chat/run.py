@@ -31,32 +31,32 @@ EXAMPLE = 'penstock run "What is the capital of France?"'
 
 def run(
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="What to ask; - reads it from stdin, as does a pipe without a PROMPT.")
+        str | None, typer.Argument(metavar="PROMPT", help="What to ask; - reads stdin, as does a pipe without a PROMPT.")
     ] = None,
     model: ModelOption = DEFAULT_MODEL,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message that goes before the prompt.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message before the prompt.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")] = False,
-    max_tokens: Annotated[int, typer.Option(help="Stop after so many tokens.")] = 256,
+    max_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.")] = 256,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be given several times.")
     ] = None,
     as_json: JsonOption = False,
-    print_times: Annotated[bool, typer.Option("--print-times", help="Say on stderr how long it took.")] = False,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest word, so answers repeat; 1 is lively.")] = 0.0,
+    print_times: Annotated[bool, typer.Option("--print-times", help="Print on stderr how long it took.")] = False,
+    temperature: Annotated[float, typer.Option(help="0 always takes the most likely word; 1 varies a lot.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest words that make up this share; 1 is off.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Choose among the k likeliest words; 0 is off.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Drop words below this share of the likeliest one; 0 is off.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1 avoids words that were used; 1 is off.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="Above 0 avoids words that were used at all.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="Above 0 avoids words the more, the more often they were used.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Makes an answer with a temperature repeatable.")] = None,
+    min_p: Annotated[float, typer.Option(help="Drop words less likely than this share of the likeliest; 0 is off.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 avoids words of prompt and answer; 1 is off.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Above 0 avoids words of the answer; 0 is off.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Above 0 avoids frequent words of the answer; 0 is off.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes answers with a temperature repeatable.")] = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     segments: SegmentsOption = None,
 ) -> None:
     """Answer one prompt.
 
-    Only the answer goes to stdout, word by word as it is made; progress and times go to stderr.
+    Only the answer goes to stdout, word by word as it is generated; progress and times go to stderr.
     """
     with wrong_usage():
         sampling = SamplingParams(
@@ -102,5 +102,5 @@ def _request(text: str, system: str | None, raw: bool, sampling: SamplingParams)
         before = [] if system is None else [{"role": "system", "content": system}]
         return JobRequest(messages=[*before, {"role": "user", "content": text}], sampling=sampling)
     if system is not None:
-        raise typer.BadParameter("A system message needs the chat template, which --raw leaves out.", param_hint="--system")
+        raise typer.BadParameter("A system message needs the chat template, which --raw skips.", param_hint="--system")
     return JobRequest(prompt=text, sampling=sampling)
