@@ -83,7 +83,7 @@ def test_networks_are_found_by_name_and_nothing_else_is_one(root: Path) -> None:
 
 def test_a_current_network_that_is_gone_is_told(root: Path) -> None:
     (root / "networks" / "current").write_text("attic", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"names 'attic'.*penstock network use NAME"):
+    with pytest.raises(ConfigError, match=r"names the unknown network 'attic'.*penstock network use NAME"):
         loaded(root)
 
 
@@ -102,14 +102,14 @@ def test_what_others_can_read_is_refused_with_what_to_do(root: Path, name: str, 
 def test_a_description_that_does_not_hold_what_it_should_is_refused(root: Path, changes: dict[str, Any]) -> None:
     file = root / "networks" / "home" / "network.json"
     file.write_text(json.dumps(json.loads(file.read_bytes()) | changes), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"network.json does not hold what it should.*penstock network leave home"):
+    with pytest.raises(ConfigError, match=r"network.json is not a valid network file.*penstock network leave home"):
         loaded(root)
 
 
 def test_a_description_that_is_missing_or_no_json_is_refused(root: Path) -> None:
     file = root / "networks" / "home" / "network.json"
     file.write_bytes(b"\xff{")
-    with pytest.raises(ConfigError, match="does not hold what it should"):
+    with pytest.raises(ConfigError, match="is not a valid network file"):
         loaded(root)
     file.unlink()
     with pytest.raises(ConfigError, match=r"network.json cannot be read: No such file"):
@@ -167,7 +167,7 @@ def test_a_client_of_a_joined_network_does_not_listen(root: Path) -> None:
     found = loaded(root, mode="client").node.network
     assert (found.name, found.listen, found.connect) == ("home", (), ("tls/192.0.2.7:7447",))
     put_network(root, "attic", connect=())  # it was made here: there is nobody whose client this could be
-    with pytest.raises(ConfigError, match="in client mode does not listen"):
+    with pytest.raises(ConfigError, match="in client mode cannot listen"):
         loaded(root, name="attic", mode="client")
 
 

@@ -72,10 +72,10 @@ def test_folder_and_files_are_for_their_user_alone_whatever_the_umask(folder: Ke
 def test_a_name_is_used_once_also_after_it_was_revoked(folder: KeyFolder) -> None:
     folder.add("bob")
     (record,) = folder.records()
-    with pytest.raises(ConfigError, match="There is a key 'bob' already"):
+    with pytest.raises(ConfigError, match="There is already a key 'bob'"):
         folder.add("bob")
     folder.revoke("bob")
-    with pytest.raises(ConfigError, match=r"There is a key 'bob' already, or was one that is revoked\. Use another name"):
+    with pytest.raises(ConfigError, match=r"There is already a key 'bob', or a revoked one\. Use another name"):
         folder.add("bob")
     assert folder.records()[0].sha256 == record.sha256
 

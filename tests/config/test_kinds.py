@@ -23,7 +23,7 @@ VALUES = {
     "whole": (WHOLE, st.integers(-(10**12), 10**12)),
     "seconds": (SECONDS, st.floats(allow_nan=False, allow_infinity=False)),
     "switch": (SWITCH, st.booleans()),
-    "size": (SIZE, st.integers(1, kinds.LARGEST)),
+    "size": (SIZE, st.integers(1, kinds.MAX_SIZE_BYTES)),
     "path": (PATH, NAMES.filter(lambda text: "\0" not in text and not text.startswith("~")).map(Path)),
     "words": (WORDS, st.lists(NAMES).map(tuple)),
     "pairs": (PAIRS, st.dictionaries(NAMES, NAMES)),

@@ -62,7 +62,7 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(settings: dict[str, Any]
         ("tcp/", "Write an endpoint as tcp/192.168.1.7:7447."),
         ("", "Write an endpoint as tcp/192.168.1.7:7447."),
         ("tcp/a:7447#iface=eth0", "Write an endpoint as tcp/192.168.1.7:7447."),
-        ("ws/127.0.0.1:7447", "An endpoint begins with one of: tcp/, udp/, tls/, quic/."),
+        ("ws/127.0.0.1:7447", "An endpoint starts with one of: tcp/, udp/, tls/, quic/."),
         ("tcp/[1::2::3]:7447", "Write an IPv6 address in brackets, such as tcp/[::1]:7447."),
         ("tcp/127.0.0.1:65536", "to 65535."),
     ],
@@ -86,7 +86,7 @@ def test_a_free_port_is_for_those_who_listen() -> None:
 def test_a_closed_network_takes_no_endpoint_that_lets_everybody_in(endpoint: str) -> None:
     for settings in ({"listen": (endpoint,)}, {"connect": ("tls/a:1", endpoint)}):
         error = refusal(**settings, **FILES)
-        assert error.message == f"The network is closed, but {endpoint} lets everybody in."
+        assert error.message == f"The network is closed, but {endpoint} lets everyone in."
         assert error.hint.startswith("Write tls/127.0.0.1:7447, or set network.open = true (--open-network)")
 
 
@@ -115,14 +115,14 @@ def test_an_open_network_with_certificates_needs_all_of_them() -> None:
 
 
 def test_a_client_does_not_listen_and_a_router_does() -> None:
-    assert "A node in client mode does not listen." in str(refusal(open=True, mode="client", listen=("tcp/a:1",)))
+    assert "A node in client mode cannot listen." in str(refusal(open=True, mode="client", listen=("tcp/a:1",)))
     assert "A node in router mode must listen" in str(refusal(open=True, mode="router", connect=("tcp/a:1",)))
     assert NetworkConfig(open=True, mode="client", connect=("tcp/a:1",)).enabled
     assert NetworkConfig(open=True, mode="router", listen=("tcp/a:1",)).enabled
 
 
 def test_a_closed_network_with_multicast_must_say_where_it_listens() -> None:
-    assert "must say where it listens" in str(refusal(multicast=True, **FILES))
+    assert "must set where it listens" in str(refusal(multicast=True, **FILES))
     assert NetworkConfig(multicast=True, listen=("tls/0.0.0.0:7447",), **FILES).enabled
     assert NetworkConfig(multicast=True, mode="client", **FILES).enabled
     assert NetworkConfig(multicast=True, open=True).enabled

@@ -110,7 +110,7 @@ def test_an_alias_points_to_a_hosted_model_and_is_none() -> None:
 def test_private_layers_are_for_a_node_that_answers_and_holds_them() -> None:
     assert HostedModelConfig(private_layers="2,1").private == (2, 1)
     assert HostedModelConfig(private_layers="2,1", layers="0:3").private == (2, 1)
-    with pytest.raises(ConfigError, match="do not hold the first 2 layers"):
+    with pytest.raises(ConfigError, match="lack the first 2 layers"):
         HostedModelConfig(private_layers="2,1", layers="1:30")
     with pytest.raises(ConfigError, match="load_ends is false"):
         HostedModelConfig(private_layers="2,1", load_ends=False)
@@ -121,7 +121,7 @@ def test_private_layers_are_for_a_node_that_answers_and_holds_them() -> None:
 
 def test_a_node_may_hold_the_ends_alone_but_not_nothing() -> None:
     assert HostedModelConfig(layers="ends").segments == ()
-    with pytest.raises(ConfigError, match="Nothing of 'smollm2-135m' is to be loaded"):
+    with pytest.raises(ConfigError, match="Nothing of 'smollm2-135m' would be loaded"):
         HostedModelConfig(layers="ends", load_ends=False)
 
 
@@ -134,7 +134,7 @@ AMONG_OTHERS = NetworkConfig(connect=("tcp/127.0.0.1:7447",), open=True)
 @pytest.mark.parametrize(
     "model, told",
     [
-        (HostedModelConfig(load_ends=False), "load_ends = false of 'smollm2-135m' is for a node in a network"),
+        (HostedModelConfig(load_ends=False), "load_ends = false of 'smollm2-135m' needs a network"),
         (HostedModelConfig(layers="10:30"), "layers = \"10:30\" of 'smollm2-135m' leave some out"),
         (HostedModelConfig(layers="0:2,28:30"), "Segment 28:30 does not continue at layer 2."),
     ],
@@ -163,7 +163,7 @@ def test_this_machine_alone_needs_no_key(host: str) -> None:
 def test_beyond_this_machine_a_key_is_needed_or_the_word_that_none_is(host: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_api_key(ServerConfig(host=host), {})
-    assert f"would listen on {host}, where other machines can reach it, without an API key" in refused.value.message
+    assert f"would listen on {host}, which other machines can reach, without an API key" in refused.value.message
     assert all(way in refused.value.hint for way in ("PENSTOCK_API_KEY", "server.api_key_file", "127.0.0.1", "--allow-insecure"))
     assert read_api_key(ServerConfig(host=host, allow_insecure=True), {}) is None
     assert read_api_key(ServerConfig(host=host), {"PENSTOCK_API_KEY": KEY}) == KEY

@@ -268,7 +268,7 @@ def test_a_misspelt_setting_is_named_with_the_nearest(key: str, tmp_path: Path) 
     [
         ("port = 1", "no setting 'port'. Did you mean 'server.port'?"),
         ("[server]\nnode_id = 'a'", "no setting 'server.node_id'. Did you mean 'node_id'?"),
-        ("[server]\nnode_id = 'a'", "What belongs to no table stands before the first [table]."),
+        ("[server]\nnode_id = 'a'", "Settings without a table go before the first [table]."),
         ("[sever]\nport = 1", "no setting 'sever'. Did you mean 'server'?"),
         ("[[hosted_models]]\ndevcie = 'cpu'", "no setting 'hosted_models.devcie'. Did you mean 'hosted_models.device'?"),
         ("[server]\napi_key = 'my-secret-key'", "no setting 'server.api_key'. Did you mean 'server.api_key_file'?"),
@@ -290,7 +290,7 @@ def test_a_misspelt_setting_is_named_with_the_nearest(key: str, tmp_path: Path) 
         ("[[hosted_models]]\nid = 'a'\n[[hosted_models]]\nid = 'a'", "The model 'a' is hosted twice."),
         ("max_pipes = 0", "max_pipes = 0 cannot be used."),
         ("model_validation = 1", "model_validation = 1 cannot be used."),
-        ("[[hosted_models]]\nload_ends = false", "load_ends = false of 'smollm2-135m' is for a node in a network"),
+        ("[[hosted_models]]\nload_ends = false", "load_ends = false of 'smollm2-135m' needs a network"),
         ("[network]\nname = 'at home'", 'network.name = "at home" cannot be used. Use up to 64 letters'),
         ("[network]\nlisten = 'tcp/a:1'", 'network.listen = "tcp/a:1" cannot be used. Give a list of texts'),
         ("[network]\nconnect = ['a:1']", 'connect = "a:1" cannot be used. Write an endpoint as tcp/a:1.'),
@@ -309,7 +309,7 @@ def test_a_mistake_in_the_file_is_told_plainly(text: str, told: str, tmp_path: P
 
 def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"The node file .*none.toml does not exist\. Write one with: penstock config --example"
+        ConfigError, match=r"The node file .*none.toml does not exist\. Create one with: penstock config --example"
     ):
         load_settings(tmp_path / "none.toml", {}, {})
     with pytest.raises(ConfigError, match=r"cannot be read: Is a directory\."):
@@ -355,7 +355,7 @@ def test_another_model_keeps_the_rest_of_what_the_file_says(tmp_path: Path) -> N
         ("PENSTOCK_SERVER_PORT", "Did you mean PENSTOCK_PORT?"),
         ("PENSTOCK_SCHEDULER_POLICY", "Did you mean PENSTOCK_POLICY?"),
         ("PENSTOCK_HOSTED_MODELS_ID", "Did you mean PENSTOCK_MODEL?"),
-        ("PENSTOCK_ZZZZZZZZ", "which means nothing to Penstock. Otherwise unset it"),
+        ("PENSTOCK_ZZZZZZZZ", "is not a setting of Penstock. Otherwise unset it"),
     ],
 )
 def test_a_misspelt_variable_is_refused_with_the_nearest_and_its_value_stays_hidden(variable: str, told: str) -> None:

@@ -1,7 +1,7 @@
-"""The owner's API key: where it comes from, where the keys of others lie, and that a server that others can reach has one.
+"""Find the owner's API key and the folder of further keys, and require a key where other machines can reach the server.
 
-A key is in PENSTOCK_API_KEY or in a file, never in a flag (everybody on the machine sees those) or in the node file (which
-is copied and shown around). It is in no setting and in no message.
+The key comes from PENSTOCK_API_KEY or a file, never from a flag (visible to everyone on the machine) or the node file (which
+gets copied and shared). It appears in no setting and no message.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MAKE_KEY_HINT = 'Make one with: python3 -c "import secrets; print(secrets.token_
 
 
 def api_key_source(config: ServerConfig, environ: Mapping[str, str]) -> str:
-    """Where the key comes from, empty when there is none. The variable comes before the file."""
+    """Say where the key comes from, "" when there is none. The variable overrides the file."""
     if KEY_VARIABLE in environ:
         return f"environment {KEY_VARIABLE}"
     return "" if config.api_key_file is None else f"file {config.api_key_file}"
 
 
 def key_folder(config: ServerConfig, environ: Mapping[str, str]) -> KeyFolder | None:
-    """Where keys with limits lie, whether or not there are any; None where the machine has no place for them."""
-    from penstock.config.keys import KeyFolder  # hashes and locks would cost every `--help` some milliseconds
+    """Return the folder of keys, which may be empty or missing; None where the machine has no home folder."""
+    from penstock.config.keys import KeyFolder  # at the top it would cost every `--help` some milliseconds
 
     if config.keys is not None:
         return KeyFolder(config.keys)
@@ -40,8 +40,7 @@ def key_folder(config: ServerConfig, environ: Mapping[str, str]) -> KeyFolder | 
 
 
 def read_api_key(config: ServerConfig, environ: Mapping[str, str]) -> str | None:
-    """The owner's key, None where there is none; refuses to leave a server open that others can reach, and keys that cannot be
-    read."""
+    """Return the owner's key, or None. Raise if a key cannot be read, or if other machines could use the server without one."""
     folder = key_folder(config, environ)
     records = folder.records() if folder is not None else ()
     if KEY_VARIABLE in environ:
@@ -54,9 +53,9 @@ def read_api_key(config: ServerConfig, environ: Mapping[str, str]) -> str | None
     live = any(record.revoked is None for record in records)
     if config.beyond_loopback and not config.allow_insecure and not live:
         raise ConfigError(
-            f"The server would listen on {config.host}, where other machines can reach it, without an API key.",
-            hint=f"Make a key (penstock keys add NAME), set {KEY_VARIABLE} or server.api_key_file, or listen on 127.0.0.1. "
-            "If whoever can reach this machine may use the model, say --allow-insecure.",
+            f"The server would listen on {config.host}, which other machines can reach, without an API key.",
+            hint=f"Create a key (penstock keys add NAME), set {KEY_VARIABLE} or server.api_key_file, or listen on 127.0.0.1. "
+            "To let everyone who can reach this machine use the model, pass --allow-insecure.",
         )
     return None
 
@@ -67,7 +66,7 @@ def _read_key_file(file: Path) -> str:
     except OSError as error:
         raise ConfigError(
             f"The API key file {file} cannot be read: {error.strerror}.",
-            hint="server.api_key_file names a file that holds only the key.",
+            hint="server.api_key_file must name a file that holds only the key.",
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"The API key file {file} is not text.", hint=f"It must hold only the key. {MAKE_KEY_HINT}") from None

@@ -1,4 +1,4 @@
-"""Checks that the settings of every table share, and how they name what they refuse."""
+"""Checks that several tables of settings share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_seconds(name: str, value: float, *, allow_zero: bool = False) -> None:
 
 
 def is_address(host: str) -> bool:
-    import ipaddress  # costs every `--help` some milliseconds otherwise
+    import ipaddress  # at the top it would cost every `--help` some milliseconds
 
     try:
         ipaddress.ip_address(host)

@@ -1,9 +1,10 @@
-"""Settings of a node's engine, checked when made."""
+"""EngineConfig: the settings of a node's engine, checked on construction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.config.checks import check_whole, unusable
 from penstock.errors import ConfigError
 
 POLICY_NAMES = ("fcfs", "edf", "lrs")
@@ -11,9 +12,12 @@ POLICY_NAMES = ("fcfs", "edf", "lrs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """`chunk` is how many prompt tokens one step may carry beside those who decode, `idle_chunk` while nobody does (None for
-    four times as many); with `step_target` (seconds) it is instead the most that keeps a step's predicted time under it.
-    `window` is how many NetworkJobs may be in flight, None for as many as there are segments.
+    """Scheduling and memory settings of an engine.
+
+    chunk: prompt tokens per step while other sequences decode.
+    idle_chunk: prompt tokens per step while none does; None for four times `chunk`.
+    step_target: seconds; replaces `chunk` by as many tokens as keep the predicted step time below it.
+    window: NetworkJobs in flight at once; None for one per segment.
     """
 
     policy: str = "lrs"
@@ -28,14 +32,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.policy not in POLICY_NAMES:
-            raise ConfigError(f"The policy '{self.policy}' is not known.", hint=f"Use one of: {', '.join(POLICY_NAMES)}.")
-        for name in ("chunk", "max_sequences", "block_size"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)!r} cannot be used.", hint="Give a whole number from 1 up.")
-        if self.idle_chunk is not None and (type(self.idle_chunk) is not int or self.idle_chunk < 1):
-            raise ConfigError(f"idle_chunk = {self.idle_chunk!r} cannot be used.", hint="Give a whole number from 1 up.")
-        if self.window is not None and (type(self.window) is not int or self.window < 1):
-            raise ConfigError(f"window = {self.window!r} cannot be used.", hint="At least one NetworkJob must be in flight.")
+            raise ConfigError(f"There is no policy '{self.policy}'.", hint=f"Use one of: {', '.join(POLICY_NAMES)}.")
+        for name in ("chunk", "max_sequences", "block_size", "idle_chunk", "window"):
+            if getattr(self, name) is not None or name not in ("idle_chunk", "window"):
+                check_whole(name, getattr(self, name), minimum=1)
         target = self.step_target
         if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not target > 0):
-            raise ConfigError(f"step_target = {target!r} cannot be used.", hint="Give seconds above 0, such as 0.05.")
+            raise unusable("step_target", target, "Give seconds above 0, such as 0.05.")

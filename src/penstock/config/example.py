@@ -1,4 +1,4 @@
-"""A node file with every setting, its meaning and its default, made from the table."""
+"""The example node file: every setting with its meaning and default, generated from the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADER = """\
 
 
 def example() -> str:
-    """The text of a node file that says what would be so without it."""
+    """Return the text of a node file that sets every setting to its default."""
     return "\n".join([HEADER, *map(_table, OWNERS), *(_pairs(setting) for setting in SETTINGS if setting.kind is PAIRS)])
 
 
@@ -36,6 +36,6 @@ def _lines(setting: Setting) -> Iterator[str]:
 
 
 def _pairs(setting: Setting) -> str:
-    """A table of its own, which reads better than braces on one line."""
+    """Write a table of its own, which reads better than braces on one line."""
     lines = [f"# {toml_string(name)} = {toml_string(target)}" for name, target in setting.sample.items()]
     return "\n".join([f"[{setting.key}]", f"# {setting.about}", *lines]) + "\n"

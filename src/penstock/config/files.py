@@ -1,4 +1,4 @@
-"""Files that are this user's alone: private from their first byte, and never seen half written."""
+"""Private files and folders of this user: created with owner-only permissions, and replaced atomically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(path: Path) -> bytes:
 
 
 def replace(folder: Path, files: Mapping[str, bytes]) -> None:
-    """All of them lie beside the old ones before the first is moved over its own, so that a full disk changes nothing."""
+    """Replace several files: all are written as drafts before the first is renamed, so that a full disk changes nothing."""
     with wrap_os_errors(folder, "written"):
         mark = secrets.token_hex(8)
         drafts = {name: folder / f".{name}.{mark}" for name in files}
@@ -38,23 +38,23 @@ def replace(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def ensure_folder(path: Path) -> None:
-    """Make it where it is not there yet, for this user alone."""
+    """Create a private folder unless it exists."""
     with wrap_os_errors(path, "made"):
         path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-        path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)  # with `parents` the mode is that of the last one alone
+        path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)  # with `parents`, the mode applies to the last folder only
 
 
 def make_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """It appears with all its files or not at all; FileExistsError when it is there already."""
+    """Create a private folder atomically, with its files; raise FileExistsError if it exists."""
     path.parents[1].mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    path.parent.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)  # with `parents` the mode is that of the last one alone
+    path.parent.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)  # with `parents`, the mode applies to the last folder only
     draft = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     draft.mkdir(mode=PRIVATE_FOLDER)
     try:
         for name, data in files.items():
             _write_new(draft / name, data)
         _sync(draft)
-        if path.exists():  # an empty folder would be replaced
+        if path.exists():  # rename would replace an empty folder
             raise FileExistsError(path)
         draft.rename(path)
         _sync(path.parent)
@@ -63,16 +63,16 @@ def make_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """It is gone at once, whatever happens while its files are removed."""
+    """Remove a folder: renamed first, so that it is never seen half empty."""
     with wrap_os_errors(path, "removed"):
-        leaving = path.parent / f".{path.name}.{secrets.token_hex(8)}"
-        path.rename(leaving)
-        shutil.rmtree(leaving)
+        doomed = path.parent / f".{path.name}.{secrets.token_hex(8)}"
+        path.rename(doomed)
+        shutil.rmtree(doomed)
 
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Two commands at a time would each write what it read before the other wrote."""
+    """Hold an exclusive lock, so that two commands do not overwrite each other's changes."""
     with wrap_os_errors(folder, "opened"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -83,11 +83,12 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def wrap_os_errors(path: Path, done: str) -> Iterator[None]:
+def wrap_os_errors(path: Path, action: str) -> Iterator[None]:
+    """Turn an OSError into a ConfigError that says the path cannot be `action` ("read", "written")."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{error.filename or path} cannot be {done}: {error.strerror}.") from None
+        raise ConfigError(f"{error.filename or path} cannot be {action}: {error.strerror}.") from None
 
 
 def _write_new(path: Path, data: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Where this machine keeps the networks that it belongs to, and how they are read: paths and plain values, no keys.
+"""The home folder of this machine: the networks it has joined and its API keys.
 
-`networks/<name>/` has a network's files, and the file `networks/current` the name of the one that `penstock serve` joins.
-`keys/` is for the API keys that its server takes.
+`networks/<name>/` holds the files of a network, `networks/current` the name of the one that `penstock serve` joins, and
+`keys/` the API keys that its server accepts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from penstock.errors import ConfigError
 
 HOME_VARIABLE = "PENSTOCK_HOME"
 CURRENT = "current"
-RESERVED = (NO_NETWORK, CURRENT)  # no network has such a name
-GROUP_AND_OTHERS = 0o077  # the rights of everybody but the owner
+RESERVED = (NO_NETWORK, CURRENT)  # not allowed as names of networks
+GROUP_AND_OTHERS = 0o077  # permissions of everyone but the owner
 MAX_FILE_BYTES = 1 << 20
 TEXT_FIELDS, LIST_FIELDS = ("name", "node", "created"), ("listen", "connect", "addresses")  # in network.json
 USE_COMMAND = "penstock network use NAME"
@@ -27,8 +27,11 @@ USE_COMMAND = "penstock network use NAME"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedNetwork:
-    """A network of this machine. `node` is this machine's name in it; `addresses` are names or addresses, beside those that the
-    machine knows itself, under which others reach it."""
+    """A network that this machine has joined or created.
+
+    node: this machine's name in it.
+    addresses: further host names or addresses at which others reach this machine.
+    """
 
     folder: Path
     name: str
@@ -68,18 +71,19 @@ class JoinedNetwork:
 
     @property
     def is_authority(self) -> bool:
-        """Whether the network was made here, so that others are invited from here."""
+        """Whether the network was created on this machine, which then invites the others."""
         return self.authority_key_file.exists()
 
     def contents(self) -> bytes:
-        """The file network.json."""
+        """The contents of network.json."""
         values = {name: getattr(self, name) for name in (*TEXT_FIELDS, *LIST_FIELDS)}
         return json.dumps(values, indent=2).encode() + b"\n"
 
 
 class Home:
     def __init__(self, root: Path) -> None:
-        self.networks, self.keys = root / "networks", root / "keys"
+        self.networks = root / "networks"
+        self.keys = root / "keys"
         self.current_file = self.networks / CURRENT
 
     def names(self) -> list[str]:
@@ -92,16 +96,14 @@ class Home:
         return [name for name in found if name not in RESERVED]
 
     def current(self) -> str | None:
-        """The network that `penstock serve` joins where nobody says otherwise."""
+        """The network that `penstock serve` joins by default; raise if it does not exist."""
         name = self.current_name()
         if name is not None and name not in self.names():
-            raise ConfigError(
-                f"{self.current_file} names '{name}', which is no network of this machine.", hint=f"Run: {USE_COMMAND}"
-            )
+            raise ConfigError(f"{self.current_file} names the unknown network '{name}'.", hint=f"Run: {USE_COMMAND}")
         return name
 
     def current_name(self) -> str | None:
-        """As it is written down, whether or not there is such a network."""
+        """The name in the file, whether or not the network exists."""
         try:
             return self.current_file.read_text(encoding="utf-8").strip()
         except (FileNotFoundError, NotADirectoryError):
@@ -125,7 +127,7 @@ class Home:
 
 
 def home(environ: Mapping[str, str]) -> Home | None:
-    """None where the environment tells of no home: such a process is in no network."""
+    """Find the home folder; None where no variable names one, and so no network can be joined."""
     if named := environ.get(HOME_VARIABLE):
         return Home(Path(named).absolute())
     if config := environ.get("XDG_CONFIG_HOME"):
@@ -136,18 +138,18 @@ def home(environ: Mapping[str, str]) -> Home | None:
 
 
 def refuse_readable_by_others(*paths: Path) -> None:
-    """Whoever reads a key is this node, as far as the others can tell."""
+    """Raise if other users can access one of the paths: whoever reads a node's key can impersonate the node."""
     for path in paths:
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise ConfigError(f"{path} cannot be looked at: {error.strerror}.") from None
+            raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
         if mode & GROUP_AND_OTHERS:
             raise ConfigError(
                 f"{path} can be used by other users of this machine (its mode is {mode:04o}).",
-                hint=f"If they cannot have copied it yet, run: chmod {'700' if path.is_dir() else '600'} {path}",
+                hint=f"If nobody has copied it, run: chmod {'700' if path.is_dir() else '600'} {path}",
             )
 
 
@@ -163,7 +165,7 @@ def _read(folder: Path, name: str) -> JoinedNetwork:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.", hint=_restore_hint(name)) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise ConfigError(f"{file} does not hold what it should.", hint=_restore_hint(name)) from None
+        raise ConfigError(f"{file} is not a valid network file.", hint=_restore_hint(name)) from None
     return JoinedNetwork(folder=folder, **values, **lists)  # type: ignore[arg-type]
 
 
@@ -178,9 +180,7 @@ def _restore_hint(name: str) -> str:
 
 
 def this_home() -> Home:
+    """The home folder of this process's environment; raise if there is none."""
     if (found := home(os.environ)) is None:
-        raise ConfigError(
-            "There is no place for the networks and keys of this machine: HOME is not set.",
-            hint=f"Set {HOME_VARIABLE} to a folder.",
-        )
+        raise ConfigError("There is no folder for networks and keys: HOME is not set.", hint=f"Set {HOME_VARIABLE} to a folder.")
     return found

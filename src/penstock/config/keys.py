@@ -1,4 +1,4 @@
-"""The API keys that a server takes: a folder with a file for each, which tells what the key may do and never the key itself."""
+"""The folder of API keys of a server: one file per key, with its hash and its limits but never the key itself."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ from penstock.config.checks import check_whole, unusable
 from penstock.config.network import NAME
 from penstock.errors import ConfigError
 
-KEY_PREFIX = "sk-penstock-"  # tells people, and programs that look for leaked keys, what it is
+KEY_PREFIX = "sk-penstock-"  # lets people and leak scanners recognise a key
 RANDOM_BYTES = 32
-TAIL_CHARS = 4  # characters by which somebody finds the key that they hold
+TAIL_CHARS = 4  # kept so that users can tell their keys apart
 SUFFIX = ".json"
 MAX_FILE_BYTES = 1 << 16
-PRIORITIES = range(-10, 11)  # as requests have them
+PRIORITIES = range(-10, 11)  # the same as in requests
 WRITABLE_BY_OTHERS = 0o022
-CLOCK_STEP_NS = 2 * 10**9  # nanoseconds; the clock of some file systems goes in steps as long
+CLOCK_STEP_NS = 2 * 10**9  # the coarsest resolution of modification times on common file systems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """What a key may do; None is no limit. `jobs` are answers open at once, `tokens_per_minute` those of prompts and answers
-    together, `priority` is the highest that it may ask for, `models` are the only ones that it may use."""
+    """What a key may do; None is no limit.
+
+    jobs: answers open at once.
+    tokens_per_minute: tokens of prompts and answers together.
+    priority: the highest priority of its requests.
+    models: the only models it may use.
+    """
 
     jobs: int | None = None
     tokens_per_minute: int | None = None
@@ -54,8 +59,10 @@ NO_LIMITS = KeyLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecord:
-    """What is kept of a key. `created` and `revoked` are times (ISO 8601, UTC). A revoked key keeps its record: a server whose
-    last key is taken back must not become one that needs none."""
+    """What is stored of a key. `created` and `revoked` are times (ISO 8601, UTC).
+
+    A revoked key keeps its record: a server whose last key was revoked must not become open.
+    """
 
     name: str
     sha256: str
@@ -75,14 +82,14 @@ class KeyRecord:
 
 
 class Contents(NamedTuple):
-    """What a folder holds: the records, and what was wrong with those files that are none."""
+    """The records of a folder, and an error for each file that could not be read."""
 
     records: tuple[KeyRecord, ...]
     broken: tuple[ConfigError, ...]
 
 
 def digest(key: str) -> str:
-    """What is kept in place of a key. A slow hash is for what people think of; nobody guesses 256 random bits, however fast."""
+    """Hash a key for storage. A fast hash is enough: 256 random bits cannot be guessed, unlike passwords."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -91,7 +98,7 @@ class KeyFolder:
         self.path = path
 
     def add(self, name: str, limits: KeyLimits = NO_LIMITS) -> str:
-        """The new key. It is nowhere else: whoever loses it makes another."""
+        """Create a key and return it. It is stored nowhere and cannot be shown again."""
         key = KEY_PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
         record = KeyRecord(name=name, sha256=digest(key), tail=key[-TAIL_CHARS:], created=_now(), limits=limits)
         files.ensure_folder(self.path)
@@ -99,21 +106,20 @@ class KeyFolder:
             self._refuse_writable(self.path)
             if self._file(name).exists():
                 raise ConfigError(
-                    f"There is a key '{name}' already, or was one that is revoked.",
-                    hint="Use another name: one is never used again.",
+                    f"There is already a key '{name}', or a revoked one.", hint="Use another name: names are never reused."
                 )
             self._write(record)
         return key
 
     def records(self) -> tuple[KeyRecord, ...]:
-        """All of them, by name; raises if one file is not what it should be."""
+        """Return all records by name; raise if a file is broken."""
         found = self.contents()
         if found.broken:
             raise found.broken[0]
         return found.records
 
     def contents(self) -> Contents:
-        """As `records`, for whoever must go on beside a broken file. Raises only if the folder itself cannot be used."""
+        """Return all records and the errors of broken files; raise only if the folder itself cannot be used."""
         records: list[KeyRecord] = []
         broken: list[ConfigError] = []
         for file in self._files():
@@ -124,7 +130,7 @@ class KeyFolder:
         return Contents(tuple(records), tuple(broken))
 
     def revoke(self, name: str) -> bool:
-        """Whether it was good until now."""
+        """Revoke a key; return whether it was valid until now."""
         if not self._file(name).exists():
             known = ", ".join(file.name.removesuffix(SUFFIX) for file in self._files())
             raise ConfigError(f"There is no key '{name}'.", hint=f"There are: {known}." if known else f"{self.path} has none.")
@@ -136,7 +142,7 @@ class KeyFolder:
         return True
 
     def stamp(self) -> object:
-        """Whoever has an equal one has seen all that the folder holds. None where there is no folder."""
+        """Return a value that changes whenever the contents of the folder do; None where there is no folder."""
         try:
             folder = self.path.stat()
             with os.scandir(self.path) as entries:
@@ -144,9 +150,9 @@ class KeyFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise ConfigError(f"{self.path} cannot be looked at: {error.strerror}.") from None
+            raise ConfigError(f"{self.path} cannot be read: {error.strerror}.") from None
         now = time.time_ns()
-        # Two changes in one step of the file system's clock look like one: until that has gone on, no stamp equals another.
+        # Two changes within one step of the file system's clock look like one: until it has passed, every stamp is different.
         latest = max(folder.st_mtime_ns, *(changed for _, changed, _, _ in found), 0)
         return folder.st_ino, folder.st_mtime_ns, found, None if now - latest > CLOCK_STEP_NS else now
 
@@ -163,7 +169,7 @@ class KeyFolder:
             if isinstance(error, FileNotFoundError | NotADirectoryError) and not self.path.exists():
                 return []
             raise ConfigError(f"{self.path} cannot be read: {error.strerror}.", hint="It is a folder of API keys.") from None
-        # what begins with a dot is being written, or was when the power failed
+        # a name that starts with a dot is a draft, or was one when the power failed
         return [self.path / name for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
 
     def _read(self, file: Path) -> KeyRecord:
@@ -178,7 +184,7 @@ class KeyFolder:
         except ConfigError as error:
             raise ConfigError(f"{file} cannot be used: {error.message}", hint=error.hint) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise ConfigError(f"{file} does not hold what it should.", hint=_restore_hint(file)) from None
+            raise ConfigError(f"{file} is not a valid key file.", hint=_restore_hint(file)) from None
         return record
 
     def _write(self, record: KeyRecord) -> None:
@@ -186,20 +192,20 @@ class KeyFolder:
         files.replace(self.path, {self._file(record.name).name: data})
 
     def _refuse_writable(self, path: Path) -> None:
-        """Whoever can write there can make a key."""
+        """Raise if other users can write there, and so create keys."""
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & WRITABLE_BY_OTHERS:
             raise ConfigError(
                 f"Other users of this machine can write to {path} (its mode is {mode:04o}).",
-                hint=f"If they have not, run: chmod {'700' if path.is_dir() else '600'} {path}",
+                hint=f"If nobody has, run: chmod {'700' if path.is_dir() else '600'} {path}",
             )
 
 
 def _file_stamp(entry: os.DirEntry[str]) -> tuple[int, int, int]:
-    """What changes when a file does, also if it is written in place."""
+    """Values that change when a file does, also if it is written in place."""
     try:
         found = entry.stat()
-    except FileNotFoundError:  # it was replaced just now
+    except FileNotFoundError:  # it is just being replaced
         return 0, 0, 0
     return found.st_mtime_ns, found.st_size, found.st_mode
 
@@ -218,4 +224,4 @@ def _now() -> str:
 
 
 def _restore_hint(file: Path) -> str:
-    return f"Restore it; or make another key (penstock keys add NAME), and then remove {file.name}."
+    return f"Restore it, or create another key (penstock keys add NAME) and then remove {file.name}."

@@ -1,7 +1,7 @@
-"""Kinds of values that settings have, and how each is written: as text (flags, environment) and in TOML.
+"""The kinds of values of settings, and how each is read and written: as text (flags, environment) and in TOML.
 
-For every kind `parse(show(value)) == value`, and a file that holds `write(value)` is read as `value` again. What cannot be
-read raises ValueError; the caller knows the setting's name and says it together with `expects`.
+For every kind `parse(show(value)) == value`, and a file that holds `write(value)` is read back as `value`. Invalid values
+raise ValueError; the caller names the setting and says what it `expects`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_SIZE_BYTES = 10**15  # bytes; whoever writes a size beyond it forgot that a number without a unit means GB
+MAX_SIZE_BYTES = 10**15  # a larger size was probably meant as bytes: a number without a unit means GB
 UNITS = {"tib": 1 << 40, "gib": 1 << 30, "mib": 1 << 20, "kib": 1 << 10} | {"tb": 10**12, "gb": 10**9, "mb": 10**6, "kb": 10**3}
 UNIT_NAMES = {"tib": "TiB", "gib": "GiB", "mib": "MiB", "kib": "KiB", "tb": "TB", "gb": "GB", "mb": "MB", "kb": "kB"}
 SWITCH_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -22,7 +22,13 @@ SWITCH_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """`read` takes what TOML has made of a value, `parse` the text of a flag or a variable."""
+    """One kind of value.
+
+    expects: what a value must be, for error messages.
+    read: convert a value that TOML has parsed.
+    parse: convert the text of a flag or a variable; `show` is its inverse.
+    write: format a value for a TOML file.
+    """
 
     metavar: str
     expects: str
@@ -33,18 +39,18 @@ class ValueKind:
 
 
 def toml_string(text: str) -> str:
-    """A TOML string; JSON's differ from it in one character."""
+    """Quote as a TOML string, which differs from JSON's in one character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def format_value(value: object) -> str:
-    """A value in an error message, as a file would have it."""
+    """Format a value for an error message as a TOML file would have it."""
     if isinstance(value, str):
         return toml_string(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# ---- reading; each refuses what is not its own ----
+# ---- reading: each raises ValueError for a value of another kind ----
 
 
 def _text(value: Any) -> str:
@@ -54,7 +60,7 @@ def _text(value: Any) -> str:
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int:  # a bool is an int too, and `port = true` is a mistake
+    if type(value) is not int:  # isinstance would accept `port = true`
         raise ValueError
     return value
 
@@ -99,7 +105,7 @@ def _check_size(size: float) -> int:
 
 
 def show_size(size: int) -> str:
-    """The size in the largest unit that says it exactly."""
+    """Format a size in the largest unit that represents it exactly: `1500MB`, `2GiB`."""
     factor, unit = max(((factor, unit) for unit, factor in UNITS.items() if size % factor == 0), default=(1, ""))
     return f"{size // factor}{UNIT_NAMES.get(unit, 'B')}"
 

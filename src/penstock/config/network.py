@@ -1,4 +1,4 @@
-"""Settings of the network between nodes, checked when made: its name, who listens where, and whom it lets in."""
+"""NetworkConfig: the settings of the network between nodes, checked on construction."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MODES = ("peer", "router", "client")
 PROTOCOLS = ("tcp", "udp", "tls", "quic")
 SECURE_PROTOCOLS = ("tls", "quic")  # both sides show a certificate
 CERTIFICATE_FILES = ("ca_file", "certificate_file", "key_file")
-MIN_LEASE_MS = 200  # milliseconds; below it a busy machine is taken for a dead one
-OPEN_HINT = "set network.open = true (--open-network) where everybody who can reach this machine is trusted."
+MIN_LEASE_MS = 200  # with less, a busy machine would be taken for a dead one
+OPEN_HINT = "set network.open = true (--open-network) if everyone who can reach this machine is trusted."
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a network, and of a node
-NO_NETWORK = "none"  # the name of no network
+NO_NETWORK = "none"  # this name means: join no network
 
 _ENDPOINT = re.compile(
     r"(?P<protocol>[a-z]+)/(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):(?P<port>\d{1,5})"
@@ -28,11 +28,13 @@ _ALMOST_ENDPOINT = re.compile(r"(?:[A-Za-z]+:?/*/)?(?P<rest>[^/\s]+:\d{1,5})/?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
-    """Nodes of one `name` that reach each other share their layers. An endpoint is `protocol/host:port`.
+    """How a node takes part in a network. Nodes with the same `name` that reach each other share their layers.
 
-    A network is closed unless `open`: both sides of a connection then show a certificate that `ca_file` vouches for. `lease_ms`
-    is how long a silent node counts as alive, `recovery_timeout` for how many seconds answers wait for a pipe when a node was
-    lost. The name `none` is that of no network: a node that has it stays alone.
+    name: of the network; `none` joins no network.
+    listen, connect: endpoints, written as `protocol/host:port`.
+    lease_ms: how long a silent node counts as alive.
+    open: let everyone in; otherwise both sides of a connection show a certificate signed by `ca_file`.
+    recovery_timeout: seconds that answers wait for a new pipe when a node was lost.
     """
 
     name: str = "penstock"
@@ -52,7 +54,7 @@ class NetworkConfig:
     weights_rate: int = 100 * 10**6
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):  # it is a part of keys
+        if not NAME.fullmatch(self.name):  # it becomes part of Zenoh's keys
             raise unusable("name", self.name, "Use up to 64 letters, digits, dots, dashes and underscores.")
         if self.mode not in MODES:
             raise unusable("mode", self.mode, f"Use one of: {', '.join(MODES)}.")
@@ -74,11 +76,9 @@ class NetworkConfig:
 
     def _check_mode(self) -> None:
         if self.mode == "client" and self.listen:
-            raise ConfigError("A node in client mode does not listen.", hint='Leave network.listen out, or use mode = "peer".')
+            raise ConfigError("A node in client mode cannot listen.", hint='Leave network.listen out, or use mode = "peer".')
         if self.mode == "router" and not self.listen:
-            raise ConfigError(
-                "A node in router mode must listen for others.", hint='Say where: network.listen = ["tls/0.0.0.0:7447"].'
-            )
+            raise ConfigError("A node in router mode must listen for others.", hint='Set network.listen = ["tls/0.0.0.0:7447"].')
 
     def _check_trust(self) -> None:
         endpoints = [*self.listen, *self.connect]
@@ -89,24 +89,24 @@ class NetworkConfig:
             names_files = len(missing) < len(CERTIFICATE_FILES) or self.revocations_file is not None
             if missing and (len(unsecured) < len(endpoints) or names_files):
                 raise ConfigError(
-                    f"The network shall use certificates, but {are_missing}.",
-                    hint="All three files are needed. To do without certificates, use tcp/ endpoints and name none of them.",
+                    f"The network uses certificates, but {are_missing}.",
+                    hint="All three files are needed. To go without certificates, use tcp/ endpoints and set none of them.",
                 )
             return
         if unsecured:
             raise ConfigError(
-                f"The network is closed, but {unsecured[0]} lets everybody in.",
+                f"The network is closed, but {unsecured[0]} lets everyone in.",
                 hint=f"Write tls/{unsecured[0].partition('/')[2]}, or {OPEN_HINT}",
             )
         if missing:
             raise ConfigError(
                 f"The network is closed, but {are_missing}.",
-                hint="`penstock network create NAME` makes a network with all that it needs, and --network NAME takes part in "
-                f"one that was made or joined. Otherwise name the files, or {OPEN_HINT}",
+                hint="`penstock network create NAME` creates a network with its certificates, and --network NAME uses one that "
+                f"was created or joined. Otherwise set the files, or {OPEN_HINT}",
             )
-        if not self.listen and self.mode != "client" and self.multicast:  # the router would choose tcp
+        if not self.listen and self.mode != "client" and self.multicast:  # Zenoh would choose tcp
             raise ConfigError(
-                "A node that others find by multicast must say where it listens.",
+                "A node that others find by multicast must set where it listens.",
                 hint='Set network.listen = ["tls/0.0.0.0:7447"].',
             )
 
@@ -119,7 +119,7 @@ def _check_endpoint(name: str, endpoint: str, *, lowest_port: int) -> None:
         example = guess if _ENDPOINT.fullmatch(guess) else "tcp/192.168.1.7:7447"
         raise unusable(name, endpoint, f"Write an endpoint as {example}.")
     if found["protocol"] not in PROTOCOLS:
-        raise unusable(name, endpoint, f"An endpoint begins with one of: {', '.join(f'{protocol}/' for protocol in PROTOCOLS)}.")
+        raise unusable(name, endpoint, f"An endpoint starts with one of: {', '.join(f'{protocol}/' for protocol in PROTOCOLS)}.")
     if found["host"].startswith("[") and not is_address(found["host"][1:-1]):
         raise unusable(name, endpoint, "Write an IPv6 address in brackets, such as tcp/[::1]:7447.")
     if not lowest_port <= int(found["port"]) <= 65535:

@@ -1,4 +1,4 @@
-"""Settings of a node, checked when made: the models it hosts, its server, its limits, its log."""
+"""NodeConfig: the settings of a node, checked on construction: models, server, limits, workspace, log."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from penstock.config.network import NAME, NetworkConfig
 from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers, covering
 from penstock.errors import ConfigError
 
-# The catalogue says so too; importing it here would cost every `--help` 50 ms. A test compares the two.
+# Here because importing the catalogue would cost every `--help` 50 ms.
 DEFAULT_MODEL = "smollm2-135m"
 
 DTYPES = ("auto", "bfloat16", "float32")
-MAX_WORKSPACE_JOBS = 256  # each holds a descriptor, and the API needs some too
+MAX_WORKSPACE_JOBS = 256  # each holds a file descriptor, and the API needs some too
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-ENDS = "ends"  # instead of a range of layers: none of them
+ENDS = "ends"  # as `layers`: hold the ends of the model and no layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedModelConfig:
-    """A model that this node runs. `max_memory` is for weights and KV together, `kv_memory` for KV alone, both in bytes and
-    None for as much as fits. `layers` are the segments that this node holds, such as "0:10" or "0:2,28:30", or "ends" for none;
-    None is what the network lacks and fits here, and without a network all of the model. Without `load_ends` it holds layers
-    alone and answers nobody by itself. `private_layers` are how many of the first and the last layers no other node computes for
-    this one.
+    """A model that this node runs.
+
+    max_memory: bytes for weights and KV together; None for as much as fits.
+    kv_memory: bytes for KV alone; None for as much as fits.
+    load_ends: whether it holds the ends and so answers requests; otherwise it only computes layers for other nodes.
+    layers: segments to hold, such as "0:10" or "0:2,28:30", or "ends" for none. None for what the network lacks and fits
+        here, or all layers without a network.
+    private_layers: how many of the first and last layers only this node may compute for its requests.
     """
 
     id: str = DEFAULT_MODEL
@@ -61,7 +64,7 @@ class HostedModelConfig:
 
     @property
     def segments(self) -> tuple[LayerRange, ...] | None:
-        """`layers` as ranges; whether they cover the model is known only when it is loaded."""
+        """`layers` as ranges. Whether they cover the model is known only once it is loaded."""
         if self.layers is None:
             return None
         return () if self.layers == ENDS else tuple(map(LayerRange.parse, self.layers.split(",")))
@@ -71,26 +74,25 @@ class HostedModelConfig:
         return NOTHING_PRIVATE if self.private_layers is None else PrivateLayers.parse(self.private_layers)
 
     def check_standalone(self) -> None:
-        """Refuse what needs other nodes. How many layers the model has is known only when it is loaded."""
+        """Raise if these settings need other nodes. How many layers the model has is known only once it is loaded."""
         if not self.load_ends:
             raise ConfigError(
-                f"load_ends = false of '{self.id}' is for a node in a network: alone, nobody could use its layers.",
+                f"load_ends = false of '{self.id}' needs a network: without one, its layers are useless.",
                 hint="Leave it out, or join a network with network.listen or network.connect.",
             )
         if self.segments is None:
             return
         if not self.segments:
             raise ConfigError(
-                f"layers = \"{ENDS}\" of '{self.id}' is for a node in a network: alone, nobody would compute the layers.",
+                f"layers = \"{ENDS}\" of '{self.id}' needs a network: without one, no node computes the layers.",
                 hint="Leave it out, or join a network with network.listen or network.connect.",
             )
         try:
             covering(self.segments, self.segments[-1].end)
         except ConfigError as error:
             raise ConfigError(
-                f"layers = {format_value(self.layers)} of '{self.id}' leave some out, and this node is in no network: {error.message}",
-                hint="Let the ranges follow each other from 0 to the last layer, or join a network with network.listen or "
-                "network.connect.",
+                f"layers = {format_value(self.layers)} of '{self.id}' leave some out, and there is no network: {error.message}",
+                hint="Name all layers from 0 to the last, or join a network with network.listen or network.connect.",
             ) from None
 
     def _check_layers(self) -> None:
@@ -100,7 +102,7 @@ class HostedModelConfig:
                 raise unusable("layers", self.layers, f"{before} and {after} overlap: name each layer once.")
         if self.segments == () and not self.load_ends:
             raise ConfigError(
-                f"Nothing of '{self.id}' is to be loaded: layers = \"{ENDS}\", and load_ends is false.",
+                f"Nothing of '{self.id}' would be loaded: layers = \"{ENDS}\", and load_ends is false.",
                 hint="Leave one of them out.",
             )
 
@@ -110,24 +112,25 @@ class HostedModelConfig:
             return
         if not self.load_ends:
             raise ConfigError(
-                f"private_layers of '{self.id}' are for a node that answers requests, and load_ends is false.",
-                hint="Leave private_layers out where only layers are held for others.",
+                f"private_layers of '{self.id}' needs a node that answers requests, but load_ends is false.",
+                hint="Leave private_layers out on a node that only computes layers for others.",
             )
         held = {layer for layers in self.segments or () for layer in layers.layers()}
         if self.segments is not None and not held.issuperset(range(private.first)):
             raise ConfigError(
-                f"layers = {format_value(self.layers)} of '{self.id}' do not hold the first {private.first} layers, which are private.",
-                hint="Name them in layers, or leave layers out.",
+                f"layers = {format_value(self.layers)} of '{self.id}' lack the first {private.first} layers, which are private.",
+                hint="Add them to layers, or leave layers out.",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where the API listens and whom it lets in. `read_api_key` decides whether it may listen there at all.
+    """Where the API listens and which clients it accepts. `read_api_key` checks that it may listen there without a key.
 
-    `keys` is a folder of keys, None for that of the machine; whoever names one wants keys, also while it is empty. `max_body`
-    and `max_upload` (of a file) are in bytes. `keep_alive` is how many seconds a silent stream waits before it sends a comment,
-    `ready_within` for how many seconds a generated token proves that the node is ready.
+    keys: folder of keys, None for that of the machine. If set, keys are required even while it is empty.
+    max_body, max_upload: bytes of a request, and of an uploaded file.
+    keep_alive: seconds after which a silent stream sends a comment.
+    ready_within: seconds for which a generated token proves that the node is ready.
     """
 
     host: str = "127.0.0.1"
@@ -156,8 +159,8 @@ class ServerConfig:
 
     @property
     def beyond_loopback(self) -> bool:
-        """Whether others than this machine can reach the server. A name that is not surely local counts as reachable."""
-        import ipaddress  # only who starts a server needs it
+        """Whether other machines can reach the server. A host name other than localhost counts as reachable."""
+        import ipaddress  # only needed to start a server
 
         if not is_address(self.host):
             return self.host.lower() != "localhost"
@@ -168,8 +171,11 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """`max_jobs` may be accepted and unfinished at once; a request may ask for `max_tokens` (None for no cap); on shutdown
-    running answers get `drain_timeout` seconds.
+    """Limits of the server.
+
+    max_jobs: accepted and unfinished jobs at once.
+    max_tokens: the largest max_tokens of a request; None for no cap.
+    drain_timeout: seconds that running answers get at shutdown.
     """
 
     max_jobs: int = 1024
@@ -185,9 +191,13 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceConfig:
-    """A folder of jobs to work on. `jobs` may run at once; one whose server died `deaths` times, with no other job running, is
-    given up. Responses are kept for `keep_responses` seconds. One that nobody asked for (`by_default`) may be missing where it
-    cannot be made."""
+    """A workspace: a folder of jobs to run.
+
+    jobs: how many run at once.
+    deaths: fail a job after the server died this many times while running it alone.
+    keep_responses: seconds for which responses are stored.
+    by_default: the path was not set, so the node starts without a workspace where it cannot be created.
+    """
 
     path: Path | None = None
     jobs: int = 64
@@ -198,7 +208,7 @@ class WorkspaceConfig:
     def __post_init__(self) -> None:
         check_whole("jobs", self.jobs, minimum=1)
         if self.jobs > MAX_WORKSPACE_JOBS:
-            raise unusable("jobs", self.jobs, f"Give at most {MAX_WORKSPACE_JOBS}: more would only wait inside the engine.")
+            raise unusable("jobs", self.jobs, f"Give at most {MAX_WORKSPACE_JOBS}: more would only wait in the engine.")
         check_whole("deaths", self.deaths, minimum=1)
         check_seconds("keep_responses", self.keep_responses)
 
@@ -216,7 +226,7 @@ class LogConfig:
 
 
 def host_name() -> str:
-    """This machine's name, with what a node id may not hold replaced."""
+    """This machine's host name, with the characters replaced that a node id may not have."""
     import socket
 
     return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip("._-")[:64] or "penstock"
@@ -224,8 +234,11 @@ def host_name() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Everything about one node. `aliases` are further names that clients may use for hosted models. A node that `adopts` was
-    told no model: in a network it takes the one that the others run."""
+    """All settings of one node.
+
+    aliases: further names that clients may use for hosted models.
+    adopts: no model was set, so in a network the node takes the one that the others run.
+    """
 
     node_id: str = field(default_factory=host_name)
     models: tuple[HostedModelConfig, ...] = field(default_factory=lambda: (HostedModelConfig(),))
@@ -247,8 +260,8 @@ class NodeConfig:
         self._check_models()
         if self.workspace.path is not None and not any(model.load_ends for model in self.models):
             raise ConfigError(
-                "A node that holds only layers cannot work on a workspace.",
-                hint="Leave workspace.path (--workspace) out, or let it load the ends of a model (load_ends).",
+                "A node that holds only layers cannot run the jobs of a workspace.",
+                hint="Leave workspace.path (--workspace) out, or load the ends of a model (load_ends).",
             )
         if not self.network.enabled:
             for model in self.models:
@@ -257,7 +270,7 @@ class NodeConfig:
     def _check_models(self) -> None:
         hosted = [model.id for model in self.models]
         if not hosted:
-            raise ConfigError("The node hosts no model.", hint="Add a [[hosted_models]] with an id.")
+            raise ConfigError("The node hosts no model.", hint="Add [[hosted_models]] with an id.")
         for index, name in enumerate(hosted):
             if name in hosted[:index]:
                 raise ConfigError(f"The model '{name}' is hosted twice.", hint="Give each [[hosted_models]] an id of its own.")

@@ -1,5 +1,6 @@
-"""What a node's settings are and where each comes from: the network that the machine has joined, over it the node file, over
-that the environment, over that the flags.
+"""Merge the settings of a node and record where each comes from.
+
+From lowest to highest precedence: defaults, the network that the machine has joined, the node file, the environment, flags.
 """
 
 from __future__ import annotations
@@ -15,14 +16,7 @@ from penstock.config.engine import EngineConfig
 from penstock.config.home import JoinedNetwork, home
 from penstock.config.kinds import PATH
 from penstock.config.network import CERTIFICATE_FILES, NO_NETWORK, NetworkConfig
-from penstock.config.node import (
-    HostedModelConfig,
-    LimitsConfig,
-    LogConfig,
-    NodeConfig,
-    ServerConfig,
-    WorkspaceConfig,
-)
+from penstock.config.node import HostedModelConfig, LimitsConfig, LogConfig, NodeConfig, ServerConfig, WorkspaceConfig
 from penstock.config.state import default_workspace
 from penstock.config.table import BY_KEY, MODELS, OTHER_VARIABLES, OWNERS, SETTINGS, Setting, in_table
 from penstock.errors import ConfigError
@@ -30,25 +24,20 @@ from penstock.errors import ConfigError
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 EXAMPLE_HINT = "`penstock config --example` shows all settings."
 
-# Whoever sets one of these makes a network by hand, and its parts are not mixed with those of a joined one.
-MANUAL_NETWORK_KEYS = {
-    "network.open",
-    "network.revocations_file",
-    "network.peers_file",
-    *(f"network.{name}" for name in CERTIFICATE_FILES),
-}
+# Setting one of these configures a network by hand, which is not mixed with a joined one.
+MANUAL_NETWORK_KEYS = {f"network.{name}" for name in (*CERTIFICATE_FILES, "open", "revocations_file", "peers_file")}
 NETWORK_KEYS = MANUAL_NETWORK_KEYS | {"network.listen", "network.connect", "network.multicast"}
 
 
 class Sourced(NamedTuple):
-    """A value and where it came from: "default", "network home", "file node.toml", "environment PENSTOCK_PORT", "flag --port"."""
+    """A value and its source: "default", "network home", "file node.toml", "environment PENSTOCK_PORT", "flag --port"."""
 
     value: Any
     source: str
 
 
 class Given(NamedTuple):
-    """A setting that somebody gave; `model_index` tells the hosted models of a file apart."""
+    """The value of a setting that is not its default; `model_index` counts the hosted models of a file."""
 
     setting: Setting
     value: Any
@@ -58,7 +47,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`sources` has every setting by its key; those of hosted models are `hosted_models[0].id` and so on."""
+    """The merged settings. `sources` has every one by its key; those of hosted models are `hosted_models[0].id` and so on."""
 
     node: NodeConfig
     sources: Mapping[str, Sourced]
@@ -66,9 +55,10 @@ class Settings:
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any], *, serving: bool = True) -> Settings:
-    """Merge and check everything. `flags` has values by setting key: text as a person types it, or values as TOML has them;
-    None is a flag that was not given. For a command that opens no server (`serving` is False) the API key in the environment
-    is the one to send, and is no setting.
+    """Merge and check all settings.
+
+    flags: values by setting key, as typed text or as TOML values; None for a flag that was not given.
+    serving: False for a command that opens no server: the API key in the environment is then the one to send.
     """
     file = path if path is not None else Path(named) if (named := environ.get(CONFIG_VARIABLE)) else None
     written, models = _from_file(file) if file is not None else ([], 1)
@@ -89,7 +79,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str], flags: Mapping[
     _refuse_unknown_network(node.network, sources["network.name"], environ)
     if serving:
         _refuse_two_keys(sources["server.api_key_file"], environ)
-        api_key.read_api_key(node.server, environ)  # refuses a server that others can reach without a key
+        api_key.read_api_key(node.server, environ)  # raises if other machines could use the server without a key
     return Settings(node=node, sources=sources, file=file)
 
 
@@ -115,7 +105,7 @@ def _node(sources: Mapping[str, Sourced], models: int) -> NodeConfig:
 
 
 def _workspace(sources: Mapping[str, Sourced], models: int, environ: Mapping[str, str]) -> Sourced:
-    """Whoever answers requests has one, unless it was told to have none."""
+    """Give a node that answers requests the default workspace, unless workspace.path is set."""
     path, source = sources["workspace.path"]
     if source == "default" and any(sources[f"{MODELS}[{model_index}].load_ends"].value for model_index in range(models)):
         return Sourced(default_workspace(environ), source)
@@ -126,8 +116,10 @@ def _workspace(sources: Mapping[str, Sourced], models: int, environ: Mapping[str
 
 
 def _from_joined_network(given: Iterable[Given], environ: Mapping[str, str]) -> list[Given]:
-    """Nothing, where another network is meant or none. What is given as the default has it decides nothing: a node file may
-    hold every setting."""
+    """Read the settings of the joined network; none where another network, or no network, is configured.
+
+    A value equal to the default does not count as configured, since a node file may hold every setting.
+    """
     values_by_key = {found.setting.key: found.value for found in given}
     chosen = {key for key in NETWORK_KEYS & values_by_key.keys() if values_by_key[key] != BY_KEY[key].default}
     here = home(environ)
@@ -141,29 +133,20 @@ def _from_joined_network(given: Iterable[Given], environ: Mapping[str, str]) -> 
     network = here.network(name)
     values = _values(network)
     if values_by_key.get("network.mode") == "client" and network.connect:
-        del values["network.listen"]  # a client does not
+        del values["network.listen"]  # a client does not listen
     return [Given(BY_KEY[key], value, f"network {name}") for key, value in values.items()]
 
 
 def _values(network: JoinedNetwork) -> dict[str, Any]:
-    return {
-        "network.name": network.name,
-        "network.listen": network.listen,
-        "network.connect": network.connect,
-        "network.ca_file": network.ca_file,
-        "network.certificate_file": network.certificate_file,
-        "network.key_file": network.key_file,
-        "network.revocations_file": network.revocations_file,
-        "network.peers_file": network.peers_file,
-        "node_id": network.node,
-    }
+    names = ("name", "listen", "connect", *CERTIFICATE_FILES, "revocations_file", "peers_file")
+    return {f"network.{name}": getattr(network, name) for name in names} | {"node_id": network.node}
 
 
 # ---- the node file ----
 
 
 def _from_file(file: Path) -> tuple[list[Given], int]:
-    """What the file gives, and how many models it hosts."""
+    """Read the settings of a node file, and how many models it hosts."""
     found = _read_toml(file)
     models = found.pop(MODELS, [{}])
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
@@ -198,11 +181,11 @@ def _read_toml(file: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
-        return tomllib.loads(text + "\n")  # without it an error in the last line is said to be "at end of document"
+        text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+        return tomllib.loads(text + "\n")  # without it, an error in the last line is reported "at end of document"
     except FileNotFoundError:
         raise ConfigError(
-            f"The node file {file} does not exist.", hint=f"Write one with: penstock config --example > {file}"
+            f"The node file {file} does not exist.", hint=f"Create one with: penstock config --example > {file}"
         ) from None
     except OSError as error:
         raise ConfigError(f"The node file {file} cannot be read: {error.strerror}.") from None
@@ -217,12 +200,12 @@ def _unknown_key(file: Path, key: str) -> ConfigError:
     near = _nearest_key(key)
     hint = f"Did you mean '{near}'? {EXAMPLE_HINT}" if near else EXAMPLE_HINT
     if near and "." in key and "." not in near:
-        hint += " What belongs to no table stands before the first [table]."
+        hint += " Settings without a table go before the first [table]."
     return ConfigError(f"{file}: there is no setting '{key}'.", hint=hint)
 
 
 def _nearest_key(key: str) -> str:
-    """A setting of the same name in another table, else one that is spelt much like it."""
+    """Find a setting of the same name in another table, else one that is spelt similarly."""
     name = key.rpartition(".")[2]
     namesakes = [setting.key for setting in SETTINGS if setting.name == name]
     tables = [table for table in OWNERS if table]
@@ -258,7 +241,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[Given]:
 
 
 def _from_kubernetes(variable: str, text: str) -> bool:
-    """Kubernetes tells every container of a service named `penstock` where it is; nobody set these as settings."""
+    """Whether Kubernetes set the variable: it gives every container the addresses of a service named `penstock`."""
     if variable == "PENSTOCK_PORT":
         return "://" in text
     return re.fullmatch(r"PENSTOCK_(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)", variable) is not None
@@ -266,11 +249,11 @@ def _from_kubernetes(variable: str, text: str) -> bool:
 
 def _unknown_variable(variable: str, known: list[str]) -> ConfigError:
     by_whole_key = {f"PENSTOCK_{setting.key.replace('.', '_').upper()}": setting.variable for setting in SETTINGS}
-    by_rest = {name.removeprefix("PENSTOCK_"): name for name in known}  # or all would be alike in their first nine letters
+    by_rest = {name.removeprefix("PENSTOCK_"): name for name in known}  # with the prefix all would look similar
     near = by_whole_key.get(variable) or by_rest.get(_nearest(variable.removeprefix("PENSTOCK_"), by_rest))
     return ConfigError(
-        f"The environment has {variable}, which means nothing to Penstock.",
-        hint=(f"Did you mean {near}? " if near else "") + "Otherwise unset it: a setting that is ignored would mislead you.",
+        f"The environment variable {variable} is not a setting of Penstock.",
+        hint=(f"Did you mean {near}? " if near else "") + "Otherwise unset it: it would be ignored.",
     )
 
 
@@ -285,18 +268,18 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
             yield Given(setting, read, f"flag {setting.flag}")
 
 
-# ---- what does not go together ----
+# ---- settings that contradict each other ----
 
 
 def _refuse_another_name(node_id: Sourced, joined: Iterable[Given]) -> None:
-    """The others know a node by the name in its certificate."""
+    """Raise if node_id differs from the name in the node's certificate."""
     for given in joined:
         if given.setting.key == "node_id" and given.value != node_id.value:
             network = given.source.partition(" ")[2]
             raise ConfigError(
                 f"node_id = {kinds.format_value(node_id.value)} ({node_id.source}), but in the network '{network}' this node is "
                 f"{kinds.format_value(given.value)}.",
-                hint=f"Leave node_id out, or join with an invitation for the other name: penstock network invite {node_id.value}",
+                hint=f"Leave node_id out, or join with an invitation for that name: penstock network invite {node_id.value}",
             )
 
 
@@ -311,7 +294,7 @@ def _refuse_for_several_models(overrides: Iterable[Given], models: int, file: Pa
 
 
 def _refuse_unknown_network(network: NetworkConfig, name: Sourced, environ: Mapping[str, str]) -> None:
-    """A name alone leads nowhere, and its node would be alone without anybody having said so."""
+    """Raise if only a network's name is set: the node would silently stay alone."""
     if network.enabled or name.value in (NO_NETWORK, BY_KEY["network.name"].default):
         return
     here = home(environ)
@@ -319,12 +302,12 @@ def _refuse_unknown_network(network: NetworkConfig, name: Sourced, environ: Mapp
     raise ConfigError(
         f"{name.source.partition(' ')[2]}: this machine is in no network {kinds.format_value(name.value)}.",
         hint=(f"Its networks are: {known}. " if known else "")
-        + "Join it with `penstock network join TOKEN`, or say how to reach it: network.listen, network.connect.",
+        + "Join it with `penstock network join TOKEN`, or set network.listen or network.connect.",
     )
 
 
 def _refuse_two_keys(file: Sourced, environ: Mapping[str, str]) -> None:
-    """A key in the environment comes before a file that the node file names; beside a flag nobody could tell which is meant."""
+    """Raise if the environment and a flag both give a key. A key in the environment overrides one in the node file."""
     if api_key.KEY_VARIABLE in environ and file.value is not None and not file.source.startswith("file "):
         name = file.source.partition(" ")[2]
         raise ConfigError(f"{api_key.KEY_VARIABLE} and {name} both give an API key.", hint="Leave one of them out.")

@@ -1,4 +1,4 @@
-"""Where this machine keeps what a server or a person leaves behind: jobs on disk, the history of a chat."""
+"""The folder for state of this machine: the default workspace and the history of chats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def state_folder(environ: Mapping[str, str]) -> Path | None:
-    """None where the environment tells of no home."""
+    """The state folder, or None where neither XDG_STATE_HOME nor HOME is set."""
     state = Path(environ.get("XDG_STATE_HOME", ""))
     if state.is_absolute():
         return state / "penstock"
@@ -16,6 +16,6 @@ def state_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def default_workspace(environ: Mapping[str, str]) -> Path | None:
-    """The workspace of a server that was told none: for batches and for conversations that go on."""
+    """The workspace of a server without workspace.path: for batches and stored responses."""
     folder = state_folder(environ)
     return None if folder is None else folder / "workspace"

@@ -1,4 +1,4 @@
-"""The one table of settings. The node file, the environment, the flags, `penstock config` and the documents follow it.
+"""The table of all settings. The node file, environment, flags, `penstock config` and documentation are generated from it.
 
 A flag is the last part of its key (`server.port` is `--port`) unless the row says otherwise, and its variable is the flag in
 capitals (`PENSTOCK_PORT`).
@@ -30,9 +30,9 @@ from penstock.config.node import (
 )
 from penstock.errors import ConfigError
 
-MODELS = "hosted_models"  # the one table of the file that may be there several times
+MODELS = "hosted_models"  # the only table that a file may have several times
 
-# Which values go into which dataclass; `(class, name)` in a row says otherwise.
+# The dataclass of each table; the `field` of a row may name another.
 OWNERS: dict[str, type] = {
     "": NodeConfig,
     MODELS: HostedModelConfig,
@@ -44,7 +44,7 @@ OWNERS: dict[str, type] = {
     "log": LogConfig,
 }
 
-# Variables that are no settings of a node.
+# Variables that are not settings of a node.
 OTHER_VARIABLES = {
     "PENSTOCK_CONFIG": "The node file, where `--config` is not given.",
     "PENSTOCK_API_KEY": "The key that clients must send, and that `penstock` sends as a client.",
@@ -58,8 +58,13 @@ OTHER_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`sample` is a value for the example file where the default is to have none. `self_contained` is False for a value that cannot be
-    judged without others; `check_with` are others that only let it be judged.
+    """One row of the table.
+
+    flag_name: the flag, where it is not made from the key.
+    field: the (dataclass, attribute) it sets, where these do not follow from the key.
+    sample: a value for the example file, where the default is no value.
+    self_contained: False if the value cannot be checked without other settings.
+    check_with: values of other settings to use when checking this one.
     """
 
     key: str
@@ -106,14 +111,14 @@ class Setting:
 
     @property
     def optional(self) -> bool:
-        """Whether it may be empty, which a flag or a variable says with "none"."""
+        """Whether it may be empty, written "none" in a flag or a variable."""
         return self.default in (None, (), {})
 
     def show(self, value: Any) -> str:
         return "none" if self.optional and not value else self.kind.show(value)
 
     def read(self, value: Any, where: str = "") -> Any:
-        """Check a value that TOML has read; `where` is what errors call it, the setting's name when empty."""
+        """Check a value that TOML has read. `where` names it in errors; the setting's name if empty."""
         if self.kind is PATH and self.optional and value == "none":
             return self.default
         return self._checked(self.kind.read, value, where)
@@ -132,20 +137,20 @@ class Setting:
             raise ConfigError(f"{where or self.name} = {kinds.format_value(raw)} cannot be used.", hint=hint) from None
         if self.self_contained:
             try:
-                self.owner(**self.check_with, **{self.attribute: value})  # checks itself, and here it can only mean this value
+                self.owner(**self.check_with, **{self.attribute: value})  # its checks can only fail for this value
             except ConfigError as error:
                 raise ConfigError(self._located(error.message, where), hint=error.hint) from None
         return value
 
     def _located(self, message: str, where: str) -> str:
-        """Say which setting is meant by a message that may begin with the name that it has in the code."""
+        """Name the setting in a message that may start with the name of the dataclass field."""
         name, _, rest = message.partition(" = ")
         if name == self.attribute:
             return f"{where or self.name} = {rest}"
         return f"{where}: {message}" if where else message
 
 
-# How an endpoint is spelt can be told without knowing whom the network trusts.
+# Lets an endpoint be checked without knowing the network's certificates.
 _TRUST = {"open": True} | dict.fromkeys(("ca_file", "certificate_file", "key_file"), Path())
 
 SETTINGS = (

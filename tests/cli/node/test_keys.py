@@ -51,11 +51,11 @@ def test_a_key_is_made_shown_once_listed_and_revoked(tmp_path: Path) -> None:
     assert "Nothing has changed" in penstock(tmp_path, "keys", "revoke", "bob").stdout
     (entry,) = json.loads(penstock(tmp_path, "keys", "list", "--json").stdout)["keys"]
     assert entry["revoked"] >= created
-    assert "There is a key 'bob' already" in penstock(tmp_path, "keys", "add", "bob", rc=1).stderr
+    assert "There is already a key 'bob'" in penstock(tmp_path, "keys", "add", "bob", rc=1).stderr
 
 
 def test_without_keys_the_list_says_what_that_means(tmp_path: Path) -> None:
-    assert "`penstock keys add NAME` makes one" in penstock(tmp_path, "keys", "list").stdout
+    assert "`penstock keys add NAME` creates one" in penstock(tmp_path, "keys", "list").stdout
     assert json.loads(penstock(tmp_path, "keys", "list", "--json").stdout) == {"keys": []}
     assert "There is no key 'bob'" in penstock(tmp_path, "keys", "revoke", "bob", rc=1).stderr
 
@@ -81,11 +81,11 @@ def test_a_server_with_a_folder_of_its_own_gets_its_keys_there(tmp_path: Path) -
 
 def test_what_is_told_about_another_folder_names_it(tmp_path: Path) -> None:
     own = str(tmp_path / "own keys")
-    assert "refuses everybody" in penstock(tmp_path, "keys", "list", "--keys", own).stdout
+    assert "refuses all requests" in penstock(tmp_path, "keys", "list", "--keys", own).stdout
     made = penstock(tmp_path, "keys", "add", "bob", "--keys", own)
     assert f"penstock keys revoke bob --keys '{own}'" in made.stderr
-    assert "answers nobody without a key" in made.stderr
-    assert "answers nobody" not in penstock(tmp_path, "keys", "add", "ann", "--keys", own).stderr
+    assert "requires a key" in made.stderr
+    assert "requires a key" not in penstock(tmp_path, "keys", "add", "ann", "--keys", own).stderr
 
 
 def test_a_damaged_record_is_named_beside_the_list_of_the_others(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_damaged_record_is_named_beside_the_list_of_the_others(tmp_path: Path)
     (folder.path / "eve.json").write_bytes(b"{")
     done = penstock(tmp_path, "keys", "list", rc=1)
     assert "bob" in done.stdout
-    assert "eve.json does not hold what it should" in done.stderr
+    assert "eve.json is not a valid key file" in done.stderr
     assert "eve.json" in penstock(tmp_path, "config", rc=1).stderr  # and no server starts
 
 

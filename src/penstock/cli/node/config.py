@@ -1,4 +1,4 @@
-"""`penstock config`: which settings a node would have, and where each comes from."""
+"""`penstock config`: show the settings of a node and where each comes from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.config.api_key import api_key_source
 from penstock.config.settings import Settings
 from penstock.config.table import BY_KEY, MODELS, Setting
 
-API_KEY = "server.api_key"  # no setting: what is shown is whether there is one
+API_KEY = "server.api_key"  # not a setting: only whether there is a key is shown
 
 
 def print_example(wanted: bool) -> None:
@@ -30,14 +30,14 @@ def config(
     settings: Settings,
     example: Annotated[
         bool,
-        typer.Option("--example", callback=print_example, is_eager=True, help="Print a node file with every setting and leave."),
+        typer.Option("--example", callback=print_example, is_eager=True, help="Print a node file with every setting and exit."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the settings that `penstock serve` would have with the same flags, and where each comes from.
+    """Show the settings that `penstock serve` would use with the same flags, and where each comes from.
 
-    Flags come before the environment, the environment before the node file. The variable of a flag is its name in capitals:
-    --kv-memory is PENSTOCK_KV_MEMORY. "none" takes back what a node file sets: --step-target none.
+    Flags override the environment, which overrides the node file. The variable of a flag is its name in capitals:
+    --kv-memory is PENSTOCK_KV_MEMORY. "none" unsets what a node file sets: --step-target none.
     """
     key_source = api_key_source(settings.node.server, os.environ)
     if as_json:

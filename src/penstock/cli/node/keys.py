@@ -1,4 +1,4 @@
-"""`penstock keys`: who may use this machine's server, and how much."""
+"""`penstock keys`: create, list and revoke the API keys of this machine's server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FolderOption = Annotated[
     typer.Option(
         SETTING.flag,
         metavar="FOLDER",
-        help=f"The folder, for a server that has its own (server.keys); otherwise {SETTING.variable}, or that of this machine.",
+        help=f"The folder of keys, for a server with its own (server.keys); by default {SETTING.variable}, or this machine's.",
     ),
 ]
 
@@ -36,24 +36,22 @@ FolderOption = Annotated[
 @app.command()
 def add(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Whom it is for, or what; letters, digits, dots, dashes, underscores.")
+        str, typer.Argument(metavar="NAME", help="Who or what it is for: letters, digits, dots, dashes, underscores.")
     ],
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="Answers that it may have open at once.")] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Answers it may have open at once.")] = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of prompts and answers that it may use in any 60 seconds.")
+        int | None, typer.Option(metavar="N", help="Tokens of prompts and answers it may use in any 60 seconds.")
     ] = None,
-    priority: Annotated[
-        int | None, typer.Option(metavar="N", help="The highest priority that it may ask for: -10 to 10.")
-    ] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", help="The highest priority it may request: -10 to 10.")] = None,
     model: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL", help="A model that it may use; may be given several times.")
+        list[str] | None, typer.Option(metavar="MODEL", help="A model it may use; may be given several times.")
     ] = None,
     keys: FolderOption = None,
 ) -> None:
-    """Make a key and print it, this once.
+    """Create a key and print it once.
 
-    Only the key goes to stdout. What is not limited here is free. A server that runs takes it at once, and from the first key on
-    it answers nobody without one.
+    Only the key goes to stdout. Without options it has no limits. A running server accepts it at once; from the first key on,
+    the server requires one.
     """
     from penstock.config.keys import KeyLimits
 
@@ -63,22 +61,22 @@ def add(
         limits = KeyLimits(jobs=jobs, tokens_per_minute=tokens_per_minute, priority=priority, models=models)
     first = not folder.contents().records
     key = folder.add(name, limits)
-    told = [
+    notes = [
         f"The key '{name}': {', '.join(describe_limits(limits)) or 'no limits'}.",
-        f"It is kept nowhere: copy it now. To take it back: penstock keys revoke {name}{_flag(keys)}",
+        f"It is not stored: copy it now. To revoke it: penstock keys revoke {name}{_flag(keys)}",
     ]
     if first:
-        told.append(
-            "From now on the server answers nobody without a key. Batches and responses that were made without one are found "
-            f"with the owner's: start it with {KEY_VARIABLE}."
+        notes.append(
+            "From now on the server requires a key. Batches and responses created without one belong to the owner's key: "
+            f"start the server with {KEY_VARIABLE} to find them."
         )
-    print("\n".join(told), file=sys.stderr, flush=True)
+    print("\n".join(notes), file=sys.stderr, flush=True)
     print(key)
 
 
 @app.command("list")
 def list_keys(as_json: JsonOption = False, keys: FolderOption = None) -> None:
-    """List the keys and their limits. The keys themselves nobody has but those who got them."""
+    """List the keys and their limits. The keys themselves are not stored."""
     folder = _folder(keys)
     found = folder.contents()
     if as_json:
@@ -86,22 +84,22 @@ def list_keys(as_json: JsonOption = False, keys: FolderOption = None) -> None:
     elif found.records:
         print_table(["name", "key", "created", "limits", "revoked"], map(_row, found.records))
     elif not found.broken:
-        wants = "a server that was given this folder refuses everybody" if keys else "the server of this machine wants none"
-        print(f"There are no keys. `penstock keys add NAME{_flag(keys)}` makes one; without any, {wants}.")
+        wants = "a server with this folder refuses all requests" if keys else "this machine's server requires none"
+        print(f"There are no keys. `penstock keys add NAME{_flag(keys)}` creates one; without any, {wants}.")
     if found.broken:
         raise found.broken[0]
 
 
 @app.command()
 def revoke(name: NameArgument, keys: FolderOption = None) -> None:
-    """Take a key back.
+    """Revoke a key.
 
-    A server that runs ends the answers that the key has open, within a second. The name cannot be used again.
+    A running server ends the key's open answers within a second. The name cannot be used again.
     """
     if _folder(keys).revoke(name):
-        print(f"The key '{name}' is revoked. A server that runs learns of it within a second.")
+        print(f"The key '{name}' is revoked. A running server notices within a second.")
     else:
-        print(f"The key '{name}' was revoked before. Nothing has changed.")
+        print(f"The key '{name}' was already revoked. Nothing has changed.")
 
 
 def _folder(flag_value: str | None) -> KeyFolder:
@@ -114,7 +112,7 @@ def _folder(flag_value: str | None) -> KeyFolder:
 
 
 def _flag(flag_value: str | None) -> str:
-    """What further commands about the same folder need."""
+    """The flag that further commands about the same folder need."""
     return f" {SETTING.flag} {shlex.quote(flag_value)}" if flag_value else ""
 
 
@@ -140,13 +138,13 @@ def _row(record: KeyRecord) -> list[str]:
 
 
 def describe_limits(limits: KeyLimits) -> list[str]:
-    told = []
+    phrases = []
     if limits.jobs is not None:
-        told.append(f"{limits.jobs} answer{'s' if limits.jobs > 1 else ''} at once")
+        phrases.append(f"{limits.jobs} answer{'s' if limits.jobs > 1 else ''} at once")
     if limits.tokens_per_minute is not None:
-        told.append(f"{limits.tokens_per_minute} tokens a minute")
+        phrases.append(f"{limits.tokens_per_minute} tokens a minute")
     if limits.priority is not None:
-        told.append(f"priority up to {limits.priority}")
+        phrases.append(f"priority up to {limits.priority}")
     if limits.models is not None:
-        told.append(f"only {' and '.join(limits.models)}")
-    return told
+        phrases.append(f"only {' and '.join(limits.models)}")
+    return phrases

@@ -1,4 +1,4 @@
-"""How a server's log looks: a line for people, or an object for programs. Requests are in it as numbers, never as text."""
+"""The format of a server's log: key=value lines or JSON. Requests appear in it as numbers, never as text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def set_up_logging(form: str, level: str) -> None:
     handler.setFormatter(JsonLines() if form == "json" else KeyValue())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)  # libraries speak only of trouble
+    root.setLevel(logging.WARNING)  # for libraries
     logging.getLogger("penstock").setLevel(level.upper())
 
 
 class KeyValue(logging.Formatter):
-    """12:30:05 info penstock.http request method=POST status=200"""
+    """Lines such as `12:30:05 info penstock.http request method=POST status=200`."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")

@@ -1,4 +1,4 @@
-"""`penstock serve`: a node with its models behind OpenAI's API, until Ctrl-C."""
+"""`penstock serve`: run a node that serves its models over HTTP, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUESTION = "What is the capital of France?"
 
 
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print what would be loaded here, what it would take, and why; load nothing.")
+    bool, typer.Option("--dry-run", help="Print what would be loaded, how much memory it needs and why; load nothing.")
 ]
 
 
@@ -34,7 +34,7 @@ DryRun = Annotated[
 def serve(settings: Settings, dry_run: DryRun = False) -> None:
     """Serve models to every OpenAI client.
 
-    Ctrl-C lets running answers finish (limits.drain_timeout) and leaves; a second one leaves at once.
+    Ctrl-C lets running answers finish (limits.drain_timeout) and exits; a second Ctrl-C exits at once.
     """
     config = settings.node
     set_up_logging(config.log.format, config.log.level)
@@ -67,7 +67,7 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
 
 
 def _renew_certificate(network: NetworkConfig) -> None:
-    """The machine that made a network renews its own certificate; others need an invitation, and are told early."""
+    """Renew the certificate on the machine that created the network; other machines need a new invitation."""
     if network.enabled and network.certificate_file is not None:
         from penstock.network.trust.authority import renew_if_due
 
@@ -75,7 +75,7 @@ def _renew_certificate(network: NetworkConfig) -> None:
 
 
 def _welcome(node: Node, *, has_key: bool) -> str:
-    """What is shown can be pasted as it stands, so code is at the left edge."""
+    """The text printed when the server is ready. Code starts at the left edge, so that it can be copied."""
     command = "penstock" if shutil.which("penstock") else sys.argv[0]
     network = _network(node, command)
     if not node.models:
@@ -87,13 +87,11 @@ Ctrl-C to leave.
     model, url = node.models[0].name, f"{node.url}/v1"
     header = ' \\\n  -H "Authorization: Bearer $PENSTOCK_API_KEY"' if has_key else ""
     imports, key = ("import os\n", 'os.environ["PENSTOCK_API_KEY"]') if has_key else ("", '"none"')
+    contexts = [hosted.spec.context if node.membership else hosted.context for hosted in node.models]
     served = [
-        f"{hosted.name} on {hosted.device}, {hosted.dtype}, {hosted.spec.context} tokens of context" for hosted in node.models
+        f"{hosted.name} on {hosted.device}, {hosted.dtype}, {context} tokens of context"
+        for hosted, context in zip(node.models, contexts, strict=True)
     ]
-    if not node.membership:
-        served = [
-            f"{hosted.name} on {hosted.device}, {hosted.dtype}, {hosted.context} tokens of context" for hosted in node.models
-        ]
     messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
     return f"""
 Penstock serves {"; ".join(served)}.
@@ -134,10 +132,10 @@ def _layers(hosted: HostedLayers) -> str:
 
 
 def _keys(node: Node, command: str) -> str:
-    """A server that was given a folder without keys waits for the first one."""
+    """How to create the first key, for a server whose folder of keys is empty."""
     if node.keys.exist or not node.keys.required:
         return ""
-    return f"  Keys       none yet; make one: {command} keys add NAME --keys {shlex.quote(str(node.config.server.keys))}\n"
+    return f"  Keys       none yet; create one: {command} keys add NAME --keys {shlex.quote(str(node.config.server.keys))}\n"
 
 
 def _workspace(node: Node, command: str) -> str:
@@ -148,25 +146,25 @@ def _workspace(node: Node, command: str) -> str:
 
 
 def _network(node: Node, command: str) -> str:
-    """Where the node is in a network: what it holds and why, and what is missing if anything is."""
+    """The node's part in its network: which layers it holds and why, and what is missing."""
     membership = node.membership
     if membership is None:
         return ""
     from penstock.peers.report import exposure
 
     config = node.config.network
-    lines = [f"  Network    {config.name}, as node {node.config.node_id}; here are {_describe_layers(node)}"]
+    lines = [f"  Network    {config.name}, as node {node.config.node_id}, with {_describe_layers(node)}"]
     lines += [f"  Why        {why}" for why in dict.fromkeys(membership.placements.values()) if why]
     for hosted in node.models:
         missing = hosted.engine.pipe.explain()
         if missing:
-            lines.append(f"  Not yet    {missing} Requests are refused until a node brings them.")
+            lines.append(f"  Not ready  {missing} Requests are refused until a node provides them.")
             if not config.open:
                 lines.append(f"             Invite one:  {command} network invite NAME")
         path = hosted.engine.pipe.path()
         if path is not None and (exposed := exposure(path.hops, node.config.node_id)):
             lines.append(f"  Note       {exposed}")
-    lines.append(f"  See it     {command} network status --url {node.url}")
+    lines.append(f"  Status     {command} network status --url {node.url}")
     if warning := membership.expiry_warning():
         lines.append(f"  Warning    {warning}")
     return "\n".join(lines) + "\n"

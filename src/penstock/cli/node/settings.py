@@ -1,4 +1,4 @@
-"""Flags for settings of a node: all of them, or those that a command needs."""
+"""Give commands flags for the settings of a node: all of them, or a selection."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ConfigOption = Annotated[
         "--config",
         "-c",
         metavar="FILE",
-        help="The node file (TOML); where it is not given, PENSTOCK_CONFIG names one. `penstock config --example` prints one.",
+        help="The node file (TOML); by default PENSTOCK_CONFIG. `penstock config --example` prints one.",
     ),
 ]
 
@@ -42,14 +42,16 @@ ConfigOption = Annotated[
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Turn `command(settings, ...)` into a command with `--config`, a flag for every setting, and its own other options.
 
-    It is called with the merged and checked settings. What a flag alone gets wrong is wrong usage and is told by its name.
+    It is called with the merged and checked settings. An invalid flag is reported by its name, as wrong usage.
     """
     return _with_flags(command, SETTINGS, serving=True)
 
 
 def takes_some_settings(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same for a command that opens no server, with flags for these alone; the others have their place in the node file and
-    the environment."""
+    """Do the same for a command that opens no server, with flags for these settings only.
+
+    The others can be set in the node file and the environment.
+    """
     return lambda command: _with_flags(command, [BY_KEY[key] for key in keys], serving=False)
 
 
@@ -87,7 +89,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
 
 
 def _parameter_name(setting: Setting) -> str:
-    return "setting_" + setting.key.replace(".", "_")  # two tables may have settings of one name, and commands have options too
+    return "setting_" + setting.key.replace(".", "_")  # distinct from other tables' settings and the command's own options
 
 
 def _group(setting: Setting) -> str | None:
