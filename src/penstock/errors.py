@@ -1,7 +1,7 @@
-"""Every error that a user or a peer can cause, in one tree.
+"""The tree of errors that a user or a peer can cause.
 
-Each says what was wrong, with which value, and (in `hint`) what to do. The doors turn `code` into an HTTP status or an
-exit code in one place; nothing else looks at it.
+The message says what was wrong and with which value; `hint` says what to do. `code` is turned into an HTTP status or an
+exit code in one place.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class PenstockError(Exception):
-    """Base of all errors that Penstock raises on purpose."""
+    """Base of all errors that Penstock raises on purpose. `hint` says what the user can do about it."""
 
     code = "error"
 
@@ -24,7 +24,7 @@ class PenstockError(Exception):
 
 
 class ConfigError(PenstockError):
-    """A setting that cannot be used: unknown name, wrong type, impossible value."""
+    """A setting with an unknown name, a wrong type or an impossible value."""
 
     code = "config"
 
@@ -33,7 +33,7 @@ class ConfigError(PenstockError):
 
 
 class RequestError(PenstockError):
-    """A request that cannot be served as it stands; `field` names the offending part."""
+    """A request that cannot be served as it is; `field` names the offending part."""
 
     code = "invalid_request"
 
@@ -47,13 +47,13 @@ class EmptyPrompt(RequestError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt exceeds the model's context, or the KV memory of the smallest stage (the seed's IGNORED)."""
+    """A prompt that exceeds the model's context or the KV memory of the smallest stage (the seed's IGNORED)."""
 
     code = "prompt_too_long"
 
 
 class NoPreviousResponse(RequestError):
-    """A conversation that is to go on from a response that is not kept."""
+    """A request that continues a response that is not stored."""
 
     code = "previous_response_not_found"
 
@@ -63,7 +63,7 @@ class InvalidSampling(RequestError):
 
 
 class QueueFull(RequestError):
-    """More jobs are open than the node accepts at once."""
+    """The node already has as many open jobs as it accepts."""
 
     code = "queue_full"
 
@@ -77,7 +77,7 @@ class RequestTooLarge(RequestError):
 
 
 class RequestTimeout(RequestError):
-    """A client that began a request and did not finish it."""
+    """A client that started a request and did not finish it in time."""
 
     code = "request_timeout"
 
@@ -90,19 +90,19 @@ class InvalidKey(PenstockError):
 
 
 class KeyRevoked(InvalidKey):
-    """A key that was good once. Its open answers end with this, too."""
+    """A key that was valid until it was revoked. Its open answers end with this error, too."""
 
     code = "key_revoked"
 
 
 class KeyForbids(PenstockError):
-    """A good key that is not for this model, this priority or this path."""
+    """A valid key that may not use this model, priority or path."""
 
     code = "key_forbids"
 
 
 class KeyLimit(PenstockError):
-    """A good key that has used up what it may, for now."""
+    """A valid key that has reached one of its limits."""
 
     code = "key_limit"
 
@@ -112,13 +112,13 @@ class KeyLimit(PenstockError):
 
 
 class ForbiddenOrigin(PenstockError):
-    """A web page of another site, or a name that is not this server's, speaks to it."""
+    """A request from another site's web page, or to a host name that is not this server's."""
 
     code = "forbidden_origin"
 
 
 class NoSuchPath(PenstockError):
-    """An address, or a method at one, that the API does not have."""
+    """A path, or a method of a path, that the API does not have."""
 
     code = "not_found"
 
@@ -129,7 +129,7 @@ class NoSuchPath(PenstockError):
 
 
 class NotReady(PenstockError):
-    """The node lives but cannot answer now: layers are missing, or it is shutting down."""
+    """The node is up but cannot answer now: layers are missing, or it is shutting down."""
 
     code = "not_ready"
 
@@ -146,7 +146,7 @@ class UnknownModel(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """An architecture, rope scaling, tokenizer or tensor type that Penstock does not know."""
+    """An architecture, rope scaling, tokenizer or tensor type that Penstock does not support."""
 
     code = "unsupported_model"
 
@@ -162,7 +162,7 @@ class DownloadFailed(ModelError):
 
 
 class WeightsUnavailable(ModelError):
-    """Weights that no other node could, or would, hand over."""
+    """Weights that no other node could or would send."""
 
     code = "weights_unavailable"
 
@@ -186,7 +186,7 @@ class EngineError(PenstockError):
 
 
 class ComputeFailed(EngineError):
-    """A forward pass failed; the jobs in it end with this error and the engine goes on."""
+    """A forward pass failed. Its jobs end with this error; the engine continues."""
 
     code = "compute_failed"
 
@@ -199,7 +199,7 @@ class EngineStopped(EngineError):
 
 
 class WorkspaceError(PenstockError):
-    """A folder of jobs that cannot be used, or a disk that does not do what it was asked for."""
+    """A workspace folder that cannot be used, or a disk operation that failed."""
 
     code = "workspace"
 
@@ -221,19 +221,19 @@ class UnknownBatch(WorkspaceError):
 
 
 class NotFinished(WorkspaceError):
-    """A job whose result was asked for before there was one."""
+    """The result of a job was requested before the job finished."""
 
     code = "not_finished"
 
 
 class KeyTaken(WorkspaceError):
-    """An idempotency key that belongs to another request."""
+    """An idempotency key that was already used for a different request."""
 
     code = "key_taken"
 
 
 class BadJob(WorkspaceError):
-    """A job's folder that does not hold what a job needs."""
+    """A job folder with missing or invalid files."""
 
     code = "bad_job"
 
@@ -243,13 +243,13 @@ class Cancelled(WorkspaceError):
 
 
 class ParentFailed(WorkspaceError):
-    """A job that comes after one that failed or is gone: it is not run."""
+    """A job that is not run because one it depends on failed or is gone."""
 
     code = "parent_failed"
 
 
 class DiedTooOften(WorkspaceError):
-    """A job during which its server died again and again, with nothing else running."""
+    """A job during which the server died too many times while nothing else was running."""
 
     code = "died_too_often"
 
@@ -258,20 +258,22 @@ class DiedTooOften(WorkspaceError):
 
 
 class Unreachable(PenstockError):
-    """A message for a node that is not live, or not any more."""
+    """A message to a node that is not alive, or no longer alive."""
 
     code = "unreachable"
 
 
 class Untrusted(PenstockError):
-    """A certificate, an invitation or a list of revocations that the network's authority does not stand behind."""
+    """A certificate, invitation or revocation list that the network's authority did not sign."""
 
     code = "untrusted"
 
 
 class BadMessage(PenstockError):
-    """Bytes from another node that are no message. `route` (a RouteId) and `number` tell which NetworkJob it was, as far as that
-    could still be read: a hint, since they may be damaged too."""
+    """Bytes from another node that are not a valid message.
+
+    route, number: the RouteId and number of the NetworkJob, where they could be read; they may be damaged too.
+    """
 
     code = "bad_message"
 
@@ -282,18 +284,18 @@ class BadMessage(PenstockError):
 
 
 class WrongVersion(BadMessage):
-    """A message of another version of the protocol."""
+    """A message of a different protocol version."""
 
     code = "wrong_version"
 
 
 class DamagedMessage(BadMessage):
-    """The checksum does not fit."""
+    """A message whose checksum does not match."""
 
     code = "damaged_message"
 
 
 class MalformedMessage(BadMessage):
-    """Cut off, too large, of an unknown kind, or with a value that cannot be."""
+    """A message that is cut off, too large, of an unknown kind, or has an impossible value."""
 
     code = "malformed_message"

@@ -54,7 +54,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: list[TokenLogprob | None] | None = None  # the first token has none
-    embedding: list[float] = field(default_factory=list)  # where that was asked for
+    embedding: list[float] = field(default_factory=list)  # empty unless it was requested
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
 
@@ -71,19 +71,21 @@ class RequestOutput:
             case Embedded(vector):
                 self.embedding = list(vector)
             case OutputFinished(index, reason, stop_reason):
-                self.outputs[index].finish_reason, self.outputs[index].stop_reason = reason, stop_reason
+                self.outputs[index].finish_reason = reason
+                self.outputs[index].stop_reason = stop_reason
             case JobDone(usage, timings):
-                self.usage, self.timings = usage, timings
+                self.usage = usage
+                self.timings = timings
 
 
 class LLM:
-    """Loads a model and answers prompts, many at once.
+    """A loaded model that answers prompts, many at once.
 
         with LLM() as llm:
             for result in llm.generate(["The sea is", "The sky is"], SamplingParams(temperature=0)):
                 print(result.outputs[0].text)
 
-    `segments` cuts the model into several local layer ranges; further keywords are those of `EngineConfig`.
+    segments: layer ranges to split the model into, all local; other keywords are fields of `EngineConfig`.
     """
 
     def __init__(
@@ -100,34 +102,36 @@ class LLM:
         unknown = [name for name in engine if name not in EngineConfig.__dataclass_fields__]
         if unknown:
             known = ", ".join(EngineConfig.__dataclass_fields__)
-            raise ConfigError(f"LLM does not know the setting '{unknown[0]}'.", hint=f"Engine settings are: {known}.")
+            raise ConfigError(f"LLM has no setting '{unknown[0]}'.", hint=f"Engine settings are: {known}.")
         self.config = EngineConfig(**engine)
         loaded = ModelManager(self.config, progress or silent).load(
             model, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
         )
         hosted = host_standalone(loaded, self.config)
-        self.model_name, self.folder, self.spec, self.num_layers = model, hosted.folder, hosted.spec, hosted.spec.num_layers
-        self.dtype, self.device, self.tokenizer, self.engine = hosted.dtype, hosted.device, hosted.tokenizer, hosted.engine
+        self.model_name = model
+        self.folder = hosted.folder
+        self.spec = hosted.spec
+        self.num_layers = hosted.spec.num_layers
+        self.dtype = hosted.dtype
+        self.device = hosted.device
+        self.tokenizer = hosted.tokenizer
+        self.engine = hosted.engine
         self._jobs = hosted.jobs
         hosted.start()
-        weakref.finalize(self, self.engine.stop)  # an LLM that nobody holds any more ends its thread
+        weakref.finalize(self, self.engine.stop)  # garbage collection ends the compute thread
 
     @property
     def stats(self) -> EngineStats:
         return self.engine.stats
 
     def start(self, request: JobRequest) -> JobHandle:
-        """Submit one request and follow it: iterate over the handle for its updates."""
+        """Submit one request; iterate over the returned handle for its updates."""
         return self._jobs.start_job(request)
 
     def generate(
-        self,
-        prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
+        self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *, use_tqdm: bool = True
     ) -> list[RequestOutput]:
-        """Complete each prompt (text or token ids), all of them together, and return the results in the same order."""
+        """Complete all prompts (text or token ids) together and return the results in the same order."""
         prompt_list = _as_list(prompts)
         each = _params_for(len(prompt_list), sampling_params)
         return self._run([JobRequest(prompt=p, sampling=s) for p, s in zip(prompt_list, each, strict=True)], use_tqdm)
@@ -145,13 +149,12 @@ class LLM:
         return self._run([JobRequest(messages=m, sampling=s) for m, s in zip(conversations, each, strict=True)], use_tqdm)
 
     def embed(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[list[float]]:
-        """The embedding of each prompt (text or token ids), in the same order: the mean of its last hidden states, not scaled
-        to any length."""
+        """Return the embedding of each prompt (text or token ids): the mean of its last hidden states, not normalised."""
         results = self._run([JobRequest(prompt=p, embed=True) for p in _as_list(prompts)], use_tqdm, "Embedding")
         return [result.embedding for result in results]
 
     def close(self) -> None:
-        """End what is running; the memory goes with the object."""
+        """Stop the engine. Memory is freed with the object."""
         self.engine.stop()
 
     def __enter__(self) -> LLM:
@@ -164,10 +167,10 @@ class LLM:
         handles: list[JobHandle] = []
         try:
             for request in requests:
-                handles.append(self.start(request))  # noqa: PERF401 - if one is refused, those before it are cancelled
+                handles.append(self.start(request))  # noqa: PERF401 - if one is refused, the earlier ones are cancelled
             return list(_with_bar(self._collect(requests, handles), len(requests), use_tqdm, label))
         except BaseException:
-            for handle in handles:  # nothing goes on in the background that nobody will read
+            for handle in handles:  # their output would never be read
                 handle.cancel()
             raise
 
@@ -185,7 +188,7 @@ class LLM:
 
 
 def _as_list(prompts: Prompts) -> Sequence[Any]:
-    """A single prompt is a list of one."""
+    """Wrap a single prompt into a list."""
     return [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else prompts
 
 
@@ -198,7 +201,7 @@ def _params_for(count: int, params: SamplingParams | Sequence[SamplingParams] | 
 
 
 def _with_bar(results: Iterable[RequestOutput], total: int, show: bool, label: str) -> Iterable[RequestOutput]:
-    """A bar on a terminal, and nothing anywhere else."""
+    """Pass results on and show a progress bar, on a terminal only."""
     import sys
 
     if not show or not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""Counters of one engine. Plain numbers, written by the compute thread, read by anybody."""
+"""Counters of one engine: plain numbers that the compute thread writes and any thread may read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10
 
 
 class Histogram:
-    """How often a duration fell into which bucket; the last bucket has no upper end."""
+    """Count durations by bucket; the last bucket has no upper bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...] = LATENCY_BUCKETS_S) -> None:
-        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
 
     def observe(self, seconds: float) -> None:
         self.counts[bisect_left(self.bounds, seconds)] += 1
@@ -27,24 +29,23 @@ class Histogram:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Seconds: `busy` is all the time in which there was work, `compute` the part of it inside the model and the sampler;
-    the difference is what scheduling and bookkeeping cost."""
+    """Counters since the engine started. `busy` minus `compute` is what scheduling and bookkeeping cost."""
 
     steps: int = 0
-    busy: float = 0.0
-    compute: float = 0.0
-    prompt_tokens: int = 0  # computed; those found in the prefix cache are not in here
+    busy: float = 0.0  # seconds with work to do
+    compute: float = 0.0  # ... of which inside the model and the sampler
+    prompt_tokens: int = 0  # computed, so without those found in the prefix cache
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     generated_tokens: int = 0
-    last_token: float | None = None  # when the newest token was generated, by the monotonic clock
+    last_token: float | None = None  # monotonic time of the newest generated token
     stages: dict[str, float] = field(default_factory=dict)  # seconds of compute by layer range
-    jobs: dict[str, int] = field(default_factory=dict)  # ended, by how: done, cancelled, or the code of the error
-    refused: dict[str, int] = field(default_factory=dict)  # messages of other nodes that could not be taken, by why
+    jobs: dict[str, int] = field(default_factory=dict)  # ended jobs by outcome: done, cancelled, or an error code
+    refused: dict[str, int] = field(default_factory=dict)  # messages of other nodes that were rejected, by reason
     lost_jobs: int = 0  # NetworkJobs that never came home
-    recoveries: int = 0  # pauses of running answers because a route broke
-    last_pause: float = 0.0  # seconds until the first answer went on
+    recoveries: int = 0  # how often running answers paused because a route broke
+    last_pause: float = 0.0  # seconds until the first answer continued after the last break
     longest_wait: float = 0.0  # ... and until the last one did
-    last_break: str = ""  # why
+    last_break: str = ""  # why the route broke
     queue_time: Histogram = field(default_factory=Histogram)
     first_token: Histogram = field(default_factory=Histogram)
     between_tokens: Histogram = field(default_factory=Histogram)

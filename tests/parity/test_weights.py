@@ -283,7 +283,7 @@ def test_a_tensor_that_its_shard_lacks_is_refused_by_its_name_and_the_shard(shar
 
 def test_a_tensor_of_another_shape_is_refused_by_its_name_and_both_shapes(folder: Path) -> None:
     rewrite(folder, {LOST: torch.zeros(95, 64)})
-    with pytest.raises(CorruptWeights, match=re.escape(f"{LOST} has the shape [95, 64]; the config asks for [96, 64]")):
+    with pytest.raises(CorruptWeights, match=re.escape(f"{LOST} has the shape [95, 64]; the config requires [96, 64]")):
         load_range(folder, LayerRange(0, LAYERS))
 
 

@@ -1,6 +1,6 @@
-"""The command line. `main` is the console script; each command lives in a file of its own.
+"""The command line. `main` is the console script; each command has its own file.
 
-Start-up stays quick because every command imports torch, rich and the engine only when it runs.
+Start-up is quick because commands import torch, rich and the engine only when they run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m penstock.cli`, for places where the console script is not on the path."""
+"""`python -m penstock.cli`, for where the console script is not on the PATH."""
 
 from penstock.cli import main
 

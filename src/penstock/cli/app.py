@@ -35,8 +35,8 @@ app = typer.Typer(
     If something does not work:  penstock doctor
     """,
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain help comes in half the time and reads as well
-    pretty_exceptions_enable=False,  # exits.py speaks about errors
+    rich_markup_mode=None,  # plain help takes half the time and reads as well
+    pretty_exceptions_enable=False,  # exits.py prints errors
     context_settings={"help_option_names": HELP},
 )
 
@@ -44,10 +44,10 @@ app = typer.Typer(
 @app.callback()
 def penstock(
     show_version: Annotated[
-        bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """The options before the command; the text for people is on the app."""
+    """Options before the command; the help text is that of the app."""
 
 
 app.command()(run)

@@ -1,6 +1,6 @@
-"""The one place where errors become a message and an exit code.
+"""Turn errors into messages and exit codes.
 
-0 done · 1 failed · 2 wrong usage (typer prints these itself), or not ready · 130 interrupted with Ctrl-C.
+0 done · 1 failed · 2 wrong usage (printed by typer), or not ready · 130 interrupted with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from contextlib import contextmanager
 from penstock.errors import PenstockError
 
 FAILED = 1
-NOT_READY = 2  # what was asked for is not there yet
+NOT_READY = 2  # the requested result does not exist yet
 INTERRUPTED = 130
 
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Turn what leaves the block into a short message on stderr and an exit code; with PENSTOCK_DEBUG=1 into a traceback."""
+    """Turn an error into a short message on stderr and an exit code; with PENSTOCK_DEBUG=1, into a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" instead of ending the command
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" instead of failing
     try:
         yield
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader (`| head`) has enough. Python would complain once more when it flushes stdout at exit.
+        # The reader (`| head`) has closed the pipe. Python would fail again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(FAILED) from None
     except PenstockError as error:
@@ -40,9 +40,9 @@ def exit_codes() -> Iterator[None]:
         if _debugging():
             raise
         print_error(
-            f"Penstock met something it did not expect: {_describe(error)}",
-            "Run the same command with PENSTOCK_DEBUG=1 to see where. "
-            "If it looks like a bug, please open an issue with that output and what `penstock doctor` says.",
+            f"Unexpected error: {_describe(error)}",
+            "Run the command with PENSTOCK_DEBUG=1 to see a traceback. "
+            "If it looks like a bug, please open an issue with it and the output of `penstock doctor`.",
         )
         raise SystemExit(FAILED) from None
 

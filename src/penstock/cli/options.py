@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their texts become values."""
+"""Options that several commands share, and how their text is parsed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.config.node import DEFAULT_MODEL as DEFAULT_MODEL
 from penstock.domain.topology import LayerRange
 from penstock.errors import ConfigError, RequestError
 
-FLAGS = {"tags": "--tag"}  # fields of a request whose option has another name
+FLAGS = {"tags": "--tag"}  # request fields whose option has another name
 
 ModelOption = Annotated[
     str,
@@ -29,21 +29,21 @@ DtypeOption = Annotated[
 ]
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda", "mps"],
-    typer.Option("--device", help="Where to compute; auto takes a GPU when there is one."),
+    typer.Option("--device", help="Where to compute; auto takes a GPU if there is one."),
 ]
 SegmentsOption = Annotated[
     str | None,
     typer.Option(
         "--segments",
         metavar="RANGES",
-        help='Cut the model into layer ranges, such as "0:10,10:30", as if they lay on several machines.',
+        help='Split the model into layer ranges, such as "0:10,10:30", as if they were on several machines.',
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text for people.")]
 
 
 def parse_segments(text: str | None) -> list[tuple[int, int]] | None:
-    """Read `"0:10,10:30"`; whether the ranges cover the model is known only when it is loaded."""
+    """Parse `"0:10,10:30"`. Whether the ranges cover the model is known only once it is loaded."""
     if text is None:
         return None
     with wrong_usage("--segments"):
@@ -52,7 +52,7 @@ def parse_segments(text: str | None) -> list[tuple[int, int]] | None:
 
 @contextmanager
 def wrong_usage(option: str = "") -> Iterator[None]:
-    """A value that the command line gave and the domain refused is wrong usage (exit code 2), told by the option's name."""
+    """Report an invalid value as wrong usage (exit code 2), with the name of the option."""
     try:
         yield
     except ConfigError as error:

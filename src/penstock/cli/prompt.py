@@ -1,4 +1,4 @@
-"""The prompt of a command: an argument, or what comes from a pipe."""
+"""Read the prompt of a command: an argument, or stdin."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import sys
 import typer
 
 NAME = "PROMPT"
-MAX_PROMPT_BYTES = 16 << 20  # bytes
+MAX_PROMPT_BYTES = 16 << 20
 
 
 def prompt_text(prompt: str | None, example: str) -> str:
-    """`-`, or no prompt and a pipe, is stdin. `example` is a command that would work."""
+    """Return the prompt; `-`, or no prompt and a pipe, reads stdin. `example` is a command that would work."""
     if prompt is None and sys.stdin.isatty():
-        raise _bad(f"There is nothing to answer. Try: {example}")
+        raise _bad(f"There is no prompt. Try: {example}")
     try:
         if prompt is None or prompt == "-":
             data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
             if len(data) > MAX_PROMPT_BYTES:
-                raise _bad(f"It has more than {MAX_PROMPT_BYTES} bytes, which no model here reads.")
+                raise _bad(f"It is longer than {MAX_PROMPT_BYTES} bytes, the limit.")
             text = data.decode("utf-8").removesuffix("\n")
         else:
             text = prompt.encode("utf-8", "surrogateescape").decode("utf-8")

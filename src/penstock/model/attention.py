@@ -1,8 +1,8 @@
 """Attention over paged KV for a ragged batch, planned once per batch and then run once per layer.
 
 A layer's KV is one tensor [slots, 2, kv_heads, head_dim]; slot = block * block_size + offset. Decodes (one token) are
-gathered and run in one padded call per length bucket; each longer Span has a call of its own, because padding a chunk
-together with single tokens wastes most of the work.
+gathered and run in one padded call per length bucket; each longer Span gets its own call, because padding a chunk together
+with single tokens wastes most of the work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SMALL_BUCKET = 8  # blocks; below this, padding costs less than another call
 
 
 class BatchPiece(NamedTuple):
-    """One Span as the tensors see it: `n` rows of the batch, at these positions, over these blocks."""
+    """One Span of a batch: its next `n` rows, at positions from `start_pos`, with KV in the blocks of `table`."""
 
     start_pos: int
     n: int
@@ -47,10 +47,12 @@ class _Chunk:
 
 
 class AttentionPlan:
-    """Where a batch's tokens are written and what each of them sees; the same for all layers of a segment."""
+    """Where the KV of a batch's tokens is written and what each token sees; the same for all layers of a segment."""
 
     def __init__(self, pieces: Sequence[BatchPiece], block_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._block_size, self._dtype, self._device = block_size, dtype, device
+        self._block_size = block_size
+        self._dtype = dtype
+        self._device = device
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
         positions, slots = _positions_and_slots(pieces, block_size)
         self.tokens = len(positions)
@@ -168,7 +170,7 @@ def _positions_and_slots(pieces: Sequence[BatchPiece], block_size: int) -> tuple
 
 
 def _buckets(singles: list[tuple[int, BatchPiece]], block_size: int) -> list[list[tuple[int, BatchPiece]]]:
-    """Decodes of similar length together: within a bucket the longest is at most twice the shortest."""
+    """Group decodes by length: within a bucket the longest is at most twice as long as the shortest."""
     if not singles:
         return []
     by_width: dict[int, list[tuple[int, BatchPiece]]] = {}

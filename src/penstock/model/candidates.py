@@ -1,4 +1,4 @@
-"""The most likely tokens, found without sorting a vocabulary."""
+"""Find the most likely tokens without sorting the vocabulary."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ BLOCK = 128
 
 
 def top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(values, ids) of the k largest of each row, best first; ties go to the lower id. [R, V] -> [R, k] each
+    """Return (values, ids) of the k largest of each row, best first; ties go to the lower id. [R, V] -> [R, k] each
 
-    In two levels: the k largest lie in the k blocks with the largest maxima, and a maximum per block is far cheaper to
-    find than an order over everything.
+    In two levels: the k largest lie in the k blocks with the largest maxima, and a maximum per block is far cheaper than
+    sorting everything.
     """
     rows, vocab = logits.shape
     blocks = vocab // BLOCK
@@ -27,7 +27,7 @@ def top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """[R, V] -> [R]; of equal ones the lowest id."""
+    """[R, V] -> [R]; ties go to the lowest id."""
     rows, vocab = logits.shape
     if vocab % BLOCK:
         return logits.argmax(dim=-1)
@@ -38,7 +38,7 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def _first_of_ties(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """`topk` leaves the order of equal values open: settle it by id, so that results repeat."""
+    """Order equal values by id: `topk` leaves their order open, and results must repeat."""
     order = ids.argsort(dim=-1)
     values, ids = values.gather(1, order), ids.gather(1, order)
     order = values.argsort(dim=-1, descending=True, stable=True)

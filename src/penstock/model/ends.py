@@ -20,14 +20,16 @@ REFINED_CANDIDATES = 8  # candidates whose logits are computed in fp32
 
 
 def end_bytes(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> int:
-    """What the weights of the ends take: a head that is tied to the embedding and packed is there twice."""
+    """Bytes of the weights of the ends. A head that is tied to the embedding and packed is stored twice."""
     twice = spec.tied and can_pack(dtype, device)
     return (end_params(spec) + (spec.vocab * spec.hidden if twice else 0)) * dtype.itemsize
 
 
 class EndModel:
     def __init__(self, spec: ModelSpec, folder: Path, files: WeightFiles, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.spec, self.dtype, self.device = spec, dtype, device
+        self.spec = spec
+        self.dtype = dtype
+        self.device = device
         self.tokenizer = Tokenizer(folder)
         eos = self.tokenizer.eos_id
         self.eos_ids = frozenset(spec.eos_ids) | (frozenset() if eos is None else {eos})
@@ -38,13 +40,13 @@ class EndModel:
         weights, digest = files.read(end_shapes(spec))
         self.weight_hash = digest.hex()
         self._embedding = self._take(weights[f"{spec.prefix}embed_tokens.weight"])
-        # in our type, as the model was trained with it: the root of 2560 is 50.5 in bf16
+        # rounded to our dtype, as in training: the square root of 2560 is 50.5 in bf16
         self._embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
         self._norm = self._take(weights[f"{spec.prefix}norm.weight"], torch.float32) + spec.norm_offset
         packed = can_pack(dtype, self.device)
         head = self._embedding if spec.tied else self._take(weights["lm_head.weight"])
         self._head: Linear = linear(head, None, packed=packed)
-        # an untied head that was packed is not kept a second time just to refine a few logits
+        # an untied head that was packed is not stored a second time just to refine a few logits
         self._rows = head if dtype != torch.float32 and (spec.tied or not packed) else None
 
     @torch.inference_mode()
@@ -63,8 +65,8 @@ class EndModel:
     def compute_head(self, normed: Tensor) -> Tensor:
         """Logits [R, vocab] in fp32.
 
-        A bf16 product rounds logits of 16 to 32 to steps of 1/8, which makes near ties of tokens that are none: the
-        candidates for the first place are computed again in fp32.
+        A bf16 product rounds logits between 16 and 32 to steps of 1/8, which creates false ties: the best candidates are
+        computed again in fp32.
         """
         logits = self._head(normed.to(self.dtype)).float()
         if self._rows is not None:

@@ -1,4 +1,4 @@
-"""The families of models that the one decoder can run, as data: how each differs from plain Llama."""
+"""The model families that the decoder runs, as data: how each differs from plain Llama."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family differs from plain Llama. A bias is always there, never, or as the named config key says."""
+    """How a family differs from plain Llama. A bias is always there (True), never (False), or set by the named config key."""
 
     qkv_bias: bool | str = False
     output_bias: bool | str = False
     mlp_bias: bool | str = False
     qk_norm: bool = False
     fused: bool = False  # the files hold q, k and v as one matrix, gate and up as another
-    sandwich: bool = False  # what attention and MLP add to the residual stream is normed as well
-    norm_offset: float = 0.0  # added to the weights of norms, which the files hold around zero
-    scaled_embedding: bool = False  # embeddings are multiplied by the root of the hidden size
-    experts: bool = False  # some layers have experts in place of an MLP
-    query_scalar: str | None = None  # config key: scores are divided by the root of this, not of the head's size
+    sandwich: bool = False  # the outputs of attention and MLP are normed as well
+    norm_offset: float = 0.0  # added to norm weights, which the files store around zero
+    scaled_embedding: bool = False  # embeddings are multiplied by the square root of the hidden size
+    experts: bool = False  # some layers have experts instead of an MLP
+    query_scalar: str | None = None  # config key: scores are divided by the square root of this, not of head_dim
     activation_key: str = "hidden_act"
     window_switch: str | None = None  # config key that turns the sliding window on; None: `sliding_window` alone does
-    full_first: str | None = None  # config key: so many first layers have no window
-    full_every: str | None = None  # config key: every so many-th layer has none
-    local_rope: bool = False  # layers with a window have a rope of their own
+    full_first: str | None = None  # config key: this many first layers have no window
+    full_every: str | None = None  # config key: every n-th layer has no window
+    local_rope: bool = False  # layers with a window have their own rope
     partial_rope: bool = False  # `partial_rotary_factor` is honoured
     refused: tuple[str, ...] = ()  # config keys that must not be set
     text_config: str | None = None  # config key of the text model inside a larger one
-    prefixes: tuple[str, ...] = ("model.",)  # of the tensors' names; the first that a folder uses
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that published configs leave out
+    prefixes: tuple[str, ...] = ("model.",)  # possible prefixes of tensor names
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # for keys that published configs leave out
 
 
 _GEMMA3_TEXT = Family(
@@ -77,12 +77,12 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "phi3": Family(fused=True, partial_rope=True, defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
     "gemma3_text": _GEMMA3_TEXT,
-    # the part of a model with eyes that reads and writes
+    # the text part of a vision model
     "gemma3": replace(_GEMMA3_TEXT, text_config="text_config", prefixes=("language_model.model.", "model.language_model.")),
 }
 
 _PER_LAYER_EMBEDDINGS = (
-    "its layers need the token ids, which never leave the node that took a request, so its layers could not run on other nodes"
+    "its layers need the token ids, which never leave the node that accepted a request, so other nodes could not run them"
 )
-# known, and why they cannot be run
+# families that cannot be run, and why
 REFUSED: Mapping[str, str] = {"gemma3n": _PER_LAYER_EMBEDDINGS, "gemma3n_text": _PER_LAYER_EMBEDDINGS}

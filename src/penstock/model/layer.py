@@ -1,4 +1,4 @@
-"""One layer of the decoder: its weights, laid out for the loop that runs it, built from the tensors of a model's files."""
+"""One decoder layer: its weights, built from the tensors of a model's files and laid out for the loop that runs them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from penstock.model.spec import ModelSpec
 @dataclass(slots=True)
 class Layer:
     window: int | None
-    rope: int  # which of the segment's tables turns its heads
+    rope: int  # index of its table among the segment's rope tables
     input_norm: Tensor
     qkv: Linear
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
     output: Linear
-    post_attention_norm: Tensor | None  # of what attention adds
+    post_attention_norm: Tensor | None  # on the output of attention
     mlp_norm: Tensor
     mlp: Mlp
-    post_mlp_norm: Tensor | None  # of what the MLP adds
+    post_mlp_norm: Tensor | None  # on the output of the MLP
     kv: Tensor  # [slots, 2, kv_heads, head_dim]
 
 
 class LayerBuilder:
-    """Copies weights in our type to our device: nothing that it builds is a view of the file."""
+    """Builds layers from weights, copied to our dtype and device: nothing stays a view of the file."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        self._spec, self._dtype, self._device = spec, dtype, device
+        self._spec = spec
+        self._dtype = dtype
+        self._device = device
         self._packed = can_pack(dtype, device)
 
     def build(self, index: int, weights: Mapping[str, Tensor], rope: int, kv: Tensor) -> Layer:
@@ -80,10 +82,10 @@ class LayerBuilder:
 
     def _qk_norm(self, own: Mapping[str, Tensor]) -> Tensor:
         spec = self._spec
-        # scores are linear in the queries: another scale than that of the head's size costs nothing here
+        # attention scores are linear in the queries, so the extra scale is folded in here
         q = self._norm(own, "self_attn.q_norm") * spec.query_scale
         both = torch.cat((q.expand(spec.heads, -1), self._norm(own, "self_attn.k_norm").expand(spec.kv_heads, -1)))
-        return both if spec.norm_offset else both.to(self._dtype)  # an offset leaves more digits than bf16 keeps
+        return both if spec.norm_offset else both.to(self._dtype)  # with an offset, bf16 would lose digits
 
     def _stack_rows(self, tensors: list[Tensor], dtype: torch.dtype | None = None) -> Tensor:
         rows = sum(tensor.shape[0] for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Matrix products with a layer's weights, laid out for the device that runs them."""
+"""Linear layers, with weights in the layout that suits the device."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ class Linear(Protocol):
 
 
 class PlainLinear:
-    """Any device, any type."""
+    """A linear layer for any device and dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
+        self._weight = weight
+        self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self._weight, self._bias)
 
 
 class PackedLinear:
-    """bf16 on a CPU: the weight is kept in the blocked layout that oneDNN multiplies with, about twice as fast on small
-    batches. The two operators are torch's own but private, hence the probe in `can_pack`."""
+    """A bf16 linear layer for CPUs: the weight is stored in oneDNN's blocked layout, about twice as fast on small batches.
+
+    Its two operators are private to torch, hence the probe in `can_pack`.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)

@@ -1,4 +1,4 @@
-"""How much memory there is, and how the allocator treats it."""
+"""Measure free memory, and tune the allocator and page size for inference."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _HUGE_PAGE_BYTES = 2 << 20
 def keep_freed_memory() -> None:
     """Let glibc keep the memory of freed activations instead of returning it to the kernel after every operator.
 
-    A prompt's activations are megabytes each; handed back and taken anew, page faults cost several times the
-    arithmetic (an RMS norm over 512 tokens takes 0.16 ms instead of 1.2 ms). At most 512 MiB stay with the process.
+    A prompt's activations take megabytes each; returning and requesting them again causes page faults that cost several
+    times the arithmetic (an RMS norm over 512 tokens takes 0.16 ms instead of 1.2 ms). At most 512 MiB stay with the process.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -30,14 +30,14 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_THRESHOLD, 1 << 25)
     mallopt(_M_TRIM_THRESHOLD, 1 << 29)
-    mallopt(_M_ARENA_MAX, 1)  # the compute thread's own arena would not obey the threshold
+    mallopt(_M_ARENA_MAX, 1)  # the compute thread's own arena would ignore the threshold
 
 
 def use_huge_pages() -> None:
-    """Put what was loaded onto 2 MiB pages, where Linux lets a program ask for them.
+    """Move loaded weights onto 2 MiB pages, where Linux allows it.
 
-    A decode step reads every weight once; with 4 KiB pages a good part of that time is spent on looking pages up (a single
-    stream is 7 % faster on huge ones, and so are 32). Memory that nobody has written stays untouched.
+    A decode step reads every weight once; with 4 KiB pages much of that time goes into page table lookups (with huge pages
+    1 stream is 7 % faster, and so are 32). Memory that was never written stays untouched.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -55,7 +55,7 @@ def use_huge_pages() -> None:
         start, end = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES, end // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
         if end - start >= 2 * _HUGE_PAGE_BYTES:
             madvise(start, end - start, _MADV_HUGEPAGE)
-            madvise(start, end - start, _MADV_COLLAPSE)  # an older kernel refuses this and does it later by itself
+            madvise(start, end - start, _MADV_COLLAPSE)  # an older kernel rejects this and does it later by itself
 
 
 def available_memory(device: torch.device) -> int:
@@ -76,7 +76,7 @@ def _meminfo() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # not Linux: half of what is built in
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # not Linux: assume that half is free
 
 
 def _cgroup(name: str) -> int | None:

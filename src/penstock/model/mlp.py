@@ -1,4 +1,4 @@
-"""The second half of a layer: a gated MLP, or the few of many experts that each token is sent to."""
+"""The second half of a layer: a gated MLP, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from torch import Tensor
 
 from penstock.model.linear import Linear
 
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-}
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
 
 
 class Mlp(Protocol):
@@ -25,7 +22,9 @@ class Mlp(Protocol):
 
 class GatedMlp:
     def __init__(self, gate_up: Linear, down: Linear, inner: int, activation: str) -> None:
-        self._gate_up, self._down, self._inner = gate_up, down, inner
+        self._gate_up = gate_up
+        self._down = down
+        self._inner = inner
         self._activate = ACTIVATIONS[activation]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -34,11 +33,13 @@ class GatedMlp:
 
 
 class Experts:
-    """Each token goes through the `per_token` experts that the router likes best, and their answers are mixed."""
+    """A mixture of experts: each token goes through the `per_token` experts that the router scores best."""
 
     def __init__(self, router: Tensor, experts: Sequence[Mlp], per_token: int, *, normalised: bool) -> None:
         self._router = router  # [experts, hidden] in fp32: a rounded score may choose another expert
-        self._experts, self._per_token, self._normalised = experts, per_token, normalised
+        self._experts = experts
+        self._per_token = per_token
+        self._normalised = normalised
 
     def __call__(self, x: Tensor) -> Tensor:
         shares, chosen = F.linear(x.float(), self._router).softmax(dim=-1).topk(self._per_token, dim=-1)  # [T, k] each
@@ -50,7 +51,7 @@ class Experts:
         counts = torch.bincount(chosen, minlength=len(self._experts)).tolist()
         parts = zip(self._experts, torch.split(sent, counts), strict=True)
         answers = torch.cat([expert(part) for expert, part in parts if len(part)])
-        # back to each token's own rows, so that its sum does not depend on who else is in the batch
+        # back to each token's own rows, so that its sum does not depend on the rest of the batch
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=x.device)
         rows = answers.index_select(0, back).view(-1, self._per_token, x.shape[1])  # [T, k, hidden]

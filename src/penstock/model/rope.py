@@ -1,4 +1,4 @@
-"""Rotary position embedding: the tables of cosines and sines, with the scalings that long-context models use."""
+"""Rotary position embedding: tables of cosines and sines, with the scalings of long-context models."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from penstock.model.spec import RopeSpec
 
 
 class RopeTable:
-    """Cosines and signed sines by position, grown as positions come. Rotation is `x * cos + roll(x, half) * sin`."""
+    """Cosines and signed sines by position, computed as far as needed. Rotation is `x * cos + roll(x, half) * sin`."""
 
     def __init__(self, rope: RopeSpec, head_dim: int, context: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device, self._context = dtype, device, context
+        self._dtype = dtype
+        self._device = device
+        self._context = context
         width = rope.width(head_dim)
         self._inverse, self._scale = inverse_frequencies(rope, width)
         self._cos = self._sin = torch.empty(0, width, dtype=dtype, device=device)
 
     def rows(self, positions: Tensor, end_position: int) -> tuple[Tensor, Tensor]:
-        """(cos, sin) of the positions, all below `end_position`: [T, 1, width] each."""
+        """Return (cos, sin) of the positions, all below `end_position`: [T, 1, width] each."""
         if end_position > self._cos.shape[0]:
             self._grow(end_position)
         return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
@@ -34,7 +36,7 @@ class RopeTable:
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn the heads of x [T, heads, head_dim] in place; where cos and sin are narrower, only the front of each head."""
+    """Rotate the heads of x [T, heads, head_dim] in place; only the front of each head where cos and sin are narrower."""
     if cos.shape[-1] < x.shape[-1]:
         x = x[..., : cos.shape[-1]]
     rolled = x.roll(x.shape[-1] // 2, dims=-1)
@@ -42,7 +44,7 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def inverse_frequencies(rope: RopeSpec, width: int) -> tuple[Tensor, float]:
-    """[width / 2] frequencies, and the factor that yarn and longrope put on cosines and sines."""
+    """Return the frequencies [width / 2], and the factor that yarn and longrope put on cosines and sines."""
     exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
     plain = 1.0 / (rope.theta**exponents)
     p = rope.params
@@ -66,7 +68,7 @@ def inverse_frequencies(rope: RopeSpec, width: int) -> tuple[Tensor, float]:
 
 
 def _llama3(plain: Tensor, factor: float, low: float, high: float, original: int) -> Tensor:
-    """Long wavelengths are stretched, short ones kept, those between blended."""
+    """Stretch long wavelengths, leave short ones, blend those between."""
     wavelength = 2 * math.pi / plain
     blend = (original / wavelength - low) / (high - low)
     smooth = (1 - blend) * plain / factor + blend * plain

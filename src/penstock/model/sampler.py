@@ -1,7 +1,7 @@
-"""The next token of every sequence of a batch, from its logits and its request's settings.
+"""Choose the next token of every sequence of a batch from its logits and its request's sampling settings.
 
-Randomness is addressed, not drawn: the one random number of a step is a hash of (seed, sequence, position), so a
-sequence that was preempted, moved or resumed goes on as it would have.
+Randomness is addressed, not drawn: the random number of a step is a hash of (seed, output, position), so a sequence that
+was preempted, moved or resumed continues as it would have.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import TokenLogprob
 from penstock.model.candidates import argmax
 
-CANDIDATES = 1024  # a nucleus is looked for among these first; sorting the whole vocabulary costs far more
+CANDIDATES = 1024  # top_p and min_p search these first; sorting the whole vocabulary costs far more
 
 
 class SampleRow(NamedTuple):
-    """A row of the batch whose token is to be chosen: `tokens` is prompt and output, the new token will stand at len(tokens)."""
+    """A row of the batch for which a token is chosen, at position len(tokens)."""
 
     params: SamplingParams
     seed: int
-    output: int  # which of the request's outputs
-    tokens: Sequence[int]
+    output: int  # index among the request's outputs
+    tokens: Sequence[int]  # prompt and output so far
     prompt_len: int
-    banned: Sequence[int] = ()  # ids that may not come now (the end of text before min_tokens)
-    allowed: np.ndarray | None = None  # if given, only these may come: uint32 words, token t is bit t % 32 of word t // 32
+    banned: Sequence[int] = ()  # ids that must not be chosen now (the end of text before min_tokens)
+    allowed: np.ndarray | None = None  # if set, only these may be chosen: uint32 words, token t is bit t % 32 of word t // 32
 
 
 class Sample(NamedTuple):
@@ -39,11 +39,11 @@ class Sample(NamedTuple):
 
 @torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
-    """logits [R, vocab] in fp32, one row each; changed in place."""
+    """Choose a token for each row of logits [R, vocab] in fp32, which are changed in place."""
     if logits.device.type == "mps":
-        logits = logits.cpu()  # Apple's GPUs have no fp64, which running sums over a vocabulary need
+        logits = logits.cpu()  # Apple's GPUs have no fp64, which cumulative sums over a vocabulary need
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-    # logprobs are the model's own: taken before penalties, bias and temperature
+    # logprobs are the model's own, so before penalties, bias and temperature
     raw = torch.log_softmax(logits[wanted], dim=-1) if wanted else None
     adjust_(logits, rows)
     constrain_(logits, rows)
@@ -62,7 +62,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
 
 
 def adjust_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Penalties, bias and bans, each as one scatter over all rows that have any."""
+    """Apply penalties, bias and bans, each as one scatter over all rows that have any."""
     at_row: list[np.ndarray] = []
     at_token: list[np.ndarray] = []
     repetition: list[np.ndarray] = []
@@ -98,22 +98,22 @@ def adjust_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def constrain_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Whatever a row's grammar does not allow cannot come."""
+    """Mask the tokens that a row's grammar does not allow."""
     for i, row in enumerate(rows):
         if row.allowed is not None:
             bits = np.unpackbits(row.allowed.view(np.uint8), bitorder="little")
-            refused = torch.from_numpy(bits[: logits.shape[1]] == 0).to(logits.device)
-            logits[i].masked_fill_(refused, float("-inf"))
+            masked = torch.from_numpy(bits[: logits.shape[1]] == 0).to(logits.device)
+            logits[i].masked_fill_(masked, float("-inf"))
 
 
 @torch.inference_mode()
 def score(logits: Tensor, targets: Sequence[int], top: int) -> list[TokenLogprob]:
-    """How likely each target was by its row of logits [R, vocab], and the `top` most likely tokens beside it."""
+    """Return the log probability of each target in its row of logits [R, vocab], with the `top` most likely tokens."""
     return _logprobs(torch.log_softmax(logits, dim=-1), [top] * len(targets), targets)
 
 
 def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """By temperature, among the tokens that top_k, top_p and min_p leave; in the order of ids, so that no sort decides."""
+    """Draw by temperature among the tokens that top_k, top_p and min_p leave, in order of ids, so that no sort decides."""
     device = logits.device
     temperature = torch.tensor([row.params.temperature for row in rows], device=device).unsqueeze(1)
     address = ([row.seed for row in rows], [row.output for row in rows], [len(row.tokens) for row in rows])
@@ -129,7 +129,7 @@ def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
 
 
 def _min_probability(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """The smallest probability that may be drawn: top_k first, of what it leaves top_p, then min_p. [R, V] -> [R, 1]"""
+    """The smallest probability that may be drawn after top_k, top_p and min_p, applied in this order. [R, V] -> [R, 1]"""
     vocab, device = probabilities.shape[1], probabilities.device
     reach = min(vocab, max(CANDIDATES, *(p.top_k for p in params)))
     best = torch.topk(probabilities, reach, dim=-1).values
@@ -141,8 +141,8 @@ def _min_probability(probabilities: Tensor, params: Sequence[SamplingParams]) ->
 
     rank = torch.arange(best.shape[1], device=device)
     best = best.masked_fill(rank >= column([p.top_k or vocab for p in params]), 0.0)
-    before = best.cumsum(dim=-1) - best  # the mass of the tokens before this one
-    # the whole is what top_k leaves; without it everything, whether or not it is among the candidates
+    before = best.cumsum(dim=-1) - best  # probability mass of the tokens before this one
+    # top_p is a share of what top_k leaves; without top_k, of everything, also what is not among the candidates
     whole = torch.where(column([p.top_k for p in params]) > 0, best.sum(dim=-1, keepdim=True), 1.0)
     keep = before < whole * column([p.top_p if p.top_p < 1.0 else float("inf") for p in params])
     keep &= (best > 0) & (best >= column([p.min_p for p in params]) * best[:, :1])
@@ -151,14 +151,14 @@ def _min_probability(probabilities: Tensor, params: Sequence[SamplingParams]) ->
 
 
 def _needs_full_sort(best: Tensor, p: SamplingParams) -> bool:
-    """Whether tokens behind the best candidates could count: a wide nucleus, or a low min_p, without a top_k."""
+    """Whether tokens beyond the candidates could be drawn: a wide top_p or a low min_p, without top_k."""
     if p.top_k:
         return False
     return bool(best.sum() < p.top_p) if p.top_p < 1.0 else bool(best[-1] >= p.min_p * best[0])
 
 
 def _pick_by_running_sum(weights: Tensor, noise: Tensor) -> Tensor:
-    """The place at which the running sum passes noise x total; never one of weight 0. [R, C], [R] -> [R]"""
+    """The index at which the cumulative sum passes noise * total; never one of weight 0. [R, C], [R] -> [R]"""
     running = weights.double().cumsum(dim=-1)
     place = torch.searchsorted(running, (noise * running[:, -1]).unsqueeze(1), right=True).squeeze(1)
     last = weights.shape[1] - 1 - (weights > 0).flip(-1).int().argmax(dim=-1)

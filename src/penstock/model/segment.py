@@ -1,6 +1,6 @@
 """LlmModel: a contiguous range of a model's layers on a device, with the KV memory of those layers.
 
-This is the seam for faster back-ends: whoever calls `process` knows positions, lengths and block tables, never layouts.
+This is the seam for faster back-ends: callers of `process` know positions, lengths and block tables, never layouts.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ from penstock.progress import Progress, silent
 
 
 class Segment(Protocol):
-    """What the engine needs of a layer range."""
+    """The interface of a layer range to the engine."""
 
     layers: LayerRange
     kv_blocks: int  # capacity of its KV memory
     weight_hash: str
 
     def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
-        """Run a ragged batch [T, hidden] through the layers, or through just these of them; its keys and values are kept at the
-        pieces' blocks.
+        """Run a ragged batch [T, hidden] through the layers, or only through `layers`, and return it in fp32.
 
-        What comes out is in fp32, whatever the type of the weights.
+        Its keys and values are stored in the pieces' blocks.
         """
 
     def wipe(self, piece: BatchPiece) -> None:
-        """Make the keys and values of these tokens zero."""
+        """Zero the keys and values of these tokens."""
 
 
 class LlmModel:
@@ -55,9 +54,14 @@ class LlmModel:
         block_size: int,
         progress: Progress = silent,
     ) -> None:
-        self.spec, self.layers, self.dtype, self.device = spec, layers, dtype, device
-        self.kv_blocks, self.block_size = kv_blocks, block_size
-        builder, ropes = LayerBuilder(spec, dtype, device), _distinct([spec.rope_of(index) for index in layers.layers()])
+        self.spec = spec
+        self.layers = layers
+        self.dtype = dtype
+        self.device = device
+        self.kv_blocks = kv_blocks
+        self.block_size = block_size
+        builder = LayerBuilder(spec, dtype, device)
+        ropes = _distinct([spec.rope_of(index) for index in layers.layers()])
         self._ropes = [RopeTable(rope, spec.head_dim, spec.context, dtype, device) for rope in ropes]
         slots = (kv_blocks + 1) * block_size  # block 0 stays empty: padding points there
         self._layers: list[Layer] = []
@@ -79,7 +83,7 @@ class LlmModel:
         rotations = [table.rows(plan.positions, plan.end_position) for table in self._ropes]
         rotated = spec.heads + spec.kv_heads
         q_width, head_dim, eps = spec.heads * spec.head_dim, spec.head_dim, spec.norm_eps
-        # the residual stream stays in fp32: in bf16 its rounding is half of the whole error, and it is no faster
+        # the residual stream stays in fp32: in bf16 its rounding is half of the total error, and it is no faster
         x = hidden.float()
         for layer in part:
             normed = F.rms_norm(x, (spec.hidden,), layer.input_norm, eps).to(self.dtype)
@@ -88,7 +92,7 @@ class LlmModel:
             if layer.qk_norm is not None:
                 qk.copy_(F.rms_norm(qk.to(layer.qk_norm.dtype), (head_dim,), None, eps).mul_(layer.qk_norm))
             rotate_(qk, *rotations[layer.rope])
-            # the turned keys and the values lie side by side in qkv: one write for both
+            # the rotated keys and the values lie side by side in qkv: one write for both
             layer.kv.view(-1, spec.kv_width).index_copy_(0, plan.slots, qkv[:, q_width:])
             attended = plan.attend(qk[:, : spec.heads], layer.kv, layer.window)
             added = layer.output(attended)
@@ -113,7 +117,7 @@ def _distinct(ropes: Sequence[RopeSpec]) -> list[RopeSpec]:
 
 
 def _lazy_zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that take no memory until they are written: a KV pool is mostly empty, and torch would fill it at once."""
+    """Return zeros that take no memory until written: a KV pool is mostly empty, and torch would fill it at once."""
     if device.type != "cpu":
         return torch.zeros(count, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(count * dtype.itemsize, dtype=np.uint8)).view(dtype)

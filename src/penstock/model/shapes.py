@@ -1,4 +1,4 @@
-"""The tensors of a model: their names in its files, their shapes, and so how many parameters its parts have."""
+"""The names and shapes of a model's tensors, and how many parameters its parts have."""
 
 from __future__ import annotations
 
@@ -39,10 +39,7 @@ def layer_shapes(spec: ModelSpec, index: int) -> Shapes:
 
 def end_shapes(spec: ModelSpec) -> Shapes:
     """The tensors of the two ends and their shapes."""
-    shapes: Shapes = {
-        f"{spec.prefix}embed_tokens.weight": (spec.vocab, spec.hidden),
-        f"{spec.prefix}norm.weight": (spec.hidden,),
-    }
+    shapes: Shapes = {f"{spec.prefix}embed_tokens.weight": (spec.vocab, spec.hidden), f"{spec.prefix}norm.weight": (spec.hidden,)}
     if not spec.tied:
         shapes["lm_head.weight"] = (spec.vocab, spec.hidden)
     return shapes

@@ -1,4 +1,4 @@
-"""What a model is, as data: sizes and settings of any known family, read from a `config.json`."""
+"""ModelSpec: the sizes and settings of a model of any supported family, read from its `config.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from penstock.errors import CorruptWeights, UnsupportedModel
 from penstock.model.families import FAMILIES, REFUSED, Family
 
-# each with the settings that it cannot do without
+# rope types and the settings that each requires
 ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -29,7 +29,7 @@ class RopeSpec:
     theta: float = 10000.0
     kind: str = "default"
     params: Mapping[str, Any] = field(default_factory=dict)
-    share: float = 1.0  # of each head, from its front, that is turned
+    share: float = 1.0  # the share of each head, from its front, that is rotated
 
     def width(self, head_dim: int) -> int:
         return int(head_dim * self.share)
@@ -40,8 +40,8 @@ class ExpertSpec:
     count: int
     per_token: int
     intermediate: int
-    normalised: bool  # the shares of a token's experts add up to one
-    sparse: tuple[bool, ...]  # per layer: experts, or a plain MLP
+    normalised: bool  # whether the weights of a token's experts add up to one
+    sparse: tuple[bool, ...]  # per layer: whether it has experts instead of a plain MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,17 @@ class ModelSpec:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    windows: tuple[int | None, ...]  # per layer: how many positions back it looks, None for all
+    windows: tuple[int | None, ...]  # per layer: how many positions back it attends to, None for all
     eos_ids: tuple[int, ...]
     activation: str = "silu"
     fused: bool = False
     sandwich: bool = False
     norm_offset: float = 0.0
     embed_scale: float = 1.0
-    query_scale: float = 1.0  # on normed queries, beside the root of the head's size
-    local_rope: RopeSpec | None = None  # of layers with a window, where it is another one
+    query_scale: float = 1.0  # on normed queries, in addition to the square root of head_dim
+    local_rope: RopeSpec | None = None  # of layers with a window, where it differs
     experts: ExpertSpec | None = None
-    prefix: str = "model."  # of the tensors' names
+    prefix: str = "model."  # of tensor names
 
     def rope_of(self, index: int) -> RopeSpec:
         return self.rope if self.local_rope is None or self.windows[index] is None else self.local_rope
@@ -82,17 +82,17 @@ class ModelSpec:
 
     @property
     def kv_width(self) -> int:
-        """Numbers that one token keeps in one layer's KV cache."""
+        """Numbers per token in one layer's KV cache."""
         return 2 * self.kv_heads * self.head_dim
 
 
 def fingerprint(spec: ModelSpec) -> str:
-    """Equal for models whose layers can work together: all that decides what a layer does, but for the weights."""
+    """Hash everything that decides what a layer computes, except the weights. Equal for models whose layers can be combined."""
     return hashlib.sha256(repr(replace(spec, eos_ids=(), vocab=0, prefix="")).encode()).hexdigest()[:16]
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """The spec of the model in `folder`; the end-of-text ids of `generation_config.json` join those of `config.json`."""
+    """Read the spec of the model in `folder`, with the end-of-text ids of `config.json` and `generation_config.json`."""
     config = _read_json(folder / "config.json")
     eos = _ids(config.get("eos_token_id"))
     generation = folder / "generation_config.json"
@@ -151,13 +151,13 @@ def _family(name: str) -> Family:
         raise UnsupportedModel(f"A {name} model cannot be run: {REFUSED[name]}.")
     if name not in FAMILIES:
         raise UnsupportedModel(
-            f"The model architecture '{name}' is not known.", hint=f"Penstock runs: {', '.join(sorted(FAMILIES))}."
+            f"The model architecture '{name}' is not supported.", hint=f"Penstock runs: {', '.join(sorted(FAMILIES))}."
         )
     return FAMILIES[name]
 
 
 def _text_config(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the text model, which a model of several parts keeps apart, but for those that hold for all."""
+    """Return the settings of the text model, which a multi-modal model keeps in a sub-config, and those shared by all parts."""
     if family.text_config is None:
         return dict(config)
     shared = {key: config[key] for key in ("tie_word_embeddings", "eos_token_id") if key in config}
@@ -165,21 +165,22 @@ def _text_config(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_supported(name: str, family: Family, config: Mapping[str, Any]) -> None:
-    """What would be computed wrongly is refused by its name."""
+    """Raise for a setting with which the model would be computed wrongly."""
     activation = config.get(family.activation_key, "silu")
     if activation not in ACTIVATIONS:
         raise UnsupportedModel(
-            f"The activation '{activation}' of this {name} model is not known.", hint=f"Penstock runs: {', '.join(ACTIVATIONS)}."
+            f"The activation '{activation}' of this {name} model is not supported.",
+            hint=f"Penstock runs: {', '.join(ACTIVATIONS)}.",
         )
     for key in family.refused:
         if config.get(key):
-            raise UnsupportedModel(f"This {name} model sets {key} = {config[key]}, which Penstock does not know.")
+            raise UnsupportedModel(f"This {name} model sets {key} = {config[key]}, which is not supported.")
 
 
 def _stored_prefix(folder: Path, prefixes: tuple[str, ...]) -> str:
-    """A model of several parts has been written with its parts named in more than one way: what the folder's own names say."""
+    """Find the prefix of the folder's tensor names: multi-modal models have been published with different ones."""
     if len(prefixes) > 1 and any(folder.glob("*.safetensors*")):
-        from penstock.model.weights import WeightFiles  # brings torch, which a look at a config does not need
+        from penstock.model.weights import WeightFiles  # imports torch, which reading a config does not need
 
         names = WeightFiles(folder).where
         return next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in names)), prefixes[0])
@@ -191,10 +192,10 @@ def _context(config: Mapping[str, Any]) -> int:
 
 
 def _ropes(family: Family, config: Mapping[str, Any], head_dim: int) -> tuple[RopeSpec, RopeSpec | None]:
-    """Both spellings: `rope_theta` + `rope_scaling`, and the newer `rope_parameters` that holds the two.
+    """Read the rope settings, written as `rope_theta` + `rope_scaling` or as the newer `rope_parameters`.
 
-    A family whose layers with a window have another rope gives its base as `rope_local_base_freq`, or names both kinds of
-    layers in `rope_parameters`.
+    Where layers with a window have another rope, its base is `rope_local_base_freq`, or `rope_parameters` has an entry for
+    each kind of layer.
     """
     if not family.local_rope:
         params = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -211,34 +212,34 @@ def _rope(family: Family, config: Mapping[str, Any], raw_params: Mapping[str, An
     theta = float(params.pop("rope_theta", None) or theta or 10000.0)
     kind = str(params.pop("rope_type", None) or params.pop("type", None) or "default")
     params.pop("type", None)
-    if kind == "su":  # what longrope was called first
+    if kind == "su":  # the first name of longrope
         kind = "longrope"
     if kind not in ROPE_TYPES:
-        raise UnsupportedModel(f"The rope scaling '{kind}' is not known.", hint=f"Penstock knows: {', '.join(ROPE_TYPES)}.")
+        raise UnsupportedModel(f"The rope scaling '{kind}' is not supported.", hint=f"Penstock runs: {', '.join(ROPE_TYPES)}.")
     share = float(params.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0)
     if share != 1.0 and not family.partial_rope:
-        raise UnsupportedModel("A rotary embedding over a part of the head is not known.")
+        raise UnsupportedModel("A rotary embedding over a part of the head is not supported.")
     if kind in ("llama3", "yarn", "longrope"):
         original = config.get("original_max_position_embeddings") or params.get("original_max_position_embeddings")
         params["original_max_position_embeddings"] = original or _context(config)
     for key in ROPE_TYPES[kind]:
-        float(params[key])  # now, with a name, rather than in the middle of loading
+        float(params[key])  # fail now, with the key's name, rather than in the middle of loading
     rope = RopeSpec(theta, kind, params, share)
     return replace(rope, params=_longrope(params, _context(config), rope.width(head_dim))) if kind == "longrope" else rope
 
 
 def _longrope(params: Mapping[str, Any], context: int, width: int) -> dict[str, Any]:
-    """The factors of each frequency, and the one on cosines and sines.
+    """Choose the factors of the frequencies, and compute the one on cosines and sines.
 
-    One list of factors is for texts up to the original context, another for longer ones. A text that grows from one into the
-    other would need all its keys again, which are kept in blocks and may be shared. So one list serves all texts, as in
-    vLLM: the long one, if the context is longer than the original one.
+    One list of factors is for texts up to the original context, another for longer ones. A text that grows past it would
+    need all its cached keys computed again, which may be shared. So one list serves all texts, as in vLLM: the long one, if
+    the context is longer than the original one.
     """
     original = int(params["original_max_position_embeddings"])
     name = "long_factor" if context > original else "short_factor"
     factors = [float(factor) for factor in params[name]]
     if len(factors) != width // 2:
-        raise ValueError(f"{name} has {len(factors)} numbers, but {width // 2} frequencies are turned")
+        raise ValueError(f"{name} has {len(factors)} numbers, but there are {width // 2} frequencies")
     scale = float(params.get("factor") or context / original)
     by_length = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
     return {"factors": factors, "attention_factor": float(params.get("attention_factor") or by_length)}
@@ -271,7 +272,7 @@ def _experts(config: Mapping[str, Any], layers: int) -> ExpertSpec:
         sparse=tuple(count > 0 and layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
     )
     if spec.per_token > count > 0:
-        raise ValueError(f"num_experts_per_tok = {spec.per_token} is more than the {count} experts there are")
+        raise ValueError(f"num_experts_per_tok = {spec.per_token} is more than the {count} experts")
     return spec
 
 

@@ -1,4 +1,4 @@
-"""Text to tokens and back: the tokenizer of a model folder, its chat template, and safe streaming of text."""
+"""Tokenizer: text to tokens and back, chat templates, and decoding of streamed tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tokenizer:
         self._compiled: Any = None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        # as a batch of one: a lone `encode` keeps Python's lock, and a long text would stop every other thread for seconds
+        # as a batch of one: `encode` holds the GIL, and a long text would stop every other thread for seconds
         return list(self._rust.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -43,7 +43,7 @@ class Tokenizer:
         return TextStream(self._rust, skip_special)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> str:
-        """The conversation as the model was trained to see it, ready for the assistant's answer."""
+        """Format a conversation with the model's chat template, up to the start of the assistant's answer."""
         if self.chat_template is None:
             raise RequestError(
                 "This model has no chat template.", field="messages", hint="Send a plain prompt instead of messages."
@@ -53,9 +53,9 @@ class Tokenizer:
             if self._compiled is None:
                 self._compiled = _environment().from_string(self.chat_template)
             return str(self._compiled.render(messages=messages, add_generation_prompt=True, **special, **extra))
-        except Exception as error:  # a template is a program that came with the model: it can fail in any way
+        except Exception as error:  # a template is a program that came with the model and can fail in any way
             raise RequestError(
-                f"The chat template refuses these messages: {error}.",
+                f"The chat template rejects these messages: {error}.",
                 field="messages",
                 hint="Each message needs a role (system, user, assistant) and a content.",
             ) from None
@@ -65,10 +65,11 @@ class Tokenizer:
 
 
 class TextStream:
-    """Tokens to text as they come. Bytes of a character that is not complete yet are held back."""
+    """Decodes tokens as they come. Bytes of an incomplete character are held back."""
 
     def __init__(self, rust: RustTokenizer, skip_special: bool) -> None:
-        self._rust, self._skip = rust, skip_special
+        self._rust = rust
+        self._skip = skip_special
         self._stream = DecodeStream(skip_special_tokens=skip_special)
         self._ids: list[int] = []
         self._sent = 0
@@ -77,19 +78,19 @@ class TextStream:
         self._ids.append(token_id)
         try:
             text: str = self._stream.step(self._rust, token_id) or ""
-        except Exception:  # it gives up on byte sequences that are no text: begin anew behind them
+        except Exception:  # it fails on invalid UTF-8: start again after it
             self._stream = DecodeStream(skip_special_tokens=self._skip)
             text = self._stream.step(self._rust, token_id) or ""
         self._sent += len(text)
         return text
 
     def flush(self) -> str:
-        """What was held back at the end: a character that was never completed shows as a replacement character."""
+        """Return what was held back; a character that was never completed becomes a replacement character."""
         return str(self._rust.decode(self._ids, skip_special_tokens=self._skip))[self._sent :]
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Templates come with the model, so they run in a sandbox. The same settings as the reference implementation."""
+    """A sandbox for templates, which come with the model; with the settings of the reference implementation."""
 
     def refuse(message: str) -> None:
         raise TemplateError(message)

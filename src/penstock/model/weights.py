@@ -1,4 +1,4 @@
-"""Reading tensors out of a model folder: only the bytes that are asked for, with a hash of what was read."""
+"""Read tensors of a model folder: only the requested ones, with a hash of what was read."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ DTYPES = {
     "BOOL": torch.bool,
 }  # by their names in safetensors files
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_MAX_TABLE_BYTES = 100 << 20  # bytes; what the safetensors library allows
+_MAX_TABLE_BYTES = 100 << 20  # the limit of the safetensors library
 
 
 @dataclass(frozen=True, slots=True)
 class HashedTensor:
-    """What a tensor is, down to its bytes; `sha256` is in hex."""
+    """A tensor's name, type, shape and the SHA-256 of its bytes, in hex."""
 
     name: str
     dtype: str
@@ -78,9 +78,9 @@ class WeightFiles:
         self.where = {name: file.name for file in files for name in self._names(file)}
 
     def read(self, shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], bytes]:
-        """The named tensors, checked against their expected shapes, and a digest of what they are.
+        """Read the named tensors, check their shapes, and return them with a digest.
 
-        The tensors are maps of the file: convert or copy, then drop them, and the pages go too.
+        The tensors map the file: convert or copy them, and once they are dropped the pages are freed.
         """
         found: dict[str, Tensor] = {}
         by_file: dict[str, list[str]] = {}
@@ -108,8 +108,7 @@ class WeightFiles:
 
 
 def digest(tensors: Iterable[HashedTensor]) -> bytes:
-    """A SHA-256 over what the tensors are. It needs their hashes, not their bytes: whoever knows a model's manifest knows what
-    the digest of its layers must be."""
+    """SHA-256 over the hashes of tensors, so that the digest of layers can be computed from a model's manifest alone."""
     hasher = hashlib.sha256()
     for tensor in tensors:
         hasher.update(f"{tensor.name}|{tensor.dtype}|{list(tensor.shape)}|{tensor.sha256}|".encode())
@@ -119,13 +118,13 @@ def digest(tensors: Iterable[HashedTensor]) -> bytes:
 def check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     if found != wanted:
         raise CorruptWeights(
-            f"{name} has the shape {list(found)}; the config asks for {list(wanted)}.",
-            hint="config.json and the weights are of different models.",
+            f"{name} has the shape {list(found)}; the config requires {list(wanted)}.",
+            hint="config.json and the weights belong to different models.",
         )
 
 
 def places(path: Path) -> dict[str, TensorPlace]:
-    """The table at the beginning of a safetensors file. For those who need a tensor's bytes rather than the tensor."""
+    """Read the header of a safetensors file: where the bytes of each tensor are."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -176,4 +175,4 @@ def _damaged(path: Path, error: Exception) -> CorruptWeights:
 
 
 def _unknown_type(name: str, dtype: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{name} is of the type {dtype}, which is not known.", hint=f"Penstock reads: {', '.join(DTYPES)}.")
+    return UnsupportedModel(f"{name} has the unsupported type {dtype}.", hint=f"Penstock reads: {', '.join(DTYPES)}.")

@@ -99,7 +99,7 @@ def test_what_is_not_text_is_refused(tmp_path: Path, quickly: Run) -> None:
     [
         (["   "], "PROMPT: It is empty. Try: penstock work "),
         (["hi", "there"], "there"),
-        (["hi", "--deadline", "tomorrow"], "'--deadline': 'tomorrow' is not a time. Write it as 90s, 10m, 2h or 7d"),
+        (["hi", "--deadline", "tomorrow"], "'--deadline': 'tomorrow' is not a time. Write 90s, 10m, 2h or 7d"),
         (["hi", "--deadline", "0"], "--deadline: deadline = '0.0' cannot be used."),
         (["hi", "--priority", "11"], "--priority: priority = '11' cannot be used. Give a whole number from -10 to 10."),
         (["hi", "--tag", "a\nb"], "--tag: "),

@@ -343,14 +343,14 @@ def test_what_is_not_penstock_is_told(body: bytes, code: int) -> None:
     with answering(body, code=code) as (url, _):
         done = network("status", "--url", url)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"What answers at {url} is not a Penstock server." in done.stderr
+    assert f"The server at {url} is not a Penstock server." in done.stderr
 
 
 def test_a_refusal_is_told_as_it_is() -> None:
     with answering({"error": {"message": "The API key is wrong."}}, code=401) as (url, _):
         done = network("status", "--url", url)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: The API key is wrong.\nhint: Put the right key into PENSTOCK_API_KEY.")
+    assert done.stderr.startswith("error: The API key is wrong.\nhint: Set PENSTOCK_API_KEY to a valid key.")
 
 
 @pytest.mark.parametrize("args", [["-h"], ["status", "-h"]])

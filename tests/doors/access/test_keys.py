@@ -109,7 +109,7 @@ def test_a_folder_at_rest_is_not_read_again(folder: KeyFolder, monkeypatch: pyte
     bob = folder.add("bob")
     at_rest(folder)
     keys = Keys(folder, None)
-    monkeypatch.setattr(KeyFolder, "look", lambda self: pytest.fail("read again"))
+    monkeypatch.setattr(KeyFolder, "contents", lambda self: pytest.fail("read again"))
     assert keys.find(bob).name == "bob"
 
 

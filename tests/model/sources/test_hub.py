@@ -188,7 +188,7 @@ def test_a_single_weights_file_needs_no_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changed, said",
     [
-        ({"model.safetensors.index.json": None}, "no weights as safetensors"),
+        ({"model.safetensors.index.json": None}, "no safetensors weights"),
         ({"tokenizer.json": None}, "no tokenizer.json"),
         ({"config.json": None}, "no config.json"),
     ],

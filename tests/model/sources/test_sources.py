@@ -47,7 +47,7 @@ def test_a_folder_that_lacks_something_is_told_what(missing: str, said: str, mod
 
 def test_a_folder_with_a_gguf_file_leads_to_that_file(tmp_path: Path) -> None:
     (tmp_path / "tiny.gguf").write_bytes(b"")
-    with pytest.raises(UnknownModel, match=r"name that instead: .*tiny\.gguf"):
+    with pytest.raises(UnknownModel, match=r"give that instead: .*tiny\.gguf"):
         sources.resolve(str(tmp_path))
 
 

@@ -1,7 +1,6 @@
-"""The way to a server: its address, requests, and streams of server-sent events, with nothing but the standard library.
+"""A small HTTP client for a server's API, with streams of server-sent events; standard library only.
 
-Everything that can go wrong on the way is mapped here: `ServerUnreachable` when no answer came or it broke off,
-`ServerRefused` when the server answered with an error.
+Network errors become `ServerUnreachable`, error responses `ServerRefused`.
 """
 
 from __future__ import annotations
@@ -18,31 +17,30 @@ from penstock.cli.client.server_url import DEFAULT_PORT, URL_VARIABLE, ServerUrl
 from penstock.config.api_key import KEY_VARIABLE
 from penstock.errors import PenstockError
 
-UPLOAD_CHUNK_BYTES = 1 << 20  # bytes of an upload
-CONNECT_TIMEOUT_S = 5.0  # seconds until a server that says nothing counts as not there
-READ_TIMEOUT_S = (
-    300.0  # seconds that an answer may pause: a long prompt on a slow machine, on a server that sends no sign of life
-)
+UPLOAD_CHUNK_BYTES = 1 << 20
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 300.0  # a slow machine may read a long prompt for minutes, and not every server sends keep-alives
 
 
 class ServerUnreachable(PenstockError):
-    """Nobody answered, or the answer broke off."""
+    """No server answered, or the answer broke off."""
 
     code = "unreachable"
 
 
 class ServerRefused(PenstockError):
-    """The server answered with an error. `status` is that of HTTP; `reason` is OpenAI's code."""
+    """The server answered with an error: `status` is the HTTP status, `reason` OpenAI's error code."""
 
     code = "refused"
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
 
 class Client:
-    """Speaks to one server. The API key comes from the environment and goes to that server only."""
+    """A client of one server. The API key comes from the environment and is sent to that server only."""
 
     def __init__(self, url: ServerUrl) -> None:
         self.url = url
@@ -52,50 +50,49 @@ class Client:
             self._headers["Authorization"] = f"Bearer {key}"
 
     def get(self, path: str) -> Any:
-        """The JSON at `path`."""
-        with _Exchange(self.url) as exchange:
-            response = exchange.send("GET", path, None, self._headers)
-            return _parse_object(b"".join(exchange.lines(response)), self.url)
+        """Send a GET request and return the JSON object."""
+        return self._request("GET", path, None, self._headers)
 
     def send(self, path: str, body: Any = None) -> Any:
-        """The JSON that answers `body`."""
+        """Send a POST request and return the JSON object."""
         headers = self._headers | {"Content-Type": "application/json"}
-        with _Exchange(self.url) as exchange:
-            response = exchange.send("POST", path, json.dumps({} if body is None else body).encode(), headers)
-            return _parse_object(b"".join(exchange.lines(response)), self.url)
+        return self._request("POST", path, json.dumps({} if body is None else body).encode(), headers)
 
     def upload(self, path: str, fields: Mapping[str, str], name: str, content: BinaryIO, size: int) -> Any:
-        """The JSON that answers a form with a file in it, which is not held in memory."""
-        mark = secrets.token_hex(16)
-        parts = [f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{fields[key]}\r\n' for key in fields]
+        """Send a form with a file, which is streamed, and return the JSON object."""
+        boundary = secrets.token_hex(16)
+        parts = [f'--{boundary}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{fields[key]}\r\n' for key in fields]
         quoted = name.translate({ord(mark): f"%{ord(mark):02X}" for mark in '"\r\n'})
-        parts.append(f'--{mark}\r\nContent-Disposition: form-data; name="file"; filename="{quoted}"\r\n')
+        parts.append(f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{quoted}"\r\n')
         head = ("".join(parts) + "Content-Type: application/jsonl\r\n\r\n").encode("utf-8", "replace")
-        tail = f"\r\n--{mark}--\r\n".encode()
+        tail = f"\r\n--{boundary}--\r\n".encode()
         headers = self._headers | {
-            "Content-Type": f"multipart/form-data; boundary={mark}",
+            "Content-Type": f"multipart/form-data; boundary={boundary}",
             "Content-Length": str(len(head) + size + len(tail)),
         }
         body = itertools.chain([head], iter(lambda: content.read(UPLOAD_CHUNK_BYTES), b""), [tail])
-        with _Exchange(self.url) as exchange:
-            response = exchange.send("POST", path, body, headers)
-            return _parse_object(b"".join(exchange.lines(response)), self.url)
+        return self._request("POST", path, body, headers)
 
     def download(self, path: str) -> Iterator[bytes]:
         with _Exchange(self.url) as exchange:
             yield from exchange.lines(exchange.send("GET", path, None, self._headers))
 
     def post(self, path: str, body: Any) -> Events:
-        """The events that answer `body`; nothing is sent before they are read."""
+        """Return the events that answer `body`; the request is sent when they are read."""
         return Events(self.url, path, body, self._headers | {"Content-Type": "application/json"})
+
+    def _request(self, method: str, path: str, body: bytes | Iterable[bytes] | None, headers: Mapping[str, str]) -> Any:
+        with _Exchange(self.url) as exchange:
+            return _parse_object(b"".join(exchange.lines(exchange.send(method, path, body, headers))), self.url)
 
 
 class Events:
-    """One answer as server-sent events: iterating yields the JSON of each, and comments as text. `close` cancels it: the
-    server sees the connection end."""
+    """An answer as server-sent events: iterate for the JSON of each, and comments as text. `close` cancels the answer."""
 
     def __init__(self, url: ServerUrl, path: str, body: Any, headers: Mapping[str, str]) -> None:
-        self._url, self._path, self._headers = url, path, headers
+        self._url = url
+        self._path = path
+        self._headers = headers
         self._body = json.dumps(body).encode()
         self._exchange = _Exchange(url)
 
@@ -116,7 +113,7 @@ class Events:
 
 
 def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
-    """(`"data"`, text) for each event, and (`""`, text) for each comment; other fields are not used by anybody."""
+    """Yield (`"data"`, text) for each event and (`""`, text) for each comment; other fields are not used."""
     data: list[str] = []
     for raw in lines:
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
@@ -132,7 +129,7 @@ def read_events(lines: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 
 
 class _Exchange:
-    """One request and its answer, on a connection of its own, so that closing it ends just this."""
+    """One request and its answer, on its own connection, so that closing it ends nothing else."""
 
     def __init__(self, url: ServerUrl) -> None:
         self._url = url
@@ -146,7 +143,7 @@ class _Exchange:
             self._connection.connect()
             if body is not None:
                 self._connection.sock.settimeout(READ_TIMEOUT_S)
-            with suppress(BrokenPipeError, ConnectionResetError):  # who refuses a body reads it no further: the answer is there
+            with suppress(BrokenPipeError, ConnectionResetError):  # a server that refuses a body has already answered
                 self._connection.request(method, self._url.path + path, body, dict(headers))
             self._response = self._connection.getresponse()
             if self._response.status != 200:
@@ -169,22 +166,22 @@ class _Exchange:
         self.close()
 
 
-# ---- what can go wrong ----
+# ---- errors ----
 
 
 @contextmanager
 def _wrap_network_errors(url: ServerUrl, *, answering: bool = False) -> Iterator[None]:
-    """Foreign errors become ours. `answering`: the answer was on its way."""
+    """Turn network errors into ServerUnreachable. `answering`: the answer had started."""
     from ssl import SSLError
 
     try:
         yield
     except TimeoutError:
-        raise ServerUnreachable(f"{url} says nothing any more." if answering else f"{url} does not answer in time.") from None
+        raise ServerUnreachable(f"{url} stopped responding." if answering else f"{url} did not answer in time.") from None
     except SSLError as error:
         why = error.reason.replace("_", " ").lower() if error.reason else str(error)
         raise ServerUnreachable(
-            f"No secure connection to {url}: {why}.", hint="If the server does not speak HTTPS, write http://."
+            f"No secure connection to {url}: {why}.", hint="If the server does not use HTTPS, write http://."
         ) from None
     except (OSError, HTTPException) as error:
         if answering:
@@ -201,7 +198,7 @@ def _unreachable_hint(url: ServerUrl) -> str:
     if url.host not in ("127.0.0.1", "localhost", "::1"):
         return f"Is it running, and is the address right? It comes from --url or {URL_VARIABLE}."
     port = "" if url.port == DEFAULT_PORT else f" --port {url.port}"
-    return f"Start one with: penstock serve{port} (and wait until it says Base URL). Or name another with --url."
+    return f"Start one with: penstock serve{port} (and wait until it prints its Base URL). Or name another with --url."
 
 
 def _error_of_response(url: ServerUrl, response: HTTPResponse, body: bytes) -> ServerRefused:
@@ -213,18 +210,18 @@ def _error_of_response(url: ServerUrl, response: HTTPResponse, body: bytes) -> S
     if refused is not None:
         return refused
     place = response.getheader("Location")
-    hint = f"It points to {place}." if place else "Is this the URL of an OpenAI-compatible server?"
-    return ServerRefused(f"{url} answers with status {status} {response.reason}".rstrip() + ".", status=status, hint=hint)
+    hint = f"It redirects to {place}." if place else "Is this the URL of an OpenAI-compatible server?"
+    return ServerRefused(f"{url} answered with status {status} {response.reason}".rstrip() + ".", status=status, hint=hint)
 
 
 def error_in_body(answer: Any, status: int = 0) -> ServerRefused | None:
-    """The error that an answer in OpenAI's shape tells of, None when it tells of none."""
+    """Return the error in a body of OpenAI's format, or None."""
     error = answer.get("error") if isinstance(answer, dict) else None
     if not error:
         return None
     facts = error if isinstance(error, dict) else {"message": str(error)}
-    message = str(facts.get("message") or "The server failed and does not say why.")
-    hint = f"Put the right key into {KEY_VARIABLE}." if status == 401 else ""
+    message = str(facts.get("message") or "The server failed without a reason.")
+    hint = f"Set {KEY_VARIABLE} to a valid key." if status == 401 else ""
     return ServerRefused(message, status=status, reason=str(facts.get("code") or ""), hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""What a Penstock server tells about itself: asked once, or again every second."""
+"""Show a status page of a Penstock server, once or every second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from penstock.cli.client.server_url import default_url, named_url
 from penstock.cli.ui.output import print_json
 
-REFRESH_INTERVAL_S = 1.0  # seconds
+REFRESH_INTERVAL_S = 1.0
 CLEAR = "\x1b[H\x1b[2J"
 
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")]
@@ -21,7 +21,7 @@ WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show it again 
 def watch_server(
     url: str | None, path: str, keys: set[str], render: Callable[[dict[str, Any]], str], *, as_json: bool, watch: bool
 ) -> None:
-    """Show what a server answers at `path`, by which it is known: an answer of Penstock has these `keys`."""
+    """Show what a server answers at `path`; an answer without these `keys` is not from a Penstock server."""
     from penstock.cli.client.api import Client, ServerRefused
 
     client = Client(named_url(url) or default_url())
@@ -35,7 +35,7 @@ def watch_server(
             status = {}
         if not keys <= status.keys():
             raise ServerRefused(
-                f"What answers at {client.url} is not a Penstock server.", hint="Only these tell about themselves."
+                f"The server at {client.url} is not a Penstock server.", hint="Other servers have no status page."
             )
         return status
 

@@ -1,4 +1,4 @@
-"""Where a server is, and how the command line and the environment name one."""
+"""The URL of a server, as given on the command line or in the environment."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PORT_VARIABLE = "PENSTOCK_PORT"
 
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help=f"The server, such as http://127.0.0.1:8000; else {URL_VARIABLE} names it."),
+    typer.Option("--url", metavar="URL", help=f"The server, such as http://127.0.0.1:8000; by default {URL_VARIABLE}."),
 ]
 
 
 class ServerUrl(NamedTuple):
-    """Where a server is. `path` is what goes before `/v1` and `/status`, without a slash at its end."""
+    """The parts of a server's URL. `path` is what comes before `/v1` and `/status`, without a trailing slash."""
 
     secure: bool
     host: str
@@ -32,19 +32,19 @@ class ServerUrl(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ServerUrl:
-        """With or without a scheme, `/v1` and a slash at the end."""
+        """Parse a URL, with or without a scheme, `/v1` and a trailing slash."""
         from urllib.parse import urlsplit
 
         advice = "Write it as http://127.0.0.1:8000."
         try:
             parts = urlsplit(text if "://" in text else f"http://{text}")
             host, port = parts.hostname, parts.port
-        except ValueError:  # a port that is no number, half of an IPv6 address
+        except ValueError:  # a port that is not a number, or half an IPv6 address
             raise ConfigError(f"'{text}' is not a URL.", hint=advice) from None
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or not sendable(text):
             raise ConfigError(f"'{text}' is not the URL of a server.", hint=advice)
         if parts.username is not None:
-            raise ConfigError("A URL with a name or a password in it is not used.", hint=f"Put an API key into {KEY_VARIABLE}.")
+            raise ConfigError("A URL cannot have a user name or password.", hint=f"Put an API key into {KEY_VARIABLE}.")
         secure = parts.scheme == "https"
         path = re.sub(r"/+(v1/*)?$", "", parts.path)
         return cls(secure, host, port or (443 if secure else 80), path)
@@ -59,14 +59,14 @@ DEFAULT_PORT = 8000
 
 
 def default_url(environ: Mapping[str, str] = os.environ) -> ServerUrl:
-    """The server of this machine: at the port that the environment gives to `penstock serve` too."""
+    """The server of this machine, at the port that `penstock serve` takes from the environment."""
     port = environ.get(PORT_VARIABLE, "")
     known = port.isdecimal() and 0 < int(port) <= 65535
     return ServerUrl(secure=False, host="127.0.0.1", port=int(port) if known else DEFAULT_PORT, path="")
 
 
 def named_url(flag: str | None, environ: Mapping[str, str] = os.environ) -> ServerUrl | None:
-    """The server that the flag names, else the one of the environment, else none."""
+    """The server that the flag or else the environment names; None if neither does."""
     if flag is not None:
         with wrong_usage("--url"):
             return ServerUrl.parse(flag)
@@ -78,7 +78,7 @@ def named_url(flag: str | None, environ: Mapping[str, str] = os.environ) -> Serv
 
 
 def api_key(environ: Mapping[str, str] = os.environ) -> str:
-    """The key to send, empty when there is none."""
+    """The key to send, "" when there is none."""
     key = environ.get(KEY_VARIABLE, "").strip()
     if not sendable(key):
         raise ConfigError(f"{KEY_VARIABLE} holds characters that HTTP cannot carry.", hint="Is it really the key?")

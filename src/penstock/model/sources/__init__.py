@@ -1,7 +1,7 @@
-"""Where models come from. Every source ends as one thing: a local folder in Hugging Face layout.
+"""Find, fetch and convert models. Every source ends as a local folder in Hugging Face layout.
 
-Such a folder holds `config.json`, `tokenizer.json`, `tokenizer_config.json` and the weights as safetensors; the code above
-knows nothing else. Importing this package is quick: numpy, gguf, tokenizers and huggingface_hub load when they are used.
+Such a folder holds `config.json`, `tokenizer.json`, `tokenizer_config.json` and the weights as safetensors. Importing this
+package is quick: numpy, gguf, tokenizers and huggingface_hub are imported when they are used.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
     "resolve",
 ]
 
-# what generation_config.json may say about sampling
+# the sampling settings of generation_config.json
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model that can be asked for by name; `folder` is None and `size` 0 until it has been fetched."""
+    """A model of the catalogue; `folder` is None and `size` 0 until it has been fetched."""
 
     name: str
     source: str
@@ -51,7 +51,7 @@ class KnownModel:
 
 @dataclass(frozen=True)
 class InstalledModel:
-    """A model that lies on this machine, ready to run; `size` is in bytes, `licence` is empty where it is not known."""
+    """A model on this machine, ready to run; `size` is in bytes, `licence` is empty where unknown."""
 
     name: str
     source: str
@@ -61,28 +61,27 @@ class InstalledModel:
 
 
 def resolve(model: str, *, layers: LayerRange | None = None, ends: bool = True, progress: Progress = silent) -> Path:
-    """The folder of a model, fetched and converted first where need be.
+    """Return the folder of a model; fetch and convert it first if needed.
 
-    `model` is a name of the catalogue, a folder, a `.gguf` file, or `org/name[@revision]` on the Hugging Face hub. Of a hub
-    model only the shards are fetched that hold `layers` (None: all) and, with `ends`, what lies outside the layers.
+    model: a name of the catalogue, a folder, a `.gguf` file, or `org/name[@revision]` on the Hugging Face hub.
+    layers, ends: fetch only the shards of a hub model with these layers (None for all) and, with `ends`, with the rest.
     """
     if known_model := catalogue.find(model):
         return prepare_catalogued(known_model, progress=progress)
-    path = Path(os.path.expanduser(model)).absolute()  # os.path, here and below, takes every string without an error
+    path = Path(os.path.expanduser(model)).absolute()  # unlike pathlib, os.path raises for no string
     if model and os.path.isdir(path):
         return check_folder(path)
     if os.path.isfile(path):
         if path.suffix.lower() == ".gguf":
             return prepare_gguf(path, progress=progress)
-        raise UnknownModel(f"{path} is a file, but not a .gguf file.", hint="Name the folder that holds it, or a .gguf file.")
+        raise UnknownModel(f"{path} is a file, but not a .gguf file.", hint="Give the folder that holds it, or a .gguf file.")
     if path.suffix.lower() != ".gguf" and hub.is_hub_id(model):
         return hub.fetch(model, layers=layers, ends=ends, progress=progress)
     raise _unknown(model)
 
 
 def local(model: str, *, progress: Progress = silent) -> Path | None:
-    """What `resolve` would return, where all of the model is on this machine: nothing is fetched, at most a `.gguf` file is
-    converted. None where somebody must be asked for it."""
+    """Return what `resolve` would, or None if the model would have to be fetched. A `.gguf` file may be converted."""
     if known_model := catalogue.find(model):
         folder = catalogue_folder(known_model)
         return folder if is_complete(folder) else None
@@ -93,8 +92,7 @@ def local(model: str, *, progress: Progress = silent) -> Path | None:
 
 
 def recommended_sampling(model: str, folder: Path) -> dict[str, float]:
-    """How a model is best sampled, for requests that do not say: by the catalogue, or by its makers'
-    `generation_config.json`. Nothing where these do not say either."""
+    """Return sampling defaults of a model: from the catalogue, else from its `generation_config.json`, else none."""
     if known_model := catalogue.find(model):
         return dict(known_model.sampling)
     try:
@@ -107,7 +105,7 @@ def recommended_sampling(model: str, folder: Path) -> dict[str, float]:
 
 
 def known() -> list[KnownModel]:
-    """The catalogue, with what is already here."""
+    """List the catalogue, and which of it is on this machine."""
     models = []
     for model in catalogue.CATALOGUE:
         folder = catalogue_folder(model)
@@ -119,7 +117,7 @@ def known() -> list[KnownModel]:
 
 
 def installed() -> list[InstalledModel]:
-    """Everything that `resolve` would find without the network: converted models, and snapshots of the hub."""
+    """List everything that `resolve` finds offline: converted models and snapshots of the hub."""
     models = []
     for folder in sorted((cache_dir() / "models").glob("[!.]*")):
         if is_complete(folder):
@@ -131,7 +129,7 @@ def installed() -> list[InstalledModel]:
 
 
 def _complete_snapshot(model: str) -> Path | None:
-    """A snapshot of `org/name[@revision]` that lacks no shard, as the hub's cache knows the revision."""
+    """Find a snapshot of `org/name[@revision]` with all shards in the hub's cache."""
     name, _, revision = model.partition("@")
     for found, folder in hub.snapshots():
         if found != name or not (folder / "tokenizer.json").is_file():
@@ -159,10 +157,10 @@ def _has_all_shards(folder: Path) -> bool:
 def _unknown(model: str) -> UnknownModel:
     names = [name for entry in catalogue.CATALOGUE for name in (entry.name, *entry.aliases)]
     if re.search(r"[/\\]|\.gguf$", model):
-        return UnknownModel(f"There is no file or folder '{model}'.", hint="A model of the hub is written as org/name.")
+        return UnknownModel(f"There is no file or folder '{model}'.", hint="Write a model of the hub as org/name.")
     nearest = difflib.get_close_matches(model.casefold(), names, n=1)
     suggestion = f"Did you mean '{nearest[0]}'? " if nearest else ""
     return UnknownModel(
         f"There is no model '{model}'. Known by name: {', '.join(entry.name for entry in catalogue.CATALOGUE)}.",
-        hint=f"{suggestion}A folder, a .gguf file or org/name of the Hugging Face hub can be given too.",
+        hint=f"{suggestion}You can also give a folder, a .gguf file or org/name of the Hugging Face hub.",
     )

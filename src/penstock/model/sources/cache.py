@@ -1,10 +1,10 @@
-"""The cache on disk: where it lies, who may write to it, and how things appear in it whole or not at all.
+"""The cache of models on disk: its layout, its locks, and atomic creation of folders in it.
 
-- `downloads/`: what is fetched and thrown away again
-- `gguf/`: GGUF files that were fetched
+- `downloads/`: files that are deleted after use
+- `gguf/`: fetched GGUF files
 - `models/`: one folder in Hugging Face layout per converted model
 - `manifests/`: hashes of weight files
-- `peers/`: weights that came from other nodes
+- `peers/`: weights from other nodes
 - `locks/`: one lock per model, held while it is fetched and converted
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 from penstock.errors import ModelError
 from penstock.progress import Progress
 
-# What a converted folder came from; Hugging Face's own tools take no notice of it.
+# The file that says what a folder was converted from; Hugging Face's tools ignore it.
 ORIGIN = "penstock.json"
 
 
@@ -42,29 +42,29 @@ def model_folder(name: str, identity: str) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Converted folders appear complete; this also notices one that somebody thinned out by hand."""
+    """Whether a folder was converted and nobody has deleted its files since."""
     return (folder / ORIGIN).is_file() and (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
 def prepare_folder(folder: Path, fill: Callable[[Path], dict[str, Any]], *, name: str, progress: Progress) -> Path:
-    """Return `folder`, calling `fill(draft)` first when it is not there yet; `fill` returns what to note as the origin.
+    """Return `folder`; if it does not exist, create it with `fill(draft)`, which returns its origin.
 
-    `fill` works on a draft that becomes `folder` by a rename at the very end, under a lock: whatever happens, a folder that
-    exists is whole, and two processes never do the work twice.
+    The draft becomes `folder` by a rename at the very end, under a lock: a folder that exists is always complete, and two
+    processes never do the work twice.
     """
     if is_complete(folder):
         return folder
     with _wrap_disk_errors(), locked(name, progress=progress):
-        if is_complete(folder):  # the other process, for which we waited, has made it
+        if is_complete(folder):  # created by the process that held the lock
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for stale in folder.parent.glob(f".draft-{folder.name}-*"):  # of a process that died; none lives, we hold the lock
+        for stale in folder.parent.glob(f".draft-{folder.name}-*"):  # of processes that died: we hold the lock
             shutil.rmtree(stale, ignore_errors=True)
         draft = Path(tempfile.mkdtemp(prefix=f".draft-{folder.name}-", dir=folder.parent))
         try:
             origin = fill(draft)
             (draft / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-            draft.chmod(0o755)  # mkdtemp's folders are for their owner alone
+            draft.chmod(0o755)  # mkdtemp's folders are private
             _flush(draft)
             if folder.exists():
                 shutil.rmtree(folder)
@@ -77,7 +77,7 @@ def prepare_folder(folder: Path, fill: Callable[[Path], dict[str, Any]], *, name
 
 @contextmanager
 def locked(name: str, *, progress: Progress) -> Iterator[None]:
-    """Hold the lock of that model; while another process has it, wait and say so."""
+    """Hold the lock of a model; report progress while waiting for another process."""
     path = cache_dir() / "locks" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -88,7 +88,7 @@ def locked(name: str, *, progress: Progress) -> Iterator[None]:
             except BlockingIOError:
                 progress(f"waiting for another process that is preparing {name}", 0, 0)
                 time.sleep(0.1)
-        yield  # closing the file gives the lock back
+        yield  # closing the file releases the lock
 
 
 def size_on_disk(folder: Path) -> int:
@@ -96,7 +96,7 @@ def size_on_disk(folder: Path) -> int:
 
 
 def _flush(folder: Path) -> None:
-    """Bring the files to disk before the rename, so that not even a power cut leaves a folder with empty files."""
+    """Sync the files before the rename, so that even a power cut leaves no folder with empty files."""
     for path in [*folder.iterdir(), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -107,7 +107,7 @@ def _flush(folder: Path) -> None:
 
 @contextmanager
 def _wrap_disk_errors() -> Iterator[None]:
-    """A full, read-only or forbidden cache is something that the user can mend."""
+    """Turn a full, read-only or forbidden cache into a ModelError, since the user can fix it."""
     try:
         yield
     except OSError as error:
@@ -115,5 +115,5 @@ def _wrap_disk_errors() -> Iterator[None]:
             raise
         raise ModelError(
             f"The model cannot be stored in {cache_dir()}: {error.strerror}.",
-            hint="Make room or permissions there, or set PENSTOCK_CACHE to another folder.",
+            hint="Free some space or fix its permissions, or set PENSTOCK_CACHE to another folder.",
         ) from error

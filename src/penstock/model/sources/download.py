@@ -1,4 +1,4 @@
-"""Fetching one pinned file over HTTP: resumed where it broke off, checked before it gets its name."""
+"""Download a pinned file over HTTP: resume where it broke off, and check it before it gets its name."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _MAX_FRUITLESS_ATTEMPTS = 3
 
 
 class SourceUnreachable(Exception):
-    """A network, TLS or HTTP reason for which a file could not be had; another way may still work."""
+    """A file could not be fetched because of a network, TLS or HTTP error; another way may still work."""
 
 
 @dataclass(frozen=True)
 class Pin:
-    """What a file must be."""
+    """The size and hash that a file must have."""
 
     size: int
     sha256: str
 
 
 def fetch(url: Callable[[], str], target: Path, pin: Pin, *, progress: Progress) -> None:
-    """Bring the file to `target`. What was fetched before stays in `<target>.part` until the file is whole and right.
+    """Download a file to `target`; the bytes stay in `<target>.part` until it is complete and correct.
 
-    `url` is only asked when something is still missing.
+    url: called only if something is still missing.
     """
     part = part_of(target)
     resumed = _size(part) > 0
     _fetch_missing(url, part, pin, progress)
     found = sha256_of(part)
     if found != pin.sha256 and resumed:
-        # The beginning may stem from another version of the file: once more, from the start.
+        # The first part may be of another version of the file: try again from the start.
         part.unlink()
         _fetch_missing(url, part, pin, progress)
         found = sha256_of(part)
@@ -62,8 +62,8 @@ def part_of(target: Path) -> Path:
 
 def wrong_checksum(what: str, found: str, pin: Pin) -> DownloadFailed:
     return DownloadFailed(
-        f"{what} is not the file that was expected: its SHA-256 is {found}, not {pin.sha256}.",
-        hint="A proxy changed it on its way, or the mirror offers another one. Check the network and try again.",
+        f"{what} is not the expected file: its SHA-256 is {found}, not {pin.sha256}.",
+        hint="A proxy changed it, or the mirror has another version. Check the network and try again.",
     )
 
 
@@ -73,11 +73,11 @@ def sha256_of(path: Path) -> str:
 
 
 def open_url(url: str, headers: dict[str, str]) -> Any:
-    """GET; a user name inside the address becomes a header that redirects do not carry to other hosts."""
+    """Send a GET request. Credentials in the URL become a header that is not sent to other hosts on a redirect."""
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     if parts.scheme not in ("http", "https"):
-        raise SourceUnreachable(f"{without_credentials(url)} is not an http address.")
+        raise SourceUnreachable(f"{without_credentials(url)} is not an http URL.")
     request = urllib.request.Request(parts._replace(netloc=host).geturl(), headers={"User-Agent": "penstock", **headers})
     if at:
         request.add_unredirected_header("Authorization", "Basic " + base64.b64encode(unquote(user).encode()).decode())
@@ -85,20 +85,20 @@ def open_url(url: str, headers: dict[str, str]) -> Any:
         return urllib.request.urlopen(request, timeout=_TIMEOUT_S)
     except HTTPError as error:
         if error.code == 416:
-            return error  # the caller asked for a range and knows what to do
+            return error  # range not satisfiable: the caller handles it
         raise SourceUnreachable(f"{without_credentials(url)} answered {error.code} {error.reason}.") from error
     except (URLError, http.client.HTTPException, OSError) as error:
         raise SourceUnreachable(f"{without_credentials(url)} could not be reached: {getattr(error, 'reason', error)}.") from error
 
 
 def without_credentials(url: str) -> str:
-    """The address as it may appear in a message: without user name and password."""
+    """Remove user name and password from a URL, for messages."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _fetch_missing(url: Callable[[], str], part: Path, pin: Pin, progress: Progress) -> None:
-    """Ask again from where the connection broke, as long as each attempt brings something."""
+    """Download what is missing, and resume after a broken connection as long as attempts make progress."""
     part.parent.mkdir(parents=True, exist_ok=True)
     if _size(part) > pin.size:
         part.unlink()
@@ -122,15 +122,13 @@ def _resume(address: str, part: Path, pin: Pin, progress: Progress) -> None:
     received = _size(part)
     with open_url(address, {"Range": f"bytes={received}-"} if received else {}) as answer, part.open("ab") as file:
         if received and not _is_continuation(answer, received, pin.size):
-            file.truncate(0)  # the server sends the whole file, or has another one: begin again
+            file.truncate(0)  # the server sends the whole file, or another one: start again
             received = 0
             if answer.status != 200:
                 return
         offered = answer.headers.get("Content-Length", "")
         if not received and offered.isdigit() and int(offered) != pin.size:
-            raise SourceUnreachable(
-                f"{without_credentials(address)} offers {int(offered):,} bytes where {pin.size:,} were expected."
-            )
+            raise SourceUnreachable(f"{without_credentials(address)} offers {int(offered):,} bytes instead of {pin.size:,}.")
         what = f"fetching {part.name.removesuffix('.part')}"
         while received < pin.size and (chunk := answer.read(min(_CHUNK_BYTES, pin.size - received))):
             file.write(chunk)
@@ -144,7 +142,7 @@ def _is_continuation(answer: Any, received: int, size: int) -> bool:
 
 
 def _is_network_error(error: Exception) -> bool:
-    """A disk that is full is an OSError too, and no reason to ask the server again."""
+    """Whether a retry may help; a full disk is an OSError too."""
     return isinstance(error, (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError))
 
 

@@ -1,4 +1,4 @@
-"""A model folder that is the user's own: only looked at, never written to."""
+"""Check a user's own model folder, which is never written to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_folder(folder: Path) -> Path:
     if not missing:
         return folder
     gguf_files = sorted(path.name for path in folder.glob("*.gguf"))
-    hint = f"It holds a GGUF file; name that instead: {folder / gguf_files[0]}." if gguf_files else ""
+    hint = f"It holds a GGUF file; give that instead: {folder / gguf_files[0]}." if gguf_files else ""
     raise UnknownModel(
         f"The folder {folder} is not a model: it has no {' and no '.join(missing)}.",
         hint=hint or "A model folder in Hugging Face layout holds config.json, tokenizer.json and the weights as *.safetensors.",

@@ -1,4 +1,4 @@
-"""From GGUF metadata to a Hugging Face `config.json`: sizes, rope, special token ids. Pure: it reads no tensor data."""
+"""Translate GGUF metadata into a Hugging Face `config.json`: sizes, rope, special token ids. Reads no tensor data."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ READABLE = ("llama", "qwen2", "qwen3")
 # Llama 3.1 and 3.2 differ in the factor alone: (factor, low_freq_factor, high_freq_factor, original context).
 _LLAMA3_ROPES = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))
 
-# Control tokens that end a turn. Older files name only one end token in their metadata although the template writes another.
+# Control tokens that end a turn. Older files list only one in their metadata although their chat template uses another.
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
 _CONTROL = 3
 
 
 class Metadata:
-    """Typed reading of one file's metadata; `arch.`-keys are written without the architecture's prefix."""
+    """Typed access to a file's metadata. `arch.` at the start of a key stands for the architecture's prefix."""
 
     def __init__(self, gguf: GgufFile) -> None:
         self._path = gguf.path
@@ -34,7 +34,7 @@ class Metadata:
         self.architecture = self.text("general.architecture")
         if self.architecture not in READABLE:
             raise UnsupportedModel(
-                f"{gguf.path} has the architecture '{self.architecture}'.", hint=f"Known ones: {', '.join(READABLE)}."
+                f"{gguf.path} has the unsupported architecture '{self.architecture}'.", hint=f"Supported: {', '.join(READABLE)}."
             )
 
     def get(self, key: str) -> Any:
@@ -44,13 +44,13 @@ class Metadata:
         return str(self._checked(key, str, default))
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A positive whole number; a list with one value per layer is taken where all layers agree."""
+        """Read a positive integer, or a list with the same value for every layer."""
         value = self.get(key)
         if isinstance(value, list) and value and all(entry == value[0] for entry in value):
             value = value[0]
         elif isinstance(value, list):
             raise UnsupportedModel(f"{self._path}: '{key}' differs from layer to layer, which is not supported.")
-        if not value and default is not None:  # a zero stands for "not set"
+        if not value and default is not None:  # zero means "not set"
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise CorruptWeights(f"{self._path}: the metadata entry '{key}' is {value!r}, not a positive whole number.")
@@ -72,7 +72,7 @@ class Metadata:
         return self._list(key, (int, float))
 
     def token_id(self, key: str) -> int | None:
-        """A token id that must lie inside the vocabulary; None where the file does not give it."""
+        """Read a token id, which must be in the vocabulary; None if it is not set."""
         value = self.get(key)
         if value is None:
             return None
@@ -95,12 +95,12 @@ class Metadata:
 
 
 def build_config(gguf: GgufFile, meta: Metadata, freq_factors: Sequence[float] | None) -> dict[str, Any]:
-    """The `config.json` of a file; `freq_factors` are the values of its `rope_freqs.weight`, where it has one."""
+    """Build `config.json`; `freq_factors` are the values of the tensor `rope_freqs.weight`, if there is one."""
     if meta.whole("arch.expert_count", 1) > 1 or any(".ffn_gate_exps" in name for name in gguf.tensors):
         raise UnsupportedModel(f"{gguf.path} is a mixture of experts, which is not supported.")
     biased = meta.architecture != "qwen2" and "blk.0.attn_q.bias" in gguf.tensors
     if biased and "blk.0.attn_output.bias" not in gguf.tensors:
-        raise UnsupportedModel(f"{gguf.path}: biases on some of its attention projections and not on all are not supported.")
+        raise UnsupportedModel(f"{gguf.path}: biases on only some attention projections are not supported.")
     embedding = gguf.tensors.get("token_embd.weight")
     hidden, heads = meta.whole("arch.embedding_length"), meta.whole("arch.attention.head_count")
     head_dim = meta.whole("arch.attention.key_length", hidden // heads or 1)
@@ -108,7 +108,7 @@ def build_config(gguf: GgufFile, meta: Metadata, freq_factors: Sequence[float] |
         if meta.whole(key, head_dim) != head_dim:
             raise UnsupportedModel(f"{gguf.path}: '{key}' is {meta.get(key)}; only the head size {head_dim} is supported.")
     if head_dim % 2 or meta.real("arch.rope.freq_base", 10000.0) <= 0:
-        raise CorruptWeights(f"{gguf.path}: no rope exists for a head size of {head_dim} and these frequencies.")
+        raise CorruptWeights(f"{gguf.path}: the head size {head_dim} or the rope base frequency is impossible.")
     if embedding and embedding.shape[0] < len(meta.strings("tokenizer.ggml.tokens")):
         raise CorruptWeights(f"{gguf.path} has more tokens than rows in its embedding ({embedding.shape[0]}).")
     context, theta = meta.whole("arch.context_length"), meta.real("arch.rope.freq_base", 10000.0)
@@ -134,7 +134,7 @@ def build_config(gguf: GgufFile, meta: Metadata, freq_factors: Sequence[float] |
 
 
 def _family(gguf: GgufFile, meta: Metadata, context: int) -> dict[str, Any]:
-    """Mistral's files call themselves llama; they are the same network unless a sliding window is set."""
+    """Mistral files declare themselves as llama, which is the same unless a sliding window is set."""
     window = meta.whole("arch.attention.sliding_window", context)
     if window >= context:
         return {"architectures": [ARCHITECTURES[meta.architecture]], "model_type": meta.architecture}
@@ -146,7 +146,7 @@ def _family(gguf: GgufFile, meta: Metadata, context: int) -> dict[str, Any]:
 def _rope_scaling(
     gguf: GgufFile, meta: Metadata, context: int, theta: float, head_dim: int, freq_factors: Sequence[float] | None
 ) -> dict[str, Any] | None:
-    kind = meta.text("arch.rope.scaling.type", "linear")  # the meaning of a bare factor, as in files older than the type
+    kind = meta.text("arch.rope.scaling.type", "linear")  # older files have a factor without a type
     factor = meta.real("arch.rope.scaling.factor", meta.real("arch.rope.scale_linear", 1.0)) or 1.0
     scaled = kind != "none" and (kind, factor) != ("linear", 1.0)
     if freq_factors is not None and any(value != 1.0 for value in freq_factors):
@@ -159,7 +159,7 @@ def _rope_scaling(
         return {"rope_type": "linear", "factor": _short(factor)}
     if kind == "yarn":
         return _yarn_scaling(gguf, meta, context, factor)
-    raise UnsupportedModel(f"{gguf.path} uses the rope scaling '{kind}'.", hint="Known ones: linear, yarn, llama3.")
+    raise UnsupportedModel(f"{gguf.path} uses the unsupported rope scaling '{kind}'.", hint="Supported: linear, yarn, llama3.")
 
 
 def _yarn_scaling(gguf: GgufFile, meta: Metadata, context: int, factor: float) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _yarn_scaling(gguf: GgufFile, meta: Metadata, context: int, factor: float) -
 
 
 def _llama3_scaling(gguf: GgufFile, theta: float, head_dim: int, freq_factors: Sequence[float]) -> dict[str, Any]:
-    """Find the known parameters that give exactly these factors: the file holds the result, not the recipe."""
+    """Find the known parameters that give exactly these factors: the file stores only the result."""
     for factor, low, high, original in _LLAMA3_ROPES if head_dim == 2 * len(freq_factors) else ():
         expected = llama3_freq_factors(theta, head_dim, factor, low, high, original)
         if all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(expected, freq_factors, strict=True)):
@@ -193,16 +193,16 @@ def _llama3_scaling(gguf: GgufFile, theta: float, head_dim: int, freq_factors: S
                 "original_max_position_embeddings": original,
             }
     raise UnsupportedModel(
-        f"{gguf.path} carries rope frequency factors ('rope_freqs.weight') that belong to no known rope scaling.",
+        f"{gguf.path} has rope frequency factors ('rope_freqs.weight') that match no known rope scaling.",
         hint="Use the model's safetensors from the hub instead.",
     )
 
 
 def llama3_freq_factors(theta: float, head_dim: int, factor: float, low: float, high: float, original: int) -> list[float]:
-    """By how much Llama 3 slows each rope frequency: not at all when fast, `factor` when slow, a blend in between."""
+    """How much Llama 3 slows each rope frequency: fast ones not at all, slow ones by `factor`, a blend in between."""
     factors = []
     for index in range(0, head_dim, 2):
-        turns = original / (2 * math.pi * theta ** (index / head_dim))  # how often this pair turns in the original context
+        turns = original / (2 * math.pi * theta ** (index / head_dim))  # rotations of this pair in the original context
         blend = min(max((turns - low) / (high - low), 0.0), 1.0)
         factors.append(1 / ((1 - blend) / factor + blend))
     return factors
@@ -217,7 +217,7 @@ def _special_ids(meta: Metadata) -> dict[str, Any]:
 
 
 def end_token_ids(meta: Metadata) -> list[int]:
-    """All ids that end an answer, the declared end of text first."""
+    """List all ids that end an answer, the declared end of text first."""
     named = [meta.token_id(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     template = meta.text("tokenizer.chat_template", "")
     types = meta.get("tokenizer.ggml.token_type") or []
@@ -231,5 +231,5 @@ def end_token_ids(meta: Metadata) -> list[int]:
 
 
 def _short(value: float) -> float:
-    """A float32 of the file as the decimal number that was meant: 1e-05 instead of 9.999999747378752e-06."""
+    """Round a float32 to the decimal number that was meant: 1e-05 instead of 9.999999747378752e-06."""
     return float(f"{value:.7g}")

@@ -1,4 +1,4 @@
-"""One GGUF file becomes one folder in Hugging Face layout, tensor by tensor, without ever holding the model in memory."""
+"""Convert a GGUF file to a folder in Hugging Face layout, tensor by tensor, without holding the model in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.model.sources.gguf_tensors import Planned, pieces, plan_tensors
 from penstock.model.sources.gguf_tokenizer import build_tokenizer, build_tokenizer_config
 from penstock.progress import Progress, silent
 
-# Part of a converted folder's identity: raise it when the conversion's result changes, and old folders are not taken.
+# Part of a converted folder's identity: increase it when the result of the conversion changes.
 CONVERSION = 1
 
 
@@ -36,7 +36,7 @@ def convert(source: Path, folder: Path, *, progress: Progress = silent) -> dict[
 
 
 def _write_safetensors(path: Path, gguf: GgufFile, planned: list[Planned], progress: Progress) -> None:
-    """The format is a length, a JSON table and the bytes; written by hand because a library would want them all at once."""
+    """Write a length, a JSON table and the bytes; by hand, because a library would want all tensors at once."""
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in planned:

@@ -1,7 +1,7 @@
-"""The GGUF container: its metadata, its table of tensors, and the raw bytes of one tensor. It knows no architecture.
+"""Read GGUF files: metadata, the table of tensors, and the raw bytes of a tensor, for any architecture.
 
-Every length in the file is checked against the file's size before it is used, so that a truncated or damaged file ends in
-`CorruptWeights` and never in a crash, a hang or a huge allocation.
+Every length in the file is checked against the file's size before it is used, so that a damaged file raises
+`CorruptWeights` and never causes a crash, a hang or a huge allocation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies and how it is stored. `shape` is in the usual order (rows first), unlike in the file."""
+    """The position and format of a tensor in the file. `shape` has rows first, unlike in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file opened for reading: the metadata is in memory, the tensors stay on disk until they are asked for."""
+    """An open GGUF file: the metadata is in memory, the tensors stay on disk until they are read."""
 
     path: Path
     metadata: dict[str, Any]
@@ -52,7 +52,7 @@ class GgufFile:
     data: mmap.mmap
 
     def raw(self, tensor: TensorInfo) -> NDArray[np.uint8]:
-        """The stored bytes, mapped and not copied: [rows, row_bytes]."""
+        """Map the stored bytes without copying: [rows, row_bytes]."""
         import numpy as np
 
         flat = np.frombuffer(self.data, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
@@ -72,7 +72,7 @@ def read_gguf(path: Path) -> GgufFile:
     version = cursor.number("I", "the version")
     if version not in (2, 3):
         kind = "a big-endian file" if version >= 1 << 16 else f"version {version}"
-        raise UnsupportedModel(f"{path} is GGUF, but {kind}.", hint="Versions 2 and 3, little-endian, can be read.")
+        raise UnsupportedModel(f"{path} is GGUF, but {kind}.", hint="Supported are versions 2 and 3, little-endian.")
     tensor_count = cursor.number("Q", "the number of tensors")
     key_count = cursor.number("Q", "the number of metadata entries")
     metadata: dict[str, Any] = {}
@@ -126,7 +126,7 @@ _Entry = tuple[str, tuple[int, ...], int, int]  # name, shape, type number, offs
 
 
 class _Cursor:
-    """Reads forward through the header; every read says what it is after, for the message when it is not there."""
+    """Reads forward through the header; `what` names the value to read, for error messages."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
@@ -135,7 +135,7 @@ class _Cursor:
         self.position = 0
 
     def advance(self, count: int, what: str) -> int:
-        """Step over `count` bytes and return where they begin."""
+        """Skip `count` bytes and return where they start."""
         start = self.position
         if count > self.size - start:
             raise CorruptWeights(
@@ -185,7 +185,7 @@ class _Cursor:
         return [self.value(kind, what, depth + 1) for _ in range(count)]
 
     def strings(self, count: int, what: str) -> list[str]:
-        # Vocabularies hold hundreds of thousands of strings: this loop is the reading time of a header.
+        # Vocabularies have hundreds of thousands of strings: this loop is most of the time to read a header.
         read_length, data, size, position = struct.Struct("<Q").unpack_from, self.data, self.size, self.position
         found: list[str] = []
         for _ in range(count):

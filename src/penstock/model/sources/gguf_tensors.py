@@ -1,4 +1,4 @@
-"""GGUF tensors under their Hugging Face names: which there must be, of what shape, and their values, piece by piece."""
+"""Map GGUF tensors to their Hugging Face names, check their shapes, and read their values piece by piece."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _COPIED_TYPES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
-_IGNORED = ("rope_freqs.weight",)  # goes into the config
+_IGNORED = ("rope_freqs.weight",)  # becomes part of the config
 _PIECE_ELEMENTS = 4 << 20  # at most 16 MiB of float32 at a time
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One tensor to write: its new name, how it is stored, and the order of its rows (None: as they are)."""
+    """A tensor to write: its new name, its new type, and the order of its rows (None for unchanged)."""
 
     name: str
     source: TensorInfo
@@ -34,8 +34,8 @@ class Planned:
 
 
 def plan_tensors(gguf: GgufFile, config: dict[str, Any]) -> list[Planned]:
-    """Decide everything before the first byte is written, so that a file that cannot be converted fails at once."""
-    if config["num_hidden_layers"] > len(gguf.tensors):  # before a list is made as long as a damaged number says
+    """Plan the conversion of all tensors before a byte is written, so that a file that cannot be converted fails at once."""
+    if config["num_hidden_layers"] > len(gguf.tensors):  # a damaged number must not cause a huge list
         raise CorruptWeights(f"{gguf.path} claims {config['num_hidden_layers']:,} layers, but has {len(gguf.tensors)} tensors.")
     expected = dict(_expected(config))
     unknown = next((name for name in gguf.tensors if name not in expected and name not in _IGNORED), None)
@@ -51,12 +51,12 @@ def plan_tensors(gguf: GgufFile, config: dict[str, Any]) -> list[Planned]:
         planned.append(Planned(name, source, _COPIED_TYPES.get(source.type_name, "F16"), _row_order(gguf_name, config)))
     for kind in {entry.source.type_name for entry in planned}:
         _check_readable(kind)
-    # Four-byte types first: then every tensor begins at a multiple of its element size without holes between them.
+    # Four-byte types first: then every tensor starts at a multiple of its element size without gaps.
     return sorted(planned, key=lambda entry: entry.dtype != "F32")
 
 
 def _expected(config: dict[str, Any]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """GGUF name -> (Hugging Face name, shape), in the order in which a forward pass meets them."""
+    """Yield GGUF name -> (Hugging Face name, shape), in the order of a forward pass."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     yield "token_embd.weight", ("model.embed_tokens.weight", (config["vocab_size"], hidden))
@@ -112,11 +112,11 @@ def _check_readable(type_name: str) -> None:
     try:
         dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
     except NotImplementedError:
-        raise UnsupportedModel(f"Tensors of the GGUF type {type_name} cannot be read.") from None
+        raise UnsupportedModel(f"Tensors of the GGUF type {type_name} are not supported.") from None
 
 
 def pieces(gguf: GgufFile, tensor: Planned) -> Iterator[NDArray[Any]]:
-    """The tensor's rows in their final order and type, a few MiB at a time."""
+    """Yield the tensor's rows in their final order and type, a few MiB at a time."""
     raw = gguf.raw(tensor.source)  # [rows, row_bytes]
     if len(tensor.source.shape) == 1:
         values = _values(raw, tensor, gguf).reshape(-1)
@@ -139,5 +139,5 @@ def _values(raw: NDArray[np.uint8], tensor: Planned, gguf: GgufFile) -> NDArray[
     with np.errstate(all="ignore"):
         values = dequantize(raw, GGMLQuantizationType[tensor.source.type_name]).astype(np.float16)
     if not np.isfinite(values).all():
-        raise CorruptWeights(f"{gguf.path}: the tensor '{tensor.source.name}' holds values that are not finite.")
+        raise CorruptWeights(f"{gguf.path}: the tensor '{tensor.source.name}' has NaN or infinite values.")
     return values

@@ -1,7 +1,7 @@
-"""From GGUF's vocabulary to `tokenizer.json` and `tokenizer_config.json`.
+"""Build `tokenizer.json` and `tokenizer_config.json` from the vocabulary of a GGUF file.
 
-A GGUF names how text is split before the merges apply (`tokenizer.ggml.pre`) instead of describing it; each name we are sure of
-is rebuilt here as the model's authors published it. An unknown name is refused: a wrong split gives wrong tokens in silence.
+A GGUF file names the rules by which text is split before merges (`tokenizer.ggml.pre`) but does not hold them; they are
+rebuilt here as the model's authors published them. An unknown name is refused, since a wrong split gives wrong tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_MODERN = (  # Llama 3 and Qwen 2 share all but how many digits stay together
+_MODERN = (  # Llama 3 and Qwen 2 differ only in how many digits stay together
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _TEKKEN = (
@@ -33,7 +33,7 @@ _TEKKEN = (
 
 @dataclass(frozen=True)
 class _Split:
-    """How one family cuts text: regular expressions applied one after the other, and the habits that come with them."""
+    """How a family splits text: regular expressions applied one after the other, and related options."""
 
     patterns: tuple[str, ...]
     nfc: bool = False
@@ -59,11 +59,11 @@ _SPLITS = {
 
 
 def build_tokenizer(path: Path, meta: Metadata) -> str:
-    """The content of `tokenizer.json`."""
+    """Build the content of `tokenizer.json`."""
     kind = meta.text("tokenizer.ggml.model")
     builders: dict[str, Callable[[Path, Metadata], Tokenizer]] = {"gpt2": _byte_level, "llama": _sentencepiece}
     if kind not in builders:
-        raise UnsupportedModel(f"{path} has a tokenizer of the kind '{kind}'.", hint=f"Known ones: {', '.join(builders)}.")
+        raise UnsupportedModel(f"{path} has the unsupported tokenizer '{kind}'.", hint=f"Supported: {', '.join(builders)}.")
     tokenizer = builders[kind](path, meta)
     tokenizer.add_tokens(_added_tokens(meta))
     tokenizer.post_processor = _post_processor(meta)
@@ -71,7 +71,7 @@ def build_tokenizer(path: Path, meta: Metadata) -> str:
 
 
 def build_tokenizer_config(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
-    """The content of `tokenizer_config.json`."""
+    """Build the content of `tokenizer_config.json`."""
     tokens = meta.strings("tokenizer.ggml.tokens")
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: meta.token_id(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
@@ -95,8 +95,8 @@ def _byte_level(path: Path, meta: Metadata) -> Tokenizer:
     merges = [_pair(merge, path) for merge in meta.strings("tokenizer.ggml.merges")]
     try:
         model = models.BPE(_vocabulary(meta), merges, ignore_merges=split.ignore_merges)
-    except Exception as error:  # the library raises bare exceptions, for merges of unknown tokens among others
-        raise CorruptWeights(f"{path}: its vocabulary and merges do not fit together ({error}).") from error
+    except Exception as error:  # the library raises bare exceptions, such as for merges of unknown tokens
+        raise CorruptWeights(f"{path}: its vocabulary and merges do not match ({error}).") from error
     tokenizer = Tokenizer(model)
     if split.nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -122,8 +122,8 @@ def _pre_tokenizer(split: _Split) -> PreTokenizer:
 def _split_of(meta: Metadata) -> _Split:
     name = meta.text("tokenizer.ggml.pre", "default")
     if name not in _SPLITS:
-        hint = f"Known ones: {', '.join(_SPLITS)}."
-        raise UnsupportedModel(f"The file's tokenizer splits text by the rules '{name}'.", hint=hint)
+        hint = f"Supported: {', '.join(_SPLITS)}."
+        raise UnsupportedModel(f"The tokenizer splits text by the unsupported rules '{name}'.", hint=hint)
     return _SPLITS[name]
 
 
@@ -143,7 +143,7 @@ def _sentencepiece(path: Path, meta: Metadata) -> Tokenizer:
     spaces: list[Any] = [normalizers.Replace(" ", "▁")]
     decode: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if meta.flag("tokenizer.ggml.add_space_prefix", True):
-        # As a normaliser and not as Metaspace: SentencePiece puts the space before every piece of text between special tokens.
+        # As a normalizer and not as Metaspace: SentencePiece puts the space before every text between special tokens.
         spaces.insert(0, normalizers.Prepend("▁"))
         decode.append(decoders.Strip(" ", 1, 0))
     tokenizer.normalizer = normalizers.Sequence(spaces)
@@ -152,7 +152,7 @@ def _sentencepiece(path: Path, meta: Metadata) -> Tokenizer:
 
 
 def _merges_from_scores(vocabulary: dict[str, int], meta: Metadata) -> list[tuple[str, str]]:
-    """SentencePiece joins whatever pair gives the best-scored piece: every split of every piece is a merge, best score first."""
+    """Derive merges: SentencePiece joins the pair with the best-scored result, so every split of a piece is a merge."""
     tokens, scores = meta.strings("tokenizer.ggml.tokens"), meta.numbers("tokenizer.ggml.scores")
     normal = {token for token, kind in zip(tokens, _token_types(meta), strict=True) if kind == _NORMAL}
     if len(scores) < len(tokens):
@@ -191,7 +191,7 @@ def _token_types(meta: Metadata) -> list[int]:
 
 
 def _added_tokens(meta: Metadata) -> list[AddedToken]:
-    """Tokens that are matched whole in a text before it is split: control tokens, and those that the model's authors added."""
+    """List tokens that are matched in a text before it is split: control tokens and those added by the model's authors."""
     from tokenizers import AddedToken
 
     special = {_CONTROL, _UNKNOWN}
@@ -221,7 +221,5 @@ def _post_processor(meta: Metadata) -> Any:
         return [f"{tokens[i]}:{kind}" for i in before] + [f"{text}:{kind}"] + [f"{tokens[i]}:{kind}" for i in after]
 
     return processors.TemplateProcessing(
-        single=around("$A", 0),
-        pair=around("$A", 0) + around("$B", 1),
-        special_tokens=[(tokens[i], i) for i in {*before, *after}],
+        single=around("$A", 0), pair=around("$A", 0) + around("$B", 1), special_tokens=[(tokens[i], i) for i in {*before, *after}]
     )

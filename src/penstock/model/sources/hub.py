@@ -1,6 +1,6 @@
-"""Models of the Hugging Face hub: only the files that are needed, in the hub library's own cache, as one snapshot folder.
+"""Fetch models from the Hugging Face hub: only the files that are needed, into the hub library's own cache.
 
-The library reads HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE itself. Its errors are turned into ours here and nowhere else.
+The library reads HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE itself. Its errors are turned into ours here.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from penstock.progress import Progress
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _LAYER = re.compile(r"(?:language_model\.model|model\.language_model|model)\.layers\.(\d+)\.")
-_LANGUAGE_MODEL_SUFFIXES = (
-    "ForCausalLM",
-    "Gemma3ForConditionalGeneration",
-)  # how the classes of models are named that Penstock may run
+_LANGUAGE_MODEL_SUFFIXES = ("ForCausalLM", "Gemma3ForConditionalGeneration")  # of the classes that Penstock may run
 _PLAIN_NAME = re.compile(r"\w[\w.-]*")
 _INDEX = "model.safetensors.index.json"
 _OPTIONAL = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
@@ -34,12 +31,12 @@ def is_hub_id(model: str) -> bool:
 
 
 def fetch(model: str, *, layers: LayerRange | None, ends: bool, progress: Progress) -> Path:
-    """The snapshot folder of `org/name[@revision]`, holding at least the wanted part of the weights."""
+    """Fetch `org/name[@revision]` and return its snapshot folder, with at least the wanted part of the weights."""
     name, _, revision = model.partition("@")
     snapshot = _Snapshot(name, revision or None, progress)
-    progress(f"asking the hub for {name}", 0, 0)  # the library is patient: without a network this takes a while
+    progress(f"asking the hub for {name}", 0, 0)  # without a network the library takes a while to give up
     folder = snapshot.require("config.json").parent
-    snapshot.revision = folder.name  # a commit: the files that follow belong together even if the branch moves meanwhile
+    snapshot.revision = folder.name  # a commit, so that all files match even if the branch moves meanwhile
     snapshot.require("tokenizer.json")
     for filename in _OPTIONAL:
         snapshot.get(filename)
@@ -47,12 +44,12 @@ def fetch(model: str, *, layers: LayerRange | None, ends: bool, progress: Progre
         for shard in wanted_shards(_weight_map(index), layers, ends):
             snapshot.require(shard)
     elif snapshot.get("model.safetensors") is None:
-        raise UnsupportedModel(f"{name} on the hub has no weights as safetensors.", hint="Look for a repository that has them.")
+        raise UnsupportedModel(f"{name} on the hub has no safetensors weights.", hint="Look for a repository that has them.")
     return folder
 
 
 def wanted_shards(weight_map: dict[str, str], layers: LayerRange | None, ends: bool) -> list[str]:
-    """The files that hold a tensor of the wanted layers or, with `ends`, a tensor outside all layers."""
+    """List the files with a tensor of the wanted layers or, with `ends`, with a tensor outside all layers."""
 
     def wanted(tensor: str) -> bool:
         found = _LAYER.match(tensor)
@@ -64,7 +61,7 @@ def wanted_shards(weight_map: dict[str, str], layers: LayerRange | None, ends: b
 
 
 def snapshots() -> list[tuple[str, Path]]:
-    """The language models that the hub's cache holds: (org/name, folder). Found by the cache's layout, without the library."""
+    """List the language models in the hub's cache as (org/name, folder), without importing the library."""
     return [
         (folder.parent.parent.name.removeprefix("models--").replace("--", "/"), folder)
         for folder in sorted(_hub_cache().glob("models--*/snapshots/*"))
@@ -92,14 +89,14 @@ def _weight_map(index: Path) -> dict[str, str]:
         found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     except (ValueError, KeyError, TypeError):
         found = None
-    # The names become paths: one that leads out of the snapshot is refused with everything else that is no plain file name.
+    # The names become paths: refuse everything but plain file names, so that none leads out of the snapshot.
     if not isinstance(found, dict) or not all(_PLAIN_NAME.fullmatch(str(name)) for name in found.values()):
         raise CorruptWeights(f"{index} is not an index of safetensors files.", hint="Delete the file and try again.")
     return found
 
 
 class _Snapshot:
-    """One revision of one repository, from which files are fetched by name."""
+    """One revision of a repository, whose files are fetched by name."""
 
     def __init__(self, name: str, revision: str | None, progress: Progress) -> None:
         self.name = name
@@ -113,7 +110,7 @@ class _Snapshot:
         return found
 
     def get(self, filename: str) -> Path | None:
-        """Fetch one file, or take it from the cache; None where the repository has no such file."""
+        """Fetch a file, or take it from the cache; None if the repository does not have it."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
@@ -127,12 +124,12 @@ class _Snapshot:
                 return None
             except LocalEntryNotFoundError:
                 if _offline() and self._at_commit() and filename in (*_OPTIONAL, _INDEX):
-                    return None  # fetched by another tool that had no use for this file
+                    return None  # fetched by another tool that did not need this file
                 raise
         return Path(path)
 
     def _cached(self, filename: str) -> tuple[bool, Path | None]:
-        """Whether the cache knows all about a file, and where it is. A commit never changes, so the hub need not be asked."""
+        """Return whether the cache knows if the file exists, and its path. A commit never changes, so this is final."""
         from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache
 
         found = try_to_load_from_cache(self.name, filename, revision=self.revision) if self._at_commit() else None
@@ -157,13 +154,13 @@ def _wrap_hub_errors(name: str) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise DownloadFailed(
-            f"{name} on the hub may only be fetched by users who accepted its terms.",
+            f"{name} on the hub is only available to users who accepted its terms.",
             hint=f"Accept them at https://huggingface.co/{name} and set HF_TOKEN to a token of that account.",
         ) from error
     except errors.RepositoryNotFoundError as error:  # the hub answers 401 both for private and for missing repositories
         raise UnknownModel(
             f"There is no model {name} on the hub, or it is private.",
-            hint="Check the name; for a private repository set HF_TOKEN to a token that may read it.",
+            hint="Check the name; for a private repository set HF_TOKEN to a token that can read it.",
         ) from error
     except errors.RevisionNotFoundError as error:
         hint = "Write it as org/name@branch, @tag or @commit."
@@ -188,11 +185,12 @@ def _endpoint() -> str:
 
 
 def _bar(filename: str, progress: Progress) -> Any:
-    """A stand-in for the progress bar that the library would draw: it passes the figures on and draws nothing."""
+    """Make a replacement for the library's progress bar that reports to `progress` instead."""
 
     class Bar:
         def __init__(self, *_: Any, total: float | None = None, initial: float = 0, **__: Any) -> None:
-            self.total, self.n = total, initial
+            self.total = total
+            self.n = initial
             self.update(0)
 
         def update(self, count: float | None = 1) -> None:

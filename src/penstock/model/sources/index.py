@@ -1,4 +1,4 @@
-"""A Python package index: where a file of a project can be fetched, by the JSON or the HTML form of the simple API."""
+"""Find the URL of a project's file on a Python package index, by the JSON or HTML form of the simple API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def index_url() -> str:
 
 
 def file_url(project: str, filename: str) -> str:
-    """The address of `filename` as the index gives it."""
+    """Return the URL of `filename` as the index lists it."""
     page = f"{index_url().rstrip('/')}/{project}/"
     with open_url(page, {"Accept": _ACCEPT}) as answer:
         body = answer.read(_MAX_PAGE_BYTES)
@@ -56,7 +56,7 @@ class _Links(HTMLParser):
 
 
 def _with_credentials_of(page: str, address: str) -> str:
-    """A private index gives links without the user name; the same host wants it again, no other host may see it."""
+    """Copy the credentials of the index to a link on the same host; no other host may see them."""
     origin, target = urlsplit(page), urlsplit(address)
     user, at, host = origin.netloc.rpartition("@")
     if at and (origin.scheme, host) == (target.scheme, target.netloc):

@@ -1,4 +1,4 @@
-"""A GGUF file becomes a model folder in the cache, once: the user's own file, or the one that came out of a wheel."""
+"""Convert a GGUF file to a model folder in the cache, once: a user's own file, or one from a wheel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.progress import Progress
 
 
 def catalogue_folder(model: WheelModel) -> Path:
-    """Where the converted model lies, or will lie."""
+    """The folder of the converted model, which may not exist yet."""
     return model_folder(model.name, _identity(model.gguf_sha256))
 
 
@@ -30,11 +30,11 @@ def prepare_catalogued(model: WheelModel, *, progress: Progress) -> Path:
 
 
 def prepare_gguf(path: Path, *, progress: Progress) -> Path:
-    """Convert a user's file; a file that was changed since counts as another one."""
+    """Convert a user's file; a file that has changed since counts as another one."""
     name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower())
     path = path.resolve()
     if not os.access(path, os.R_OK):
-        raise UnknownModel(f"{path} may not be read.", hint="Check its permissions.")
+        raise UnknownModel(f"{path} cannot be read.", hint="Check its permissions.")
     status = path.stat()
 
     def fill(draft: Path) -> dict[str, Any]:

