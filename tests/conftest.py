@@ -36,6 +36,14 @@ def default_model_folder() -> Path:
     return resolve(DEFAULT_MODEL)
 
 
+@pytest.fixture(scope="session")
+def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory, default_model_folder: Path) -> Path:
+    """A folder with a model that loads at once and talks nonsense, for tests in which the words do not matter."""
+    from tests.tiny_chat_model import write_chat_model
+
+    return write_chat_model(tmp_path_factory.mktemp("models") / "tiny", default_model_folder)
+
+
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """The command line in this process: exit code, stdout and stderr."""

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,6 +21,7 @@ from penstock.doors.access.keys import Keys
 from penstock.workspace.batch.batches import Batches, BatchStatus
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
+from tests import warm
 from tests.jobs import cli
 from tests.server import clean_environment, free_port, running_server
 
@@ -47,7 +47,7 @@ def ws(tmp_path: Path) -> list[str]:
 
 
 def command(*args: str | Path) -> list[str]:
-    return [sys.executable, "-m", "tests.stub_node", "batch", *map(str, args)]
+    return warm.module("tests.stub_node", "batch", *args)
 
 
 def batch(*args: str | Path, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[str]:
@@ -240,7 +240,7 @@ def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
     assert json.loads(cli("flow", ws[1], "--json").stdout)["open_batches"] == 1
     assert cli("flow", ws[1], "-W", "--timeout", "0.1s").returncode == 2
     drained = subprocess.run(
-        [sys.executable, "-m", "tests.stub_node", "drain", ws[1]], cwd=ROOT, capture_output=True, text=True, check=False
+        warm.module("tests.stub_node", "drain", ws[1]), cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (drained.returncode, "error: 1 batch is open." in drained.stderr) == (1, True)
 
@@ -272,13 +272,14 @@ def test_without_a_server_the_usual_workspace_is_used(file: Path, tmp_path: Path
     assert f"the batch is kept in {tmp_path / 'state' / 'penstock' / 'workspace'}." in done.stderr
 
 
-def test_a_server_does_it_when_there_is_one(tmp_path: Path, default_model_folder: Path) -> None:
-    body = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
+def test_a_server_does_it_when_there_is_one(tmp_path: Path, tiny_chat_model: Path) -> None:
+    body = {"model": str(tiny_chat_model), "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
     file, bad = tmp_path / "in.jsonl", tmp_path / "bad.jsonl"
     file.write_bytes(lines("a", "b").replace(b'{"say": "a"}', json.dumps(body).encode()))
     large = tmp_path / "large.jsonl"
     large.write_bytes(lines("x" * 50_000_000))
-    with running_server("--workspace", str(tmp_path / "ws"), "--max-upload", "1MB") as server:
+    flags = ("--model", str(tiny_chat_model), "--workspace", str(tmp_path / "ws"), "--max-upload", "1MB")
+    with running_server(*flags) as server:
         done = batch(file, "--url", server.url, "--errors", bad)
         assert (done.returncode, names(done.stdout), names(bad.read_text())) == (1, ["a"], ["b"])
         once_more = batch(file, "--url", server.url)

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.work import Work
+from tests import warm
 from tests.jobs import cli
 from tests.server import clean_environment
 
@@ -29,7 +29,7 @@ def ws(tmp_path: Path) -> Path:
 
 
 def command(*args: str | Path) -> list[str]:
-    return [sys.executable, "-m", "tests.stub_node", "drain", *map(str, args)]
+    return warm.module("tests.stub_node", "drain", *args)
 
 
 def drain(*args: str | Path) -> subprocess.CompletedProcess[str]:

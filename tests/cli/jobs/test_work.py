@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.ui.durations import age, parse_duration_option
+from penstock.cli.ui.durations import age, parse_duration
 from penstock.workspace.store.layout import Workspace
-from tests.jobs import Run, cli, command, with_terminal_errors
+from tests.jobs import Run, cli, cold_command, with_terminal_errors
 from tests.server import clean_environment
 
 
@@ -155,12 +155,12 @@ def test_a_workspace_that_cannot_be_written_can_still_be_read(tmp_path: Path) ->
         folder.chmod(0o555)
     try:
         for args in (["work", tmp_path / "ws", "hi"], ["flow", tmp_path / "ws", "--cancel", job]):
-            done = subprocess.run([*as_anybody, *command(*args)], capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run([*as_anybody, *cold_command(*args)], capture_output=True, text=True, timeout=60, check=False)
             assert (done.returncode, done.stdout) == (1, "")
             assert f"error: {tmp_path / 'ws'}: Permission denied." in done.stderr
             assert "hint: You may not write there" in done.stderr
         listed = subprocess.run(
-            [*as_anybody, *command("flow", tmp_path / "ws")], capture_output=True, text=True, timeout=60, check=False
+            [*as_anybody, *cold_command("flow", tmp_path / "ws")], capture_output=True, text=True, timeout=60, check=False
         )
         assert (listed.returncode, job in listed.stdout) == (0, True)
     finally:
@@ -204,7 +204,7 @@ def test_the_help_has_examples_that_stay_on_their_lines(quickly: Run, name: str)
 
 
 def test_times_are_read_and_written_as_people_do() -> None:
-    assert [parse_duration_option(text) for text in ("90s", "10m", "2h", "7d", "45", "1.5h", " 3M ")] == [
+    assert [parse_duration(text) for text in ("90s", "10m", "2h", "7d", "45", "1.5h", " 3M ")] == [
         90,
         600,
         7200,

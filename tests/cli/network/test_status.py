@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.cli.network.picture import PLAIN, render
 from penstock.cli.ui.columns import breadth, labels, shortened, without_domain
+from tests import warm
 from tests.cli.network.network_status import node, pipe, route, segment, status
 from tests.server import clean_environment
 from tests.terminal import CTRL_C, Person
@@ -295,7 +295,7 @@ def answering(*answers: Any, code: int = 200) -> Iterator[tuple[str, list[tuple[
 
 
 def network(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.cli", "network", *args]
+    command = warm.penstock("network", *args)
     return subprocess.run(command, capture_output=True, encoding="utf-8", env=clean_environment(**env), timeout=60, check=False)
 
 

@@ -19,6 +19,7 @@ from penstock.config.home import Home
 from penstock.network.trust import authority, joining
 from penstock.network.trust.certificates import NODE_DAYS, load_identity
 from penstock.network.trust.invitation import encode
+from tests import warm
 from tests.server import clean_environment
 from tests.terminal import Person
 
@@ -30,7 +31,7 @@ def machine(home: Path) -> Machine:
     """The command line of a machine whose networks lie there."""
 
     def penstock(*args: str, stdin: str = "", rc: int = 0) -> Done:
-        command = [sys.executable, "-m", "penstock.cli", *args]
+        command = warm.penstock(*args)
         env = clean_environment(PENSTOCK_HOME=str(home))
         done = subprocess.run(command, input=stdin, text=True, capture_output=True, env=env, timeout=60, check=False)
         assert done.returncode == rc, done.stderr
