@@ -1,4 +1,4 @@
-"""The README does what it says: its commands and its Python are run as they stand."""
+"""The README and the pages that it leads to do what they say: their commands and their Python are run as they stand."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from tests.server import Server, free_port, running_server, until_ready
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMAND_LINE = (ROOT / "docs/command_line.md").read_text(encoding="utf-8")
+PYTHON = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+MAX_README_LINES = 120
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
 def commands(text: str) -> list[str]:
@@ -34,7 +37,7 @@ def commands(text: str) -> list[str]:
 
 SECTION = README[README.index("## Several machines") :].partition("\n## ")[0]
 NETWORK = commands(SECTION)
-COMMANDS = commands(README.replace(SECTION, ""))
+COMMANDS = list(dict.fromkeys(commands(README.replace(SECTION, "")) + commands(COMMAND_LINE)))
 SERVED = "http://127.0.0.1:8080"  # where the README's server is
 TO_A_SERVER = [command for command in COMMANDS if SERVED in command or command.endswith("penstock chat")]
 SERVERS = [command for command in COMMANDS if "penstock serve" in command]
@@ -80,6 +83,7 @@ def test_the_readme_shows_commands() -> None:
     assert len(TO_A_SERVER) >= 3
     assert "make serve" in README
     assert "make test" in README
+    assert len(README.splitlines()) < MAX_README_LINES
 
 
 @pytest.mark.parametrize("command", TO_A_SERVER)
@@ -142,13 +146,14 @@ def test_an_answer_of_the_readme_comes_from_the_default_model(command: str, wher
 
 
 @pytest.mark.slow
-def test_the_python_of_the_readme_works(where: Path) -> None:
-    first, second = blocks("python")
-    # the second example goes on inside the first one's `with`
-    body = "\n".join("    " + line for line in second.splitlines())
-    with contextlib.redirect_stdout(io.StringIO()) as told:
-        exec(compile(f"{first}\n{body}", "README.md", "exec"), {"__name__": "__main__"})
-    assert "The capital of France is Paris." in told.getvalue()
+def test_the_python_of_the_readme_and_of_its_page_works() -> None:
+    (shown,) = blocks(README, "python")
+    first, second = blocks(PYTHON, "python")
+    assert first.startswith(shown)
+    body = "\n".join("    " + line for line in second.splitlines())  # it goes on inside the first one's `with`
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(f"{first}\n{body}", "python.md", "exec"), {"__name__": "__main__"})
+    assert "The capital of France is Paris." in printed.getvalue()
 
 
 @pytest.mark.parametrize(
