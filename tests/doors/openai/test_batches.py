@@ -1,4 +1,4 @@
-"""Files and batches, with the real openai client against a real server with a workspace."""
+"""Files and batches, with the real openai client against a real server with a workspace and a small model."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.errors import KeyForbids
+from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.batch.batches import Batches
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
 from tests.doors.openai.batch_kills import MODEL, OVER, chat_line, check_batch_under_kills, jsonl
-from tests.server import Server, running_server
+from tests.server import Api, server_thread
 
 CHAT = "/v1/chat/completions"
 PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
-def server(default_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(small_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     workspace = tmp_path_factory.mktemp("batches") / "workspace"
-    with running_server("--workspace", str(workspace), "--max-upload", "1MB", "--max-body", "100kB") as running:
+    flags = ("--workspace", str(workspace), "--max-upload", "1MB", "--max-body", "100kB")
+    with server_thread(small_model, *flags) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> openai.OpenAI:
+def client(server: Api) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
@@ -156,7 +158,7 @@ def test_a_file_that_is_no_batch_fails_with_line_numbers(client: openai.OpenAI) 
     assert found == [("duplicate_custom_id", 2), ("invalid_json_line", 3)]
 
 
-def test_a_batch_is_cancelled_and_every_line_is_accounted_for(client: openai.OpenAI, server: Server) -> None:
+def test_a_batch_is_cancelled_and_every_line_is_accounted_for(client: openai.OpenAI, server: Api) -> None:
     lines = [chat_line(str(n), "Tell me a long story.", max_tokens=400, ignore_eos=True) for n in range(200)]
     batch = made(client, jsonl(lines))
     until = time.monotonic() + PATIENCE
@@ -233,7 +235,7 @@ def test_an_upload_may_be_larger_than_other_requests_but_not_too_large(client: o
     assert refused.value.status_code == 413
 
 
-def test_what_is_no_upload_is_refused(client: openai.OpenAI, server: Server) -> None:
+def test_what_is_no_upload_is_refused(client: openai.OpenAI, server: Api) -> None:
     with pytest.raises(openai.BadRequestError, match="purpose"):
         client.files.create(file=b"{}", purpose="vision")
     with pytest.raises(openai.BadRequestError, match="seconds"):
@@ -311,5 +313,6 @@ def test_a_line_without_a_model_is_refused_by_a_key_for_some_where_there_is_none
         keys.check_model(keys.find(secret).owner)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_batch_is_lost_or_done_twice_when_its_server_is_killed(tmp_path: Path, default_model_folder: Path) -> None:
     check_batch_under_kills(tmp_path, lines=12, kills=1, seed=1)
