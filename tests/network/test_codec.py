@@ -136,7 +136,8 @@ def test_random_headers_in_a_sound_frame_are_malformed(kind: int, header: bytes,
 
 json_like = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
 )
 
 

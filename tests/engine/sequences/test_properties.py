@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import POLICY_NAMES, EngineConfig
@@ -17,6 +16,7 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import Embedded, FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from tests.engine.fakes import FakeSegment, embedding, finish, make_engine, make_job, oracle, own
+from tests.examples import examples
 
 configs = st.builds(
     EngineConfig,
@@ -71,8 +71,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(config=configs, stages=st.integers(1, 3), blocks=st.integers(4, 20), script=events)
+@examples(few=50, many=250, config=configs, stages=st.integers(1, 3), blocks=st.integers(4, 20), script=events)
 def test_every_job_gets_its_own_tokens_and_one_end_whatever_happens_around_it(
     config: EngineConfig, stages: int, blocks: int, script: list[tuple[object, ...]]
 ) -> None:
