@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
@@ -16,16 +15,17 @@ from penstock.domain.span import NetworkJob
 from tests.engine import layouts
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, Faults, World
+from tests.examples import examples
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
-slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 asks = st.lists(
     st.tuples(layouts.prompts, layouts.params | st.none(), st.floats(0, 0.3), st.booleans()), min_size=1, max_size=6
 )  # None: an embedding
 
 
-@settings(slow, max_examples=40)
-@given(
+@examples(
+    few=12,
+    many=40,
     network=layouts.networks(most_nodes=3, most_layers=4),
     config=layouts.configs,
     faults=layouts.faults,
