@@ -141,8 +141,8 @@ class PlacementAgent:
 
     def _find_source(self, download: bool) -> WeightsSource:
         self._membership.wait_for_peers()
-        weights_fetcher = self._membership.weights_fetcher if self._node.network.share_weights else None
-        return find_source(self._model.id, self._agreed_weights(), weights_fetcher, self._progress, download=download)
+        fetcher = self._membership.weights_fetcher if self._node.network.share_weights else None
+        return find_source(self._model.id, self._agreed_weights(), fetcher, self._progress, download=download)
 
     def _agreed_weights(self) -> str:
         return agreed_weights(self._membership.records, self._model.id, exclude=self._node.node_id)
@@ -178,7 +178,7 @@ class PlacementAgent:
         minimum = ends + footprint.peak + max(needed, 0 if ends else 1) * footprint.least + (self._model.kv_memory or 0)
         what = f"layers {listed(self._pinned)}" if needed else "the ends alone" if ends else "a single layer"
         raise NotEnoughMemory(
-            f"The memory limit of {format_bytes(budget.total)} is too small for {what} of {self._model.id}: "
+            f"The memory budget of {format_bytes(budget.total)} is too small for {what} of {self._model.id}: "
             + (f"the ends need {format_bytes(ends)}, " if ends else "")
             + f"a layer {format_bytes(footprint.layer)} and at least {format_bytes(footprint.least - footprint.layer)} for KV.",
             hint=f"Set max_memory to at least {format_bytes(int(1.01 * minimum))}"  # more than what rounding may cut off
