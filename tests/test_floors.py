@@ -35,6 +35,7 @@ FLOORS = {
     "errors": 1,
     "stats": 1,
     "progress": 1,
+    "units": 1,
 }
 # Floors inside a package: folders, and files that lie beside them. Rooms of one floor do not import each other.
 INNER_FLOORS = {

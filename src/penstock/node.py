@@ -240,7 +240,7 @@ class Node:
                 for model in wanted
             ]
         finally:
-            membership.taker.close()
+            membership.weights_fetcher.close()
             membership.leave()
 
     def _wanted(self, membership: Membership) -> Sequence[HostedModelConfig]:
@@ -249,7 +249,7 @@ class Node:
 
         if not self.config.adopts:
             return self.config.models
-        membership.wait_for_others()
+        membership.wait_for_peers()
         return [
             replace(
                 self.config.models[0],
@@ -273,13 +273,13 @@ class Node:
         return hosted
 
     def _join(self) -> Membership:
-        from penstock.network.trust.peers import remembered
+        from penstock.network.trust.peers import load_endpoints
         from penstock.network.zenoh_router import ZenohRouter
         from penstock.peers.membership import Membership
 
         network = self.config.network
         if network.peers_file is not None:
-            network = replace(network, connect=tuple(dict.fromkeys([*network.connect, *remembered(network.peers_file)])))
+            network = replace(network, connect=tuple(dict.fromkeys([*network.connect, *load_endpoints(network.peers_file)])))
         router = ZenohRouter(network, self.config.node_id, self._epoch)
         return Membership(router, network, node=self.config.node_id, epoch=self._epoch)
 
@@ -289,7 +289,7 @@ class Node:
 
     def _leave(self) -> None:
         if self.membership is not None:
-            self.membership.taker.close()  # who fetches weights would be waited for
+            self.membership.weights_fetcher.close()  # or leaving would wait for a fetch
         for agent in self._agents:
             agent.close()
         self._stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from penstock.errors import ConfigError
@@ -37,6 +37,13 @@ class LayerRange(NamedTuple):
         if not 0 <= found.start < found.end:
             raise ConfigError(f"The layer range {text} is empty or negative.", hint="END must be larger than START.")
         return found
+
+
+def contiguous_ranges(layers: Collection[int]) -> tuple[LayerRange, ...]:
+    """Return as few ranges as possible that have exactly these layers."""
+    starts = sorted(layer for layer in layers if layer - 1 not in layers)
+    ends = sorted(layer + 1 for layer in layers if layer + 1 not in layers)
+    return tuple(map(LayerRange, starts, ends))
 
 
 class PrivateLayers(NamedTuple):
