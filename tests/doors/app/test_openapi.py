@@ -28,9 +28,9 @@ from penstock.errors import InvalidSampling
 
 def all_routes() -> list[Route]:
     """Those of a server; nobody answers."""
-    desk = RequestDispatcher({}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
-    dialects = [openai_routes(desk), responses_routes(desk, None), batch_routes(None)]
-    dialects += [anthropic_routes(desk), ollama_routes(desk), NodeEndpoints(desk, "node", dict, None).routes()]
+    dispatcher = RequestDispatcher({}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
+    dialects = [openai_routes(dispatcher), responses_routes(dispatcher, None), batch_routes(None)]
+    dialects += [anthropic_routes(dispatcher), ollama_routes(dispatcher), NodeEndpoints(dispatcher, "node", dict, None).routes()]
     return with_document([route for routes in dialects for route in routes])
 
 

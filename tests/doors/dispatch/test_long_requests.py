@@ -104,8 +104,10 @@ def test_a_large_request_is_understood_tokenized_and_put_together_aside(
 
     async def ask(hosted: Hosted) -> None:
         served: Any = ServedModel(hosted)
-        desk = RequestDispatcher({"fake": served}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
-        desk.mailbox = Mailbox()
+        dispatcher = RequestDispatcher(
+            {"fake": served}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None)
+        )
+        dispatcher.mailbox = Mailbox()
         body = json.dumps({"model": "fake", "text": "x" * length}).encode()
         messages = [{"type": "http.request", "body": body}]
 
@@ -116,7 +118,7 @@ def test_a_large_request_is_understood_tokenized_and_put_together_aside(
             pass
 
         scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {"caller": OWNER, "log": {}}}
-        response = await desk.answer(Said, exchange, Request(scope, receive))
+        response = await dispatcher.answer(Said, exchange, Request(scope, receive))
         hosted.engine.start()
         await response(scope, receive, send)
 

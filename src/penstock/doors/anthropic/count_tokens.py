@@ -15,12 +15,12 @@ from penstock.doors.http.replies import json_reply
 
 
 class CountTokensEndpoint:
-    def __init__(self, desk: RequestDispatcher) -> None:
-        self._desk = desk
+    def __init__(self, dispatcher: RequestDispatcher) -> None:
+        self._dispatcher = dispatcher
 
     async def count(self, request: Request) -> Response:
         asked = await read(CountTokensRequest, request)
-        served = self._desk.find(asked.model, request)
+        served = self._dispatcher.find(asked.model, request)
         with named_as_given(asked.names):
             tokens = await run_in_thread(lambda: turn_tokens(turn_of(asked), served))
         return json_reply(wire.TokenCount(input_tokens=len(tokens)))

@@ -29,8 +29,8 @@ PAGING = (
 )
 
 
-def model_page(desk: RequestDispatcher, request: Request) -> wire.ModelPage:
-    query, offered = request.query_params, dict(desk.offered(request))
+def model_page(dispatcher: RequestDispatcher, request: Request) -> wire.ModelPage:
+    query, offered = request.query_params, dict(dispatcher.offered(request))
     names = list(offered)
     after, before = _place("after_id", names, query), _place("before_id", names, query)
     limit = asked_limit(request, usual=PAGE, most=MAX_PAGE)
@@ -40,21 +40,21 @@ def model_page(desk: RequestDispatcher, request: Request) -> wire.ModelPage:
         found = []  # all that are offered are active
     shown = found[:limit] if before is None or after is not None else found[-limit:]
     return wire.ModelPage(
-        data=[describe(name, offered[name], desk) for name in shown],
+        data=[describe(name, offered[name], dispatcher) for name in shown],
         has_more=len(shown) < len(found),
         first_id=shown[0] if shown else None,
         last_id=shown[-1] if shown else None,
     )
 
 
-def describe(name: str, served: ServedModel, desk: RequestDispatcher) -> wire.AnthropicModelOut:
+def describe(name: str, served: ServedModel, dispatcher: RequestDispatcher) -> wire.AnthropicModelOut:
     context = served.hosted.context
     return wire.AnthropicModelOut(
         id=name,
         display_name=served.hosted.name,
         created_at=datetime.fromtimestamp(served.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         max_input_tokens=context,
-        max_tokens=min(context, desk.limits.max_tokens or context),
+        max_tokens=min(context, dispatcher.limits.max_tokens or context),
     )
 
 

@@ -12,11 +12,11 @@ from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.http.route import Route, in_dialect
 
 
-def anthropic_routes(desk: RequestDispatcher) -> list[Route]:
+def anthropic_routes(dispatcher: RequestDispatcher) -> list[Route]:
     return in_dialect(
         ANTHROPIC,
         [
-            desk.route(
+            dispatcher.route(
                 "/v1/messages",
                 MessagesRequest,
                 messages.exchange,
@@ -28,7 +28,7 @@ def anthropic_routes(desk: RequestDispatcher) -> list[Route]:
             Route(
                 "POST",
                 "/v1/messages/count_tokens",
-                CountTokensEndpoint(desk).count,
+                CountTokensEndpoint(dispatcher).count,
                 "How many tokens a conversation has",
                 asks=CountTokensRequest,
                 gives=wire.TokenCount,

@@ -25,14 +25,14 @@ from penstock.errors import KeyForbids, NotReady
 class NodeEndpoints:
     def __init__(
         self,
-        desk: RequestDispatcher,
+        dispatcher: RequestDispatcher,
         node_id: str,
         network: Callable[[], Mapping[str, Any]],
         backlog: Backlog | None,
     ) -> None:
-        self._desk, self._node_id, self._network, self._backlog = desk, node_id, network, backlog
-        hosted = [served.hosted for served in desk.models.values()]
-        self._readiness = Readiness(hosted, within=desk.server.ready_within)
+        self._dispatcher, self._node_id, self._network, self._backlog = dispatcher, node_id, network, backlog
+        hosted = [served.hosted for served in dispatcher.models.values()]
+        self._readiness = Readiness(hosted, within=dispatcher.server.ready_within)
 
     def routes(self) -> list[Route]:
         return in_dialect(
@@ -48,18 +48,18 @@ class NodeEndpoints:
         )
 
     async def root(self, request: Request) -> Response:
-        base, desk = f"{request.url.scheme}://{request.url.netloc}/v1", self._desk
-        if not desk.models:
-            return PlainTextResponse(f"Penstock {__version__}: {desk.holds()}\n")
-        return PlainTextResponse(f"Penstock {__version__} serves {desk.names(request)}. OpenAI clients find it at {base}\n")
+        base, dispatcher = f"{request.url.scheme}://{request.url.netloc}/v1", self._dispatcher
+        if not dispatcher.models:
+            return PlainTextResponse(f"Penstock {__version__}: {dispatcher.holds()}\n")
+        return PlainTextResponse(f"Penstock {__version__} serves {dispatcher.names(request)}. OpenAI clients find it at {base}\n")
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "version": __version__})
 
     async def ready(self, request: Request) -> Response:
-        if self._desk.draining:
+        if self._dispatcher.draining:
             raise leaving()
-        for hosted in self._desk.layers:
+        for hosted in self._dispatcher.layers:
             if not hosted.engine.running:
                 raise NotReady(f"The engine of {hosted.name} has stopped.", hint="Start the node again; its log says why.")
         await self._readiness.check()
@@ -72,9 +72,11 @@ class NodeEndpoints:
 
     async def status(self, request: Request) -> Response:
         _check_unlimited(request)
-        desk = self._desk
+        dispatcher = self._dispatcher
         return JSONResponse(
-            describe(self._node_id, self._hosted(), desk.aliases, draining=desk.draining, workspace=self._jobs_on_disk())
+            describe(
+                self._node_id, self._hosted(), dispatcher.aliases, draining=dispatcher.draining, workspace=self._jobs_on_disk()
+            )
         )
 
     async def network(self, request: Request) -> Response:
@@ -85,7 +87,7 @@ class NodeEndpoints:
         return None if self._backlog is None else self._backlog.describe()
 
     def _hosted(self) -> list[HostedLayers]:
-        return [*(served.hosted for served in self._desk.models.values()), *self._desk.layers]
+        return [*(served.hosted for served in self._dispatcher.models.values()), *self._dispatcher.layers]
 
 
 def _check_unlimited(request: Request) -> None:

@@ -57,27 +57,27 @@ class OAIHttpServer:
     ) -> None:
         self._server, self._keys = server, keys
         self._arriving: set[asyncio.Task[Any]] = set()
-        self._desk = RequestDispatcher(models, aliases, layers, server=server, limits=limits, keys=keys)
-        observing = NodeEndpoints(self._desk, node_id, network, backlog)
-        desk = self._desk
+        self._dispatcher = RequestDispatcher(models, aliases, layers, server=server, limits=limits, keys=keys)
+        observing = NodeEndpoints(self._dispatcher, node_id, network, backlog)
+        dispatcher = self._dispatcher
         routes = [
-            *openai_routes(desk),
-            *model_routes(desk),
-            *responses_routes(desk, backlog),
+            *openai_routes(dispatcher),
+            *model_routes(dispatcher),
+            *responses_routes(dispatcher, backlog),
             *batch_routes(backlog),
-            *anthropic_routes(desk),
-            *ollama_routes(desk),
+            *anthropic_routes(dispatcher),
+            *ollama_routes(dispatcher),
             *observing.routes(),
         ]
         self.app = self._build(with_document(routes))
 
     @property
     def draining(self) -> bool:
-        return self._desk.draining
+        return self._dispatcher.draining
 
     @draining.setter
     def draining(self, value: bool) -> None:
-        self._desk.draining = value
+        self._dispatcher.draining = value
 
     def hurry(self) -> None:
         """On the event loop: what was not read to its end yet is refused, since its answer would come too late."""
@@ -87,7 +87,7 @@ class OAIHttpServer:
     def _build(self, routes: Sequence[Route]) -> Starlette:
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
-            self._desk.mailbox = Mailbox()
+            self._dispatcher.mailbox = Mailbox()
             watching = asyncio.create_task(self._keys.watch())
             yield
             watching.cancel()

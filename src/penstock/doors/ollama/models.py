@@ -27,21 +27,21 @@ PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names, where t
 
 
 class ModelEndpoints:
-    def __init__(self, desk: RequestDispatcher) -> None:
-        self._desk = desk
+    def __init__(self, dispatcher: RequestDispatcher) -> None:
+        self._dispatcher = dispatcher
 
     async def tags(self, request: Request) -> Response:
-        return json_reply(wire.Tags(models=[_listed(name, served) for name, served in self._desk.offered(request)]))
+        return json_reply(wire.Tags(models=[_listed(name, served) for name, served in self._dispatcher.offered(request)]))
 
     async def processes(self, request: Request) -> Response:
-        return json_reply(wire.Processes(models=[_loaded(name, served) for name, served in self._desk.offered(request)]))
+        return json_reply(wire.Processes(models=[_loaded(name, served) for name, served in self._dispatcher.offered(request)]))
 
     async def show(self, request: Request) -> Response:
         asked = await read(ShowRequest, request)
         name = asked.model or asked.name
         if name is None:
             raise RequestError("model is missing.", field="model")
-        return json_reply(_shown(self._desk.find(name, request)))
+        return json_reply(_shown(self._dispatcher.find(name, request)))
 
     async def version(self, request: Request) -> Response:
         return json_reply(wire.Version(version=SPOKEN))

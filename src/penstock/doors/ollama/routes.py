@@ -13,12 +13,12 @@ LINES = "application/x-ndjson"
 MANAGING = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))
 
 
-def ollama_routes(desk: RequestDispatcher) -> list[Route]:
-    models = ModelEndpoints(desk)
+def ollama_routes(dispatcher: RequestDispatcher) -> list[Route]:
+    models = ModelEndpoints(dispatcher)
     return in_dialect(
         OLLAMA,
         [
-            desk.route(
+            dispatcher.route(
                 "/api/chat",
                 ChatRequest,
                 chat.chat,
@@ -26,7 +26,7 @@ def ollama_routes(desk: RequestDispatcher) -> list[Route]:
                 gives=wire.OllamaChatChunk,
                 streams=LINES,
             ),
-            desk.route(
+            dispatcher.route(
                 "/api/generate",
                 GenerateRequest,
                 chat.generate,
@@ -34,14 +34,14 @@ def ollama_routes(desk: RequestDispatcher) -> list[Route]:
                 gives=wire.OllamaGenerateChunk,
                 streams=LINES,
             ),
-            desk.route(
+            dispatcher.route(
                 "/api/embed",
                 EmbedRequest,
                 embed.embed,
                 "The embeddings of texts (Ollama)",
                 gives=wire.EmbedOut,
             ),
-            desk.route(
+            dispatcher.route(
                 "/api/embeddings",
                 EmbeddingsRequest,
                 embed.embeddings,

@@ -18,12 +18,12 @@ from penstock.doors.openai.tokenize import TokenizeEndpoints
 EVENTS = "text/event-stream"
 
 
-def openai_routes(desk: RequestDispatcher) -> list[Route]:
-    tokenizing = TokenizeEndpoints(desk)
+def openai_routes(dispatcher: RequestDispatcher) -> list[Route]:
+    tokenizing = TokenizeEndpoints(dispatcher)
     return in_dialect(
         OPENAI,
         [
-            desk.route(
+            dispatcher.route(
                 "/v1/chat/completions",
                 ChatCompletionRequest,
                 chat.exchange,
@@ -32,7 +32,7 @@ def openai_routes(desk: RequestDispatcher) -> list[Route]:
                 streams=EVENTS,
                 events=(wire.ChatChunk,),
             ),
-            desk.route(
+            dispatcher.route(
                 "/v1/completions",
                 CompletionRequest,
                 completions.exchange,
@@ -41,7 +41,7 @@ def openai_routes(desk: RequestDispatcher) -> list[Route]:
                 streams=EVENTS,
                 events=(wire.TextCompletion,),
             ),
-            desk.route(
+            dispatcher.route(
                 "/v1/embeddings",
                 EmbeddingRequest,
                 embeddings.exchange,

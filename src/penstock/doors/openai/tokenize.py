@@ -15,12 +15,12 @@ from penstock.errors import RequestError
 
 
 class TokenizeEndpoints:
-    def __init__(self, desk: RequestDispatcher) -> None:
-        self._desk = desk
+    def __init__(self, dispatcher: RequestDispatcher) -> None:
+        self._dispatcher = dispatcher
 
     async def tokenize(self, request: Request) -> Response:
         asked = await read(TokenizeRequest, request)
-        served = self._desk.find(asked.model, request)
+        served = self._dispatcher.find(asked.model, request)
         if (asked.prompt is None) == (asked.messages is None):
             raise RequestError("Give either a prompt or messages.", field="prompt")
         tokenizer = served.hosted.tokenizer
@@ -34,7 +34,7 @@ class TokenizeEndpoints:
 
     async def detokenize(self, request: Request) -> Response:
         asked = await read(DetokenizeRequest, request)
-        served = self._desk.find(asked.model, request)
+        served = self._dispatcher.find(asked.model, request)
         vocab, tokens = served.hosted.spec.vocab, asked.tokens
         if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
             hint = f"Ids go from 0 to {vocab - 1}."

@@ -18,13 +18,13 @@ ONE = f"{PATH}/{{response}}"
 INCLUDED = Parameter("include", list[str], "All that there is always comes.")
 
 
-def responses_routes(desk: RequestDispatcher, backlog: Backlog | None) -> list[Route]:
+def responses_routes(dispatcher: RequestDispatcher, backlog: Backlog | None) -> list[Route]:
     shelf = ResponseStore(None if backlog is None else backlog.responses)
     creating, kept = CreateResponse(shelf), StoredResponseEndpoints(shelf)
     return in_dialect(
         OPENAI,
         [
-            desk.route(
+            dispatcher.route(
                 PATH,
                 ResponseRequest,
                 creating.exchange,
