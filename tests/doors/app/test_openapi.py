@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import schemathesis
 
-from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.domain.sampling import SamplingParams
-from penstock.doors.access.keys import Keys
 from penstock.doors.anthropic.routes import anthropic_routes
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.node_endpoints import NodeEndpoints
 from penstock.doors.app.openapi import document, with_document
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.http.describing import MEANINGS
 from penstock.doors.http.route import Route
 from penstock.doors.ollama.routes import ollama_routes
@@ -28,7 +28,7 @@ from penstock.errors import InvalidSampling
 
 def all_routes() -> list[Route]:
     """Those of a server; nobody answers."""
-    dispatcher = RequestDispatcher({}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
+    dispatcher = RequestDispatcher(ApiConfig(ModelCatalog({})))
     dialects = [openai_routes(dispatcher), responses_routes(dispatcher, None), batch_routes(None)]
     dialects += [anthropic_routes(dispatcher), ollama_routes(dispatcher), NodeEndpoints(dispatcher, "node", dict, None).routes()]
     return with_document([route for routes in dialects for route in routes])

@@ -12,18 +12,19 @@ import pytest
 from starlette.requests import Request
 
 from penstock.config.engine import EngineConfig
-from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.domain.job import Job
 from penstock.domain.request import JobRequest
 from penstock.domain.updates import JobDone, JobUpdate, Timings, Usage
-from penstock.doors.access.keys import OWNER, Keys
+from penstock.doors.access.keys import OWNER
 from penstock.doors.access.meter import Meter, Ticket
 from penstock.doors.anthropic.conversation import conversation
 from penstock.doors.anthropic.requests import CountTokensRequest
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.dispatch.answering import AnswerResponse
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.dispatch.running import AT_ONCE, RunningRequest
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.http.fields import LARGE, Fields
 from penstock.doors.http.framing import EVENTS, LINES, Framing
@@ -104,9 +105,7 @@ def test_a_large_request_is_understood_tokenized_and_put_together_aside(
 
     async def ask(hosted: Hosted) -> None:
         served: Any = ServedModel(hosted)
-        dispatcher = RequestDispatcher(
-            {"fake": served}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None)
-        )
+        dispatcher = RequestDispatcher(ApiConfig(ModelCatalog({"fake": served})))
         dispatcher.mailbox = Mailbox()
         body = json.dumps({"model": "fake", "text": "x" * length}).encode()
         messages = [{"type": "http.request", "body": body}]

@@ -17,6 +17,8 @@ USUAL_PRIORITY = 0
 OWNER_DIGITS = 16  # of a key's digest; that many tell all keys apart
 LOOK_EVERY = 0.5  # seconds
 
+Canonical = Callable[[str], str]  # maps all names of a model to one
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -32,17 +34,16 @@ class Caller:
         """Whom what it leaves here belongs to: the key, since a name may be given again. None for the owner."""
         return self.sha256[:OWNER_DIGITS] or None
 
-    def may_use(self, *names: str) -> bool:
-        """A model, by any of its names."""
-        return self.limits.models is None or not set(names).isdisjoint(self.limits.models)
+    def may_use(self, model: str, canonical: Canonical) -> bool:
+        """Tell whether the key is for a model. Both may have any of the model's names."""
+        return self.limits.models is None or canonical(model) in map(canonical, self.limits.models)
 
-    def check_model(self, *names: str) -> None:
-        if not self.may_use(*names):
-            model = f"the model '{names[0]}'" if names else "every model, and this request names none"
-            raise KeyForbids(
-                f"The key '{self.name}' is not for {model}.",
-                hint=f"It may use: {', '.join(self.limits.models or ())}.",
-            )
+    def check_model(self, model: str | None, canonical: Canonical) -> None:
+        """Raise KeyForbids if the key is not for a model; None is a request that names none, where none is served."""
+        if self.limits.models is None or (model is not None and self.may_use(model, canonical)):
+            return
+        wanted = "every model, and this request names none" if model is None else f"the model '{model[:100]}'"
+        raise KeyForbids(f"The key '{self.name}' is not for {wanted}.", hint=f"It may use: {', '.join(self.limits.models)}.")
 
     def priority(self, asked: int | None) -> int:
         """What a request gets that asks for this priority, or leaves it open."""
@@ -116,9 +117,9 @@ class Keys:
             return True
         return False if any(sha256.startswith(owner) for sha256 in self._revoked) else None
 
-    def check_model(self, owner: str | None, *models: str) -> None:
-        """Whether whoever asked once may use a model, by any of its names. For any thread."""
-        self._owners.get(owner, OWNER).check_model(*models)
+    def check_model(self, owner: str | None, model: str | None, canonical: Canonical) -> None:
+        """Raise KeyForbids if the key of a stored request is not for a model. Safe in any thread."""
+        self._owners.get(owner, OWNER).check_model(model, canonical)
 
     def check(self, caller: Caller) -> None:
         """Once more, when its request is whole: that may have taken minutes to arrive."""

@@ -54,7 +54,7 @@ def describe(name: str, served: ServedModel, dispatcher: RequestDispatcher) -> w
         display_name=served.hosted.name,
         created_at=datetime.fromtimestamp(served.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         max_input_tokens=context,
-        max_tokens=min(context, dispatcher.limits.max_tokens or context),
+        max_tokens=min(context, dispatcher.api.limits.max_tokens or context),
     )
 
 

@@ -30,9 +30,12 @@ class NodeEndpoints:
         network: Callable[[], Mapping[str, Any]],
         backlog: Backlog | None,
     ) -> None:
-        self._dispatcher, self._node_id, self._network, self._backlog = dispatcher, node_id, network, backlog
-        hosted = [served.hosted for served in dispatcher.models.values()]
-        self._readiness = Readiness(hosted, within=dispatcher.server.ready_within)
+        self._dispatcher = dispatcher
+        self._node_id = node_id
+        self._network = network
+        self._backlog = backlog
+        self._served = [served.hosted for served in dispatcher.api.catalog.models.values()]
+        self._readiness = Readiness(self._served, within=dispatcher.api.server.ready_within)
 
     def routes(self) -> list[Route]:
         return in_dialect(
@@ -49,8 +52,8 @@ class NodeEndpoints:
 
     async def root(self, request: Request) -> Response:
         base, dispatcher = f"{request.url.scheme}://{request.url.netloc}/v1", self._dispatcher
-        if not dispatcher.models:
-            return PlainTextResponse(f"Penstock {__version__}: {dispatcher.holds()}\n")
+        if not self._served:
+            return PlainTextResponse(f"Penstock {__version__}: {dispatcher.describe_layers()}\n")
         return PlainTextResponse(f"Penstock {__version__} serves {dispatcher.names(request)}. OpenAI clients find it at {base}\n")
 
     async def health(self, request: Request) -> Response:
@@ -72,12 +75,8 @@ class NodeEndpoints:
 
     async def status(self, request: Request) -> Response:
         _check_unlimited(request)
-        dispatcher = self._dispatcher
-        return JSONResponse(
-            describe(
-                self._node_id, self._hosted(), dispatcher.aliases, draining=dispatcher.draining, workspace=self._jobs_on_disk()
-            )
-        )
+        aliases, draining = self._dispatcher.api.catalog.aliases, self._dispatcher.draining
+        return JSONResponse(describe(self._node_id, self._hosted(), aliases, draining=draining, workspace=self._jobs_on_disk()))
 
     async def network(self, request: Request) -> Response:
         _check_unlimited(request)
@@ -87,7 +86,7 @@ class NodeEndpoints:
         return None if self._backlog is None else self._backlog.describe()
 
     def _hosted(self) -> list[HostedLayers]:
-        return [*(served.hosted for served in self._dispatcher.models.values()), *self._dispatcher.layers]
+        return [*self._served, *self._dispatcher.layers]
 
 
 def _check_unlimited(request: Request) -> None:

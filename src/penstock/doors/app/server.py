@@ -15,17 +15,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as StarletteRoute
 
-from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.domain.request import new_job_id
 from penstock.doors.access.gate import LOOPBACK, AccessLog, Gate
-from penstock.doors.access.keys import Keys
 from penstock.doors.anthropic.routes import anthropic_routes
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.models import model_routes
 from penstock.doors.app.node_endpoints import NodeEndpoints
 from penstock.doors.app.openapi import with_document
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.dispatch.mailbox import Mailbox
-from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.errors import DialectOfPath, error_body, headers_of, id_headers, send_error, status_of
 from penstock.doors.http.fields import known_field
 from penstock.doors.http.route import Handler, Route
@@ -39,27 +37,25 @@ from penstock.errors import NoSuchPath, PenstockError, RequestError
 
 
 class OAIHttpServer:
-    """`network` tells about the nodes. Without a `backlog` there are no files, no batches, and no response is kept. `app` is the
-    ASGI application."""
+    """The HTTP server; `app` is its ASGI application.
+
+    layers: models of which this node only holds layers, for other nodes.
+    network: describes the network for GET /network.
+    backlog: None if nothing is stored: then there are no files, batches or stored responses.
+    """
 
     def __init__(
         self,
-        models: Mapping[str, ServedModel],
+        api: ApiConfig,
         *,
+        node_id: str,
         layers: Sequence[HostedLayers] = (),
         network: Callable[[], Mapping[str, Any]] = dict,
         backlog: Backlog | None = None,
-        node_id: str,
-        server: ServerConfig,
-        limits: LimitsConfig,
-        aliases: Mapping[str, str],
-        keys: Keys,
     ) -> None:
-        self._server, self._keys = server, keys
+        self._api = api
         self._arriving: set[asyncio.Task[Any]] = set()
-        self._dispatcher = RequestDispatcher(models, aliases, layers, server=server, limits=limits, keys=keys)
-        observing = NodeEndpoints(self._dispatcher, node_id, network, backlog)
-        dispatcher = self._dispatcher
+        self._dispatcher = dispatcher = RequestDispatcher(api, layers)
         routes = [
             *openai_routes(dispatcher),
             *model_routes(dispatcher),
@@ -67,7 +63,7 @@ class OAIHttpServer:
             *batch_routes(backlog),
             *anthropic_routes(dispatcher),
             *ollama_routes(dispatcher),
-            *observing.routes(),
+            *NodeEndpoints(dispatcher, node_id, network, backlog).routes(),
         ]
         self.app = self._build(with_document(routes))
 
@@ -88,11 +84,11 @@ class OAIHttpServer:
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
             self._dispatcher.mailbox = Mailbox()
-            watching = asyncio.create_task(self._keys.watch())
+            watching = asyncio.create_task(self._api.keys.watch())
             yield
             watching.cancel()
 
-        server = self._server
+        server = self._api.server
         hosts = None if server.beyond_loopback else {*LOOPBACK, server.host.lower()}
         middleware = [
             Middleware(DialectOfPath, dialects=[(route.path, route.spoken) for route in routes]),
@@ -105,7 +101,7 @@ class OAIHttpServer:
         middleware.append(
             Middleware(
                 Gate,
-                keys=self._keys,
+                keys=self._api.keys,
                 hosts=hosts,
                 origins=server.cors_origins,
                 max_body=server.max_body,

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.config.node import LimitsConfig
 from penstock.domain.request import JobRequest
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, Timings, Usage
-from penstock.doors.generation.catalog import meant
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.generation.exchange import Answer, Context, Exchange
 from penstock.doors.generation.limits import answer_limit
 from penstock.doors.generation.output_format import OutputFormat
@@ -131,35 +130,32 @@ class _Together:
 
 
 class EngineRunner:
-    """The workspace's Runner over hosted models. A job that names no model gets the first."""
+    """Runs the jobs of a workspace on the served models. A job that names no model gets the first.
 
-    def __init__(
-        self,
-        models: Mapping[str, ServedModel],
-        aliases: Mapping[str, str],
-        limits: LimitsConfig,
-        endpoints: Mapping[str, JobEndpoint],
-    ) -> None:
-        self._models = models
-        self._aliases = aliases
-        self._limits = limits
+    endpoints: by path; a job may be the body of a request to one of them.
+    """
+
+    def __init__(self, api: ApiConfig, endpoints: Mapping[str, JobEndpoint]) -> None:
+        self._catalog = api.catalog
+        self._limits = api.limits
         self._endpoints = endpoints
 
     def accepts(self, model: str | None) -> bool:
-        return self._find(model) is not None
+        return self._catalog.resolve(model) is not None
 
     def ready(self, model: str | None) -> bool:
-        served = self._find(model)
+        served = self._catalog.resolve(model)
         return served is not None and served.hosted.engine.running and served.hosted.engine.pipe.is_complete()
 
     def check(self) -> None:
-        if not any(served.hosted.engine.running for served in self._models.values()):
+        if not any(served.hosted.engine.running for served in self._catalog.models.values()):
             raise EngineStopped("The engine has stopped, so no job can be run.", hint="The log says why. Start it again.")
 
     def prepare(self, request: WorkRequest, prompt: str) -> EngineTask:
-        served = self._find(request.model)
+        served = self._catalog.resolve(request.model)
         if served is None:
-            raise UnknownModel(f"The model '{request.model}' is not here.")
+            names = ", ".join(name for name, _ in self._catalog.names())
+            raise UnknownModel(f"Model '{request.model or '':.100}' is not served here.", hint=f"Served here: {names}.")
         context = Context(served, self._limits)
         if request.endpoint is not None:
             endpoint = self._endpoint(request.endpoint)
@@ -178,15 +174,6 @@ class EngineRunner:
             constraint=None if shape is None else shape.compile(served.grammars),
         )
         return EngineTask(served, request, [job], None)
-
-    def names_of(self, model: str | None) -> list[str]:
-        """All names of the model that jobs get which ask for this one."""
-        served = self._find(model)
-        return [*([model] if model is not None else []), *([served.hosted.name] if served is not None else [])]
-
-    def _find(self, model: str | None) -> ServedModel | None:
-        name = meant(model, self._models, self._aliases)
-        return None if name is None else self._models[name]
 
     def _endpoint(self, path: str) -> JobEndpoint:
         endpoint = self._endpoints.get(path)
