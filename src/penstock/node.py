@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config.node import HostedModelConfig, NodeConfig, WorkspaceConfig
 from penstock.doors.access.keys import Keys
 from penstock.doors.api_config import ApiConfig
-from penstock.doors.app.listener import Listener, begin_to_listen, ignoring_signals, take_port
+from penstock.doors.app.listener import Listener, bind_port, ignoring_signals, start_listening
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
@@ -99,7 +99,7 @@ class Node:
         config = self.config
         try:
             if self._door:
-                self._socket = take_port(config.server.host, config.server.port)  # before a model is loaded for nothing
+                self._socket = bind_port(config.server.host, config.server.port)  # before a model is loaded for nothing
             self.workspace = _workspace(config.workspace)
             if config.network.enabled:
                 self.membership = self._join()
@@ -138,8 +138,10 @@ class Node:
             if self.membership is not None:
                 threading.Thread(target=self.membership.announce_leaving, daemon=True).start()
 
-        listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, end=self._stop)
-        begin_to_listen(self._socket)
+        listener = Listener(
+            door, drain_timeout=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, abort=self._stop
+        )
+        start_listening(self._socket)
         try:
             if backlog is not None:
                 backlog.start()

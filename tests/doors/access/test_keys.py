@@ -167,7 +167,7 @@ def test_who_gets_a_name_after_another_is_somebody_else(folder: KeyFolder) -> No
         keys.check(before)
     keys.check(after)
     assert before.owner != after.owner
-    assert [keys.is_good(one.owner) for one in (before, after, OWNER)] == [None, True, True]
+    assert [keys.is_valid(one.owner) for one in (before, after, OWNER)] == [None, True, True]
 
 
 def test_what_somebody_asked_for_once_keeps_to_the_models_of_their_key(folder: KeyFolder) -> None:

@@ -16,7 +16,7 @@ from penstock.doors.app.node_endpoints import NodeEndpoints
 from penstock.doors.app.openapi import document, with_document
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.generation.catalog import ModelCatalog
-from penstock.doors.http.describing import MEANINGS
+from penstock.doors.http.describing import FIELD_DESCRIPTIONS
 from penstock.doors.http.route import Route
 from penstock.doors.ollama.routes import ollama_routes
 from penstock.doors.openai.batches.routes import batch_routes
@@ -61,9 +61,9 @@ def test_every_route_is_described(routes: list[Route], described: dict[str, Any]
     for route in routes:
         found = operation(described, route)
         assert found["summary"] == route.about
-        assert ("requestBody" in found) == (route.asks is not None)
+        assert ("requestBody" in found) == (route.request_type is not None)
         assert ("200" in found["responses"]) != route.refuses
-        if route.gives is not None:
+        if route.response_type is not None:
             assert found["responses"]["200"]["content"]["application/json"]["schema"]
         if route.streams is not None:
             assert route.streams in found["responses"]["200"]["content"]
@@ -78,9 +78,9 @@ def test_what_is_read_is_described_and_what_is_answered_too(routes: list[Route])
     """A POST without a body, or an answer of no type, is one that somebody has forgotten to describe."""
     for route in routes:
         if route.method == "POST" and "{" not in route.path and not route.refuses:
-            assert route.asks is not None, route.path
+            assert route.request_type is not None, route.path
         if route.path.startswith(("/v1/", "/api/")) and not route.refuses and not route.path.endswith("/content"):
-            assert route.gives is not None, route.path
+            assert route.response_type is not None, route.path
 
 
 def test_schemathesis_takes_it_for_valid_openapi(described: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ def test_only_who_watches_the_process_needs_no_key(described: dict[str, Any]) ->
 def bounds() -> list[tuple[str, float]]:
     """Of each field that is checked when a request is understood: the first values that are too small or too large."""
     steps = {"minimum": -1, "maximum": 1, "exclusiveMinimum": 0}
-    found = [(name, told[key] + step) for name, told in MEANINGS.items() for key, step in steps.items() if key in told]
+    found = [(name, told[key] + step) for name, told in FIELD_DESCRIPTIONS.items() for key, step in steps.items() if key in told]
     return [(name, value) for name, value in found if name in SamplingParams.__dataclass_fields__]
 
 

@@ -23,10 +23,10 @@ from penstock.doors.api_config import ApiConfig
 from penstock.doors.dispatch.answering import AnswerResponse
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.dispatch.mailbox import Mailbox
-from penstock.doors.dispatch.running import AT_ONCE, RunningRequest
+from penstock.doors.dispatch.running import MAX_CONCURRENT_JOBS, RunningRequest
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.exchange import Context, Exchange
-from penstock.doors.http.fields import LARGE, Fields
+from penstock.doors.http.fields import LARGE_BODY_BYTES, Fields
 from penstock.doors.http.framing import EVENTS, LINES, Framing
 from penstock.doors.ollama.messages import plain_messages
 from penstock.doors.ollama.requests import OllamaMessage
@@ -90,7 +90,7 @@ class Nothing:
 # ---- aside ----
 
 
-@pytest.mark.parametrize("length, aside", [(10, False), (LARGE, True)])
+@pytest.mark.parametrize("length, aside", [(10, False), (LARGE_BODY_BYTES, True)])
 def test_a_large_request_is_understood_tokenized_and_put_together_aside(
     length: int, run_in_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,8 +218,8 @@ def test_a_long_list_of_texts_takes_one_place_and_goes_on_where_the_node_is_full
         hosted: Any = Hosted(max_jobs=2)
         mailbox = Mailbox()
         texts = RunningRequest(mailbox, hosted, everybody)
-        await texts.start([JobRequest(prompt=[1], embed=True)] * (3 * AT_ONCE))
-        assert (hosted.jobs.counted_jobs, len(hosted.jobs.open_jobs)) == (1, AT_ONCE)
+        await texts.start([JobRequest(prompt=[1], embed=True)] * (3 * MAX_CONCURRENT_JOBS))
+        assert (hosted.jobs.counted_jobs, len(hosted.jobs.open_jobs)) == (1, MAX_CONCURRENT_JOBS)
 
         await RunningRequest(mailbox, hosted, everybody).start([JobRequest(prompt=[1])])  # they shut nobody out
         with pytest.raises(QueueFull):
@@ -230,7 +230,7 @@ def test_a_long_list_of_texts_takes_one_place_and_goes_on_where_the_node_is_full
         await RunningRequest(mailbox, hosted, everybody).start([JobRequest(prompt=[1])])  # takes the place of the one that ended
         while not texts.done:
             await texts.read(0.0)
-            assert len(hosted.jobs.open_jobs) <= AT_ONCE + 2
+            assert len(hosted.jobs.open_jobs) <= MAX_CONCURRENT_JOBS + 2
             for job in hosted.jobs.open_jobs:
                 if job.request.embed:
                     job.emit(JobDone(Usage(), Timings()))

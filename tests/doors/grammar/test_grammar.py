@@ -100,7 +100,7 @@ def test_the_same_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pyte
 
 
 def test_old_grammars_leave_the_cache(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar, "CACHED_GRAMMARS", 4)
+    monkeypatch.setattr(grammar, "MAX_CACHED_GRAMMARS", 4)
     for i in range(8):
         grammars.regex(f"grammar {i}", field="regex")
     assert len(grammars._cache._entries) == 4

@@ -299,7 +299,7 @@ def test_who_owns_a_batch_is_unknown_while_a_record_is_broken_and_known_when_it_
             (folder.path / ".new").chmod(0o600)
             (folder.path / ".new").rename(file)
         keys.refresh()
-        return [keys.is_good(owner) for owner in (mia, bob)]
+        return [keys.is_valid(owner) for owner in (mia, bob)]
 
     assert standing(b"{") == [None, True]
     assert standing(whole) == [True, True]

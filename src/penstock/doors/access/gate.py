@@ -23,7 +23,7 @@ logger = logging.getLogger("penstock.http")
 Refuse = Callable[[Scope, Send, PenstockError], Awaitable[None]]
 
 OPEN_PATHS = frozenset(("/health", "/ready"))  # for whoever watches over the process; they tell nothing
-CLIENT_LEFT = 499
+CLIENT_CLOSED_REQUEST = 499
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
@@ -38,31 +38,31 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status, began = time.perf_counter(), 500, False
+        started, status, started_response = time.perf_counter(), 500, False
         facts: dict[str, object] = {}
         scope.setdefault("state", {})["log"] = facts
 
-        async def watched(message: Message) -> None:
-            nonlocal status, began
+        async def logged_send(message: Message) -> None:
+            nonlocal status, started_response
             if message["type"] == "http.response.start":
-                status, began = message["status"], True
+                status, started_response = message["status"], True
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, logged_send)
         except ClientDisconnect:
-            facts["status"] = CLIENT_LEFT  # before its request was whole
+            facts["status"] = CLIENT_CLOSED_REQUEST  # before its request was whole
         except asyncio.CancelledError:
             facts["error"] = NotReady.code  # the server leaves, and has waited for it long enough
-            if not began:
-                await self._refuse(scope, watched, leaving())
+            if not started_response:
+                await self._refuse(scope, logged_send, shutting_down())
         except Exception as error:
             # without the error's words: they may be a client's
             frames = "".join(traceback.format_tb(error.__traceback__))
             logger.error("a request met a %s that nobody expected:\n%s", type(error).__name__, frames.rstrip())
             facts["error"] = type(error).__name__
-            if not began:
-                await self._refuse(scope, watched, EngineError("The server met something that it did not expect."))
+            if not started_response:
+                await self._refuse(scope, logged_send, EngineError("The server met something that it did not expect."))
         finally:
             seconds = round(time.perf_counter() - started, 3)
             quiet = scope["path"] in OPEN_PATHS or scope["path"] == "/metrics"
@@ -102,7 +102,7 @@ class Gate:
             return
         try:
             headers = Headers(scope=scope)
-            self._check_site(headers)
+            self._check_origin(headers)
             caller = OWNER if scope["path"] in OPEN_PATHS else self._caller(headers)
             scope["state"]["caller"] = caller
             self._check_length(scope["path"], headers)
@@ -110,14 +110,14 @@ class Gate:
             scope["state"]["log"]["error"] = error.code
             await self._refuse(scope, send, error)
             return
-        read, most, task = 0, self._most(scope["path"]), asyncio.current_task()
+        read, max_bytes, task = 0, self._max_bytes(scope["path"]), asyncio.current_task()
         assert task is not None
 
-        async def counted() -> Message:
+        async def limited_receive() -> Message:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > most:
+            if read > max_bytes:
                 raise self._too_large(scope["path"])
             if message["type"] == "http.request" and not message.get("more_body", False):
                 self._arriving.discard(task)
@@ -126,19 +126,19 @@ class Gate:
 
         self._arriving.add(task)
         try:
-            await self._app(scope, counted, send)
+            await self._app(scope, limited_receive, send)
         finally:
             self._arriving.discard(task)
 
     def _caller(self, headers: Headers) -> Caller:
         """A client may send two keys, one of them for somebody else."""
-        given = _given_keys(headers)
+        given = _keys_in(headers)
         for key in given[:-1]:
             with contextlib.suppress(InvalidKey):
                 return self._keys.find(key)
         return self._keys.find(given[-1] if given else None)
 
-    def _check_site(self, headers: Headers) -> None:
+    def _check_origin(self, headers: Headers) -> None:
         """A web page that somebody visits must not talk to a server on their machine: neither by its own name (Origin) nor
         by a name that it makes point here (Host)."""
         host = headers.get("host", "")
@@ -153,24 +153,24 @@ class Gate:
 
     def _check_length(self, path: str, headers: Headers) -> None:
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._most(path):
+        if length.isdigit() and int(length) > self._max_bytes(path):
             raise self._too_large(path)
 
-    def _most(self, path: str) -> int:
+    def _max_bytes(self, path: str) -> int:
         return self._max_upload.get(path, self._max_body)
 
     def _too_large(self, path: str) -> RequestTooLarge:
         setting = "max_upload" if path in self._max_upload else "max_body"
         return RequestTooLarge(
-            f"The body is larger than {self._most(path)} bytes.", hint=f"Raise server.{setting}, or send less."
+            f"The body is larger than {self._max_bytes(path)} bytes.", hint=f"Raise server.{setting}, or send less."
         )
 
 
-def leaving() -> NotReady:
+def shutting_down() -> NotReady:
     return NotReady("The server is shutting down.", hint="Try again in a moment, or elsewhere.")
 
 
-def _given_keys(headers: Headers) -> list[str]:
+def _keys_in(headers: Headers) -> list[str]:
     """As OpenAI's clients send it, and as Anthropic's do."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     bearer = given.strip() if scheme.lower() == "bearer" else ""

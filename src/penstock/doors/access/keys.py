@@ -13,9 +13,9 @@ from penstock.errors import ConfigError, InvalidKey, KeyForbids, KeyRevoked
 
 logger = logging.getLogger("penstock.keys")
 
-USUAL_PRIORITY = 0
-OWNER_DIGITS = 16  # of a key's digest; that many tell all keys apart
-LOOK_EVERY = 0.5  # seconds
+DEFAULT_PRIORITY = 0
+OWNER_ID_LENGTH = 16  # of a key's digest; that many tell all keys apart
+REFRESH_INTERVAL_S = 0.5  # seconds
 
 Canonical = Callable[[str], str]  # maps all names of a model to one
 
@@ -32,7 +32,7 @@ class Caller:
     @property
     def owner(self) -> str | None:
         """Whom what it leaves here belongs to: the key, since a name may be given again. None for the owner."""
-        return self.sha256[:OWNER_DIGITS] or None
+        return self.sha256[:OWNER_ID_LENGTH] or None
 
     def may_use(self, model: str, canonical: Canonical) -> bool:
         """Tell whether the key is for a model. Both may have any of the model's names."""
@@ -45,17 +45,17 @@ class Caller:
         wanted = "every model, and this request names none" if model is None else f"the model '{model[:100]}'"
         raise KeyForbids(f"The key '{self.name}' is not for {wanted}.", hint=f"It may use: {', '.join(self.limits.models)}.")
 
-    def priority(self, asked: int | None) -> int:
+    def priority(self, wanted: int | None) -> int:
         """What a request gets that asks for this priority, or leaves it open."""
         ceiling = self.limits.priority
-        if asked is None:
-            return USUAL_PRIORITY if ceiling is None else min(USUAL_PRIORITY, ceiling)
-        if ceiling is not None and asked > ceiling:
+        if wanted is None:
+            return DEFAULT_PRIORITY if ceiling is None else min(DEFAULT_PRIORITY, ceiling)
+        if ceiling is not None and wanted > ceiling:
             raise KeyForbids(
-                f"The key '{self.name}' may ask for a priority up to {ceiling}, and this request asks for {asked}.",
+                f"The key '{self.name}' may ask for a priority up to {ceiling}, and this request asks for {wanted}.",
                 hint="Lower it, or leave priority and service_tier out.",
             )
-        return asked
+        return wanted
 
 
 OWNER = Caller()
@@ -78,14 +78,14 @@ class Keys:
         self._owner = None if owner_key is None else digest(owner_key)
         self._stamp: object = None if folder is None else folder.stamp()
         records = () if folder is None else folder.records()
-        self._know(records)
-        self._told: set[str] = set()
+        self._set_records(records)
+        self._logged_errors: set[str] = set()
         # Never False again before the server ends: keys that vanish must not open it.
-        self._wanted = always or owner_key is not None or bool(records)
+        self._required = always or owner_key is not None or bool(records)
 
     @property
     def required(self) -> bool:
-        return self._wanted
+        return self._required
 
     @property
     def exist(self) -> bool:
@@ -95,7 +95,7 @@ class Keys:
     def find(self, given: str | None) -> Caller:
         """Find the caller of a key; where no key is needed, any will do."""
         self.refresh()
-        if not self._wanted:
+        if not self._required:
             return OWNER
         if given is None:
             raise InvalidKey("This server wants an API key.", hint="Send it as 'Authorization: Bearer KEY'.")
@@ -109,7 +109,7 @@ class Keys:
             raise InvalidKey("The API key is not one of this server.")
         return self._callers[found]
 
-    def is_good(self, owner: str | None) -> bool | None:
+    def is_valid(self, owner: str | None) -> bool | None:
         """Whether whoever asked once may still have what it asked for: True, or False if the key was revoked. None where it is
         not known, such as one of another server's, or one whose record is broken. Who knows no keys at all lets it be. For any
         thread."""
@@ -137,35 +137,35 @@ class Keys:
                 return
             found = self._folder.look()
         except ConfigError as error:
-            self._tell(error)  # what was known stays so, until the folder can be read again
+            self._log_once(error)  # what was known stays so, until the folder can be read again
             return
         for broken in found.broken:
-            self._tell(broken)
+            self._log_once(broken)
         if not found.broken:
-            self._told.clear()
+            self._logged_errors.clear()
         self._stamp = object() if found.broken else stamp  # what is broken may be mended without a change to the folder
-        self._wanted = self._wanted or bool(found.records or found.broken)
+        self._required = self._required or bool(found.records or found.broken)
         before = self._callers
-        self._know(found.records)
+        self._set_records(found.records)
         for sha256 in before.keys() - self._callers.keys():
             self.on_revoked(before[sha256])
 
     async def watch(self) -> None:
         """For ever: also while nobody asks, a key that is revoked ends what it has open."""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(REFRESH_INTERVAL_S)
             self.refresh()
 
-    def _know(self, records: tuple[KeyRecord, ...]) -> None:
+    def _set_records(self, records: tuple[KeyRecord, ...]) -> None:
         """The callers with good keys, by digest and by what they own, and the names of the revoked ones."""
         self._callers = {r.sha256: Caller(r.sha256, r.name, r.limits) for r in records if r.revoked is None}
         self._owners = {caller.owner: caller for caller in self._callers.values()}
         self._revoked = {r.sha256: r.name for r in records if r.revoked is not None}
 
-    def _tell(self, error: ConfigError) -> None:
+    def _log_once(self, error: ConfigError) -> None:
         """Once, not at every request."""
-        if str(error) not in self._told:
-            self._told.add(str(error))
+        if str(error) not in self._logged_errors:
+            self._logged_errors.add(str(error))
             logger.error("%s", error)
 
 

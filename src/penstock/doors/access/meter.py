@@ -17,10 +17,10 @@ from typing import NamedTuple
 from penstock.doors.access.keys import Caller, revoked
 from penstock.errors import KeyLimit, KeyRevoked, RequestError
 
-TICKS = 10  # in a second; tokens of one tick are kept as one number
-WINDOW = 60 * TICKS
-LEAST = 256  # tokens that the minute must have left for an answer that names no max_tokens
-SOON = 1  # seconds; when an open answer will end, nobody knows
+TICKS_PER_S = 10  # in a second; tokens of one tick are kept as one number
+WINDOW_TICKS = 60 * TICKS_PER_S
+MIN_OPEN_ENDED_TOKENS = 256  # tokens that the minute must have left for an answer that names no max_tokens
+MIN_RETRY_S = 1  # seconds; when an open answer will end, nobody knows
 
 
 class Used(NamedTuple):
@@ -72,14 +72,14 @@ class _Account:
     used: int = 0
 
     def use(self, tokens: int) -> None:
-        self.forget()
-        tick = math.ceil(self.clock() * TICKS)
+        self.expire()
+        tick = math.ceil(self.clock() * TICKS_PER_S)
         before = self.window.pop()[1] if self.window and self.window[-1][0] == tick else 0
         self.window.append((tick, before + tokens))
         self.used += tokens
 
-    def forget(self) -> None:
-        begin = math.floor(self.clock() * TICKS) - WINDOW
+    def expire(self) -> None:
+        begin = math.floor(self.clock() * TICKS_PER_S) - WINDOW_TICKS
         while self.window and self.window[0][0] <= begin:
             self.used -= self.window.popleft()[1]
 
@@ -91,14 +91,14 @@ class _Account:
     def reserved(self) -> int:
         return sum(ticket.reserved for ticket in self.open)
 
-    def seconds_until(self, most: int) -> int:
+    def seconds_until(self, tokens: int) -> int:
         """Whole seconds, after which no more than `most` tokens of those in the window are left there."""
         left, wait = self.used, 0
-        for tick, tokens in self.window:
-            if left <= most:
+        for tick, used in self.window:
+            if left <= tokens:
                 break
-            left, wait = left - tokens, math.ceil((tick + WINDOW) / TICKS - self.clock())
-        return max(SOON, wait)
+            left, wait = left - used, math.ceil((tick + WINDOW_TICKS) / TICKS_PER_S - self.clock())
+        return max(MIN_RETRY_S, wait)
 
 
 class Meter:
@@ -114,15 +114,15 @@ class Meter:
         give them less. Raises KeyLimit when the request must wait, and RequestError when it would wait for ever.
         """
         account = self._account(caller)
-        least = _least(caller, outputs, prompt_tokens, max_tokens, open_ended)
+        needed = _needed_tokens(caller, outputs, prompt_tokens, max_tokens, open_ended)
         self._check_jobs(caller, account, outputs)
-        self._check_tokens(caller, account, prompt_tokens + outputs * least)
-        limit, most, reserved = caller.limits.tokens_per_minute, max_tokens, 0
+        self._check_tokens(caller, account, prompt_tokens + outputs * needed)
+        limit, granted, reserved = caller.limits.tokens_per_minute, max_tokens, 0
         if limit is not None:
             if open_ended:
-                most = min(max_tokens, (limit - account.used - account.reserved - prompt_tokens) // outputs)
-            reserved = prompt_tokens + outputs * most
-        ticket = Ticket(account, caller, outputs=outputs, max_tokens=most, reserved=reserved)
+                granted = min(max_tokens, (limit - account.used - account.reserved - prompt_tokens) // outputs)
+            reserved = prompt_tokens + outputs * granted
+        ticket = Ticket(account, caller, outputs=outputs, max_tokens=granted, reserved=reserved)
         account.open.add(ticket)
         return ticket
 
@@ -133,7 +133,7 @@ class Meter:
 
     def used(self, caller: Caller) -> Used:
         account = self._account(caller)
-        account.forget()
+        account.expire()
         return Used(account.jobs, account.used + account.reserved)
 
     def _account(self, caller: Caller) -> _Account:
@@ -152,13 +152,13 @@ class Meter:
         raise KeyLimit(
             f"The key '{caller.name}' may have {limit} answers open at once; {account.jobs} are open, and this request asks for "
             f"{outputs}.",
-            retry_after=SOON,
+            retry_after=MIN_RETRY_S,
             hint="Try again when one has ended.",
         )
 
     def _check_tokens(self, caller: Caller, account: _Account, tokens: int) -> None:
         limit = caller.limits.tokens_per_minute
-        account.forget()
+        account.expire()
         if limit is None or account.used + account.reserved + tokens <= limit:
             return
         # Where too much is reserved, nobody knows how much of it will be used: then say when it fits if nothing more is.
@@ -172,14 +172,14 @@ class Meter:
         )
 
 
-def _least(caller: Caller, outputs: int, prompt_tokens: int, max_tokens: int, open_ended: bool) -> int:
+def _needed_tokens(caller: Caller, outputs: int, prompt_tokens: int, max_tokens: int, open_ended: bool) -> int:
     """The tokens that each answer must be able to have. An open end alone never keeps a request out of an unused minute."""
     limit = caller.limits.tokens_per_minute
     if limit is None:
         return max_tokens
-    most = (limit - prompt_tokens) // outputs
-    wanted = min(max_tokens, LEAST, max(1, most)) if open_ended else max_tokens
-    if wanted > most:
+    available = (limit - prompt_tokens) // outputs
+    wanted = min(max_tokens, MIN_OPEN_ENDED_TOKENS, max(1, available)) if open_ended else max_tokens
+    if wanted > available:
         raise RequestError(
             f"The key '{caller.name}' may use {limit} tokens a minute, and this request may need "
             f"{prompt_tokens + outputs * wanted}: its prompt has {prompt_tokens}.",

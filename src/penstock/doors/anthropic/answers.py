@@ -26,8 +26,8 @@ def ping(text: str) -> bytes:
 class MessageAnswer:
     framing = Framing(EVENT_STREAM, named_event, ping)
 
-    def __init__(self, message_id: str, model: str, speech: OutputParser, *, prompt_tokens: int) -> None:
-        self._id, self._model, self._speech, self._prompt_tokens = message_id, model, speech, prompt_tokens
+    def __init__(self, message_id: str, model: str, parser: OutputParser, *, prompt_tokens: int) -> None:
+        self._id, self._model, self._parser, self._prompt_tokens = message_id, model, parser, prompt_tokens
         self._blocks = 0  # that were begun
         self._open = False  # whether the last of them still is
         self._stop_reason: wire.StopReason = "end_turn"
@@ -44,9 +44,9 @@ class MessageAnswer:
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.Event]:
         match update:
             case TokensOut(_, text):
-                yield from self._events(self._speech.feed(text))
+                yield from self._events(self._parser.feed(text))
             case OutputFinished(_, reason, stop):
-                yield from self._events(self._speech.close(reason))
+                yield from self._events(self._parser.close(reason))
                 yield from self._close()
                 self._stop_reason = self._reason(reason, stop)
                 self._stop_sequence = stop if self._stop_reason == "stop_sequence" and isinstance(stop, str) else None
@@ -59,8 +59,8 @@ class MessageAnswer:
         return [anthropic_body(error)]
 
     def whole(self, usage: Usage) -> wire.MessageOut:
-        text: list[wire.Block] = [wire.TextBlockOut(text=self._speech.text)] if self._speech.text else []
-        calls = [wire.ToolUseOut(id=call.id, name=call.name, input=_input(call)) for call in self._speech.calls]
+        text: list[wire.Block] = [wire.TextBlockOut(text=self._parser.text)] if self._parser.text else []
+        calls = [wire.ToolUseOut(id=call.id, name=call.name, input=_input(call)) for call in self._parser.calls]
         return self._message([*text, *calls], usage_out(usage), self._stop_reason, self._stop_sequence)
 
     def _message(
@@ -109,7 +109,7 @@ class MessageAnswer:
     def _reason(self, reason: FinishReason, stop: str | int | None) -> wire.StopReason:
         if reason is FinishReason.LENGTH:
             return "max_tokens"
-        if self._speech.calls_tools:
+        if self._parser.calls_tools:
             return "tool_use"
         return "stop_sequence" if isinstance(stop, str) else "end_turn"
 

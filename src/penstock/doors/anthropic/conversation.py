@@ -37,20 +37,20 @@ class PlainConversation:
     prefill: str = ""
 
 
-def conversation(asked: ConversationFields) -> PlainConversation:
+def conversation(params: ConversationFields) -> PlainConversation:
     """Every block is a message of its own, and those of one role that follow each other are one message."""
     calls: set[str] = set()
-    plain = [one for i, message in enumerate(asked.messages) for one in _plain(message, f"messages[{i}]", calls)]
-    if asked.system:
-        plain.insert(0, {"role": "system", "content": _text(asked.system, "system")})
+    plain = [one for i, message in enumerate(params.messages) for one in _plain(message, f"messages[{i}]", calls)]
+    if params.system:
+        plain.insert(0, {"role": "system", "content": _text(params.system, "system")})
     found = [
         message
         for role, group in groupby(plain, lambda message: message["role"])
         for message in (group if role == "tool" else [_joined(role, list(group))])
     ]
-    if asked.messages[-1].role != "assistant" or not found or found[-1]["role"] != "assistant":
+    if params.messages[-1].role != "assistant" or not found or found[-1]["role"] != "assistant":
         return PlainConversation(found)
-    return PlainConversation(found[:-1], _prefill(found[-1], f"messages[{len(asked.messages) - 1}]"))
+    return PlainConversation(found[:-1], _prefill(found[-1], f"messages[{len(params.messages) - 1}]"))
 
 
 def _plain(message: MessageIn, where: str, calls: set[str]) -> Iterator[dict[str, Any]]:

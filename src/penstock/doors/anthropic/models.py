@@ -15,7 +15,7 @@ from penstock.doors.anthropic.errors import VERSION_HEADER
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.fields import short
-from penstock.doors.http.paging import asked_limit
+from penstock.doors.http.paging import limit_param
 from penstock.doors.http.route import Parameter
 from penstock.errors import RequestError
 
@@ -33,17 +33,17 @@ def model_page(dispatcher: RequestDispatcher, request: Request) -> wire.ModelPag
     query, offered = request.query_params, dict(dispatcher.offered(request))
     names = list(offered)
     after, before = _place("after_id", names, query), _place("before_id", names, query)
-    limit = asked_limit(request, usual=PAGE, most=MAX_PAGE)
+    limit = limit_param(request, default=PAGE, maximum=MAX_PAGE)
     found = names[0 if after is None else after + 1 : before]
     wanted = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]
     if wanted and "active" not in wanted:
         found = []  # all that are offered are active
-    shown = found[:limit] if before is None or after is not None else found[-limit:]
+    page = found[:limit] if before is None or after is not None else found[-limit:]
     return wire.ModelPage(
-        data=[describe(name, offered[name], dispatcher) for name in shown],
-        has_more=len(shown) < len(found),
-        first_id=shown[0] if shown else None,
-        last_id=shown[-1] if shown else None,
+        data=[describe(name, offered[name], dispatcher) for name in page],
+        has_more=len(page) < len(found),
+        first_id=page[0] if page else None,
+        last_id=page[-1] if page else None,
     )
 
 

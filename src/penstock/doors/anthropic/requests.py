@@ -8,13 +8,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
-from penstock.doors.generation.output_format import OutputFormat, only_one
-from penstock.doors.http.describing import ShownAs
+from penstock.doors.generation.output_format import OutputFormat, at_most_one
+from penstock.doors.http.describing import DescribedAs
 from penstock.doors.http.fields import Fields, Only
 from penstock.doors.tools.formats import NAME
 
-CACHED = frozenset(("cache_control",))  # every prefix is kept as long as there is room, so nobody has to ask for it
-ECHOED = CACHED | {"caller", "citations", "toolset_name"}  # what clients send back out of an answer: it says nothing to the model
+CACHE_FIELDS = frozenset(("cache_control",))  # every prefix is kept as long as there is room, so nobody has to ask for it
+ECHOED = CACHE_FIELDS | {
+    "caller",
+    "citations",
+    "toolset_name",
+}  # what clients send back out of an answer: it says nothing to the model
 
 REFUSED: Mapping[str, str] = {
     "compaction": "The conversation is read as it is sent. Shorten it yourself.",
@@ -55,7 +59,7 @@ class ToolResultBlock(Fields):
     HARMLESS = ECHOED
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[TextBlock])] | None = None
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), DescribedAs(list[TextBlock])] | None = None
     is_error: bool | None = None
 
 
@@ -71,14 +75,14 @@ Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
 
 class MessageIn(Fields):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[Block])]
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), DescribedAs(list[Block])]
 
 
 # ---- tools ----
 
 
 class Tool(Fields):
-    HARMLESS = CACHED | {"eager_input_streaming"}  # input streams as it is made, in any case
+    HARMLESS = CACHE_FIELDS | {"eager_input_streaming"}  # input streams as it is made, in any case
     REFUSED: ClassVar[Mapping[str, str]] = {"input_examples": "Write examples into the description."}
     ONLY: ClassVar[Only] = {
         "allowed_callers": ((["direct"],), "Only the model calls tools here."),
@@ -116,13 +120,13 @@ class OutputConfig(Fields):
 class ConversationFields(Fields):
     """What a request to answer and one to count have in common."""
 
-    HARMLESS = CACHED | {"metadata"}
+    HARMLESS = CACHE_FIELDS | {"metadata"}
     REFUSED = REFUSED
     ONLY = ONLY
     model: str
     messages: Annotated[list[MessageIn], Field(fail_fast=True, min_length=1)]
-    system: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[TextBlock])] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[Tool])] | None = None
+    system: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), DescribedAs(list[TextBlock])] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True), DescribedAs(list[Tool])] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
     output_format: AnthropicOutputFormat | None = None
@@ -165,26 +169,26 @@ class MessagesRequest(ConversationFields):
     SAMPLING: ClassVar = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 
     @property
-    def given_sampling(self) -> dict[str, Any]:
-        given = {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
-        return given | ({"stop": self.stop_sequences} if self.stop_sequences else {})
+    def explicit_sampling(self) -> dict[str, Any]:
+        explicit = {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
+        return explicit | ({"stop": self.stop_sequences} if self.stop_sequences else {})
 
     @property
-    def shapes(self) -> list[OutputFormat]:
+    def answer_formats(self) -> list[OutputFormat]:
         """What it says about the look of the answer."""
-        shapes = [] if self.grammar is None else [OutputFormat("grammar", "grammar", self.grammar)]
-        shapes += [] if self.regex is None else [OutputFormat("regex", "regex", self.regex)]
+        answer_formats = [] if self.grammar is None else [OutputFormat("grammar", "grammar", self.grammar)]
+        answer_formats += [] if self.regex is None else [OutputFormat("regex", "regex", self.regex)]
         if self.output_format is not None:
-            shapes.append(OutputFormat("json_schema", "output_format.schema", self.output_format.schema_))
+            answer_formats.append(OutputFormat("json_schema", "output_format.schema", self.output_format.schema_))
         if self.output_config is not None and self.output_config.format is not None:
-            shapes.append(OutputFormat("json_schema", "output_config.format.schema", self.output_config.format.schema_))
-        return shapes
+            answer_formats.append(OutputFormat("json_schema", "output_config.format.schema", self.output_config.format.schema_))
+        return answer_formats
 
     @property
-    def shape(self) -> OutputFormat | None:
-        return only_one(self.shapes)
+    def answer_format(self) -> OutputFormat | None:
+        return at_most_one(self.answer_formats)
 
     @property
     def slow(self) -> bool:
         """A beginning of the answer is tokenized before the job is made."""
-        return bool(self.shapes or self.tools or self.messages[-1].role == "assistant")
+        return bool(self.answer_formats or self.tools or self.messages[-1].role == "assistant")

@@ -21,8 +21,8 @@ def anthropic_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 MessagesRequest,
                 messages.exchange,
                 "Answer a conversation, as Anthropic's clients ask for it",
-                gives=wire.MessageOut,
-                streams="text/event-stream",
+                response_type=wire.MessageOut,
+                stream_type="text/event-stream",
                 events=(*get_args(wire.Event), wire.PingEvent),
             ),
             Route(
@@ -30,8 +30,8 @@ def anthropic_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 "/v1/messages/count_tokens",
                 CountTokensEndpoint(dispatcher).count,
                 "How many tokens a conversation has",
-                asks=CountTokensRequest,
-                gives=wire.TokenCount,
+                request_type=CountTokensRequest,
+                response_type=wire.TokenCount,
             ),
         ],
     )

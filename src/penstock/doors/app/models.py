@@ -29,7 +29,7 @@ def model_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 "/v1/models",
                 endpoint.list,
                 "The models and their aliases",
-                gives=(openai_wire.ModelList, anthropic_wire.ModelPage),
+                response_type=(openai_wire.ModelList, anthropic_wire.ModelPage),
                 parameters=(anthropic.VERSION, *anthropic.PAGING),
             ),
             Route(
@@ -37,7 +37,7 @@ def model_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 "/v1/models/{model:path}",
                 endpoint.get,
                 "One model",
-                gives=(openai_wire.ModelOut, anthropic_wire.AnthropicModelOut),
+                response_type=(openai_wire.ModelOut, anthropic_wire.AnthropicModelOut),
                 parameters=(anthropic.VERSION,),
             ),
         ],

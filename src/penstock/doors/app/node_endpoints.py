@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from penstock import __version__
 from penstock.config.keys import NO_LIMITS
-from penstock.doors.access.gate import leaving
+from penstock.doors.access.gate import shutting_down
 from penstock.doors.app.metrics import render_metrics
 from penstock.doors.app.readiness import Readiness
 from penstock.doors.app.status import NodeStatus, describe
@@ -42,11 +42,18 @@ class NodeEndpoints:
             PENSTOCK,
             [
                 Route("GET", "/", self.root, "What this is, for a person with a browser"),
-                Route("GET", "/health", self.health, "The process lives", gives=dict[str, str]),
-                Route("GET", "/ready", self.ready, "A token comes out of every model", gives=dict[str, str], fails=(503,)),
+                Route("GET", "/health", self.health, "The process lives", response_type=dict[str, str]),
+                Route(
+                    "GET",
+                    "/ready",
+                    self.ready,
+                    "A token comes out of every model",
+                    response_type=dict[str, str],
+                    error_statuses=(503,),
+                ),
                 Route("GET", "/metrics", self.metrics, "Counters for Prometheus"),
-                Route("GET", "/status", self.status, "What is running", gives=NodeStatus),
-                Route("GET", "/network", self.network, "Nodes, pipes and the route", gives=dict[str, Any]),
+                Route("GET", "/status", self.status, "What is running", response_type=NodeStatus),
+                Route("GET", "/network", self.network, "Nodes, pipes and the route", response_type=dict[str, Any]),
             ],
         )
 
@@ -61,7 +68,7 @@ class NodeEndpoints:
 
     async def ready(self, request: Request) -> Response:
         if self._dispatcher.draining:
-            raise leaving()
+            raise shutting_down()
         for hosted in self._dispatcher.layers:
             if not hosted.engine.running:
                 raise NotReady(f"The engine of {hosted.name} has stopped.", hint="Start the node again; its log says why.")

@@ -75,7 +75,7 @@ class OAIHttpServer:
     def draining(self, value: bool) -> None:
         self._dispatcher.draining = value
 
-    def hurry(self) -> None:
+    def abort_unread(self) -> None:
         """On the event loop: what was not read to its end yet is refused, since its answer would come too late."""
         for task in self._arriving:
             task.cancel()
@@ -123,10 +123,10 @@ def _table(routes: Sequence[Route]) -> list[StarletteRoute]:
     by_path: dict[str, dict[str, Route]] = {}
     for route in routes:
         by_path.setdefault(route.path, {})[route.method] = route
-    return [StarletteRoute(path, _named(methods), methods=[*methods]) for path, methods in by_path.items()]
+    return [StarletteRoute(path, _dispatch_method(methods), methods=[*methods]) for path, methods in by_path.items()]
 
 
-def _named(methods: Mapping[str, Route]) -> Handler:
+def _dispatch_method(methods: Mapping[str, Route]) -> Handler:
     """Their handler, which tells the log whose it is: a path as it came might hold anything."""
 
     async def handle(request: Request) -> Response:
@@ -150,9 +150,9 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
     path, hint = request.url.path, "GET /openapi.json has all operations."
     if path.startswith("/v1/v1/"):
         hint = "The client adds /v1 by itself: give it the address of this server without."
-    told = NoSuchPath(
+    refusal = NoSuchPath(
         f"There is no {request.method} {path[:200]} here.",
         hint=hint,
         wrong_method=error.status_code == 405,
     )
-    return JSONResponse(error_body(request.scope, told), error.status_code, headers=dict(error.headers or {}))
+    return JSONResponse(error_body(request.scope, refusal), error.status_code, headers=dict(error.headers or {}))

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.domain.updates import FinishReason, JobFailed, JobUpdate, OutputFinished, PrefillProgress
-from penstock.doors.access.gate import CLIENT_LEFT
+from penstock.doors.access.gate import CLIENT_CLOSED_REQUEST
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.dispatch.running import Admit, RunningRequest
 from penstock.doors.generation.exchange import Answer, Exchange
@@ -103,8 +103,8 @@ class AnswerResponse(Response):
         framing = self._framing
         match update:
             case PrefillProgress(done, total):
-                tells = framing.comment is not None and done < total
-                return (framing.comment(f"prompt {done}/{total}"),) if tells and framing.comment else ()
+                has_comment = framing.comment is not None and done < total
+                return (framing.comment(f"prompt {done}/{total}"),) if has_comment and framing.comment else ()
             case JobFailed(error):
                 return self._error_frames(error)
             case OutputFinished(reason=FinishReason.CANCELLED):
@@ -167,5 +167,5 @@ class AnswerResponse(Response):
                 "first_token": round(running.timings.first_token, 3),
             }
         if left:
-            facts["status"] = CLIENT_LEFT
+            facts["status"] = CLIENT_CLOSED_REQUEST
         return facts

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.domain.job import Job
-from penstock.doors.access.gate import leaving
+from penstock.doors.access.gate import shutting_down
 from penstock.doors.access.keys import Caller
 from penstock.doors.access.meter import Meter, Ticket
 from penstock.doors.api_config import ApiConfig
@@ -19,7 +19,7 @@ from penstock.doors.dispatch.answering import respond
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.generation.served_model import ServedModel
-from penstock.doors.http.fields import LARGE, Asked, named_as_given, parse, run_in_thread, whole_body
+from penstock.doors.http.fields import LARGE_BODY_BYTES, Body, parse, renamed_fields, run_in_thread, whole_body
 from penstock.doors.http.route import Route
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import RequestError, UnknownModel
@@ -49,25 +49,25 @@ class RequestDispatcher:
         return ", ".join(name for name, _ in self.offered(request))
 
     def route(
-        self, path: str, asks: type[Asked], exchange: Callable[[Asked, Context], Exchange], about: str, **rest: Any
+        self, path: str, request_type: type[Body], exchange: Callable[[Body, Context], Exchange], description: str, **rest: Any
     ) -> Route:
         """Make the route of an operation that a model answers."""
-        return Route("POST", path, partial(self.answer, asks, exchange), about, asks=asks, **rest)
+        return Route("POST", path, partial(self.answer, request_type, exchange), description, request_type=request_type, **rest)
 
-    async def answer(self, kind: type[Asked], exchange: Callable[[Asked, Context], Exchange], request: Request) -> Response:
+    async def answer(self, kind: type[Body], exchange: Callable[[Body, Context], Exchange], request: Request) -> Response:
         """Read a request, find its model, translate it and run it. A large one is read and translated in a thread."""
         body = await whole_body(request)
-        large = len(body) > LARGE
-        asked = await run_in_thread(lambda: parse(kind, body), enabled=large)
-        served = self.find(getattr(asked, "model", None), request)
+        large = len(body) > LARGE_BODY_BYTES
+        params = await run_in_thread(lambda: parse(kind, body), enabled=large)
+        served = self.find(getattr(params, "model", None), request)
         mailbox = self._open_mailbox()
-        slow = large or asked.slow
+        slow = large or params.slow
         if slow:
             served.hosted.jobs.check_room()  # before spending anything on it; others are refused when submitted
         caller = caller_of(request)
         context = Context(served, self.api.limits, caller.owner)
-        with named_as_given(asked.names):
-            made = await run_in_thread(lambda: exchange(asked, context), enabled=slow)
+        with renamed_fields(params.names):
+            made = await run_in_thread(lambda: exchange(params, context), enabled=slow)
             priority = caller.priority(made.priority)
             made = replace(made, jobs=[replace(job, priority=priority) for job in made.jobs])
             admit = partial(self._admit, caller)
@@ -108,7 +108,7 @@ class RequestDispatcher:
 
     def _open_mailbox(self) -> Mailbox:
         if self.draining or self.mailbox is None:
-            raise leaving()
+            raise shutting_down()
         return self.mailbox
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from penstock.domain.updates import JobUpdate
 
-Numbered = tuple[int, JobUpdate]
+NumberedUpdate = tuple[int, JobUpdate]
 
 
 class Mailbox:
@@ -16,13 +16,13 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._arrived: deque[tuple[Updates, Numbered]] = deque()
+        self._arrived: deque[tuple[Updates, NumberedUpdate]] = deque()
         self._woken = False
 
     def open(self) -> Updates:
         return Updates(self._put)
 
-    def _put(self, updates: Updates, update: Numbered) -> None:
+    def _put(self, updates: Updates, update: NumberedUpdate) -> None:
         """On the compute thread."""
         self._arrived.append((updates, update))
         if not self._woken:
@@ -39,21 +39,21 @@ class Mailbox:
 class Updates:
     """What arrived for one HTTP request and was not read yet, each with the number of the job that it is about."""
 
-    def __init__(self, put: Callable[[Updates, Numbered], None]) -> None:
+    def __init__(self, put: Callable[[Updates, NumberedUpdate], None]) -> None:
         self._put = put
-        self._waiting: list[Numbered] = []
+        self._waiting: list[NumberedUpdate] = []
         self._reader: asyncio.Future[None] | None = None
 
     def sink(self, job: int) -> Callable[[JobUpdate], None]:
         """For `start_job`; it runs on the compute thread."""
         return lambda update: self._put(self, (job, update))
 
-    def add(self, update: Numbered) -> None:
+    def add(self, update: NumberedUpdate) -> None:
         self._waiting.append(update)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def read(self, timeout: float | None = None) -> list[Numbered]:
+    async def read(self, timeout: float | None = None) -> list[NumberedUpdate]:
         """All that is there, at least one; nothing after `timeout` seconds without news."""
         if not self._waiting:
             loop = asyncio.get_running_loop()

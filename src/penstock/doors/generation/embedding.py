@@ -21,9 +21,9 @@ def embedding_jobs(
     if len(inputs) > MAX_INPUTS:
         raise RequestError(f"{field} has {len(inputs)} texts.", field=field, hint=f"Send at most {MAX_INPUTS} at once.")
     hosted, jobs = served.hosted, []
-    for i, given in enumerate(inputs):
+    for i, item in enumerate(inputs):
         where = f"{field}[{i}]" if len(inputs) > 1 else field
-        ids = hosted.tokenizer.encode(given) if isinstance(given, str) else given
+        ids = hosted.tokenizer.encode(item) if isinstance(item, str) else item
         if not ids:
             raise EmptyPrompt(f"{where} is empty.", field=field, hint="Give at least one character.")
         if not all(0 <= token < hosted.spec.vocab for token in ids):

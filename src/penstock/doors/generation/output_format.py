@@ -32,7 +32,7 @@ class OutputFormat:
                 return grammars.lark(self.value, field=self.field)
 
 
-def json_shape(kind: Literal["json_object", "json_schema"], schema: Any, field: str, schema_field: str) -> OutputFormat:
+def json_output_format(kind: Literal["json_object", "json_schema"], schema: Any, field: str, schema_field: str) -> OutputFormat:
     """As OpenAI's requests say it, at two places."""
     if kind == "json_object":
         return OutputFormat(kind, field)
@@ -41,9 +41,9 @@ def json_shape(kind: Literal["json_object", "json_schema"], schema: Any, field: 
     return OutputFormat(kind, schema_field, schema)
 
 
-def only_one(shapes: Sequence[OutputFormat]) -> OutputFormat | None:
-    refuse_two([shape.field for shape in shapes])
-    return shapes[0] if shapes else None
+def at_most_one(formats: Sequence[OutputFormat]) -> OutputFormat | None:
+    refuse_two([form.field for form in formats])
+    return formats[0] if formats else None
 
 
 def refuse_two(fields: Sequence[str]) -> None:

@@ -45,19 +45,19 @@ class OutputParser:
 
     def feed(self, text: str) -> Sequence[ToolEvent]:
         if self._parser is None:
-            return self._kept([TextDelta(text)] if text else [])
-        return self._kept(self._parser.push(text))
+            return self._record([TextDelta(text)] if text else [])
+        return self._record(self._parser.push(text))
 
     def close(self, reason: FinishReason) -> Sequence[ToolEvent]:
         """The output is over; what was held back comes now."""
-        return self._kept([] if self._parser is None else self._parser.finish(cut=reason is FinishReason.LENGTH))
+        return self._record([] if self._parser is None else self._parser.finish(cut=reason is FinishReason.LENGTH))
 
     @property
     def calls_tools(self) -> bool:
         """Whether it ended by calling tools: a stop string may have cut a call."""
         return bool(self.calls) and all(call.finished for call in self.calls)
 
-    def _kept(self, events: Sequence[ToolEvent]) -> Sequence[ToolEvent]:
+    def _record(self, events: Sequence[ToolEvent]) -> Sequence[ToolEvent]:
         for event in events:
             match event:
                 case TextDelta(text):

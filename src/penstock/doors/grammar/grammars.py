@@ -24,18 +24,21 @@ from penstock.domain.constraint import ConstraintFactory
 from penstock.doors.grammar.schema import guided_schema
 from penstock.errors import CorruptWeights, RequestError, UnsupportedModel
 
-MAX_PATTERN = 16 * 1024  # bytes of a regular expression
-MAX_LARK = 64 * 1024  # bytes of a Lark grammar
-MAX_TOOLS_TEXT = 128 * 1024  # bytes of the grammar that holds the schemas of all tools
-CACHED_GRAMMARS, CACHED_TEXT = 64, 4 * 1024 * 1024  # how many compiled grammars are kept, and bytes of their text together
-USES = 1000  # the copies of a grammar share an automaton that grows as they go: after so many it is compiled afresh
+MAX_PATTERN_BYTES = 16 * 1024  # bytes of a regular expression
+MAX_LARK_BYTES = 64 * 1024  # bytes of a Lark grammar
+MAX_TOOLS_BYTES = 128 * 1024  # bytes of the grammar that holds the schemas of all tools
+MAX_CACHED_GRAMMARS, MAX_CACHED_BYTES = (
+    64,
+    4 * 1024 * 1024,
+)  # how many compiled grammars are kept, and bytes of their text together
+MAX_USES = 1000  # the copies of a grammar share an automaton that grows as they go: after so many it is compiled afresh
 
 # The compiler recurses along chains of rules and references, and an overflow would end the process. The worst chain found takes
 # 770 bytes of stack for each byte of text; with this one, the longest text has 2000 for each. It is address space, not memory.
-STACK = 256 * 1024 * 1024
+STACK_BYTES = 256 * 1024 * 1024
 
 # Seconds of one answer: to begin with, and for each token. Natural grammars take some 0.1 ms for a token.
-ALLOWANCE, ALLOWANCE_PER_TOKEN = 1.0, 0.02
+CPU_ALLOWANCE_S, CPU_ALLOWANCE_PER_TOKEN_S = 1.0, 0.02
 
 # A rule's options in Lark that the engine would have to obey, and does not.
 _LARK_OPTIONS = re.compile(r"^\s*[?!]?[a-z_][\w-]*\s*\[[^\]:]*\b(temperature|max_tokens|stop)\s*=", re.MULTILINE)
@@ -72,11 +75,11 @@ class Grammars:
 
     def regex(self, pattern: str, *, field: str) -> ConstraintFactory:
         """The whole answer matches the pattern."""
-        _bound("regular expression", pattern, MAX_PATTERN, field)
+        _check_size("regular expression", pattern, MAX_PATTERN_BYTES, field)
         return self._factory("regex", pattern, LLMatcher.grammar_from_regex, field)
 
     def lark(self, text: str, *, field: str) -> ConstraintFactory:
-        _bound("grammar", text, MAX_LARK, field)
+        _check_size("grammar", text, MAX_LARK_BYTES, field)
         if found := _LARK_OPTIONS.search(text):
             raise RequestError(
                 f"The rule option '{found[1]}' is not obeyed here, so it is refused.",
@@ -87,7 +90,7 @@ class Grammars:
 
     def checked_lark(self, text: str, *, field: str) -> ConstraintFactory:
         """A grammar that we wrote ourselves, around schemas that went through `guided_schema`."""
-        _bound("grammar of all tools", text, MAX_TOOLS_TEXT, field)
+        _check_size("grammar of all tools", text, MAX_TOOLS_BYTES, field)
         return self._factory("lark", text, LLMatcher.grammar_from_lark, field, what="schema")
 
     @property
@@ -114,10 +117,10 @@ class Grammars:
         matcher = self._cache.get((kind, text))
         if matcher is None:
             try:
-                matcher = _on_a_deep_stack(lambda: _compiled(tokens, convert(text)))
+                matcher = _run_with_deep_stack(lambda: _compiled(tokens, convert(text)))
             except ValueError as error:
-                told = what or kind
-                raise RequestError(f"The {told} cannot be used: {_reason(error)}", field=field, hint=_HINTS[told]) from None
+                label = what or kind
+                raise RequestError(f"The {label} cannot be used: {_reason(error)}", field=field, hint=_HINTS[label]) from None
             self._cache.put((kind, text), matcher)
         return _Factory(matcher, tokens.ll.vocab_size, self._vocab, field)
 
@@ -162,7 +165,7 @@ def _load_tokens(file: Path, vocab: int, eos_ids: list[int]) -> _Tokens:
 # ---- compiling ----
 
 
-def _bound(noun: str, text: Any, limit: int, field: str) -> None:
+def _check_size(noun: str, text: Any, limit: int, field: str) -> None:
     if not isinstance(text, str) or not text:
         raise RequestError(f"The {noun} must be a text that is not empty.", field=field)
     if len(text.encode("utf-8", "replace")) > limit:
@@ -180,7 +183,7 @@ def _compiled(tokens: _Tokens, grammar: str) -> LLMatcher:
     return matcher
 
 
-def _on_a_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
+def _run_with_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
     result: list[LLMatcher | BaseException] = []
 
     def run() -> None:
@@ -190,7 +193,7 @@ def _on_a_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
             result.append(error)
 
     with _stack_size_lock:
-        before = threading.stack_size(STACK)
+        before = threading.stack_size(STACK_BYTES)
         try:
             thread = threading.Thread(target=run, name="penstock-grammar", daemon=True)
             thread.start()
@@ -243,7 +246,7 @@ class _Cache:
                 return None
             matcher, uses = self._entries.pop(key)
             self._text -= len(key[1])
-            if uses < USES:
+            if uses < MAX_USES:
                 self._keep(key, matcher, uses + 1)
             return matcher
 
@@ -251,7 +254,7 @@ class _Cache:
         with self._lock:
             if key not in self._entries:  # else another thread was faster
                 self._keep(key, matcher, 1)
-            while len(self._entries) > CACHED_GRAMMARS or self._text > CACHED_TEXT:
+            while len(self._entries) > MAX_CACHED_GRAMMARS or self._text > MAX_CACHED_BYTES:
                 (_, text), _ = self._entries.popitem(last=False)
                 self._text -= len(text)
 
@@ -284,7 +287,7 @@ class GrammarConstraint:
         self._buffer: NDArray[np.uint32] = np.zeros((known + 31) // 32, dtype=np.uint32)
         self._mask = self._buffer[: (vocab + 31) // 32]
         self._last_word = np.uint32((1 << vocab % 32) - 1) if vocab % 32 else None
-        self._allowance = ALLOWANCE
+        self._allowance = CPU_ALLOWANCE_S
 
     def mask(self) -> NDArray[np.uint32]:
         """Valid until the next call: it is always the same array."""
@@ -300,7 +303,7 @@ class GrammarConstraint:
     def accept(self, token_id: int) -> bool:
         began = time.thread_time()
         self._matcher.consume_token(token_id)
-        self._allowance += ALLOWANCE_PER_TOKEN
+        self._allowance += CPU_ALLOWANCE_PER_TOKEN_S
         self._check(began)
         return self._matcher.is_stopped()
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from penstock.errors import RequestError
 
-MAX_TEXT = 64 * 1024  # bytes of JSON; compiling takes time and stack in proportion (see grammar.py)
+MAX_SCHEMA_BYTES = 64 * 1024  # bytes of JSON; compiling takes time and stack in proportion (see grammar.py)
 MAX_DEPTH = 64  # levels of nesting; the JSON reader behind us gives up at 128
 MAX_PROPERTIES = 1000  # optional ones of one object: their grammar grows with the square
 MAX_MULTIPLE = 20_000  # `multipleOf` becomes an automaton with that many states: a million take nine seconds
@@ -64,18 +64,18 @@ _DEMANDS = frozenset(  # what a schema says of a value, besides its type
 )
 
 
-def guided_schema(schema: Any, *, field: str, loosen: bool = False, among: int = 1) -> dict[str, Any]:
+def guided_schema(schema: Any, *, field: str, loosen: bool = False, schema_count: int = 1) -> dict[str, Any]:
     """The schema as llguidance takes it, or a RequestError that names the keyword and its place.
 
     `loosen` drops what cannot be enforced instead of refusing it: for functions that did not ask for `strict`.
-    `among` so many schemas of one request, what is costly is shared.
+    `schema_count` so many schemas of one request, what is costly is shared.
     """
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
         raise RequestError("A JSON Schema must be an object.", field=field, hint='Give, for example, {"type": "object"}.')
-    _bound(schema, field)
-    walk = _Walk(field, loosen, among)
+    _check_size(schema, field)
+    walk = _Walk(field, loosen, schema_count)
     guided: dict[str, Any] = walk.node(schema, "", alone=True)
     walk.check_references()
     walk.check_multiples()
@@ -84,7 +84,7 @@ def guided_schema(schema: Any, *, field: str, loosen: bool = False, among: int =
     return guided
 
 
-def _bound(schema: Any, field: str) -> None:
+def _check_size(schema: Any, field: str) -> None:
     """Before anything recurses: no nesting and no size that could hurt."""
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
@@ -97,8 +97,8 @@ def _bound(schema: Any, field: str) -> None:
         size = len(json.dumps(schema, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise RequestError(f"The schema is not JSON: {error}.", field=field) from None
-    if size > MAX_TEXT:
-        raise RequestError(f"The schema has {size} bytes, but at most {MAX_TEXT} can be used.", field=field)
+    if size > MAX_SCHEMA_BYTES:
+        raise RequestError(f"The schema has {size} bytes, but at most {MAX_SCHEMA_BYTES} can be used.", field=field)
 
 
 def _children(value: Any) -> Iterator[Any]:
@@ -115,9 +115,12 @@ class _Reference(NamedTuple):
 class _Walk:
     """One pass over all subschemas of a schema. Rebuilds each, in the order of its keywords: they order the properties."""
 
-    def __init__(self, field: str, loosen: bool, among: int) -> None:
+    def __init__(self, field: str, loosen: bool, schema_count: int) -> None:
         self.field, self.loosen = field, loosen
-        self.max_multiple, self.max_patterns = max(MAX_MULTIPLE // among, 100), max(MAX_PATTERN_PROPERTIES // among, 2)
+        self.max_multiple, self.max_patterns = (
+            max(MAX_MULTIPLE // schema_count, 100),
+            max(MAX_PATTERN_PROPERTIES // schema_count, 2),
+        )
         self.patterns = 0
         self.places = {""}
         self.anchors: dict[str, str] = {}  # to their places
@@ -152,7 +155,7 @@ class _Walk:
             elif keyword == "$ref":
                 self.references.append(_Reference(str(value), path, through))
                 out[keyword] = value
-            elif self._kept(keyword, value, schema, path):
+            elif self._is_passed_on(keyword, value, schema, path):
                 out[keyword] = value
         self._check_object(out, path)
         if single and "properties" in out and demands.isdisjoint(_OPENERS):
@@ -164,7 +167,7 @@ class _Walk:
             _add(out, {"pattern": exact})
         return out
 
-    def _kept(self, keyword: str, value: Any, schema: Mapping[str, Any], path: str) -> bool:
+    def _is_passed_on(self, keyword: str, value: Any, schema: Mapping[str, Any], path: str) -> bool:
         """Whether a keyword without subschemas goes on to the compiler; raises if it may not stand here."""
         match keyword:
             case "$anchor":
@@ -210,8 +213,8 @@ class _Walk:
         self.patterns += len(patterns) if isinstance(patterns, Mapping) else 0
         if self.patterns > self.max_patterns:
             raise self.refuse(f"The schema has more than {self.max_patterns} 'patternProperties'", path)
-        fewest = out.get("minProperties")
-        if isinstance(fewest, int) and fewest - len(named) >= 2:
+        min_properties = out.get("minProperties")
+        if isinstance(min_properties, int) and min_properties - len(named) >= 2:
             # The grammar counts keys that are said twice as two.
             if not self.loosen:
                 raise self.refuse("'minProperties' is enforced only up to one more than the required properties", path)

@@ -13,10 +13,10 @@ from penstock.domain.sampling import MAX_BIASES, MAX_N, MAX_STOP_LENGTH, MAX_STO
 from penstock.doors.http.fields import Fields
 
 HARMLESS = "Changes nothing about the answer."
-TEXTS = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
+STOP_TEXT = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
 
 # By name, since dialects agree on what these mean. SamplingParams checks the bounds.
-MEANINGS: dict[str, dict[str, Any]] = {
+FIELD_DESCRIPTIONS: dict[str, dict[str, Any]] = {
     "model": {"description": "One of GET /v1/models."},
     "stream": {"description": "Send the answer in pieces, as it is made."},
     "n": {"description": "How many answers.", "minimum": 1, "maximum": MAX_N},
@@ -33,7 +33,7 @@ MEANINGS: dict[str, dict[str, Any]] = {
     "min_tokens": {"description": "The answer does not end before.", "minimum": 0},
     "ignore_eos": {"description": "Go on when the model would end."},
     "seed": {"description": "The same seed gives the same answer.", "minimum": -(2**63), "maximum": 2**64 - 1},
-    "stop": {"description": f"Up to {MAX_STOPS} texts that end the answer.", "maxItems": MAX_STOPS, **TEXTS},
+    "stop": {"description": f"Up to {MAX_STOPS} texts that end the answer.", "maxItems": MAX_STOPS, **STOP_TEXT},
     "stop_token_ids": {"description": "Tokens that end the answer.", "maxItems": MAX_STOP_TOKENS},
     "logit_bias": {"description": "By token id, from -100 to 100.", "maxProperties": MAX_BIASES},
     "priority": {"description": "A higher one goes first."},
@@ -46,7 +46,7 @@ MEANINGS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ShownAs:
+class DescribedAs:
     """What a field is described as whose parts are told apart only when somebody looks at them."""
 
     kind: Any
@@ -66,7 +66,7 @@ class FieldsSchema(GenerateJsonSchema):
         if not any(one.get("format") == "binary" for one in properties.values()):  # a form knows no null
             needed = found.get("required", ())
             properties = {name: one if name in needed else _or_null(one) for name, one in properties.items()}
-        known = {name: _told(name, one) for name, one in properties.items()}
+        known = {name: _describe_field(name, one) for name, one in properties.items()}
         known |= {name: {"description": HARMLESS} for name in sorted(owner.HARMLESS - known.keys())}
         known |= {name: {"enum": [*taken, None], "description": why} for name, (taken, why) in owner.ONLY.items()}
         return {**found, "properties": known, "additionalProperties": False}
@@ -85,11 +85,11 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {**default, "anyOf": [*shapes, {"type": "null"}]}
 
 
-def _told(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _describe_field(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """That a field may be left out is said by `required`, so null as its default says nothing."""
     kept = {key: value for key, value in schema.items() if (key, value) != ("default", None)}
     shapes: list[dict[str, Any]] = kept.get("anyOf", [])
     if len(shapes) == 2 and shapes[1] == {"type": "null"} and "type" in shapes[0] and "enum" not in shapes[0]:
         del kept["anyOf"]
         kept |= {**shapes[0], "type": [shapes[0]["type"], "null"]}  # shorter, for whoever reads it
-    return {**MEANINGS.get(name, {}), **kept}
+    return {**FIELD_DESCRIPTIONS.get(name, {}), **kept}

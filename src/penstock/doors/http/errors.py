@@ -54,11 +54,11 @@ class DialectOfPath:
 
     def __init__(self, app: ASGIApp, *, dialects: Iterable[tuple[str, Dialect]]) -> None:
         self._app = app
-        self._by_beginning: dict[str, Dialect] = {}
+        self._by_prefix: dict[str, Dialect] = {}
         for path, dialect in dialects:
             parts = path.split("/")
             for count in range(1, len(parts) + 1):
-                self._by_beginning.setdefault("/".join(parts[:count]), dialect)
+                self._by_prefix.setdefault("/".join(parts[:count]), dialect)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -66,9 +66,9 @@ class DialectOfPath:
         await self._app(scope, receive, send)
 
     def _find(self, path: str) -> Dialect:
-        while path not in self._by_beginning and path:
+        while path not in self._by_prefix and path:
             path = path.rpartition("/")[0]
-        return self._by_beginning[path]
+        return self._by_prefix[path]
 
 
 def status_of(error: PenstockError) -> int:

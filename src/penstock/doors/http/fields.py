@@ -19,9 +19,9 @@ from starlette.requests import Request
 
 from penstock.errors import RequestError, RequestTimeout
 
-LONG_NAME = 40  # characters; no parameter has a longer one
-PATIENCE = 60.0  # seconds for a whole request to arrive
-LARGE = 20_000  # bytes; to read, understand and tokenize more than that would hold up the other streams
+MAX_NAME_LENGTH = 40  # characters; no parameter has a longer one
+REQUEST_TIMEOUT_S = 60.0  # seconds for a whole request to arrive
+LARGE_BODY_BYTES = 20_000  # bytes; to read, understand and tokenize more than that would hold up the other streams
 
 Only = Mapping[str, tuple[tuple[Any, ...], str]]
 
@@ -37,7 +37,7 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_says_nothing(cls, given: Any) -> Any:
+    def _drop_nulls(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if value is not None or name in _needed(cls)}
@@ -58,61 +58,61 @@ class Fields(BaseModel):
         return False
 
 
-Asked = TypeVar("Asked", bound=Fields)
-Made = TypeVar("Made")
+Body = TypeVar("Body", bound=Fields)
+Result = TypeVar("Result")
 
 
-async def read(kind: type[Asked], request: Request) -> Asked:
+async def read(kind: type[Body], request: Request) -> Body:
     """A body may take its time, but not for ever; a large one is looked at aside."""
     body = await whole_body(request)
-    return await run_in_thread(lambda: parse(kind, body), enabled=len(body) > LARGE)
+    return await run_in_thread(lambda: parse(kind, body), enabled=len(body) > LARGE_BODY_BYTES)
 
 
 async def whole_body(request: Request) -> bytes:
     try:
-        return await asyncio.wait_for(request.body(), PATIENCE)
+        return await asyncio.wait_for(request.body(), REQUEST_TIMEOUT_S)
     except TimeoutError:
-        raise RequestTimeout(f"The request was not complete after {PATIENCE:g} seconds.") from None
+        raise RequestTimeout(f"The request was not complete after {REQUEST_TIMEOUT_S:g} seconds.") from None
 
 
-async def run_in_thread(make: Callable[[], Made], *, enabled: bool = True) -> Made:
+async def run_in_thread(make: Callable[[], Result], *, enabled: bool = True) -> Result:
     """Run `make` in another thread, so that it does not hold up other streams; in this one if not `enabled`."""
     return await asyncio.to_thread(make) if enabled else make()
 
 
-def parse(kind: type[Asked], body: bytes | str) -> Asked:
+def parse(kind: type[Body], body: bytes | str) -> Body:
     """Read a request, or say which of its fields cannot be used and why."""
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
-        raise _told(error) from None
+        raise _to_request_error(error) from None
     _check_extras(request, "")
     return request
 
 
-def parse_part(kind: type[Asked], value: Any, where: str) -> Asked:
+def parse_part(kind: type[Body], value: Any, where: str) -> Body:
     """A part of a request whose kind shows only when one looks at it; `where` it stands."""
     try:
         part = kind.model_validate(value)
     except ValidationError as error:
-        raise _told(error, where) from None
+        raise _to_request_error(error, where) from None
     _check_extras(part, where)
     return part
 
 
 @contextmanager
-def named_as_given(names: Mapping[str, str]) -> Iterator[None]:
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
     """What is found wrong with a request is told of the field that its client has sent."""
     try:
         yield
     except RequestError as error:
-        inner, error.field = error.field, _as_given(error.field, names)
+        inner, error.field = error.field, _client_field(error.field, names)
         if error.message.startswith(inner):
             error.message = error.field + error.message.removeprefix(inner)
         raise
 
 
-def _as_given(field: str, names: Mapping[str, str]) -> str:
+def _client_field(field: str, names: Mapping[str, str]) -> str:
     """The longest beginning of a path that has another name gets it."""
     places = iter(re.findall(r"\[\d+\]", field))
     path = re.sub(r"\[\d+\]", "[]", field)
@@ -137,8 +137,8 @@ def _check_extras(value: Any, where: str) -> None:
 
 
 def _refuse_extra(name: str, given: Any, owner: Fields, where: str) -> None:
-    shown = name if len(name) <= LONG_NAME else f"{name[:LONG_NAME]}..."
-    field = f"{where}.{shown}" if where else shown
+    label = name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}..."
+    field = f"{where}.{label}" if where else label
     if name in owner.REFUSED:
         raise RequestError(f"{field} is not supported.", field=field, hint=owner.REFUSED[name])
     if name in owner.ONLY:
@@ -146,7 +146,7 @@ def _refuse_extra(name: str, given: Any, owner: Fields, where: str) -> None:
         if not any(given == one and isinstance(given, bool) == isinstance(one, bool) for one in allowed):  # 0 is not false
             raise RequestError(f"{field} = {short(given)} is not supported.", field=field, hint=why)
         return
-    near = difflib.get_close_matches(name, type(owner).model_fields, n=1) if len(name) <= LONG_NAME else []
+    near = difflib.get_close_matches(name, type(owner).model_fields, n=1) if len(name) <= MAX_NAME_LENGTH else []
     raise RequestError(
         f"{field} is not a known parameter.",
         field=field,
@@ -176,7 +176,7 @@ def _all_fields() -> frozenset[str]:
     return frozenset(found)
 
 
-def _told(error: ValidationError, where: str = "") -> RequestError:
+def _to_request_error(error: ValidationError, where: str = "") -> RequestError:
     first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         return RequestError(f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")

@@ -19,16 +19,16 @@ AFTER = Parameter("after", str, "The last id of the page before.")
 ORDER = Parameter("order", Literal["asc", "desc"], "By age: desc is the newest first.")
 
 
-def refuse_others(request: Request, *known: str) -> None:
+def refuse_unknown_params(request: Request, *known: str) -> None:
     for name in request.query_params:
         if name not in known:
             raise RequestError(f"{name[:40]} is not a known parameter.", field=name[:40], hint="Remove it.")
 
 
-def asked_limit(request: Request, *, usual: int, most: int) -> int:
-    limit = request.query_params.get("limit", str(usual))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= most):
-        raise RequestError(f"limit = '{limit[:40]}' cannot be used.", field="limit", hint=f"Give a number from 1 to {most}.")
+def limit_param(request: Request, *, default: int, maximum: int) -> int:
+    limit = request.query_params.get("limit", str(default))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= maximum):
+        raise RequestError(f"limit = '{limit[:40]}' cannot be used.", field="limit", hint=f"Give a number from 1 to {maximum}.")
     return int(limit)
 
 
@@ -39,10 +39,10 @@ class Page:
     newest_first: bool = True
 
     @classmethod
-    def asked(cls, request: Request, *, usual: int, most: int, also: Iterable[str] = ()) -> Page:
+    def from_request(cls, request: Request, *, default: int, maximum: int, also: Iterable[str] = ()) -> Page:
         """What a request asks for; `also` are parameters that are read elsewhere."""
-        refuse_others(request, "limit", "after", "order", *also)
-        limit, order = asked_limit(request, usual=usual, most=most), request.query_params.get("order", "desc")
+        refuse_unknown_params(request, "limit", "after", "order", *also)
+        limit, order = limit_param(request, default=default, maximum=maximum), request.query_params.get("order", "desc")
         if order not in ("asc", "desc"):
             raise RequestError(f"order = '{order[:40]}' cannot be used.", field="order", hint="Give asc or desc.")
         return cls(limit, request.query_params.get("after"), order == "desc")

@@ -13,7 +13,7 @@ from penstock.workspace.store.responses import Responses
 from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.pool import JobEnd, Pool
 
-WINDOW = 4  # times the jobs that run at once: so many lines of batches are jobs, and of one at most half as many
+LINES_PER_RUNNING_JOB = 4  # times the jobs that run at once: so many lines of batches are jobs, and of one at most half as many
 
 
 class Backlog:
@@ -47,9 +47,9 @@ class Backlog:
         self.accepts = runner.accepts
         self.batches = BatchSupervisor(
             workspace,
-            room=WINDOW * config.jobs,
+            room=LINES_PER_RUNNING_JOB * config.jobs,
             refusal=job_api.refusal,
-            may_go_on=api.keys.is_good,
+            may_go_on=api.keys.is_valid,
             vet=vet,
             accepts=runner.accepts,
         )

@@ -12,7 +12,7 @@ from penstock.doors.http.fields import Fields
 
 @dataclass(frozen=True, slots=True)
 class JobEndpoint:
-    asks: type[Fields]
+    request_type: type[Fields]
     exchange: Callable[[Any, Context], Exchange]
 
 

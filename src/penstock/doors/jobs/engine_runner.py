@@ -17,8 +17,8 @@ from penstock.doors.generation.exchange import Answer, Context, Exchange
 from penstock.doors.generation.limits import answer_limit
 from penstock.doors.generation.output_format import OutputFormat
 from penstock.doors.generation.served_model import ServedModel
-from penstock.doors.generation.turn import chosen_sampling
-from penstock.doors.http.fields import named_as_given, parse
+from penstock.doors.generation.turn import resolve_sampling
+from penstock.doors.http.fields import parse, renamed_fields
 from penstock.doors.http.framing import encode
 from penstock.doors.jobs.endpoints import JobEndpoint
 from penstock.engine.job_factory import JobHandle
@@ -27,7 +27,7 @@ from penstock.workspace.store.request import WorkRequest
 from penstock.workspace.store.tokens import FINGERPRINT
 from penstock.workspace.worker.runner import PartUpdate, Sink, TextWriter, Writer
 
-LEAST_DEADLINE = 0.001  # seconds; one that has passed is still the most urgent
+MIN_DEADLINE_S = 0.001  # seconds; one that has passed is still the most urgent
 
 
 class EngineTask:
@@ -43,20 +43,20 @@ class EngineTask:
         self.fingerprint = _fingerprint(self.model, request, self._jobs)
         self.writer: Writer = TextWriter()
 
-    def start(self, job_id: str, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
+    def start(self, job_id: str, seed: int, resume: Sequence[int], sink: Sink) -> Callable[[], None]:
         hosted, request = self._served.hosted, self._request
         if missing := hosted.engine.pipe.explain():
             raise NotReady(missing)
         deadline = request.deadline
         if deadline is not None:  # it counts from the submission, and the engine's from now
-            deadline = max(LEAST_DEADLINE, request.submitted + deadline - time.time())
+            deadline = max(MIN_DEADLINE_S, request.submitted + deadline - time.time())
         jobs = [
             dataclasses.replace(
                 job,
                 sampling=job.sampling if job.embed else dataclasses.replace(job.sampling, seed=seed),
                 priority=request.priority,
                 deadline=deadline,
-                resume=said,
+                resume=resume,
             )
             for job in self._jobs
         ]
@@ -100,7 +100,7 @@ class _Together:
     def start(self, starts: Sequence[Callable[..., JobHandle]]) -> Callable[[], None]:
         try:
             for number, start in enumerate(starts):
-                self._handles.append(start(sink=functools.partial(self._hear, number)))
+                self._handles.append(start(sink=functools.partial(self._on_update, number)))
         except BaseException:
             self.cancel()
             raise
@@ -110,7 +110,7 @@ class _Together:
         for handle in self._handles:
             handle.cancel()
 
-    def _hear(self, number: int, update: JobUpdate) -> None:
+    def _on_update(self, number: int, update: JobUpdate) -> None:
         """On the compute thread, of which a model has one."""
         if not isinstance(update, JobDone | JobFailed):
             self._cancelled |= isinstance(update, OutputFinished) and update.reason is FinishReason.CANCELLED
@@ -159,19 +159,19 @@ class EngineRunner:
         context = Context(served, self._limits)
         if request.endpoint is not None:
             endpoint = self._endpoint(request.endpoint)
-            asked = parse(endpoint.asks, prompt)
-            with named_as_given(asked.names):
-                exchange = endpoint.exchange(asked, context)
+            params = parse(endpoint.request_type, prompt)
+            with renamed_fields(params.names):
+                exchange = endpoint.exchange(params, context)
                 _refuse_stream(exchange)
                 return EngineTask(served, request, exchange.jobs, exchange)
-        given = dict(request.sampling)
-        limit = answer_limit(given.pop("max_tokens", None), self._limits, "max_tokens")
-        shape = _shape(request)
+        sampling = dict(request.sampling)
+        limit = answer_limit(sampling.pop("max_tokens", None), self._limits, "max_tokens")
+        answer_format = _answer_format(request)
         job = JobRequest(
             prompt=prompt if request.raw else None,
             messages=None if request.raw else _messages(request, prompt),
-            sampling=chosen_sampling(given, context, max_tokens=limit),
-            constraint=None if shape is None else shape.compile(served.grammars),
+            sampling=resolve_sampling(sampling, context, max_tokens=limit),
+            constraint=None if answer_format is None else answer_format.compile(served.grammars),
         )
         return EngineTask(served, request, [job], None)
 
@@ -198,7 +198,7 @@ def _messages(request: WorkRequest, prompt: str) -> list[dict[str, Any]]:
     return [*before, {"role": "user", "content": prompt}]
 
 
-def _shape(request: WorkRequest) -> OutputFormat | None:
+def _answer_format(request: WorkRequest) -> OutputFormat | None:
     if request.schema is not None:
         return OutputFormat("json_schema", "schema", request.schema)
     if request.grammar is not None:
@@ -207,6 +207,6 @@ def _shape(request: WorkRequest) -> OutputFormat | None:
 
 
 def _fingerprint(model: str, request: WorkRequest, jobs: Sequence[JobRequest]) -> bytes:
-    shape = [request.schema, request.grammar, request.regex, request.endpoint]
-    asked = [[list(job.prompt or ()), dataclasses.asdict(job.sampling)] for job in jobs]
-    return hashlib.blake2b(json.dumps([model, asked, shape], sort_keys=True).encode(), digest_size=FINGERPRINT).digest()
+    answer_format = [request.schema, request.grammar, request.regex, request.endpoint]
+    params = [[list(job.prompt or ()), dataclasses.asdict(job.sampling)] for job in jobs]
+    return hashlib.blake2b(json.dumps([model, params, answer_format], sort_keys=True).encode(), digest_size=FINGERPRINT).digest()

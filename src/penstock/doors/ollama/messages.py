@@ -27,11 +27,11 @@ def plain_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
             plain["reasoning_content"] = message.thinking
         if message.tool_calls:
             calls = [(call.id or f"call_{i}_{j}", call) for j, call in enumerate(message.tool_calls)]
-            plain["tool_calls"] = [_called(call_id, call) for call_id, call in calls]
+            plain["tool_calls"] = [_call(call_id, call) for call_id, call in calls]
             for call_id, call in calls:
                 open_calls.add(_OpenCall(call_id, call.function.name))
         if message.role == "tool":
-            plain |= _answered(message, open_calls, where)
+            plain |= _result_of(message, open_calls, where)
         out.append(plain)
     return out
 
@@ -72,12 +72,12 @@ class _OpenCalls:
         return None
 
 
-def _called(call_id: str, call: OllamaToolCall) -> dict[str, Any]:
+def _call(call_id: str, call: OllamaToolCall) -> dict[str, Any]:
     arguments = json.dumps(call.function.arguments, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def _answered(message: OllamaMessage, open_calls: _OpenCalls, where: str) -> dict[str, Any]:
+def _result_of(message: OllamaMessage, open_calls: _OpenCalls, where: str) -> dict[str, Any]:
     """Which call a result is of. It is not open any more then."""
     call = open_calls.take(message.tool_call_id, message.tool_name)
     if call is None:

@@ -20,7 +20,7 @@ from penstock.errors import NoSuchPath, RequestError
 from penstock.model.shapes import total_params
 from penstock.model.spec import fingerprint
 
-SPOKEN = "0.13.0"  # the Ollama whose API this is: clients refuse what is older than they know
+OLLAMA_VERSION = "0.13.0"  # the Ollama whose API this is: clients refuse what is older than they know
 NEVER = "9999-12-31T23:59:59Z"
 PRECISIONS = {"float32": (4, "F32"), "bfloat16": (2, "BF16")}  # bytes of a number, and Ollama's word for it
 PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names, where they are others
@@ -37,14 +37,14 @@ class ModelEndpoints:
         return json_reply(wire.Processes(models=[_loaded(name, served) for name, served in self._dispatcher.offered(request)]))
 
     async def show(self, request: Request) -> Response:
-        asked = await read(ShowRequest, request)
-        name = asked.model or asked.name
+        params = await read(ShowRequest, request)
+        name = params.model or params.name
         if name is None:
             raise RequestError("model is missing.", field="model")
-        return json_reply(_shown(self._dispatcher.find(name, request)))
+        return json_reply(_describe(self._dispatcher.find(name, request)))
 
     async def version(self, request: Request) -> Response:
-        return json_reply(wire.Version(version=SPOKEN))
+        return json_reply(wire.Version(version=OLLAMA_VERSION))
 
     async def manage(self, request: Request) -> Response:
         raise NoSuchPath(
@@ -82,7 +82,7 @@ def _loaded(name: str, served: ServedModel) -> wire.Loaded:
     )
 
 
-def _shown(served: ServedModel) -> wire.Shown:
+def _describe(served: ServedModel) -> wire.Shown:
     hosted, spec = served.hosted, served.hosted.spec
     family = spec.family
     parameters = {"num_ctx": hosted.context, **{PARAMETERS.get(name, name): value for name, value in served.sampling.items()}}

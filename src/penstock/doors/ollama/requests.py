@@ -14,15 +14,15 @@ from penstock.doors.http.fields import Fields, Only
 from penstock.doors.tools.offer import FunctionToolSpec
 from penstock.errors import RequestError
 
-KEPT = frozenset(("keep_alive",))  # models stay loaded for as long as the server runs
+KEEP_ALIVE = frozenset(("keep_alive",))  # models stay loaded for as long as the server runs
 # How a machine runs a model, not what it answers.
-MACHINE = frozenset(
+MACHINE_OPTIONS = frozenset(
     (
         *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"),
         *("embedding_only", "num_thread", "num_keep"),
     )
 )
-PICTURES: Mapping[str, str] = dict.fromkeys(("width", "height", "steps"), "This server answers in text only.")
+IMAGE_FIELDS: Mapping[str, str] = dict.fromkeys(("width", "height", "steps"), "This server answers in text only.")
 # What is taken with one value only: the one that changes nothing.
 ONLY_OPTIONS: Only = {
     "mirostat": ((0,), "Use temperature, top_k, top_p or min_p."),
@@ -46,11 +46,11 @@ ONLY_PROMPTS: Only = {
 }
 
 
-SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+SAME_NAMED = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 
 
 class Options(Fields):
-    HARMLESS = MACHINE | {"mirostat_tau", "mirostat_eta"}  # these two are nothing without mirostat
+    HARMLESS = MACHINE_OPTIONS | {"mirostat_tau", "mirostat_eta"}  # these two are nothing without mirostat
     ONLY = ONLY_OPTIONS
     num_predict: Annotated[int, Field(ge=-2)] | None = None
     num_ctx: Annotated[int, Field(ge=1)] | None = None
@@ -71,8 +71,8 @@ class Options(Fields):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in SAME} | {"repetition_penalty": self.repeat_penalty}
-        return {name: value for name, value in given.items() if value is not None}
+        explicit = {name: getattr(self, name) for name in SAME_NAMED} | {"repetition_penalty": self.repeat_penalty}
+        return {name: value for name, value in explicit.items() if value is not None}
 
     @property
     def max_tokens(self) -> int | None:
@@ -91,8 +91,8 @@ class Options(Fields):
 class OllamaAnswerFields(Fields):
     """What chat and generate share."""
 
-    HARMLESS = KEPT
-    REFUSED = PICTURES
+    HARMLESS = KEEP_ALIVE
+    REFUSED = IMAGE_FIELDS
     ONLY = ONLY
     model: str
     stream: bool | None = None
@@ -103,15 +103,15 @@ class OllamaAnswerFields(Fields):
 
     @property
     def names(self) -> dict[str, str]:
-        others = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty"}
-        return {name: f"options.{name}" for name in SAME} | others
+        renamed = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty"}
+        return {name: f"options.{name}" for name in SAME_NAMED} | renamed
 
     @property
     def streams(self) -> bool:
         return self.stream is not False
 
     @property
-    def shape(self) -> OutputFormat | None:
+    def answer_format(self) -> OutputFormat | None:
         match self.format:
             case None | "":
                 return None
@@ -182,7 +182,7 @@ class GenerateRequest(OllamaAnswerFields):
 
 
 class EmbedRequest(Fields):
-    HARMLESS = KEPT
+    HARMLESS = KEEP_ALIVE
     model: str
     input: str | Annotated[list[str], Field(fail_fast=True)]
     truncate: bool | None = None
@@ -203,7 +203,7 @@ class EmbedRequest(Fields):
 class EmbeddingsRequest(Fields):
     """The older form, of one text."""
 
-    HARMLESS = KEPT
+    HARMLESS = KEEP_ALIVE
     model: str
     prompt: str | None = None
     options: Options = Field(default_factory=Options)

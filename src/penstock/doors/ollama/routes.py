@@ -10,7 +10,7 @@ from penstock.doors.ollama.models import ModelEndpoints
 from penstock.doors.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, ShowRequest
 
 LINES = "application/x-ndjson"
-MANAGING = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))
+MODEL_MANAGEMENT = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))
 
 
 def ollama_routes(dispatcher: RequestDispatcher) -> list[Route]:
@@ -23,35 +23,38 @@ def ollama_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 ChatRequest,
                 chat.chat,
                 "Answer a conversation (Ollama)",
-                gives=wire.OllamaChatChunk,
-                streams=LINES,
+                response_type=wire.OllamaChatChunk,
+                stream_type=LINES,
             ),
             dispatcher.route(
                 "/api/generate",
                 GenerateRequest,
                 chat.generate,
                 "Answer a prompt (Ollama)",
-                gives=wire.OllamaGenerateChunk,
-                streams=LINES,
+                response_type=wire.OllamaGenerateChunk,
+                stream_type=LINES,
             ),
             dispatcher.route(
                 "/api/embed",
                 EmbedRequest,
                 embed.embed,
                 "The embeddings of texts (Ollama)",
-                gives=wire.EmbedOut,
+                response_type=wire.EmbedOut,
             ),
             dispatcher.route(
                 "/api/embeddings",
                 EmbeddingsRequest,
                 embed.embeddings,
                 "The embedding of a text (Ollama's older form)",
-                gives=wire.EmbeddingsOut,
+                response_type=wire.EmbeddingsOut,
             ),
-            Route("GET", "/api/tags", models.tags, "The models and their aliases (Ollama)", gives=wire.Tags),
-            Route("POST", "/api/show", models.show, "One model (Ollama)", asks=ShowRequest, gives=wire.Shown),
-            Route("GET", "/api/ps", models.processes, "The models that are loaded (Ollama)", gives=wire.Processes),
-            Route("GET", "/api/version", models.version, "Which Ollama this speaks like", gives=wire.Version),
-            *(Route(method, f"/api/{name}", models.manage, "Not here (Ollama)", refuses=True) for method, name in MANAGING),
+            Route("GET", "/api/tags", models.tags, "The models and their aliases (Ollama)", response_type=wire.Tags),
+            Route("POST", "/api/show", models.show, "One model (Ollama)", request_type=ShowRequest, response_type=wire.Shown),
+            Route("GET", "/api/ps", models.processes, "The models that are loaded (Ollama)", response_type=wire.Processes),
+            Route("GET", "/api/version", models.version, "Which Ollama this speaks like", response_type=wire.Version),
+            *(
+                Route(method, f"/api/{name}", models.manage, "Not here (Ollama)", refused=True)
+                for method, name in MODEL_MANAGEMENT
+            ),
         ],
     )

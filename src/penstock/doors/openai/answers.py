@@ -60,7 +60,7 @@ class ChatAnswer:
         """`hidden` are the tokens that end an answer: they are no part of it."""
         self._head, self._token_bytes, self._hidden = head, token_bytes, hidden
         self._logprobs, self._include_usage = logprobs, include_usage
-        self._choices = [_ChatChoice(speech) for speech in outputs]
+        self._choices = [_ChatChoice(parser) for parser in outputs]
 
     def begin(self) -> Iterable[wire.ChatChunk]:
         return ()
@@ -69,22 +69,22 @@ class ChatAnswer:
         match update:
             case TokensOut(index, text, _, logprobs):
                 choice = self._choices[index]
-                said = [one for one in logprobs if one.token_id not in self._hidden]
-                shown = self._shown(said) if self._logprobs and said else None
-                for delta in choice.deltas(text, quiet=shown is None):
-                    yield self._chunk(index, delta, logprobs=shown)
-                    shown = None
+                visible = [one for one in logprobs if one.token_id not in self._hidden]
+                logprobs_out = self._logprobs_out(visible) if self._logprobs and visible else None
+                for delta in choice.deltas(text, quiet=logprobs_out is None):
+                    yield self._chunk(index, delta, logprobs=logprobs_out)
+                    logprobs_out = None
             case OutputFinished(index, reason, _):
                 choice = self._choices[index]
                 for delta in choice.rest(reason):
                     yield self._chunk(index, delta)
                 yield self._chunk(index, wire.ChatDelta(), finish_reason=choice.finish_reason)
 
-    def _shown(self, logprobs: Sequence[TokenLogprob]) -> wire.ChatLogprobs:
+    def _logprobs_out(self, logprobs: Sequence[TokenLogprob]) -> wire.ChatLogprobs:
         return wire.ChatLogprobs(content=chat_logprobs(logprobs, self._token_bytes))
 
     def end(self, usage: Usage) -> Iterable[wire.ChatChunk]:
-        return [self._made([], usage_out(usage))] if self._include_usage else []
+        return [self._chunk_of([], usage_out(usage))] if self._include_usage else []
 
     def failed(self, error: PenstockError) -> Iterable[Any]:
         return [openai_body(error)]
@@ -103,9 +103,9 @@ class ChatAnswer:
     ) -> wire.ChatChunk:
         if logprobs is not None:
             self._choices[index].logprobs += logprobs.content
-        return self._made([wire.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)])
+        return self._chunk_of([wire.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)])
 
-    def _made(self, choices: list[wire.ChatChunkChoice], usage: wire.UsageOut | None = None) -> wire.ChatChunk:
+    def _chunk_of(self, choices: list[wire.ChatChunkChoice], usage: wire.UsageOut | None = None) -> wire.ChatChunk:
         return wire.ChatChunk(
             **self._head.fields, object="chat.completion.chunk", service_tier=self._head.tier, choices=choices, usage=usage
         )
@@ -114,8 +114,8 @@ class ChatAnswer:
 class _ChatChoice:
     """One of `n` answers: what was said so far."""
 
-    def __init__(self, speech: OutputParser) -> None:
-        self._speech = speech
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
         self._begun = False
         self.logprobs: list[ContentLogprob] = []
         self.finish_reason = "stop"
@@ -123,16 +123,16 @@ class _ChatChoice:
     def deltas(self, text: str, *, quiet: bool) -> Iterable[wire.ChatDelta]:
         """`quiet`: where there is no text, there is nothing to say."""
         yield from self._begin()
-        found = _deltas(self._speech.feed(text))
+        found = _deltas(self._parser.feed(text))
         yield from found
         if not found and not quiet:
             yield wire.ChatDelta(content="")
 
     def rest(self, reason: FinishReason) -> Iterable[wire.ChatDelta]:
         yield from self._begin()
-        yield from _deltas(self._speech.close(reason))
+        yield from _deltas(self._parser.close(reason))
         cut = reason is FinishReason.LENGTH
-        self.finish_reason = "length" if cut else "tool_calls" if self._speech.calls_tools else "stop"
+        self.finish_reason = "length" if cut else "tool_calls" if self._parser.calls_tools else "stop"
 
     def _begin(self) -> Iterable[wire.ChatDelta]:
         if not self._begun:
@@ -140,7 +140,7 @@ class _ChatChoice:
             yield wire.ChatDelta(role="assistant", content="")
 
     def whole(self, index: int, logprobs: bool) -> wire.ChatChoice:
-        text, calls = self._speech.text, self._speech.calls
+        text, calls = self._parser.text, self._parser.calls
         message = wire.ChatMessageOut(content=None if calls and not text else text)
         if calls:
             message.tool_calls = [
@@ -211,11 +211,11 @@ class TextAnswer:
             case TokensOut(index, text, _, logprobs):
                 at = number * self._n + index
                 yield from self._begin(number, at)
-                said = [one for one in logprobs if one.token_id not in self._hidden]
-                if not self._silent and (text or (self._logprobs is not None and said)):
-                    shown = self._shown(said, [self._offsets[at]] * len(said))
+                visible = [one for one in logprobs if one.token_id not in self._hidden]
+                if not self._silent and (text or (self._logprobs is not None and visible)):
+                    logprobs_out = self._logprobs_out(visible, [self._offsets[at]] * len(visible))
                     self._offsets[at] += len(text)
-                    yield self._add(at, text, shown)
+                    yield self._add(at, text, logprobs_out)
             case OutputFinished(index, reason, _):
                 at = number * self._n + index
                 yield from self._begin(number, at)
@@ -223,13 +223,13 @@ class TextAnswer:
                 yield self._add(at, "", None, why)
 
     def end(self, usage: Usage) -> Iterable[wire.TextCompletion]:
-        return [self._made([], usage)] if self._include_usage else []
+        return [self._chunk_of([], usage)] if self._include_usage else []
 
     def failed(self, error: PenstockError) -> Iterable[Any]:
         return [openai_body(error)]
 
     def whole(self, usage: Usage) -> wire.TextCompletion:
-        return self._made([self._joined(at, parts) for at, parts in enumerate(self._parts)], usage)
+        return self._chunk_of([self._joined(at, parts) for at, parts in enumerate(self._parts)], usage)
 
     def _begin(self, number: int, at: int) -> Iterable[wire.TextCompletion]:
         """The prompt goes before the first token, with what was learned about it."""
@@ -248,23 +248,23 @@ class TextAnswer:
                 top_logprobs=[None] if self._logprobs else None,
                 text_offset=offsets[:1],
             )
-            rest = self._shown(self._scores[number], offsets[1:])
+            rest = self._logprobs_out(self._scores[number], offsets[1:])
             if rest is not None:
                 _extend(logprobs, rest)
         self._offsets[at] = len(self._echo[number])
         yield self._add(at, self._echo[number], logprobs)
 
-    def _shown(self, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]) -> wire.TextLogprobs | None:
+    def _logprobs_out(self, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]) -> wire.TextLogprobs | None:
         if self._logprobs is None:
             return None
         out = self._no_logprobs()
         for one, offset in zip(logprobs, offsets, strict=True):
-            own, *others = map(text_of_token, self._token_bytes([one.token_id, *(token for token, _ in one.top)]))
+            own, *alternatives = map(text_of_token, self._token_bytes([one.token_id, *(token for token, _ in one.top)]))
             out.tokens.append(own)
             out.token_logprobs.append(one.logprob)
             out.text_offset.append(offset)
             if out.top_logprobs is not None:
-                top = {name: value for name, (_, value) in zip(others, one.top, strict=True)}
+                top = {name: value for name, (_, value) in zip(alternatives, one.top, strict=True)}
                 out.top_logprobs.append({**top, own: top.get(own, one.logprob)})  # the token itself is always among them
         return out
 
@@ -274,7 +274,7 @@ class TextAnswer:
     def _add(self, at: int, text: str, logprobs: wire.TextLogprobs | None, why: str | None = None) -> wire.TextCompletion:
         choice = wire.TextChoice(index=at, text=text, logprobs=logprobs, finish_reason=why)
         self._parts[at].append(choice)
-        return self._made([choice])
+        return self._chunk_of([choice])
 
     def _joined(self, at: int, parts: Sequence[wire.TextChoice]) -> wire.TextChoice:
         logprobs = None
@@ -286,7 +286,7 @@ class TextAnswer:
         why = parts[-1].finish_reason if parts else "stop"
         return wire.TextChoice(index=at, text="".join(part.text for part in parts), logprobs=logprobs, finish_reason=why)
 
-    def _made(self, choices: list[wire.TextChoice], usage: Usage | None = None) -> wire.TextCompletion:
+    def _chunk_of(self, choices: list[wire.TextChoice], usage: Usage | None = None) -> wire.TextCompletion:
         return wire.TextCompletion(
             **self._head.fields,
             object="text_completion",

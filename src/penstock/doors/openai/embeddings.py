@@ -18,13 +18,13 @@ from penstock.doors.openai.requests import EmbeddingRequest
 from penstock.errors import PenstockError
 
 
-def exchange(asked: EmbeddingRequest, context: Context) -> Exchange:
+def exchange(params: EmbeddingRequest, context: Context) -> Exchange:
     served = context.served
-    check_dimensions(asked.dimensions, served)
-    jobs = embedding_jobs(asked.inputs, served, "input")
+    check_dimensions(params.dimensions, served)
+    jobs = embedding_jobs(params.inputs, served, "input")
 
     def answer(job_id: str, prompts: Sequence[Sequence[int]]) -> EmbeddingAnswer:
-        return EmbeddingAnswer(served.hosted.name, len(jobs), in_base64=asked.encoding_format == "base64")
+        return EmbeddingAnswer(served.hosted.name, len(jobs), in_base64=params.encoding_format == "base64")
 
     return Exchange(jobs, answer)
 

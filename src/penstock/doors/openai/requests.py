@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
-from penstock.doors.generation.output_format import OutputFormat, json_shape, only_one
+from penstock.doors.generation.output_format import OutputFormat, at_most_one, json_output_format
 from penstock.doors.http.fields import Fields, Only
 from penstock.doors.tools.offer import FunctionToolSpec
 from penstock.errors import RequestError
@@ -54,16 +54,16 @@ ECHOED = frozenset(("annotations", "audio", "index", "parsed", "parsed_arguments
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))  # what the server itself tells the chat template
 
 
-def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+def template_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
     """What `chat_template_kwargs` may say to the template."""
-    taken = sorted(RESERVED & (given or {}).keys())
+    taken = sorted(RESERVED & (variables or {}).keys())
     if taken:
         raise RequestError(
             f"chat_template_kwargs cannot set {taken[0]}.",
             field="chat_template_kwargs",
             hint="The server tells the template that itself.",
         )
-    return given or {}
+    return variables or {}
 
 
 class StreamOptions(Fields):
@@ -149,11 +149,11 @@ class AnswerFields(Fields):
     )
 
     @property
-    def given_sampling(self) -> dict[str, Any]:
+    def explicit_sampling(self) -> dict[str, Any]:
         return {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
 
     @property
-    def urgency(self) -> int | None:
+    def effective_priority(self) -> int | None:
         """None where it leaves that open."""
         if self.priority is not None and self.service_tier not in (None, "auto"):
             raise RequestError("priority and service_tier say the same thing twice.", field="priority", hint="Give one of them.")
@@ -162,18 +162,18 @@ class AnswerFields(Fields):
         return TIERS[self.service_tier]
 
     @property
-    def shapes(self) -> list[OutputFormat]:
+    def answer_formats(self) -> list[OutputFormat]:
         """What it says about the look of the answer."""
-        shapes = [] if self.grammar is None else [OutputFormat("grammar", "grammar", self.grammar)]
-        return shapes if self.regex is None else [*shapes, OutputFormat("regex", "regex", self.regex)]
+        answer_formats = [] if self.grammar is None else [OutputFormat("grammar", "grammar", self.grammar)]
+        return answer_formats if self.regex is None else [*answer_formats, OutputFormat("regex", "regex", self.regex)]
 
     @property
-    def shape(self) -> OutputFormat | None:
-        return only_one(self.shapes)
+    def answer_format(self) -> OutputFormat | None:
+        return at_most_one(self.answer_formats)
 
     @property
     def slow(self) -> bool:
-        return bool(self.shapes)
+        return bool(self.answer_formats)
 
 
 class SamplingFields(AnswerFields):
@@ -205,18 +205,18 @@ class ChatCompletionRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def shapes(self) -> list[OutputFormat]:
+    def answer_formats(self) -> list[OutputFormat]:
         form = self.response_format
         if form is None or form.type == "text":
-            return super().shapes
+            return super().answer_formats
         inner, field = form.json_schema, "response_format.json_schema"
         if inner is None:
-            return [*super().shapes, json_shape(form.type, None, "response_format", field)]
-        return [*super().shapes, json_shape(form.type, inner.schema_, "response_format", f"{field}.schema")]
+            return [*super().answer_formats, json_output_format(form.type, None, "response_format", field)]
+        return [*super().answer_formats, json_output_format(form.type, inner.schema_, "response_format", f"{field}.schema")]
 
     @property
     def slow(self) -> bool:
-        return bool(self.shapes or self.tools)
+        return bool(self.answer_formats or self.tools)
 
     @property
     def answer_tokens(self) -> int | None:

@@ -28,8 +28,8 @@ def openai_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 ChatCompletionRequest,
                 chat.exchange,
                 "Answer a conversation",
-                gives=wire.ChatCompletion,
-                streams=EVENTS,
+                response_type=wire.ChatCompletion,
+                stream_type=EVENTS,
                 events=(wire.ChatChunk,),
             ),
             dispatcher.route(
@@ -37,8 +37,8 @@ def openai_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 CompletionRequest,
                 completions.exchange,
                 "Continue a text, or several",
-                gives=wire.TextCompletion,
-                streams=EVENTS,
+                response_type=wire.TextCompletion,
+                stream_type=EVENTS,
                 events=(wire.TextCompletion,),
             ),
             dispatcher.route(
@@ -46,20 +46,27 @@ def openai_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 EmbeddingRequest,
                 embeddings.exchange,
                 "The embedding of a text, or of several",
-                gives=wire.EmbeddingList,
+                response_type=wire.EmbeddingList,
             ),
         ],
     ) + in_dialect(
         PENSTOCK,
         [
-            Route("POST", "/tokenize", tokenizing.tokenize, "Token ids of a text", asks=TokenizeRequest, gives=wire.Tokenized),
+            Route(
+                "POST",
+                "/tokenize",
+                tokenizing.tokenize,
+                "Token ids of a text",
+                request_type=TokenizeRequest,
+                response_type=wire.Tokenized,
+            ),
             Route(
                 "POST",
                 "/detokenize",
                 tokenizing.detokenize,
                 "The text of token ids",
-                asks=DetokenizeRequest,
-                gives=wire.Detokenized,
+                request_type=DetokenizeRequest,
+                response_type=wire.Detokenized,
             ),
         ],
     )

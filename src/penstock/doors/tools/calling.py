@@ -36,9 +36,9 @@ class ToolCalling:
     ) -> ToolPlan:
         form, offer = self.format, read_offer(tools, tool_choice, parallel)
         if form.described:
-            told, variables = in_plain_text(messages, form, offer.tools, system=self._system), {}
+            prompt_messages, variables = in_plain_text(messages, form, offer.tools, system=self._system), {}
         else:
-            told, variables = for_template(messages, form), {"tools": list(offer.tools)} if offer.tools else {}
+            prompt_messages, variables = for_template(messages, form), {"tools": list(offer.tools)} if offer.tools else {}
         if not offer.callable:
-            return ToolPlan(told, variables)
-        return ToolPlan(told, variables, ToolGrammar(form, offer), lambda: ToolParser(form), skip_special=False)
+            return ToolPlan(prompt_messages, variables)
+        return ToolPlan(prompt_messages, variables, ToolGrammar(form, offer), lambda: ToolParser(form), skip_special=False)

@@ -45,10 +45,10 @@ def in_plain_text(
         else:
             turns.append([plain])
     out = [turn[0] if len(turn) == 1 else {**turn[0], "content": "\n".join(one["content"] for one in turn)} for turn in turns]
-    return _told(out, description(tools), system=system) if tools else out
+    return _with_description(out, description(tools), system=system) if tools else out
 
 
-def _told(messages: Conversation, text: str, *, system: bool) -> Conversation:
+def _with_description(messages: Conversation, text: str, *, system: bool) -> Conversation:
     role = "system" if system else "user"
     if messages and messages[0].get("role") == role:
         first = f"{messages[0]['content']}\n\n{text}" if system else f"{text}\n\n{messages[0]['content']}"

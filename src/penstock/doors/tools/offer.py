@@ -42,9 +42,9 @@ class Function:
     strict: bool
     field: str  # where the request has it
 
-    def schema(self, among: int) -> dict[str, Any]:
+    def schema(self, schema_count: int) -> dict[str, Any]:
         """Of its arguments, for the grammar. Without `strict` what cannot be enforced is left out, not refused."""
-        return guided_schema(self.parameters, field=f"{self.field}.parameters", loosen=not self.strict, among=among)
+        return guided_schema(self.parameters, field=f"{self.field}.parameters", loosen=not self.strict, schema_count=schema_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +69,22 @@ def read_offer(
         if function.name in seen:
             raise RequestError(f"Two tools are called '{function.name}'.", field=f"{function.field}.name", hint="Rename one.")
         seen.add(function.name)
-    shown = tuple(_shown(tool, function) for tool, function in zip(given, functions, strict=True))
+    offered = tuple(_for_template(tool, function) for tool, function in zip(given, functions, strict=True))
     several = parallel is not False
     match tool_choice:
         case None | "auto" if functions:
-            return ToolOffer(shown, functions, must=False, several=several)
+            return ToolOffer(offered, functions, must=False, several=several)
         case None | "auto" | "none":
             return ToolOffer((), (), must=False, several=False)
         case str() | Mapping() if not functions:
             raise RequestError("tool_choice is given, but no tools.", field="tool_choice", hint="Give tools, or leave it out.")
         case "required":
-            return ToolOffer(shown, functions, must=True, several=several)
+            return ToolOffer(offered, functions, must=True, several=several)
         case {"type": "function", "function": {"name": str(name)}}:
             chosen = tuple(function for function in functions if function.name == name)
             if not chosen:
                 raise RequestError(f"tool_choice names '{name[:64]}', which is not in tools.", field="tool_choice.function.name")
-            return ToolOffer(shown, chosen, must=True, several=False)
+            return ToolOffer(offered, chosen, must=True, several=False)
     raise RequestError(
         f"tool_choice = {tool_choice!r:.80} cannot be used.",
         field="tool_choice",
@@ -113,7 +113,7 @@ def _function(tool: Any, where: str) -> Function:
     return Function(name, {"type": "object", **parameters}, function.get("strict") is True, where)
 
 
-def _shown(tool: Mapping[str, Any], function: Function) -> dict[str, Any]:
+def _for_template(tool: Mapping[str, Any], function: Function) -> dict[str, Any]:
     """The tool for the prompt. `strict` is between the client and us; templates look `parameters` up without asking."""
-    told = {key: value for key, value in tool["function"].items() if key != "strict"}
-    return {"type": "function", "function": {"description": "", **told, "parameters": dict(function.parameters)}}
+    function_spec = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return {"type": "function", "function": {"description": "", **function_spec, "parameters": dict(function.parameters)}}

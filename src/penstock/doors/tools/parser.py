@@ -53,7 +53,7 @@ class ToolParser:
     def __init__(self, form: ToolFormat, new_id: Callable[[], str] | None = None) -> None:
         self._format = form
         self._new_id = new_id or (short_id if form.short_ids else long_id)
-        self._head = re.compile(f"{_spaced(form.before)}({NAME}){_spaced(form.middle)}")
+        self._head = re.compile(f"{_spaced_pattern(form.before)}({NAME}){_spaced_pattern(form.middle)}")
         self._markers = [marker for marker in (form.tag, form.marker) if marker]
         self._place = _Place.START
         self._held = ""
@@ -102,14 +102,14 @@ class ToolParser:
     def _text(self) -> Iterator[ToolEvent]:
         at = min((i for marker in self._markers if (i := self._held.find(marker)) >= 0), default=-1)
         if self._format.anywhere and at >= 0:
-            said, self._held, self._place = self._held[:at].rstrip(), self._held[at:], _Place.HEAD
+            text, self._held, self._place = self._held[:at].rstrip(), self._held[at:], _Place.HEAD
         else:
             # White space before a call is no text for the reader either.
             keep = len(self._held) - self._beginning()
             keep = len(self._held[:keep].rstrip())
-            said, self._held = self._held[:keep], self._held[keep:]
-        if said:
-            yield TextDelta(said)
+            text, self._held = self._held[:keep], self._held[keep:]
+        if text:
+            yield TextDelta(text)
 
     def _beginning(self) -> int:
         """How many characters at the end may be the beginning of a marker."""
@@ -130,8 +130,8 @@ class ToolParser:
 
     def _arguments(self) -> Iterator[ToolEvent]:
         end = self._end_of_object()
-        said, self._held = self._held[:end], self._held[end:]
-        yield ArgumentsDelta(self._calls, said)
+        text, self._held = self._held[:end], self._held[end:]
+        yield ArgumentsDelta(self._calls, text)
         if self._depth == 0:
             yield CallFinished(self._calls)
             self._calls += 1
@@ -154,7 +154,7 @@ class ToolParser:
         return len(self._held)
 
 
-def _spaced(text: str) -> str:
+def _spaced_pattern(text: str) -> str:
     """As a pattern. Tokenizers of some families set a space behind a special token."""
     return r"\s*".join(re.escape(part) for part in re.split(r"\s+", text))
 

@@ -27,39 +27,58 @@ def batch_routes(backlog: Backlog | None) -> list[Route]:
     files = None if backlog is None else FileEndpoints(Uploads(backlog.workspace))
     batches = None if backlog is None else BatchEndpoints(Batches(backlog.workspace), backlog.accepts, backlog.batches.wake)
 
-    def of(door: FileEndpoints | BatchEndpoints | None, name: str) -> Handler:
-        return _nothing_kept if door is None else getattr(door, name)
+    def handler(door: FileEndpoints | BatchEndpoints | None, name: str) -> Handler:
+        return _refuse_without_workspace if door is None else getattr(door, name)
 
     one_file, one_batch = f"{FILES}/{{file}}", f"{BATCHES}/{{batch}}"
     return in_dialect(
         OPENAI,
         [
-            Route("POST", FILES, of(files, "create"), "Upload a file", asks=FileUpload, media=FORM, gives=wire.FileOut),
+            Route(
+                "POST",
+                FILES,
+                handler(files, "create"),
+                "Upload a file",
+                request_type=FileUpload,
+                media_type=FORM,
+                response_type=wire.FileOut,
+            ),
             Route(
                 "GET",
                 FILES,
-                of(files, "all"),
+                handler(files, "all"),
                 "The files",
-                gives=wire.FileList,
+                response_type=wire.FileList,
                 parameters=(LIMIT, AFTER, ORDER, PURPOSE),
-                fails=(404,),
+                error_statuses=(404,),
             ),
-            Route("GET", one_file, of(files, "one"), "A file, without its content", gives=wire.FileOut),
-            Route("GET", f"{one_file}/content", of(files, "content"), "The content of a file"),
-            Route("DELETE", one_file, of(files, "delete"), "Delete a file", gives=wire.FileDeleted),
+            Route("GET", one_file, handler(files, "one"), "A file, without its content", response_type=wire.FileOut),
+            Route("GET", f"{one_file}/content", handler(files, "content"), "The content of a file"),
+            Route("DELETE", one_file, handler(files, "delete"), "Delete a file", response_type=wire.FileDeleted),
             Route(
-                "POST", BATCHES, of(batches, "create"), "Answer all requests of a file", asks=BatchCreation, gives=wire.BatchOut
+                "POST",
+                BATCHES,
+                handler(batches, "create"),
+                "Answer all requests of a file",
+                request_type=BatchCreation,
+                response_type=wire.BatchOut,
             ),
             Route(
-                "GET", BATCHES, of(batches, "all"), "The batches", gives=wire.BatchList, parameters=(LIMIT, AFTER), fails=(404,)
+                "GET",
+                BATCHES,
+                handler(batches, "all"),
+                "The batches",
+                response_type=wire.BatchList,
+                parameters=(LIMIT, AFTER),
+                error_statuses=(404,),
             ),
-            Route("GET", one_batch, of(batches, "one"), "How far a batch is", gives=wire.BatchOut),
-            Route("POST", f"{one_batch}/cancel", of(batches, "cancel"), "End a batch", gives=wire.BatchOut),
+            Route("GET", one_batch, handler(batches, "one"), "How far a batch is", response_type=wire.BatchOut),
+            Route("POST", f"{one_batch}/cancel", handler(batches, "cancel"), "End a batch", response_type=wire.BatchOut),
         ],
     )
 
 
-async def _nothing_kept(request: Request) -> Response:
+async def _refuse_without_workspace(request: Request) -> Response:
     raise NoSuchPath(
         "This server keeps nothing on disk, so it has no files and no batches.", hint="Start it with --workspace FOLDER."
     )

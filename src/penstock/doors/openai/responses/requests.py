@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
-from penstock.doors.generation.output_format import OutputFormat, json_shape
+from penstock.doors.generation.output_format import OutputFormat, json_output_format
 from penstock.doors.http.fields import Fields, Only, short
 from penstock.doors.openai.requests import AnswerFields, template_variables
 from penstock.errors import RequestError
@@ -179,11 +179,11 @@ class ResponseRequest(AnswerFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def shapes(self) -> list[OutputFormat]:
+    def answer_formats(self) -> list[OutputFormat]:
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
-            return super().shapes
-        return [*super().shapes, json_shape(form.type, form.schema_, "text.format", "text.format.schema")]
+            return super().answer_formats
+        return [*super().answer_formats, json_output_format(form.type, form.schema_, "text.format", "text.format.schema")]
 
     @property
     def names(self) -> dict[str, str]:
@@ -198,7 +198,7 @@ class ResponseRequest(AnswerFields):
     @property
     def slow(self) -> bool:
         """Grammars take their time, and so do disks."""
-        return bool(self.shapes or self.tools or self.previous_response_id) or any(
+        return bool(self.answer_formats or self.tools or self.previous_response_id) or any(
             item.kind == "item_reference" for item in self.input
         )
 

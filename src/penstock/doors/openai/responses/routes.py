@@ -19,8 +19,8 @@ INCLUDED = Parameter("include", list[str], "All that there is always comes.")
 
 
 def responses_routes(dispatcher: RequestDispatcher, backlog: Backlog | None) -> list[Route]:
-    shelf = ResponseStore(None if backlog is None else backlog.responses)
-    creating, kept = CreateResponse(shelf), StoredResponseEndpoints(shelf)
+    store = ResponseStore(None if backlog is None else backlog.responses)
+    creating, stored = CreateResponse(store), StoredResponseEndpoints(store)
     return in_dialect(
         OPENAI,
         [
@@ -29,20 +29,27 @@ def responses_routes(dispatcher: RequestDispatcher, backlog: Backlog | None) -> 
                 ResponseRequest,
                 creating.exchange,
                 "Answer a conversation, and keep it",
-                gives=wire.Response,
-                streams="text/event-stream",
+                response_type=wire.Response,
+                stream_type="text/event-stream",
                 events=wire.EVENTS,
             ),
-            Route("GET", ONE, kept.get, "A response that is kept", gives=wire.Response, parameters=(INCLUDED,)),
-            Route("DELETE", ONE, kept.delete, "Forget a response", gives=wire.Deleted),
+            Route("GET", ONE, stored.get, "A response that is kept", response_type=wire.Response, parameters=(INCLUDED,)),
+            Route("DELETE", ONE, stored.delete, "Forget a response", response_type=wire.Deleted),
             Route(
                 "GET",
                 f"{ONE}/input_items",
-                kept.input_items,
+                stored.input_items,
                 "What was said before it",
-                gives=wire.ItemList,
+                response_type=wire.ItemList,
                 parameters=(LIMIT, ORDER, AFTER, INCLUDED),
             ),
-            Route("POST", f"{ONE}/cancel", kept.cancel, "Refused: nothing runs in the background", fails=(400,), refuses=True),
+            Route(
+                "POST",
+                f"{ONE}/cancel",
+                stored.cancel,
+                "Refused: nothing runs in the background",
+                error_statuses=(400,),
+                refused=True,
+            ),
         ],
     )

@@ -15,7 +15,7 @@ from penstock.errors import NoPreviousResponse, RequestError, UnknownResponse
 from penstock.workspace.store.job_id import is_job_id
 from penstock.workspace.store.responses import ResponseRecord, Responses
 
-NO_SHELF = "This server keeps nothing: start it with --workspace FOLDER."
+NO_WORKSPACE_HINT = "This server keeps nothing: start it with --workspace FOLDER."
 _RESPONSE = "resp_"
 _ITEM = re.compile(r"[a-z]+_(\d+_\d+_\d+)_\w+", re.ASCII)
 _PREFIXES = {wire.MessageItem: "msg", wire.FunctionCall: "fc", wire.FunctionCallOutput: "fco"}
@@ -46,10 +46,10 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """`responses` is None where nothing is kept, and `why` says what to do about that."""
+    """`responses` is None where nothing is kept, and `hint` says what to do about that."""
 
-    def __init__(self, responses: Responses | None, why: str = NO_SHELF) -> None:
-        self._responses, self.why = responses, why
+    def __init__(self, responses: Responses | None, hint: str = NO_WORKSPACE_HINT) -> None:
+        self._responses, self.hint = responses, hint
 
     @property
     def exists(self) -> bool:
@@ -61,7 +61,7 @@ class ResponseStore:
         self._responses.put(job_id, ResponseRecord(encode(response), encode(_numbered(items, job_id))), owner=owner)
 
     def find(self, name: str, *, owner: str | None) -> StoredResponse:
-        found = self._look(name.removeprefix(_RESPONSE), owner) if name.startswith(_RESPONSE) else None
+        found = self._read(name.removeprefix(_RESPONSE), owner) if name.startswith(_RESPONSE) else None
         if found is None:
             raise self._unknown(name)
         return found
@@ -78,7 +78,7 @@ class ResponseStore:
         if previous is None:
             return []
         if self._responses is None:
-            raise RequestError(f"There is no response '{previous[:80]}'.", field=field, hint=self.why)
+            raise RequestError(f"There is no response '{previous[:80]}'.", field=field, hint=self.hint)
         try:
             return self.find(previous, owner=owner).conversation
         except UnknownResponse as error:
@@ -89,8 +89,8 @@ class ResponseStore:
 
         @functools.cache
         def items_of(job_id: str) -> Mapping[str, wire.Item]:
-            kept = self._look(job_id, owner)
-            return {} if kept is None else {item.id: item for item in reversed(kept.conversation)}
+            stored = self._read(job_id, owner)
+            return {} if stored is None else {item.id: item for item in reversed(stored.conversation)}
 
         def find(name: str) -> wire.Item | None:
             known = _ITEM.fullmatch(name)
@@ -98,7 +98,7 @@ class ResponseStore:
 
         return find
 
-    def _look(self, job_id: str, owner: str | None) -> StoredResponse | None:
+    def _read(self, job_id: str, owner: str | None) -> StoredResponse | None:
         if self._responses is None or not is_job_id(job_id):
             return None
         try:
@@ -111,8 +111,8 @@ class ResponseStore:
             ) from None
 
     def _unknown(self, name: str) -> UnknownResponse:
-        why = "It was not stored, it was deleted, or its time is over." if self.exists else self.why
-        return UnknownResponse(f"There is no response '{name[:80]}'.", hint=why)
+        hint = "It was not stored, it was deleted, or its time is over." if self.exists else self.hint
+        return UnknownResponse(f"There is no response '{name[:80]}'.", hint=hint)
 
 
 def _numbered(items: Sequence[wire.Item], job_id: str) -> list[wire.Item]:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from penstock.doors.dispatch.dispatcher import caller_of
 from penstock.doors.http.fields import run_in_thread
-from penstock.doors.http.paging import Page, refuse_others
+from penstock.doors.http.paging import Page, refuse_unknown_params
 from penstock.doors.http.replies import json_reply
 from penstock.doors.openai.responses import wire
 from penstock.doors.openai.responses.store import ResponseStore, StoredResponse
@@ -18,24 +18,24 @@ INCLUDE = ("include", "include[]")  # all that there is always comes
 
 
 class StoredResponseEndpoints:
-    def __init__(self, shelf: ResponseStore) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
 
     async def get(self, request: Request) -> Response:
-        refuse_others(request, *INCLUDE, "stream", "include_obfuscation")
+        refuse_unknown_params(request, *INCLUDE, "stream", "include_obfuscation")
         if request.query_params.get("stream", "false") != "false":
             raise RequestError("stream: this response is over.", field="stream", hint="Ask for it whole.")
         return json_reply((await self._find(request)).response)
 
     async def delete(self, request: Request) -> Response:
         name, owner = request.path_params["response"], caller_of(request).owner
-        await run_in_thread(lambda: self._shelf.remove(name, owner=owner))
+        await run_in_thread(lambda: self._store.remove(name, owner=owner))
         return json_reply(wire.Deleted(id=name))
 
     async def input_items(self, request: Request) -> Response:
-        asked = Page.asked(request, usual=PAGE, most=MAX_PAGE, also=INCLUDE)
-        kept = await self._find(request)
-        page, more = asked.cut(reversed(kept.items), lambda item: item.id)
+        wanted = Page.from_request(request, default=PAGE, maximum=MAX_PAGE, also=INCLUDE)
+        stored = await self._find(request)
+        page, more = wanted.cut(reversed(stored.items), lambda item: item.id)
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         return json_reply(wire.ItemList(data=page, first_id=first, last_id=last, has_more=more))
 
@@ -47,4 +47,4 @@ class StoredResponseEndpoints:
 
     async def _find(self, request: Request) -> StoredResponse:
         name, owner = request.path_params["response"], caller_of(request).owner
-        return await run_in_thread(lambda: self._shelf.find(name, owner=owner))
+        return await run_in_thread(lambda: self._store.find(name, owner=owner))
