@@ -90,9 +90,9 @@ class Nothing:
 # ---- aside ----
 
 
-@pytest.mark.parametrize("length, aside", [(10, False), (LARGE_BODY_BYTES, True)])
+@pytest.mark.parametrize("length, in_thread", [(10, False), (LARGE_BODY_BYTES, True)])
 def test_a_large_request_is_understood_tokenized_and_put_together_aside(
-    length: int, run_in_thread: bool, monkeypatch: pytest.MonkeyPatch
+    length: int, in_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: dict[str, int] = {}
 
@@ -129,7 +129,7 @@ def test_a_large_request_is_understood_tokenized_and_put_together_aside(
     finally:
         hosted.engine.stop()
     assert {step: thread != threading.get_ident() for step, thread in threads.items()} == dict.fromkeys(
-        ("understood", "tokenized", "whole"), run_in_thread
+        ("understood", "tokenized", "whole"), in_thread
     )
 
 
