@@ -99,9 +99,7 @@ def test_what_is_refused_after_it_was_admitted_costs_nothing() -> None:
 def test_too_many_answers_at_once_are_told_the_limit_and_what_is_open() -> None:
     meter, bob = Meter(Clock()), caller(jobs=3)
     ticket = meter.admit(bob, outputs=2, prompt_tokens=1, max_tokens=1)
-    with pytest.raises(
-        KeyLimit, match="'bob' may have 3 answers open at once; 2 are open, and this request asks for 2"
-    ) as refused:
+    with pytest.raises(KeyLimit, match="'bob' may have 3 answers open at once; 2 are open, this request asks for 2") as refused:
         meter.admit(bob, outputs=2, prompt_tokens=1, max_tokens=1)
     assert (refused.value.code, refused.value.retry_after) == ("key_limit", 1)
     ticket.close()
@@ -166,7 +164,7 @@ def test_a_revoked_key_tells_all_that_it_has_open_and_nobody_else() -> None:
         if name == "closed":
             ticket.close()
     meter.revoke(bob)
-    assert sorted(told) == ["a: The key 'bob' is not good any more.", "b: The key 'bob' is not good any more."]
+    assert sorted(told) == ["a: The key 'bob' is no longer valid.", "b: The key 'bob' is no longer valid."]
 
 
 def test_who_asks_to_be_told_after_the_key_was_revoked_is_told_at_once() -> None:

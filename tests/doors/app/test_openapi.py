@@ -60,13 +60,13 @@ def test_every_route_is_described(routes: list[Route], described: dict[str, Any]
     assert sum(len(methods) for methods in described["paths"].values()) == len(routes)
     for route in routes:
         found = operation(described, route)
-        assert found["summary"] == route.about
-        assert ("requestBody" in found) == (route.request_type is not None)
-        assert ("200" in found["responses"]) != route.refuses
-        if route.response_type is not None:
+        assert found["summary"] == route.description
+        assert ("requestBody" in found) == (route.request is not None)
+        assert ("200" in found["responses"]) != route.refused
+        if route.response is not None:
             assert found["responses"]["200"]["content"]["application/json"]["schema"]
-        if route.streams is not None:
-            assert route.streams in found["responses"]["200"]["content"]
+        if route.stream is not None:
+            assert route.stream in found["responses"]["200"]["content"]
 
 
 def test_every_operation_has_a_name_of_its_own(routes: list[Route], described: dict[str, Any]) -> None:
@@ -77,10 +77,10 @@ def test_every_operation_has_a_name_of_its_own(routes: list[Route], described: d
 def test_what_is_read_is_described_and_what_is_answered_too(routes: list[Route]) -> None:
     """A POST without a body, or an answer of no type, is one that somebody has forgotten to describe."""
     for route in routes:
-        if route.method == "POST" and "{" not in route.path and not route.refuses:
-            assert route.request_type is not None, route.path
-        if route.path.startswith(("/v1/", "/api/")) and not route.refuses and not route.path.endswith("/content"):
-            assert route.response_type is not None, route.path
+        if route.method == "POST" and "{" not in route.path and not route.refused:
+            assert route.request is not None, route.path
+        if route.path.startswith(("/v1/", "/api/")) and not route.refused and not route.path.endswith("/content"):
+            assert route.response is not None, route.path
 
 
 def test_schemathesis_takes_it_for_valid_openapi(described: dict[str, Any]) -> None:

@@ -115,10 +115,10 @@ def test_who_was_prepared_early_does_not_go_before_who_was_there_first(hosted: H
     "fields, param, told",
     [
         ({"input": ""}, "input", "input is empty"),
-        ({"input": []}, "input", "wrong shape"),
+        ({"input": []}, "input", "wrong type"),
         ({"input": ["a", ""]}, "input", r"input\[1\] is empty"),
-        ({"input": ["a", 3]}, "input", "wrong shape"),
-        ({"input": [99_999]}, "input", "no tokens"),
+        ({"input": ["a", 3]}, "input", "wrong type"),
+        ({"input": [99_999]}, "input", "do not exist"),
         ({"input": ["a", "word " * 1000]}, "input", r"input\[1\] has 1\d+ tokens"),
         ({"input": ["a"] * (MAX_INPUTS + 1)}, "input", f"at most {MAX_INPUTS}"),
         ({"input": "a", "dimensions": 256}, "dimensions", f"have {WIDTH}"),

@@ -1,4 +1,4 @@
-"""Who may speak to this server, and how much: the key, the origin of web pages, the size of a body; and the log of it all."""
+"""Gate and AccessLog: refuse requests by key, origin and size before they are read, and log every request."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ logger = logging.getLogger("penstock.http")
 
 Refuse = Callable[[Scope, Send, PenstockError], Awaitable[None]]
 
-OPEN_PATHS = frozenset(("/health", "/ready"))  # for whoever watches over the process; they tell nothing
+OPEN_PATHS = frozenset(("/health", "/ready"))  # for monitoring; they reveal nothing
 CLIENT_CLOSED_REQUEST = 499
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 class AccessLog:
-    """One line for each request: what, how it ended, how long it took, how many tokens. Never a word of it."""
+    """Logs one line per request: path, status, duration, tokens. Never any text of it.
+
+    paths: those that may be logged as they are; any other could contain text of a client.
+    """
 
     def __init__(self, app: ASGIApp, *, refuse: Refuse, paths: Collection[str] = ()) -> None:
-        """`paths` are those that may be logged as they are; any other might hold anything."""
-        self._app, self._refuse, self._paths = app, refuse, frozenset(paths)
+        self._app = app
+        self._refuse = refuse
+        self._paths = frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,18 +55,18 @@ class AccessLog:
         try:
             await self._app(scope, receive, logged_send)
         except ClientDisconnect:
-            facts["status"] = CLIENT_CLOSED_REQUEST  # before its request was whole
+            facts["status"] = CLIENT_CLOSED_REQUEST  # before its request was complete
         except asyncio.CancelledError:
-            facts["error"] = NotReady.code  # the server leaves, and has waited for it long enough
+            facts["error"] = NotReady.code  # the drain timeout is over
             if not started_response:
                 await self._refuse(scope, logged_send, shutting_down())
         except Exception as error:
-            # without the error's words: they may be a client's
+            # without the error's message: it may contain text of a client
             frames = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("a request met a %s that nobody expected:\n%s", type(error).__name__, frames.rstrip())
+            logger.error("unexpected %s in a request:\n%s", type(error).__name__, frames.rstrip())
             facts["error"] = type(error).__name__
             if not started_response:
-                await self._refuse(scope, logged_send, EngineError("The server met something that it did not expect."))
+                await self._refuse(scope, logged_send, EngineError("Internal server error."))
         finally:
             seconds = round(time.perf_counter() - started, 3)
             quiet = scope["path"] in OPEN_PATHS or scope["path"] == "/metrics"
@@ -75,7 +79,12 @@ class AccessLog:
 
 
 class Gate:
-    """Refuses what must not come in, before anything of it is read."""
+    """Refuses a request before its body is read: wrong key, foreign origin, body too large.
+
+    hosts: names by which a server without keys may be addressed; None allows any.
+    max_upload: by path, where bodies may be larger because they go to disk.
+    arriving: tasks of requests whose body is still being read; aborted at shutdown.
+    """
 
     def __init__(
         self,
@@ -89,11 +98,13 @@ class Gate:
         refuse: Refuse,
         arriving: set[asyncio.Task[Any]],
     ) -> None:
-        """`hosts` are the names by which a server without keys may be called; None if anybody may call it anything.
-        `max_upload` has the paths where a body may be larger, since it goes to the disk. `arriving` has those who
-        handle requests that were not read to their end yet."""
-        self._app, self._keys, self._hosts, self._origins = app, keys, hosts, frozenset(origins)
-        self._max_body, self._max_upload, self._refuse = max_body, max_upload, refuse
+        self._app = app
+        self._keys = keys
+        self._hosts = hosts
+        self._origins = frozenset(origins)
+        self._max_body = max_body
+        self._max_upload = max_upload
+        self._refuse = refuse
         self._arriving = arriving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,7 +132,7 @@ class Gate:
                 raise self._too_large(scope["path"])
             if message["type"] == "http.request" and not message.get("more_body", False):
                 self._arriving.discard(task)
-                self._keys.check(caller)  # before anything is made of it
+                self._keys.check(caller)  # again, before it is acted on
             return message
 
         self._arriving.add(task)
@@ -131,20 +142,20 @@ class Gate:
             self._arriving.discard(task)
 
     def _caller(self, headers: Headers) -> Caller:
-        """A client may send two keys, one of them for somebody else."""
-        given = _keys_in(headers)
-        for key in given[:-1]:
+        """Find the caller by the first valid key: a client may send two, one of them for another server."""
+        sent = _keys_in(headers)
+        for key in sent[:-1]:
             with contextlib.suppress(InvalidKey):
                 return self._keys.find(key)
-        return self._keys.find(given[-1] if given else None)
+        return self._keys.find(sent[-1] if sent else None)
 
     def _check_origin(self, headers: Headers) -> None:
-        """A web page that somebody visits must not talk to a server on their machine: neither by its own name (Origin) nor
-        by a name that it makes point here (Host)."""
+        """Refuse web pages of other sites, so that a page cannot use a server on its visitor's machine: neither from its own
+        origin (Origin) nor through a name that it points here (Host)."""
         host = headers.get("host", "")
         if not self._keys.required and self._hosts is not None and host and _hostname(f"//{host}") not in self._hosts:
             raise ForbiddenOrigin(
-                f"This server is not called '{host[:80]}'.", hint="Use 127.0.0.1 or localhost, or give the server an API key."
+                f"The host name '{host[:80]}' is not allowed.", hint="Use 127.0.0.1 or localhost, or give the server an API key."
             )
         origin = headers.get("origin")
         if origin is None or origin in self._origins or "*" in self._origins or _netloc(origin) == host:
@@ -167,13 +178,13 @@ class Gate:
 
 
 def shutting_down() -> NotReady:
-    return NotReady("The server is shutting down.", hint="Try again in a moment, or elsewhere.")
+    return NotReady("The server is shutting down.", hint="Try again later.")
 
 
 def _keys_in(headers: Headers) -> list[str]:
-    """As OpenAI's clients send it, and as Anthropic's do."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    bearer = given.strip() if scheme.lower() == "bearer" else ""
+    """The keys of a request, as OpenAI's and Anthropic's clients send them."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
 
 

@@ -1,4 +1,4 @@
-"""From a job's updates to Anthropic's events. The blocks of a message follow each other: text, then calls of tools."""
+"""Anthropic's answers: the events of a message, whose blocks follow each other: text, then tool calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 
 
 def ping(text: str) -> bytes:
-    """An event that clients know and skip, with the text in a comment for who reads along."""
+    """A ping event, which clients skip, with the text in a comment."""
     return comment(text).removesuffix(b"\n") + named_event(wire.PingEvent())
 
 
@@ -27,14 +27,17 @@ class MessageAnswer:
     framing = Framing(EVENT_STREAM, named_event, ping)
 
     def __init__(self, message_id: str, model: str, parser: OutputParser, *, prompt_tokens: int) -> None:
-        self._id, self._model, self._parser, self._prompt_tokens = message_id, model, parser, prompt_tokens
-        self._blocks = 0  # that were begun
-        self._open = False  # whether the last of them still is
+        self._id = message_id
+        self._model = model
+        self._parser = parser
+        self._prompt_tokens = prompt_tokens
+        self._blocks = 0  # started so far
+        self._open = False  # whether the last of them is open
         self._stop_reason: wire.StopReason = "end_turn"
         self._stop_sequence: str | None = None
 
     def begin(self) -> Iterable[wire.Event]:
-        """How much of the prompt is in the cache shows only when it is read; the last event corrects it."""
+        """How many prompt tokens are cached is not known yet: the last event has the right numbers."""
         return [
             wire.MessageStart(
                 message=self._message([], wire.AnthropicUsageOut(input_tokens=self._prompt_tokens, output_tokens=0))
@@ -71,12 +74,7 @@ class MessageAnswer:
         stop_sequence: str | None = None,
     ) -> wire.MessageOut:
         return wire.MessageOut(
-            id=self._id,
-            model=self._model,
-            content=content,
-            stop_reason=stop_reason,
-            stop_sequence=stop_sequence,
-            usage=usage,
+            id=self._id, model=self._model, content=content, stop_reason=stop_reason, stop_sequence=stop_sequence, usage=usage
         )
 
     def _events(self, found: Sequence[ToolEvent]) -> Iterable[wire.Event]:
@@ -115,7 +113,7 @@ class MessageAnswer:
 
 
 def usage_out(usage: Usage) -> wire.AnthropicUsageOut:
-    """The three numbers of the input add up to the prompt."""
+    """The three input numbers add up to the prompt."""
     return wire.AnthropicUsageOut(
         input_tokens=usage.prompt_tokens - usage.cached_tokens,
         cache_read_input_tokens=usage.cached_tokens,
@@ -124,14 +122,14 @@ def usage_out(usage: Usage) -> wire.AnthropicUsageOut:
 
 
 def _input(call: Call) -> Any:
-    """Of a call that was cut off, what is complete of it: as the client makes it of a stream."""
+    """The input of a call. If the call was cut off, its complete part, as clients get it from a stream."""
     if call.finished:
         return call.as_written
     return _bounded(pydantic_core.from_json(call.arguments or "{}", allow_partial=True))
 
 
 def _bounded(value: Any) -> Any:
-    """Numbers that are too large to be read stay too large; null would be another answer."""
+    """Write infinite numbers as 1e999: they were too large to be parsed, and null would change the answer."""
     if isinstance(value, dict):
         return {name: _bounded(inside) for name, inside in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""POST /v1/messages/count_tokens: how much of the context a conversation takes."""
+"""POST /v1/messages/count_tokens."""
 
 from __future__ import annotations
 

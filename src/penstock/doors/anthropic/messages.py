@@ -1,4 +1,4 @@
-"""POST /v1/messages: a request as a turn of a conversation, and the answer to it."""
+"""POST /v1/messages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from penstock.errors import RequestError
 
 
 def turn_of(params: ConversationFields) -> Turn:
-    """What the model is told; not yet how it shall answer."""
-    plain, tools = conversation(params), functions(params.tools)
+    """Translate the conversation and the tools, without sampling and format."""
+    plain = conversation(params)
+    tools = functions(params.tools)
     names = [tool["function"]["name"] for tool in tools or ()]
     alone = params.tool_choice is not None and params.tool_choice.disable_parallel_tool_use
     return Turn(
@@ -39,7 +40,7 @@ def exchange(params: MessagesRequest, context: Context) -> Exchange:
     if turn.prefill and turn.answer_format is not None and turn.answer_format.kind == "json_schema":
         field = turn.answer_format.field.partition(".")[0]
         raise RequestError(
-            f"{field} describes a whole answer, and the last message has begun it.",
+            f"{field} describes a whole answer, but the last message already begins one.",
             field=field,
             hint="End the messages with the user's.",
         )

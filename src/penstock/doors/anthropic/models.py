@@ -1,4 +1,4 @@
-"""GET /v1/models as Anthropic's clients expect it: page by page."""
+"""GET /v1/models for Anthropic's clients, in pages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from penstock.doors.http.route import Parameter
 from penstock.errors import RequestError
 
 PAGE, MAX_PAGE = 20, 1000  # models
-VERSION = Parameter(VERSION_HEADER, str, "With it, the answer is as Anthropic's clients expect it.", "header")
+VERSION = Parameter(VERSION_HEADER, str, "Selects Anthropic's format of the answer.", "header")
 PAGING = (
-    Parameter("limit", Annotated[int, Meta(ge=1, le=MAX_PAGE)], "How many at most."),
-    Parameter("after_id", str, "The last id of the page before."),
-    Parameter("before_id", str, "The first id of the page behind."),
-    Parameter("lifecycle", str, "All that are offered are active."),
+    Parameter("limit", Annotated[int, Meta(ge=1, le=MAX_PAGE)], "The maximum number of items."),
+    Parameter("after_id", str, "The last id of the previous page."),
+    Parameter("before_id", str, "The first id of the next page."),
+    Parameter("lifecycle", str, "All models here are active."),
 )
 
 
@@ -37,7 +37,7 @@ def model_page(dispatcher: RequestDispatcher, request: Request) -> wire.ModelPag
     found = names[0 if after is None else after + 1 : before]
     wanted = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]
     if wanted and "active" not in wanted:
-        found = []  # all that are offered are active
+        found = []  # all models here are active
     page = found[:limit] if before is None or after is not None else found[-limit:]
     return wire.ModelPage(
         data=[describe(name, offered[name], dispatcher) for name in page],
@@ -63,5 +63,5 @@ def _place(field: str, names: Sequence[str], query: QueryParams) -> int | None:
     if name is None:
         return None
     if name not in names:
-        raise RequestError(f"{field} = {short(name)} is no model of this node.", field=field)
+        raise RequestError(f"{field} = {short(name)} is not a model of this node.", field=field)
     return names.index(name)

@@ -1,4 +1,4 @@
-"""Anthropic's operations: what each is asked, and by what it is answered."""
+"""The routes of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def anthropic_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 "/v1/messages",
                 MessagesRequest,
                 messages.exchange,
-                "Answer a conversation, as Anthropic's clients ask for it",
-                response_type=wire.MessageOut,
-                stream_type="text/event-stream",
+                "Answer a conversation (Anthropic)",
+                response=wire.MessageOut,
+                stream="text/event-stream",
                 events=(*get_args(wire.Event), wire.PingEvent),
             ),
             Route(
                 "POST",
                 "/v1/messages/count_tokens",
                 CountTokensEndpoint(dispatcher).count,
-                "How many tokens a conversation has",
-                request_type=CountTokensRequest,
-                response_type=wire.TokenCount,
+                "Count the tokens of a conversation (Anthropic)",
+                request=CountTokensRequest,
+                response=wire.TokenCount,
             ),
         ],
     )

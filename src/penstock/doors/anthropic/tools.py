@@ -1,4 +1,4 @@
-"""Anthropic's tools and its choice among them, as OpenAI's: what the rest of the doors understands."""
+"""Translates Anthropic's tools and tool_choice into OpenAI's format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _function(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise RequestError(
             f"{where}.type = {short(kind)} is not supported.",
             field=f"{where}.type",
-            hint="This server has no tools of its own. Give one of type custom, and run it yourself.",
+            hint="This server has no built-in tools. Use type custom, and run the tool yourself.",
         )
     tool = parse_part(Tool, given, where)
     if tool.input_schema.get("type") != "object":

@@ -1,4 +1,4 @@
-"""Listening and leaving: a socket that is taken before the model is loaded, and a server that lets answers finish."""
+"""Listener: binds the port before models are loaded, and lets answers finish before it shuts down."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import uvicorn
 
 from penstock.errors import ConfigError
 
-MAX_PENDING_CONNECTIONS = 2048  # connections that wait to be let in
-ABORT_GRACE_S = 5.0  # seconds for the last words, after what still ran was ended
+MAX_PENDING_CONNECTIONS = 2048
+ABORT_GRACE_S = 5.0  # for the last events, after running answers were aborted
 
 
 class Door(Protocol):
@@ -27,7 +27,7 @@ class Door(Protocol):
 
 
 def bind_port(host: str, port: int) -> socket.socket:
-    """Bind at once, so that a used port is told before a model was loaded; nobody is let in yet."""
+    """Bind a port without accepting connections, so that a used port is reported before models are loaded."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
@@ -35,7 +35,7 @@ def bind_port(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except socket.gaierror as error:
         raise ConfigError(
-            f"The host '{host}' cannot be found: {error.strerror}.", hint="Use 127.0.0.1, or an address here."
+            f"The host '{host}' cannot be found: {error.strerror}.", hint="Use 127.0.0.1, or an address of this machine."
         ) from None
     except OSError as error:
         raise _cannot_listen(host, port, error) from None
@@ -43,7 +43,7 @@ def bind_port(host: str, port: int) -> socket.socket:
 
 
 def start_listening(bound: socket.socket) -> None:
-    """Two servers that start together can both bind. Only one can listen, and the event loop would not say so to the other."""
+    """Accept connections. Two servers that start together can both bind; only one can listen, and the event loop hides that."""
     try:
         bound.listen(MAX_PENDING_CONNECTIONS)
     except OSError as error:
@@ -58,12 +58,16 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
     )
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # the terminal was closed
+SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []),
+)  # SIGHUP: the terminal was closed
 
 
 @contextmanager
 def ignoring_signals() -> Iterator[None]:
-    """For the last steps, which are quick and must not be left half-done."""
+    """Ignore signals during the last steps, which are quick and must be completed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -101,10 +105,13 @@ class Listener(uvicorn.Server):
                 timeout_graceful_shutdown=int(drain_timeout + ABORT_GRACE_S) + 1,
             )
         )
-        self._door, self._drain_timeout = door, drain_timeout
+        self._door = door
+        self._drain_timeout = drain_timeout
+        self._on_ready = on_ready
+        self._on_leaving = on_leaving
+        self._abort = abort
         self._signals = 0
-        self._loop: asyncio.AbstractEventLoop | None = None  # from the moment that it runs
-        self._on_ready, self._on_leaving, self._abort = on_ready, on_leaving, abort
+        self._loop: asyncio.AbstractEventLoop | None = None  # set when it runs
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -136,11 +143,11 @@ class Listener(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Without uvicorn's habit of raising the signal once more at the end: whoever drained has left in good order."""
+        """Handle signals without raising them again at the end, as uvicorn does: a drained server exits with 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        nohup = [sig for sig in SIGNALS[2:] if signal.getsignal(sig) is signal.SIG_IGN]  # it shall outlive its terminal
+        nohup = [sig for sig in SIGNALS[2:] if signal.getsignal(sig) is signal.SIG_IGN]  # started with nohup
         before = {sig: signal.signal(sig, self.handle_exit) for sig in SIGNALS if sig not in nohup}
         try:
             yield

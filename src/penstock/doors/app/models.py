@@ -1,4 +1,4 @@
-"""GET /v1/models: a path that OpenAI's and Anthropic's clients share. Anthropic's send a header with their version."""
+"""GET /v1/models, which OpenAI's and Anthropic's clients share: the latter send a version header."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def model_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 "GET",
                 "/v1/models",
                 endpoint.list,
-                "The models and their aliases",
-                response_type=(openai_wire.ModelList, anthropic_wire.ModelPage),
+                "List the models and their aliases",
+                response=(openai_wire.ModelList, anthropic_wire.ModelPage),
                 parameters=(anthropic.VERSION, *anthropic.PAGING),
             ),
             Route(
                 "GET",
                 "/v1/models/{model:path}",
                 endpoint.get,
-                "One model",
-                response_type=(openai_wire.ModelOut, anthropic_wire.AnthropicModelOut),
+                "Describe a model",
+                response=(openai_wire.ModelOut, anthropic_wire.AnthropicModelOut),
                 parameters=(anthropic.VERSION,),
             ),
         ],
@@ -53,8 +53,8 @@ class SharedModelEndpoints:
             return json_reply(anthropic.model_page(self._dispatcher, request))
         for parameter in anthropic.PAGING:
             if parameter.name in request.query_params:
-                hint = f"Send the header {anthropic.VERSION.name}, or leave it out: the list is whole."
-                raise RequestError(f"{parameter.name} is for Anthropic's pages.", field=parameter.name, hint=hint)
+                hint = f"Send the header {anthropic.VERSION.name}, or leave it out: the list is complete."
+                raise RequestError(f"{parameter.name} is a parameter of Anthropic's API.", field=parameter.name, hint=hint)
         offered = self._dispatcher.offered(request)
         return json_reply(openai_wire.ModelList(data=[openai.describe(name, served) for name, served in offered]))
 

@@ -1,4 +1,4 @@
-"""What people and machines ask about a node itself: whether it lives and is ready, what runs, and its numbers."""
+"""The endpoints about the node itself: health, readiness, status and metrics."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class NodeEndpoints:
         return in_dialect(
             PENSTOCK,
             [
-                Route("GET", "/", self.root, "What this is, for a person with a browser"),
-                Route("GET", "/health", self.health, "The process lives", response_type=dict[str, str]),
+                Route("GET", "/", self.root, "Describe this server, for a browser"),
+                Route("GET", "/health", self.health, "Whether the process is alive", response=dict[str, str]),
                 Route(
                     "GET",
                     "/ready",
                     self.ready,
-                    "A token comes out of every model",
-                    response_type=dict[str, str],
-                    error_statuses=(503,),
+                    "Whether every model generates tokens",
+                    response=dict[str, str],
+                    errors=(503,),
                 ),
                 Route("GET", "/metrics", self.metrics, "Counters for Prometheus"),
-                Route("GET", "/status", self.status, "What is running", response_type=NodeStatus),
-                Route("GET", "/network", self.network, "Nodes, pipes and the route", response_type=dict[str, Any]),
+                Route("GET", "/status", self.status, "What is running", response=NodeStatus),
+                Route("GET", "/network", self.network, "The nodes, pipes and routes of the network", response=dict[str, Any]),
             ],
         )
 
@@ -61,7 +61,9 @@ class NodeEndpoints:
         base, dispatcher = f"{request.url.scheme}://{request.url.netloc}/v1", self._dispatcher
         if not self._served:
             return PlainTextResponse(f"Penstock {__version__}: {dispatcher.describe_layers()}\n")
-        return PlainTextResponse(f"Penstock {__version__} serves {dispatcher.names(request)}. OpenAI clients find it at {base}\n")
+        return PlainTextResponse(
+            f"Penstock {__version__} serves {dispatcher.names(request)}. The base URL for OpenAI clients is {base}\n"
+        )
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "version": __version__})
@@ -97,10 +99,10 @@ class NodeEndpoints:
 
 
 def _check_unlimited(request: Request) -> None:
-    """What is told here is about everybody's requests."""
+    """Refuse keys with limits: these endpoints are about the requests of all keys."""
     caller = caller_of(request)
     if caller.limits != NO_LIMITS:
         raise KeyForbids(
-            f"The key '{caller.name}' has limits, and is not for {request.url.path}: it tells about all who use this server.",
+            f"The key '{caller.name}' has limits, so it is not for {request.url.path}, which is about all keys.",
             hint="Use the owner's key, or one without limits.",
         )

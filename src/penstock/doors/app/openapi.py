@@ -1,4 +1,4 @@
-"""The published description of the API: an OpenAPI document, made of the rows that the server's table is made of."""
+"""The OpenAPI document, made from the server's routes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from penstock.doors.openai.errors import PENSTOCK
 PATH = "/openapi.json"
 DESCRIPTION = (
     "One language model running across the machines you already have, for the clients of OpenAI, Anthropic and Ollama. "
-    "A field that is not described here is refused by its name; null says nothing, wherever it stands."
+    "Fields that are not described here are refused by name; null is the same as leaving a field out."
 )
 SECURITY_SCHEMES = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "Without a key on the server, any key will do."},
+    "bearer": {"type": "http", "scheme": "bearer", "description": "If the server has no keys, any is accepted."},
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "As Anthropic's clients send it."},
 }
 STATUS_DESCRIPTIONS = {
     400: "A field cannot be used, or the prompt does not fit",
-    401: "The server has a key, and the request another or none",
-    403: "The key is not for this, or a page of another site speaks to a server without a key",
-    404: "It is not here",
+    401: "The key is missing or not valid",
+    403: "The key does not allow this, or a page of another site uses a server without keys",
+    404: "Not found",
     408: "The request did not arrive in time",
     413: "The body is too large",
-    429: "Too much is asked at once; Retry-After says when to come back",
+    429: "Too many requests; Retry-After says when to try again",
     500: "A computation failed",
     503: "Layers of the model are missing, or the server is shutting down",
 }
@@ -47,7 +47,7 @@ REFS = "#/components/schemas/"
 
 
 def with_document(routes: Sequence[Route]) -> list[Route]:
-    """All of them, and the one that describes them."""
+    """Add the route of the document itself."""
 
     @functools.cache
     def written() -> bytes:
@@ -56,7 +56,7 @@ def with_document(routes: Sequence[Route]) -> list[Route]:
     async def describe(request: Request) -> Response:
         return Response(await run_in_thread(written), media_type="application/json")
 
-    described = [*routes, Route("GET", PATH, describe, "This document", response_type=dict[str, Any], dialect=PENSTOCK)]
+    described = [*routes, Route("GET", PATH, describe, "This document", response=dict[str, Any], dialect=PENSTOCK)]
     return described
 
 
@@ -78,16 +78,14 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 class _Schemas:
-    """What is asked and given, by where it lies in the code: dialects have types of the same name."""
+    """The schemas of requests and responses, named by module: dialects have types of the same name."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.components: dict[str, Any] = {}
         self._requests: dict[type[Fields], dict[str, Any]] = {}
-        for name, kinds in _by_module(route.request_type for route in routes if route.request_type is not None):
+        for name, kinds in _by_module(route.request for route in routes if route.request is not None):
             found, defined = models_json_schema(
-                [(kind, "validation") for kind in kinds],
-                ref_template=f"{REFS}{name}{{model}}",
-                schema_generator=FieldsSchema,
+                [(kind, "validation") for kind in kinds], ref_template=f"{REFS}{name}{{model}}", schema_generator=FieldsSchema
             )
             self._requests |= {kind: found[kind, "validation"] for kind in kinds}
             self.components |= {f"{name}{one}": schema for one, schema in defined.get("$defs", {}).items()}
@@ -106,7 +104,7 @@ class _Schemas:
 
 
 def _by_module(kinds: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """With the beginning of their names: `openai.wire.`, and nothing for those of Python itself."""
+    """Group types by the prefix of their names: `openai.wire.`, and none for built-in types."""
     found: dict[str, dict[Any, None]] = {}
     for kind in kinds:
         found.setdefault(getattr(kind, "__module__", ""), {})[kind] = None
@@ -116,8 +114,8 @@ def _by_module(kinds: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _answers(route: Route) -> Iterator[Any]:
-    yield from route.spoken.error_types
-    yield from _alternatives(route.response_type)
+    yield from route.known_dialect.error_types
+    yield from _alternatives(route.response)
     yield from route.events
     for parameter in route.parameters:
         yield parameter.kind
@@ -130,18 +128,11 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     named = re.findall(r"{(\w+)", route.path)
     parameters = [_path_parameter(name) for name in named] + [_parameter(one, schemas) for one in route.parameters]
-    found: dict[str, Any] = {
-        "summary": route.description,
-        "operationId": _name(route),
-        "tags": [route.spoken.name],
-    }
+    found: dict[str, Any] = {"summary": route.description, "operationId": _name(route), "tags": [route.known_dialect.name]}
     if parameters:
         found["parameters"] = parameters
-    if route.request_type is not None:
-        found["requestBody"] = {
-            "required": True,
-            "content": {route.media_type: {"schema": schemas.of_request(route.request_type)}},
-        }
+    if route.request is not None:
+        found["requestBody"] = {"required": True, "content": {route.media_type: {"schema": schemas.of_request(route.request)}}}
     if route.path in OPEN_PATHS:
         found["security"] = []
     found["responses"] = _response_docs(route, schemas)
@@ -165,25 +156,25 @@ def _response_docs(route: Route, schemas: _Schemas) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if not route.refused:
         found["200"] = {"description": route.description, "content": _content(route, schemas)}
-    refused = {"application/json": {"schema": schemas.of_response(route.spoken.error_types)}}
+    refused = {"application/json": {"schema": schemas.of_response(route.known_dialect.error_types)}}
     for status in sorted(_failures(route)):
         found[str(status)] = {"description": STATUS_DESCRIPTIONS[status], "content": refused}
     return found
 
 
 def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
-    if route.response_type is None:
+    if route.response is None:
         return {"text/plain": {"schema": {"type": "string"}}}
-    content = {"application/json": {"schema": schemas.of_response(route.response_type)}}
-    if route.stream_type == EVENT_STREAM:
-        content[route.stream_type] = {"schema": _event(schemas.of_response((*route.events, *route.spoken.error_types)))}
-    elif route.stream_type:
-        content[route.stream_type] = {"schema": {"type": "string", "description": "Each line is one in application/json."}}
+    content = {"application/json": {"schema": schemas.of_response(route.response)}}
+    if route.stream == EVENT_STREAM:
+        content[route.stream] = {"schema": _event(schemas.of_response((*route.events, *route.known_dialect.error_types)))}
+    elif route.stream:
+        content[route.stream] = {"schema": {"type": "string", "description": "Lines of application/json."}}
     return content
 
 
 def _event(data: dict[str, Any]) -> dict[str, Any]:
-    """One of a stream. The last of OpenAI's is no JSON."""
+    """The schema of a server-sent event. The last one of OpenAI's streams is not JSON."""
     written = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     return {
         "type": "object",
@@ -193,15 +184,15 @@ def _event(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _failures(route: Route) -> set[int]:
-    found = {*COMMON_STATUSES, *route.error_statuses}
+    found = {*COMMON_STATUSES, *route.errors}
     found |= set() if route.path in OPEN_PATHS else {401}
-    found |= set(BODY_STATUSES) if route.request_type is not None else set()
+    found |= set(BODY_STATUSES) if route.request is not None else set()
     found |= {400} if route.parameters else set()
     return found | ({404} if "{" in route.path or route.refused else set())
 
 
 def _links(made: Route, routes: Iterable[Route]) -> dict[str, Any]:
-    """What may be asked about that which one has made: its id is a part of their paths."""
+    """Link an operation that creates an object to those that have its id in their path."""
     found = {}
     for route in routes:
         inside = re.fullmatch(re.escape(made.path) + r"/{(\w+)}(/\w+)?", route.path)
@@ -215,5 +206,5 @@ def _name(route: Route) -> str:
 
 
 def _plain(path: str) -> str:
-    """Without the router's own words: `/v1/models/{model:path}`."""
+    """Remove the router's converters: `/v1/models/{model:path}`."""
     return re.sub(r"{(\w+):\w+}", r"{\1}", path)

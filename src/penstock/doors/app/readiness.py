@@ -1,4 +1,4 @@
-"""Readiness: a token really came out of each model a short while ago, or comes out now."""
+"""Readiness: checks that each model generated a token recently, or can now."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from penstock.doors.dispatch.running import STATUS_HINT
 from penstock.engine.hosted_model import HostedModel
 from penstock.errors import NotReady, PenstockError
 
-PROBE_TIMEOUT_S = 10.0  # seconds for one token
-PROBE_PRIORITY = 1 << 30  # before all other work: whoever asks wants to know about the pipe, not about the queue
+PROBE_TIMEOUT_S = 10.0  # for one token
+PROBE_PRIORITY = 1 << 30  # before all other work: the probe is about the pipe, not about the queue
 
 
 class Readiness:
     def __init__(self, models: Sequence[HostedModel], *, within: float) -> None:
-        self._models, self._within = models, within
+        self._models = models
+        self._within = within
         self._lock: asyncio.Lock | None = None
 
     async def check(self) -> None:
-        """Raises NotReady. Those who ask at the same time wait for one answer, so that asking often costs nothing."""
+        """Raise NotReady if a model generates no token. Concurrent checks share one probe."""
         self._lock = self._lock or asyncio.Lock()
         async with self._lock:
             for hosted in self._models:
@@ -47,14 +48,14 @@ class Readiness:
             handle = hosted.jobs.start_job(probe, sink)
             error = await asyncio.wait_for(ended, PROBE_TIMEOUT_S)
         except TimeoutError:
-            raise NotReady(f"{hosted.name} gave no token within {PROBE_TIMEOUT_S:g} seconds.") from None
+            raise NotReady(f"{hosted.name} generated no token within {PROBE_TIMEOUT_S:g} seconds.") from None
         except PenstockError as refused:
-            raise NotReady(f"{hosted.name} takes no work: {refused.message}") from None
+            raise NotReady(f"{hosted.name} accepts no jobs: {refused.message}") from None
         finally:
             if handle is not None:
                 handle.cancel()
         if error is not None:
-            raise NotReady(f"{hosted.name} gave no token: {error.message}") from None
+            raise NotReady(f"{hosted.name} generated no token: {error.message}") from None
 
 
 def _set_result(future: asyncio.Future[PenstockError | None], error: PenstockError | None) -> None:

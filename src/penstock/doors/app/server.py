@@ -1,4 +1,4 @@
-"""OAIHttpServer: the API over the models of this node. It puts the dialects, the gate and the log together."""
+"""OAIHttpServer: the HTTP API of a node, with all dialects behind the gate and the access log."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class OAIHttpServer:
         self._dispatcher.draining = value
 
     def abort_unread(self) -> None:
-        """On the event loop: what was not read to its end yet is refused, since its answer would come too late."""
+        """Abort requests whose body is still arriving. Runs on the event loop."""
         for task in self._arriving:
             task.cancel()
 
@@ -91,10 +91,10 @@ class OAIHttpServer:
         server = self._api.server
         hosts = None if server.beyond_loopback else {*LOOPBACK, server.host.lower()}
         middleware = [
-            Middleware(DialectOfPath, dialects=[(route.path, route.spoken) for route in routes]),
+            Middleware(DialectOfPath, dialects=[(route.path, route.known_dialect) for route in routes]),
             Middleware(AccessLog, refuse=send_error, paths=[route.path for route in routes]),
         ]
-        if server.cors_origins:  # before the gate: a browser asks first, and without the key
+        if server.cors_origins:  # before the gate: browsers send preflight requests without the key
             middleware.append(
                 Middleware(CORSMiddleware, allow_origins=server.cors_origins, allow_methods=["*"], allow_headers=["*"])
             )
@@ -119,7 +119,7 @@ class OAIHttpServer:
 
 
 def _table(routes: Sequence[Route]) -> list[StarletteRoute]:
-    """One row for each path, so that who comes with a wrong method is told of all that are right."""
+    """Make one route per path, so that a 405 lists all methods of the path."""
     by_path: dict[str, dict[str, Route]] = {}
     for route in routes:
         by_path.setdefault(route.path, {})[route.method] = route
@@ -127,7 +127,7 @@ def _table(routes: Sequence[Route]) -> list[StarletteRoute]:
 
 
 def _dispatch_method(methods: Mapping[str, Route]) -> Handler:
-    """Their handler, which tells the log whose it is: a path as it came might hold anything."""
+    """Make the handler of a path. It sets the route for the log, since the path itself may contain text of a client."""
 
     async def handle(request: Request) -> Response:
         route = methods["GET" if request.method == "HEAD" else request.method]
@@ -146,13 +146,9 @@ async def _on_penstock_error(request: Request, error: PenstockError) -> Response
 
 
 async def _on_http_error(request: Request, error: HTTPException) -> Response:
-    """What the router refuses: an unknown path or method."""
-    path, hint = request.url.path, "GET /openapi.json has all operations."
+    """Answer unknown paths and methods."""
+    path, hint = request.url.path, "GET /openapi.json lists all operations."
     if path.startswith("/v1/v1/"):
-        hint = "The client adds /v1 by itself: give it the address of this server without."
-    refusal = NoSuchPath(
-        f"There is no {request.method} {path[:200]} here.",
-        hint=hint,
-        wrong_method=error.status_code == 405,
-    )
+        hint = "The client adds /v1 itself: configure the base URL without it."
+    refusal = NoSuchPath(f"{request.method} {path[:200]} does not exist.", hint=hint, wrong_method=error.status_code == 405)
     return JSONResponse(error_body(request.scope, refusal), error.status_code, headers=dict(error.headers or {}))

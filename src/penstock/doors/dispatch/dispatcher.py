@@ -49,10 +49,10 @@ class RequestDispatcher:
         return ", ".join(name for name, _ in self.offered(request))
 
     def route(
-        self, path: str, request_type: type[Body], exchange: Callable[[Body, Context], Exchange], description: str, **rest: Any
+        self, path: str, request: type[Body], exchange: Callable[[Body, Context], Exchange], description: str, **rest: Any
     ) -> Route:
         """Make the route of an operation that a model answers."""
-        return Route("POST", path, partial(self.answer, request_type, exchange), description, request_type=request_type, **rest)
+        return Route("POST", path, partial(self.answer, request, exchange), description, request=request, **rest)
 
     async def answer(self, kind: type[Body], exchange: Callable[[Body, Context], Exchange], request: Request) -> Response:
         """Read a request, find its model, translate it and run it. A large one is read and translated in a thread."""

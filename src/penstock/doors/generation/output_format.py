@@ -1,4 +1,4 @@
-"""Shape: what an answer must look like, in no dialect: a JSON object, one that fits a schema, a pattern or a grammar."""
+"""OutputFormat: what an answer must look like: any JSON object, or one that follows a schema, a pattern or a grammar."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """`field` is where the request says it."""
+    """field: the field of the request that asks for it."""
 
     kind: Literal["json_object", "json_schema", "regex", "grammar"]
     field: str
     value: Any = None
 
     def compile(self, grammars: Grammars) -> ConstraintFactory:
-        """A large one takes its time."""
+        """Compile it; a large one may take seconds."""
         match self.kind:
             case "json_object":
                 return grammars.json_object()
@@ -33,7 +33,7 @@ class OutputFormat:
 
 
 def json_output_format(kind: Literal["json_object", "json_schema"], schema: Any, field: str, schema_field: str) -> OutputFormat:
-    """As OpenAI's requests say it, at two places."""
+    """Read a JSON format of OpenAI's API, which has it in two places."""
     if kind == "json_object":
         return OutputFormat(kind, field)
     if schema is None:
@@ -49,4 +49,4 @@ def at_most_one(formats: Sequence[OutputFormat]) -> OutputFormat | None:
 def refuse_two(fields: Sequence[str]) -> None:
     if len(fields) > 1:
         one, other = (field.partition(".")[0] for field in fields[:2])
-        raise RequestError(f"{one} and {other} cannot both say what the answer looks like.", field=one)
+        raise RequestError(f"{one} and {other} cannot be combined: each sets the format of the answer.", field=one)

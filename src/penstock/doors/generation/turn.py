@@ -1,4 +1,4 @@
-"""Turn: a conversation whose next turn is the model's, in no dialect. Each dialect translates its requests into this."""
+"""Turn: a conversation that the model is to continue. Each dialect translates its requests into this."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from penstock.doors.tools import ToolPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """`messages`, `tools` and `tool_choice` are as in OpenAI's chat, with plain texts and known roles. `sampling` has only what
-    the request says; the model's own recommendation fills the rest. `prefill` is how the answer begins: the model goes on behind
-    it, and it is no part of what it says."""
+    """A conversation and how to answer it.
+
+    messages, tools, tool_choice: as in OpenAI's chat, with plain texts and roles that every template knows.
+    prefill: the beginning of the answer; the model continues it, and it is not repeated in the answer.
+    sampling: only what the request sets; the model's recommendation fills the rest.
+    template: further variables for the chat template.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     prefill: str = ""
@@ -41,12 +45,12 @@ class PlannedTurn:
     plan: ToolPlan
 
     def output_parser(self) -> OutputParser:
-        """For one output."""
+        """Make the parser of one output."""
         return OutputParser(self.plan.parser() if self.plan.parser else None)
 
 
 def plan_turn(turn: Turn, context: Context) -> PlannedTurn:
-    """What the engine is asked, with the grammar compiled."""
+    """Make the job for the engine, with the grammar compiled."""
     served = context.served
     plan = _tool_plan(turn, served)
     if plan.grammar is not None and turn.answer_format is not None:
@@ -70,7 +74,7 @@ def plan_turn(turn: Turn, context: Context) -> PlannedTurn:
 
 
 def turn_tokens(turn: Turn, served: ServedModel) -> list[int]:
-    """What the model reads before it says anything. Takes as long as the text is."""
+    """Tokenize the prompt. Takes time in proportion to its length."""
     return _tokens(turn, _tool_plan(turn, served), served)
 
 
@@ -85,6 +89,6 @@ def _tokens(turn: Turn, plan: ToolPlan, served: ServedModel) -> list[int]:
 
 
 def resolve_sampling(explicit: Mapping[str, Any], context: Context, **more: Any) -> SamplingParams:
-    """What the model's makers recommend is for what the request leaves open; a request that is greedy leaves nothing open."""
+    """Fill what the request leaves open with the model's recommendation. A greedy request leaves nothing open."""
     recommended: Mapping[str, Any] = context.served.sampling if explicit.get("temperature") != 0 else {}
     return SamplingParams(**{**recommended, **explicit, **more})

@@ -13,7 +13,7 @@ from penstock import errors
 from penstock.doors.http.framing import encode
 from penstock.errors import PenstockError
 
-# the most particular first
+# the most specific first
 STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
     (errors.QueueFull, 429),
     (errors.KeyLimit, 429),
@@ -49,7 +49,7 @@ class Dialect:
 class DialectOfPath:
     """Put the dialect of a request into its scope, so that it can be refused before its route is found.
 
-    dialects: by path; an unknown path gets the dialect of the known one with which it shares the most.
+    dialects: by path; an unknown path gets that of the known path with the longest common prefix.
     """
 
     def __init__(self, app: ASGIApp, *, dialects: Iterable[tuple[str, Dialect]]) -> None:
@@ -82,7 +82,7 @@ def error_body(scope: Scope, error: PenstockError) -> Any:
 
 
 def id_headers(request_id: str) -> dict[str, str]:
-    """Under the names by which OpenAI's clients know it, and Anthropic's."""
+    """The id of a request, under the names that OpenAI's and Anthropic's clients read."""
     return {"x-request-id": request_id, "request-id": request_id}
 
 

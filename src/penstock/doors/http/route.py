@@ -1,4 +1,4 @@
-"""Route: one operation of the API, as data. The server's table and the published description of it are made of the same rows."""
+"""Route: an operation of the API, as data. The server's routes and the OpenAPI document are made from the same list."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Parameter:
 class Route:
     """One operation of the API.
 
-    request_type: its body, sent as `media_type`.
-    response_type: of a whole answer: a msgspec type, a tuple of alternatives, or None for plain text.
-    stream_type: media type of a streamed answer, which consists of `events`.
-    error_statuses: those that not every operation has.
+    request: its body, sent as `media_type`.
+    response: body of a whole answer: a msgspec type, a tuple of alternatives, or None for plain text.
+    stream: media type of a streamed answer, which consists of `events`.
+    errors: statuses that not every operation has.
     refused: always answers with an error that tells clients why the operation is not supported.
     """
 
@@ -40,22 +40,22 @@ class Route:
     path: str
     handler: Handler
     description: str
-    request_type: type[Fields] | None = None
-    response_type: Any = None
-    stream_type: str | None = None
+    request: type[Fields] | None = None
+    response: Any = None
+    stream: str | None = None
     events: tuple[Any, ...] = ()
     parameters: tuple[Parameter, ...] = ()
-    error_statuses: tuple[int, ...] = ()
+    errors: tuple[int, ...] = ()
     refused: bool = False
     media_type: str = "application/json"
     dialect: Dialect | None = None  # set by `in_dialect`
 
     @property
-    def spoken(self) -> Dialect:
+    def known_dialect(self) -> Dialect:
         assert self.dialect is not None, f"{self.path} has no dialect: pass it through `in_dialect`"
         return self.dialect
 
 
 def in_dialect(dialect: Dialect, routes: Iterable[Route]) -> list[Route]:
-    """The routes, with the dialect that they speak."""
+    """Set the dialect of routes."""
     return [replace(route, dialect=dialect) for route in routes]

@@ -13,7 +13,7 @@ from penstock.workspace.store.responses import Responses
 from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.pool import JobEnd, Pool
 
-LINES_PER_RUNNING_JOB = 4  # times the jobs that run at once: so many lines of batches are jobs, and of one at most half as many
+LINES_PER_RUNNING_JOB = 4  # lines of batches that are queued as jobs, for each job that may run; one batch gets half of them
 
 
 class Backlog:

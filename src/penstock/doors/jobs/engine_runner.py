@@ -1,4 +1,4 @@
-"""The second front door: jobs of a workspace, run by the models of this node beside the requests of the API."""
+"""EngineRunner: runs the jobs of a workspace on the models of this node, beside the requests of the API."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ from penstock.workspace.store.request import WorkRequest
 from penstock.workspace.store.tokens import FINGERPRINT
 from penstock.workspace.worker.runner import PartUpdate, Sink, TextWriter, Writer
 
-MIN_DEADLINE_S = 0.001  # seconds; one that has passed is still the most urgent
+MIN_DEADLINE_S = 0.001  # for a deadline that has passed: still the most urgent
 
 
 class EngineTask:
-    """A job of the workspace, tokenized, with its grammar compiled. `exchange` is None for one whose result is plain text."""
+    """A job of the workspace, tokenized, with its grammar compiled. exchange: None if its result is plain text."""
 
     def __init__(self, served: ServedModel, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None) -> None:
-        self._served, self._request, self._exchange = served, request, exchange
+        self._served = served
+        self._request = request
+        self._exchange = exchange
         self._jobs = [_tokenized(served, job) for job in jobs]
         first = self._jobs[0].sampling
-        self.model, self.seed = served.hosted.name, first.seed
+        self.model = served.hosted.name
+        self.seed = first.seed
         plain = first.n == 1 and first.logprobs is None and first.prompt_logprobs is None
         self.resumable = len(jobs) == 1 and plain and not jobs[0].embed
         self.fingerprint = _fingerprint(self.model, request, self._jobs)
@@ -48,7 +51,7 @@ class EngineTask:
         if missing := hosted.engine.pipe.explain():
             raise NotReady(missing)
         deadline = request.deadline
-        if deadline is not None:  # it counts from the submission, and the engine's from now
+        if deadline is not None:  # counted from the submission; the engine counts from now
             deadline = max(MIN_DEADLINE_S, request.submitted + deadline - time.time())
         jobs = [
             dataclasses.replace(
@@ -71,15 +74,16 @@ class EngineTask:
 
 
 class AnswerWriter:
-    """The result is the answer's body, as a client of the API would have it."""
+    """Writes the body of the answer, as a client of the API would get it."""
 
     def __init__(self, exchange: Exchange, answer: Answer) -> None:
-        self._exchange, self._answer = exchange, answer
+        self._exchange = exchange
+        self._answer = answer
 
     def take(self, update: JobUpdate | PartUpdate) -> str:
         number, inner = (update.number, update.update) if isinstance(update, PartUpdate) else (0, update)
         for _ in self._answer.take(number, inner):
-            pass  # kept by the answer
+            pass  # the answer collects them
         return ""
 
     def result(self, usage: Usage) -> str:
@@ -89,12 +93,14 @@ class AnswerWriter:
 
 
 class _Together:
-    """Several jobs of the engine as one task: it ends once, when all of them have, or with the first error."""
+    """Runs several jobs of the engine as one task, which ends when all of them have, or with the first error."""
 
     def __init__(self, sink: Sink, count: int) -> None:
-        self._sink, self._left = sink, count
+        self._sink = sink
+        self._left = count
         self._handles: list[JobHandle] = []
-        self._usage, self._cancelled = Usage(), False
+        self._usage = Usage()
+        self._cancelled = False
         self._error: JobFailed | None = None
 
     def start(self, starts: Sequence[Callable[..., JobHandle]]) -> Callable[[], None]:
@@ -111,7 +117,7 @@ class _Together:
             handle.cancel()
 
     def _on_update(self, number: int, update: JobUpdate) -> None:
-        """On the compute thread, of which a model has one."""
+        """Runs on the compute thread, so needs no lock."""
         if not isinstance(update, JobDone | JobFailed):
             self._cancelled |= isinstance(update, OutputFinished) and update.reason is FinishReason.CANCELLED
             self._sink(PartUpdate(number, update))
@@ -149,7 +155,7 @@ class EngineRunner:
 
     def check(self) -> None:
         if not any(served.hosted.engine.running for served in self._catalog.models.values()):
-            raise EngineStopped("The engine has stopped, so no job can be run.", hint="The log says why. Start it again.")
+            raise EngineStopped("The engine has stopped.", hint="The log says why. Start it again.")
 
     def prepare(self, request: WorkRequest, prompt: str) -> EngineTask:
         served = self._catalog.resolve(request.model)
@@ -159,7 +165,7 @@ class EngineRunner:
         context = Context(served, self._limits)
         if request.endpoint is not None:
             endpoint = self._endpoint(request.endpoint)
-            params = parse(endpoint.request_type, prompt)
+            params = parse(endpoint.request, prompt)
             with renamed_fields(params.names):
                 exchange = endpoint.exchange(params, context)
                 _refuse_stream(exchange)
@@ -185,7 +191,7 @@ class EngineRunner:
 
 def _refuse_stream(exchange: Exchange) -> None:
     if exchange.stream:
-        raise RequestError("A job cannot be streamed: nobody listens.", field="stream", hint="Leave stream out.")
+        raise RequestError("A job cannot be streamed.", field="stream", hint="Leave stream out.")
 
 
 def _tokenized(served: ServedModel, job: JobRequest) -> JobRequest:

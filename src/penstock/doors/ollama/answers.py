@@ -1,4 +1,4 @@
-"""From a job's updates to Ollama's lines. A whole answer is the last line with all that was said."""
+"""Ollama's answers. A whole answer is the last line with all of the text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from penstock.domain.updates import FinishReason, JobDone, JobUpdate, OutputFinished, Timings, TokenLogprob, TokensOut, Usage
-from penstock.doors.generation.embedding import Vectors
+from penstock.doors.generation.embedding import VectorAnswer
 from penstock.doors.generation.logprobs import ContentLogprob, chat_logprobs
 from penstock.doors.generation.output_parser import Call, OutputParser
 from penstock.doors.http.framing import LINES
@@ -31,16 +31,19 @@ def nanoseconds(seconds: float) -> int:
 
 
 class OllamaAnswer(ABC):
-    """An answer in parts; what one looks like is up to the operation. One of no jobs only says that the model is loaded.
+    """The lines of an answer; subclasses define what one looks like. Without jobs it only says that the model is loaded.
 
-    `format_logprobs` makes what is told about tokens out of their likelihoods: None where nobody asked."""
+    format_logprobs: None if the request asks for no logprobs.
+    """
 
     framing = LINES
 
     def __init__(
         self, model: str, parser: OutputParser, format_logprobs: Callable[[Sequence[TokenLogprob]], Logprobs] | None
     ) -> None:
-        self._model, self._parser, self._format_logprobs = model, parser, format_logprobs
+        self._model = model
+        self._parser = parser
+        self._format_logprobs = format_logprobs
         self._reason: Literal["stop", "length", "load"] = "load"
         self._logprobs: list[ContentLogprob] = []
         self._timings = Timings()
@@ -74,7 +77,7 @@ class OllamaAnswer(ABC):
         return self._last(self._parser.text, calls, usage, logprobs=self._logprobs if self._format_logprobs is not None else None)
 
     def _parts(self, events: Iterable[ToolEvent], formatted: Logprobs) -> Iterable[wire.OllamaChunk]:
-        """Calls come whole: one that was cut off has no arguments that are an object, and is not told."""
+        """Calls are sent when they are complete. One that was cut off has no valid arguments and is left out."""
         for event in events:
             match event:
                 case TextDelta(text):
@@ -92,7 +95,7 @@ class OllamaAnswer(ABC):
         if self._reason != "load":
             rest |= {
                 "total_duration": nanoseconds(timings.total),
-                "load_duration": 0,  # it was loaded before anybody asked
+                "load_duration": 0,  # it was loaded before the request
                 "prompt_eval_count": usage.prompt_tokens,
                 "prompt_eval_duration": nanoseconds(timings.first_token - timings.queued),
                 "eval_count": usage.completion_tokens,
@@ -119,34 +122,21 @@ def _call_out(index: int, call: Call) -> wire.OllamaToolCallOut:
     return wire.OllamaToolCallOut(id=call.id, function=wire.OllamaCallOut(index=index, name=call.name, arguments=call.as_written))
 
 
-class OllamaEmbedAnswer:
-    """It is never streamed, so it has something to say only when it is whole."""
-
-    framing = LINES
-
+class OllamaEmbedAnswer(VectorAnswer):
     def __init__(self, model: str, count: int) -> None:
-        self._model, self._took = model, 0.0
-        self.vectors = Vectors(count)
-
-    def begin(self) -> Iterable[Any]:
-        return ()
+        super().__init__(count)
+        self._model = model
+        self._took = 0.0
 
     def take(self, number: int, update: JobUpdate) -> Iterable[Any]:
-        self.vectors.take(number, update)
         if isinstance(update, JobDone):
             self._took = max(self._took, update.timings.total)
-        return ()
-
-    def end(self, usage: Usage) -> Iterable[Any]:
-        return ()
-
-    def failed(self, error: PenstockError) -> Iterable[Any]:
-        return [ollama_body(error)]
+        return super().take(number, update)
 
     def whole(self, usage: Usage) -> Any:
         return wire.EmbedOut(
             model=self._model,
-            embeddings=[vector.tolist() for vector in self.vectors.all],
+            embeddings=[vector.tolist() for vector in self.vectors],
             total_duration=nanoseconds(self._took),
             load_duration=0,
             prompt_eval_count=usage.prompt_tokens,
@@ -154,16 +144,16 @@ class OllamaEmbedAnswer:
 
 
 class OllamaEmbeddingAnswer(OllamaEmbedAnswer):
-    """Of the older form: one vector, or none where there was no text."""
+    """The older format: one vector, or none for an empty text."""
 
     def whole(self, usage: Usage) -> wire.EmbeddingsOut:
-        return wire.EmbeddingsOut(embedding=[number for vector in self.vectors.all for number in vector.tolist()])
+        return wire.EmbeddingsOut(embedding=[number for vector in self.vectors for number in vector.tolist()])
 
 
 def logprobs_formatter(
     wanted: int | None, hidden: frozenset[int], token_bytes: Callable[[Sequence[int]], list[bytes]]
 ) -> Callable[[Sequence[TokenLogprob]], Logprobs] | None:
-    """`hidden` are the tokens that end an answer: they are no part of it."""
+    """Make the formatter of logprobs. hidden: tokens that end an answer and do not belong to it."""
     if wanted is None:
         return None
     return lambda logprobs: chat_logprobs([one for one in logprobs if one.token_id not in hidden], token_bytes)

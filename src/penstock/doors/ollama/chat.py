@@ -20,7 +20,7 @@ from penstock.errors import RequestError
 def chat(params: ChatRequest, context: Context) -> Exchange:
     params.options.check_context(context.served.hosted.context)
     if not params.messages:
-        read_offer(params.tools, None, None)  # what is wrong is told, also where it is not used
+        read_offer(params.tools, None, None)  # to refuse invalid tools, although they are not used
         return _loaded(params, OllamaChatAnswer)
     planned = _plan(params, context, plain_messages(params.messages), tools=params.tools)
     return _exchange(params, context, planned.job, OllamaChatAnswer, planned)
@@ -61,7 +61,7 @@ def _raw(params: GenerateRequest, prompt: str, context: Context) -> JobRequest:
 
 
 def _loaded(params: OllamaAnswerFields, kind: type[OllamaAnswer]) -> Exchange:
-    """Nothing is asked: this is how clients have a model loaded, and here it is."""
+    """An empty request is how clients load a model; here it is loaded already."""
     return Exchange([], lambda job_id, prompts: kind(params.model, OutputParser(None), None), stream=params.streams)
 
 

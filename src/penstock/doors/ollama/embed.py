@@ -1,4 +1,4 @@
-"""POST /api/embed, and the older /api/embeddings: what texts mean to the model, as vectors."""
+"""POST /api/embed and the older /api/embeddings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.doors.ollama.requests import EmbeddingsRequest, EmbedRequest
 
 
 def embed(params: EmbedRequest, context: Context) -> Exchange:
-    """A text that is too long is cut, unless the client says otherwise: that is Ollama's rule."""
+    """Texts that are too long are cut unless `truncate` is false, as in Ollama."""
     params.options.check_context(context.served.hosted.context)
     check_dimensions(params.dimensions, context.served)
     jobs = embedding_jobs(params.texts, context.served, "input", truncate=params.truncate is not False)

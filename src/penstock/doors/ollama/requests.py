@@ -1,4 +1,4 @@
-"""What Ollama's clients may ask for: its fields and options, and what is refused instead of being ignored."""
+"""The request bodies of Ollama's API, and the fields that are refused instead of being ignored."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from penstock.doors.http.fields import Fields, Only
 from penstock.doors.tools.offer import FunctionToolSpec
 from penstock.errors import RequestError
 
-KEEP_ALIVE = frozenset(("keep_alive",))  # models stay loaded for as long as the server runs
-# How a machine runs a model, not what it answers.
+KEEP_ALIVE = frozenset(("keep_alive",))  # models always stay loaded
+# Options about how to run the model; they do not change the answer.
 MACHINE_OPTIONS = frozenset(
     (
         *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"),
@@ -23,7 +23,7 @@ MACHINE_OPTIONS = frozenset(
     )
 )
 IMAGE_FIELDS: Mapping[str, str] = dict.fromkeys(("width", "height", "steps"), "This server answers in text only.")
-# What is taken with one value only: the one that changes nothing.
+# Options that are accepted with the value that changes nothing.
 ONLY_OPTIONS: Only = {
     "mirostat": ((0,), "Use temperature, top_k, top_p or min_p."),
     "penalize_newline": ((True,), "Penalties are for all tokens."),
@@ -34,15 +34,15 @@ ONLY_OPTIONS: Only = {
 ONLY: Only = {
     "truncate": ((False,), "A text that is too long is refused, not cut."),
     "shift": ((False,), "An answer ends where the context does."),
-    "think": ((False,), "Models differ in how they reason, and what they say is their answer."),
+    "think": ((False,), "Reasoning is not separated from the answer."),
 }
-ONLY_TEXT: Only = {"images": (([],), "This model reads text, and nothing else.")}
+ONLY_TEXT: Only = {"images": (([],), "This model only reads text.")}
 ONLY_PROMPTS: Only = {
     **ONLY,
     **ONLY_TEXT,
-    "context": (([],), "Nothing is kept between requests. Send the conversation to /api/chat."),
-    "suffix": (("",), "The model continues a text; it cannot fill a gap in one."),
-    "template": (("",), "The model's own is used. With raw = true the prompt is taken as it is."),
+    "context": (([],), "Nothing is stored between requests. Send the conversation to /api/chat."),
+    "suffix": (("",), "Filling a gap in a text is not supported."),
+    "template": (("",), "The model's own template is used. Set raw = true to send a formatted prompt."),
 }
 
 
@@ -50,7 +50,7 @@ SAME_NAMED = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presenc
 
 
 class Options(Fields):
-    HARMLESS = MACHINE_OPTIONS | {"mirostat_tau", "mirostat_eta"}  # these two are nothing without mirostat
+    HARMLESS = MACHINE_OPTIONS | {"mirostat_tau", "mirostat_eta"}  # without effect unless mirostat is on
     ONLY = ONLY_OPTIONS
     num_predict: Annotated[int, Field(ge=-2)] | None = None
     num_ctx: Annotated[int, Field(ge=1)] | None = None
@@ -76,20 +76,20 @@ class Options(Fields):
 
     @property
     def max_tokens(self) -> int | None:
-        """0 and below ask for as much as there is room for."""
+        """0 and below mean no limit."""
         return self.num_predict if self.num_predict and self.num_predict > 0 else None
 
     def check_context(self, context: int) -> None:
         if self.num_ctx is not None and self.num_ctx > context:
             raise RequestError(
-                f"options.num_ctx = {self.num_ctx} is more than this model holds here.",
+                f"options.num_ctx = {self.num_ctx} is more than the context of this model.",
                 field="options.num_ctx",
                 hint=f"Ask for at most {context}, or leave it out.",
             )
 
 
 class OllamaAnswerFields(Fields):
-    """What chat and generate share."""
+    """The fields that chat and generate share."""
 
     HARMLESS = KEEP_ALIVE
     REFUSED = IMAGE_FIELDS
@@ -135,7 +135,7 @@ class OllamaAnswerFields(Fields):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """For models that would think unless they are told not to."""
+        """Turn reasoning off in templates that have it on by default."""
         return {"enable_thinking": False} if (self.model_extra or {}).get("think") is False else {}
 
 
@@ -197,11 +197,11 @@ class EmbedRequest(Fields):
 
     @property
     def slow(self) -> bool:
-        return True  # its texts are tokenized while it is understood
+        return True  # its texts are tokenized when it is translated
 
 
 class EmbeddingsRequest(Fields):
-    """The older form, of one text."""
+    """The older format, for one text."""
 
     HARMLESS = KEEP_ALIVE
     model: str
@@ -214,7 +214,7 @@ class EmbeddingsRequest(Fields):
 
 
 class ShowRequest(Fields):
-    """`name` is what `model` was called before."""
+    """`name` is the older name of `model`."""
 
     HARMLESS = frozenset(("verbose", "options", "system", "template"))
     model: str | None = None

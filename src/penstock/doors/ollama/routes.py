@@ -1,4 +1,4 @@
-"""Ollama's operations: what each is asked, and by what it is answered."""
+"""The routes of Ollama's API."""
 
 from __future__ import annotations
 
@@ -19,41 +19,30 @@ def ollama_routes(dispatcher: RequestDispatcher) -> list[Route]:
         OLLAMA,
         [
             dispatcher.route(
-                "/api/chat",
-                ChatRequest,
-                chat.chat,
-                "Answer a conversation (Ollama)",
-                response_type=wire.OllamaChatChunk,
-                stream_type=LINES,
+                "/api/chat", ChatRequest, chat.chat, "Answer a conversation (Ollama)", response=wire.OllamaChatChunk, stream=LINES
             ),
             dispatcher.route(
                 "/api/generate",
                 GenerateRequest,
                 chat.generate,
                 "Answer a prompt (Ollama)",
-                response_type=wire.OllamaGenerateChunk,
-                stream_type=LINES,
+                response=wire.OllamaGenerateChunk,
+                stream=LINES,
             ),
-            dispatcher.route(
-                "/api/embed",
-                EmbedRequest,
-                embed.embed,
-                "The embeddings of texts (Ollama)",
-                response_type=wire.EmbedOut,
-            ),
+            dispatcher.route("/api/embed", EmbedRequest, embed.embed, "Embed texts (Ollama)", response=wire.EmbedOut),
             dispatcher.route(
                 "/api/embeddings",
                 EmbeddingsRequest,
                 embed.embeddings,
-                "The embedding of a text (Ollama's older form)",
-                response_type=wire.EmbeddingsOut,
+                "Embed a text (Ollama's older format)",
+                response=wire.EmbeddingsOut,
             ),
-            Route("GET", "/api/tags", models.tags, "The models and their aliases (Ollama)", response_type=wire.Tags),
-            Route("POST", "/api/show", models.show, "One model (Ollama)", request_type=ShowRequest, response_type=wire.Shown),
-            Route("GET", "/api/ps", models.processes, "The models that are loaded (Ollama)", response_type=wire.Processes),
-            Route("GET", "/api/version", models.version, "Which Ollama this speaks like", response_type=wire.Version),
+            Route("GET", "/api/tags", models.tags, "List the models and their aliases (Ollama)", response=wire.Tags),
+            Route("POST", "/api/show", models.show, "Describe a model (Ollama)", request=ShowRequest, response=wire.Shown),
+            Route("GET", "/api/ps", models.processes, "List the loaded models (Ollama)", response=wire.Processes),
+            Route("GET", "/api/version", models.version, "The version of Ollama's API", response=wire.Version),
             *(
-                Route(method, f"/api/{name}", models.manage, "Not here (Ollama)", refused=True)
+                Route(method, f"/api/{name}", models.manage, "Not supported (Ollama)", refused=True)
                 for method, name in MODEL_MANAGEMENT
             ),
         ],

@@ -1,4 +1,4 @@
-"""From a job's updates to OpenAI's chunks. A whole answer is its chunks put together, so there is one way to make either."""
+"""OpenAI's chat and text completions: chunks, and whole answers combined from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """What every chunk of an answer begins with."""
+    """The fields that all chunks of an answer share."""
 
     id: str
     model: str
@@ -57,9 +57,12 @@ class ChatAnswer:
         logprobs: bool,
         include_usage: bool,
     ) -> None:
-        """`hidden` are the tokens that end an answer: they are no part of it."""
-        self._head, self._token_bytes, self._hidden = head, token_bytes, hidden
-        self._logprobs, self._include_usage = logprobs, include_usage
+        """hidden: tokens that end an answer and do not belong to it."""
+        self._head = head
+        self._token_bytes = token_bytes
+        self._hidden = hidden
+        self._logprobs = logprobs
+        self._include_usage = include_usage
         self._choices = [_ChatChoice(parser) for parser in outputs]
 
     def begin(self) -> Iterable[wire.ChatChunk]:
@@ -112,7 +115,7 @@ class ChatAnswer:
 
 
 class _ChatChoice:
-    """One of `n` answers: what was said so far."""
+    """One of `n` answers, as far as it is generated."""
 
     def __init__(self, parser: OutputParser) -> None:
         self._parser = parser
@@ -121,7 +124,7 @@ class _ChatChoice:
         self.finish_reason = "stop"
 
     def deltas(self, text: str, *, quiet: bool) -> Iterable[wire.ChatDelta]:
-        """`quiet`: where there is no text, there is nothing to say."""
+        """quiet: yield nothing if there is no text."""
         yield from self._begin()
         found = _deltas(self._parser.feed(text))
         yield from found
@@ -175,8 +178,11 @@ def _delta(event: ToolEvent) -> wire.ChatDelta | None:
 
 
 class TextAnswer:
-    """Choice `i * n + j` is the j-th answer to the i-th prompt. `echo` holds the prompts' texts if they are to be repeated;
-    `silent` is for max_tokens = 0: the model must say one token, and nobody wants to hear it."""
+    """Choice `i * n + j` is the j-th answer to the i-th prompt.
+
+    echo: the texts of the prompts, if they are to be repeated.
+    silent: for max_tokens = 0: the one token that the engine generates is left out.
+    """
 
     framing = EVENTS_UNTIL_DONE
 
@@ -193,9 +199,15 @@ class TextAnswer:
         silent: bool = False,
         include_usage: bool = False,
     ) -> None:
-        self._head, self._prompts, self._n, self._token_bytes = head, prompts, n, token_bytes
+        self._head = head
+        self._prompts = prompts
+        self._n = n
+        self._token_bytes = token_bytes
+        self._hidden = hidden
+        self._echo = echo
+        self._logprobs = logprobs
+        self._silent = silent
         self._include_usage = include_usage
-        self._hidden, self._echo, self._logprobs, self._silent = hidden, echo, logprobs, silent
         self._offsets = [0] * (len(prompts) * n)
         self._begun = [False] * (len(prompts) * n)
         self._scores: list[list[TokenLogprob]] = [[] for _ in prompts]
@@ -232,7 +244,7 @@ class TextAnswer:
         return self._chunk_of([self._joined(at, parts) for at, parts in enumerate(self._parts)], usage)
 
     def _begin(self, number: int, at: int) -> Iterable[wire.TextCompletion]:
-        """The prompt goes before the first token, with what was learned about it."""
+        """Yield the echoed prompt and its logprobs before the first token."""
         if self._begun[at]:
             return
         self._begun[at] = True
@@ -265,7 +277,7 @@ class TextAnswer:
             out.text_offset.append(offset)
             if out.top_logprobs is not None:
                 top = {name: value for name, (_, value) in zip(alternatives, one.top, strict=True)}
-                out.top_logprobs.append({**top, own: top.get(own, one.logprob)})  # the token itself is always among them
+                out.top_logprobs.append({**top, own: top.get(own, one.logprob)})  # always includes the token itself
         return out
 
     def _no_logprobs(self) -> wire.TextLogprobs:
@@ -304,7 +316,7 @@ def _extend(logprobs: wire.TextLogprobs, more: wire.TextLogprobs) -> None:
 
 
 def _offsets(tokens: Sequence[bytes]) -> list[int]:
-    """At which character of the text each token begins; one that goes on with a character's bytes begins where that does."""
+    """The character at which each token begins; a token that continues a character's bytes begins with that character."""
     out, characters = [], 0
     for raw in tokens:
         goes_on = bool(raw) and raw[0] & 0xC0 == 0x80

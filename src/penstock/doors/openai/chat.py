@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a request as a turn of a conversation, and the answer to it."""
+"""POST /v1/chat/completions."""
 
 from __future__ import annotations
 

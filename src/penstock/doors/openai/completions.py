@@ -1,4 +1,4 @@
-"""POST /v1/completions: plain continuation of one prompt or several."""
+"""POST /v1/completions: continues one prompt or several."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from penstock.doors.openai.answers import ChunkHeader, TextAnswer
 from penstock.doors.openai.requests import CompletionRequest
 from penstock.errors import RequestError
 
-DEFAULT_TOKENS = 16  # OpenAI's, for this endpoint
-MAX_OUTPUTS = 128  # prompts times n: half of the places that there are by default
+DEFAULT_TOKENS = 16  # OpenAI's default for this endpoint
+MAX_OUTPUTS = 128  # prompts times n
 
 
 def exchange(params: CompletionRequest, context: Context) -> Exchange:
     params.check_best_of()
     served, limits = context.served, context.limits
     prompts = params.prompts
-    max_outputs = min(MAX_OUTPUTS, limits.max_jobs)  # more would be told to come back later, for ever
+    max_outputs = min(MAX_OUTPUTS, limits.max_jobs)  # more could never be admitted
     if len(prompts) * (params.n or 1) > max_outputs:
         raise RequestError(
             f"{len(prompts)} prompts with n = {params.n or 1} make {len(prompts) * (params.n or 1)} answers.",

@@ -1,4 +1,4 @@
-"""The operations of OpenAI's API that can wait on disk."""
+"""The operations of OpenAI's API that can be jobs or lines of a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.doors.openai.responses.create import CreateResponse
 from penstock.doors.openai.responses.requests import ResponseRequest
 from penstock.doors.openai.responses.store import ResponseStore
 
-NOT_STORED_HINT = "A job keeps its answer as its own result, and begins a conversation: leave it out."
+NOT_STORED_HINT = "A job has its answer as its result, and starts a new conversation: leave it out."
 
 OPENAI_JOBS = JobApi(
     endpoints={

@@ -1,4 +1,4 @@
-"""OpenAI's operations, and two of its servers' customs: what each is asked, and by what it is answered."""
+"""The routes of OpenAI's API, and /tokenize and /detokenize, which other servers have too."""
 
 from __future__ import annotations
 
@@ -28,25 +28,21 @@ def openai_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 ChatCompletionRequest,
                 chat.exchange,
                 "Answer a conversation",
-                response_type=wire.ChatCompletion,
-                stream_type=EVENTS,
+                response=wire.ChatCompletion,
+                stream=EVENTS,
                 events=(wire.ChatChunk,),
             ),
             dispatcher.route(
                 "/v1/completions",
                 CompletionRequest,
                 completions.exchange,
-                "Continue a text, or several",
-                response_type=wire.TextCompletion,
-                stream_type=EVENTS,
+                "Continue one text or several",
+                response=wire.TextCompletion,
+                stream=EVENTS,
                 events=(wire.TextCompletion,),
             ),
             dispatcher.route(
-                "/v1/embeddings",
-                EmbeddingRequest,
-                embeddings.exchange,
-                "The embedding of a text, or of several",
-                response_type=wire.EmbeddingList,
+                "/v1/embeddings", EmbeddingRequest, embeddings.exchange, "Embed one text or several", response=wire.EmbeddingList
             ),
         ],
     ) + in_dialect(
@@ -56,17 +52,17 @@ def openai_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 "POST",
                 "/tokenize",
                 tokenizing.tokenize,
-                "Token ids of a text",
-                request_type=TokenizeRequest,
-                response_type=wire.Tokenized,
+                "Convert text to token ids",
+                request=TokenizeRequest,
+                response=wire.Tokenized,
             ),
             Route(
                 "POST",
                 "/detokenize",
                 tokenizing.detokenize,
-                "The text of token ids",
-                request_type=DetokenizeRequest,
-                response_type=wire.Detokenized,
+                "Convert token ids to text",
+                request=DetokenizeRequest,
+                response=wire.Detokenized,
             ),
         ],
     )

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: text or messages to token ids, and back."""
+"""POST /tokenize and /detokenize: convert text or messages to token ids, and back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TokenizeEndpoints:
         served = self._dispatcher.find(params.model, request)
         vocab, tokens = served.hosted.spec.vocab, params.tokens
         if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
-            hint = f"Ids go from 0 to {vocab - 1}."
-            raise RequestError("tokens holds ids that are no tokens.", field="tokens", hint=hint)
+            hint = f"Token ids go from 0 to {vocab - 1}."
+            raise RequestError("tokens has token ids that do not exist.", field="tokens", hint=hint)
         text = await run_in_thread(lambda: served.hosted.tokenizer.decode(tokens, skip_special=False))
         return json_reply(wire.Detokenized(prompt=text))

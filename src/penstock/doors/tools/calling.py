@@ -1,4 +1,4 @@
-"""ToolCalling: decides, for one model, how a conversation with tools is put to it and how its answer is read."""
+"""ToolCalling: plans the prompt, the grammar and the parser of a conversation with tools, for one model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/batches: many requests in one file, answered when there is time."""
+"""/v1/batches: many requests in one file, answered in the background."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ DEFAULT_PAGE, MAX_PAGE = 20, 100  # batches on a page
 
 
 class BatchEndpoints:
-    """`accepts` tells whether a model is here, by any name; for lines that name none, whether there is any. `on_change` is called
-    when there is something new for whoever drives the batches."""
+    """accepts: tells whether a model is served here; for None, whether any is. on_change: wakes the supervisor of batches."""
 
     def __init__(self, batches: Batches, accepts: Callable[[str | None], bool], on_change: Callable[[], None]) -> None:
-        self._batches, self._accepts, self._on_change = batches, accepts, on_change
+        self._batches = batches
+        self._accepts = accepts
+        self._on_change = on_change
 
     async def create(self, request: Request) -> Response:
         params, owner = await read(BatchCreation, request), caller_of(request).owner
@@ -70,5 +71,5 @@ class BatchEndpoints:
 def _parse_batch_id(request: Request) -> str:
     name: str = request.path_params["batch"]
     if not name.startswith(BATCH):
-        raise UnknownBatch(f"There is no batch {name[:80]}.", hint=f"Their names begin with {BATCH}")
+        raise UnknownBatch(f"There is no batch {name[:80]}.", hint=f"Ids begin with {BATCH}")
     return name.removeprefix(BATCH)

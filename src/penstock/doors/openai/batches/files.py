@@ -23,12 +23,12 @@ from penstock.errors import RequestError, RequestTimeout, UnknownFile
 from penstock.workspace.store.job_id import FILE
 from penstock.workspace.store.uploads import CHUNK, Uploads
 
-UPLOAD_TIMEOUT_S = 600.0  # seconds for a whole upload
-MAX_FIELDS, MAX_FIELD_BYTES = 16, 1 << 16  # beside the file, and bytes of each
+UPLOAD_TIMEOUT_S = 600.0  # for a whole upload
+MAX_FIELDS, MAX_FIELD_BYTES = 16, 1 << 16  # besides the file
 MAX_NAME = 255
-MAX_PAGE = 10_000  # files on a page
+MAX_PAGE = 10_000  # files
 TEXT = "text/plain; charset=utf-8"
-NO_SNIFFING = {"x-content-type-options": "nosniff"}  # whatever somebody uploaded, a browser only shows it
+NO_SNIFFING = {"x-content-type-options": "nosniff"}  # browsers must not run an upload as a page
 
 
 class FileEndpoints:
@@ -40,7 +40,7 @@ class FileEndpoints:
         async with _form(request) as form:
             file = form.get("file")
             if not isinstance(file, UploadFile):
-                raise RequestError("file is missing.", field="file", hint="Send a form with a file in it (multipart/form-data).")
+                raise RequestError("file is missing.", field="file", hint="Send a form with a file (multipart/form-data).")
             params = parse(FileFields, json.dumps(_fields(form)))
             keep = None if params.expires_after is None else params.expires_after.seconds
             name = (file.filename or "file")[:MAX_NAME]
@@ -82,15 +82,15 @@ class FileEndpoints:
 
 
 def parse_file_id(name: str) -> str:
-    """The id behind a client's name for a file."""
+    """Remove the prefix that clients know."""
     if not name.startswith(FILE):
-        raise UnknownFile(f"There is no file {name[:80]}.", hint=f"Their names begin with {FILE}")
+        raise UnknownFile(f"There is no file {name[:80]}.", hint=f"Ids begin with {FILE}")
     return name.removeprefix(FILE)
 
 
 @asynccontextmanager
 async def _form(request: Request) -> AsyncIterator[FormData]:
-    """What is large of it lies on the disk meanwhile."""
+    """Read the form; a large file goes to disk."""
     async with AsyncExitStack() as stack:
         try:
             reading = request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
@@ -103,7 +103,7 @@ async def _form(request: Request) -> AsyncIterator[FormData]:
 
 
 def _fields(form: FormData) -> dict[str, Any]:
-    """Those beside the file; `expires_after[seconds]` is how forms write an object."""
+    """The fields besides the file. Forms write an object as `expires_after[seconds]`."""
     found: dict[str, Any] = {}
     for name, value in form.multi_items():
         if name == "file":

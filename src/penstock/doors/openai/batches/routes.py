@@ -1,4 +1,4 @@
-"""OpenAI's files and batches: what each operation is asked, and by what it is answered."""
+"""The routes of OpenAI's files and batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORM = "multipart/form-data"
 
 
 def batch_routes(backlog: Backlog | None) -> list[Route]:
-    """Without a backlog they are known, and say why nothing is kept."""
+    """Without a backlog all of them answer with the reason."""
     files = None if backlog is None else FileEndpoints(Uploads(backlog.workspace))
     batches = None if backlog is None else BatchEndpoints(Batches(backlog.workspace), backlog.accepts, backlog.batches.wake)
 
@@ -39,46 +39,44 @@ def batch_routes(backlog: Backlog | None) -> list[Route]:
                 FILES,
                 handler(files, "create"),
                 "Upload a file",
-                request_type=FileUpload,
+                request=FileUpload,
                 media_type=FORM,
-                response_type=wire.FileOut,
+                response=wire.FileOut,
             ),
             Route(
                 "GET",
                 FILES,
                 handler(files, "all"),
-                "The files",
-                response_type=wire.FileList,
+                "List the files",
+                response=wire.FileList,
                 parameters=(LIMIT, AFTER, ORDER, PURPOSE),
-                error_statuses=(404,),
+                errors=(404,),
             ),
-            Route("GET", one_file, handler(files, "one"), "A file, without its content", response_type=wire.FileOut),
-            Route("GET", f"{one_file}/content", handler(files, "content"), "The content of a file"),
-            Route("DELETE", one_file, handler(files, "delete"), "Delete a file", response_type=wire.FileDeleted),
+            Route("GET", one_file, handler(files, "one"), "Get a file without its content", response=wire.FileOut),
+            Route("GET", f"{one_file}/content", handler(files, "content"), "Get the content of a file"),
+            Route("DELETE", one_file, handler(files, "delete"), "Delete a file", response=wire.FileDeleted),
             Route(
                 "POST",
                 BATCHES,
                 handler(batches, "create"),
                 "Answer all requests of a file",
-                request_type=BatchCreation,
-                response_type=wire.BatchOut,
+                request=BatchCreation,
+                response=wire.BatchOut,
             ),
             Route(
                 "GET",
                 BATCHES,
                 handler(batches, "all"),
-                "The batches",
-                response_type=wire.BatchList,
+                "List the batches",
+                response=wire.BatchList,
                 parameters=(LIMIT, AFTER),
-                error_statuses=(404,),
+                errors=(404,),
             ),
-            Route("GET", one_batch, handler(batches, "one"), "How far a batch is", response_type=wire.BatchOut),
-            Route("POST", f"{one_batch}/cancel", handler(batches, "cancel"), "End a batch", response_type=wire.BatchOut),
+            Route("GET", one_batch, handler(batches, "one"), "Get the progress of a batch", response=wire.BatchOut),
+            Route("POST", f"{one_batch}/cancel", handler(batches, "cancel"), "Cancel a batch", response=wire.BatchOut),
         ],
     )
 
 
 async def _refuse_without_workspace(request: Request) -> Response:
-    raise NoSuchPath(
-        "This server keeps nothing on disk, so it has no files and no batches.", hint="Start it with --workspace FOLDER."
-    )
+    raise NoSuchPath("This server has no workspace, so it has no files or batches.", hint="Start it with --workspace FOLDER.")

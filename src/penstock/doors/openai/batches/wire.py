@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's files and batches, and the names that their clients have for ours."""
+"""The response bodies of OpenAI's files and batches."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BatchOut(WireStruct, kw_only=True, omit_defaults=False):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
-    missing_models: Sequence[str]  # ours: its lines wait for them
+    missing_models: Sequence[str]  # our own field: lines wait for these models
     metadata: Mapping[str, str] | None
 
 
@@ -98,7 +98,7 @@ def file_out(file: StoredFile) -> FileOut:
 
 
 def batch_out(view: BatchView, accepts: Callable[[str | None], bool]) -> BatchOut:
-    """`accepts` tells whether a model is here."""
+    """accepts: tells whether a model is served here."""
     batch, end = view.asked, view.end
     mistakes = [BatchMistake(**one) for one in end.mistakes] if end is not None else []
 

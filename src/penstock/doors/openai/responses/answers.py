@@ -1,4 +1,4 @@
-"""From a job's updates to the events of a response. What is whole at the end is what the events told."""
+"""The events of a response, and the whole response combined from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.errors import PenstockError
 
 
 class ResponseAnswer:
-    """`begun` is the response before anything was said, still without an id."""
+    """begun: the response before any output, without an id."""
 
     framing = NAMED_EVENTS
 
@@ -35,15 +35,18 @@ class ResponseAnswer:
         hidden: frozenset[int],
         logprobs: bool,
     ) -> None:
-        self._job_id, self._parser = job_id, parser
+        self._job_id = job_id
+        self._parser = parser
         self._response = replace(begun, id=response_id(job_id))
-        self._token_bytes, self._hidden, self._logprobs = token_bytes, hidden, logprobs
+        self._token_bytes = token_bytes
+        self._hidden = hidden
+        self._logprobs = logprobs
         self._numbers = itertools.count()
         self._output: list[wire.OutputItem] = []
-        self._item: wire.OutputItem | None = None  # what is being said, and in which pieces
+        self._item: wire.OutputItem | None = None  # the open item, and its text so far
         self._pieces: list[str] = []
-        self._logprob_items: list[ContentLogprob] = []  # its tokens
-        self._pending_logprobs: list[ContentLogprob] = []  # those whose text has not come yet
+        self._logprob_items: list[ContentLogprob] = []  # of the open item
+        self._pending_logprobs: list[ContentLogprob] = []  # whose text has not been sent yet
 
     # ---- as events ----
 
@@ -109,7 +112,7 @@ class ResponseAnswer:
                 )
                 yield self._open(item)
             case ArgumentsDelta(_, text):
-                self._pending_logprobs = []  # of a call nobody asks how likely it was
+                self._pending_logprobs = []  # calls have no logprobs
                 yield wire.ArgumentsDeltaEvent(type="response.function_call_arguments.delta", **self._place(), delta=text)
                 self._pieces.append(text)
             case CallFinished():
@@ -127,8 +130,8 @@ class ResponseAnswer:
 
     def _finish(self, *, cut: bool) -> Iterable[wire.Event]:
         if not isinstance(self._item, wire.FunctionCall) and (self._pending_logprobs or not (self._output or self._item)):
-            yield from self._write("")  # an answer of no words is one, too
-        # A call that is still open was cut off, if not by the limit, then by a stop string.
+            yield from self._write("")  # an empty answer is a message, too
+        # An open call was cut off, by the limit or by a stop string.
         yield from self._close("incomplete" if cut or isinstance(self._item, wire.FunctionCall) else "completed")
         if cut:
             self._response = replace(self._response, status="incomplete", incomplete_details=wire.Incomplete())
@@ -163,14 +166,11 @@ class ResponseAnswer:
 
     def _item_event(self, kind: str, item: wire.OutputItem) -> wire.Event:
         return wire.ItemEvent(
-            type=f"response.output_item.{kind}",
-            sequence_number=next(self._numbers),
-            output_index=len(self._output),
-            item=item,
+            type=f"response.output_item.{kind}", sequence_number=next(self._numbers), output_index=len(self._output), item=item
         )
 
     def _place(self) -> dict[str, Any]:
-        """Of an event: its number, and what it is about."""
+        """The fields of an event that say what it is about."""
         assert self._item is not None
         return {"sequence_number": next(self._numbers), "item_id": self._item.id, "output_index": len(self._output)}
 

@@ -1,4 +1,4 @@
-"""Conversations as items: what a request says after what was said before, and all of it as a chat template takes it."""
+"""Conversations as items: adds the input of a request to earlier items, and translates them for chat templates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.errors import RequestError
 def with_input(
     before: Sequence[wire.Item], given: Sequence[InputItem], find: Callable[[str], wire.Item | None]
 ) -> list[wire.Item]:
-    """`find` knows items of kept responses by their ids. Those that are new here have no id yet."""
+    """Add the input to earlier items. find: finds items of stored responses by id. New items have no id yet."""
     items = list(before)
     calls = {item.call_id for item in before if isinstance(item, wire.FunctionCall)}
     for i, one in enumerate(given):
@@ -26,9 +26,9 @@ def with_input(
             calls.add(item.call_id)
         elif isinstance(item, wire.FunctionCallOutput) and item.call_id not in calls:
             raise RequestError(
-                f"{where}.call_id = '{item.call_id[:80]}' answers no call.",
+                f"{where}.call_id = '{item.call_id[:80]}' does not match any call.",
                 field=f"{where}.call_id",
-                hint="Put the function_call before it, or name the response that made it in previous_response_id.",
+                hint="Send the function_call before it, or set previous_response_id.",
             )
         items.append(item)
     return items
@@ -48,7 +48,7 @@ def _item(given: InputItem, where: str, find: Callable[[str], wire.Item | None])
                 raise RequestError(
                     f"{where}.id = '{own[:80]}' is not an item of a stored response.",
                     field=f"{where}.id",
-                    hint="Send the item itself, or name its response in previous_response_id.",
+                    hint="Send the item itself, or set previous_response_id.",
                 )
             return found
     assert given.role is not None
@@ -73,7 +73,7 @@ def _texts(parts: Sequence[InputPart], where: str) -> list[str]:
 
 
 def as_messages(instructions: str | None, items: Sequence[wire.Item]) -> list[dict[str, Any]]:
-    """The calls of a turn belong to the message that they were made with."""
+    """Translate items into messages; calls are added to the assistant's message before them."""
     out: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         match item:

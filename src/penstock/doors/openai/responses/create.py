@@ -1,4 +1,4 @@
-"""POST /v1/responses: a request as a turn of a conversation, the answer to it, and keeping it."""
+"""POST /v1/responses."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class CreateResponse:
                 logprobs=sampling.logprobs is not None,
             )
 
-        def keep(given: Answer, usage: Usage) -> None:
-            store.put(given.whole(usage), items, owner=owner)
+        def keep(answer: Answer, usage: Usage) -> None:
+            store.put(answer.whole(usage), items, owner=owner)
 
         return Exchange(
             [planned.job], answer, stream=bool(params.stream), priority=params.effective_priority, keep=keep if stored else None
@@ -66,14 +66,14 @@ class CreateResponse:
 
 
 def offered_tools(params: ResponseRequest) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
-    """Its tools and its choice among them, as chat has them."""
+    """Translate tools and tool_choice into the format of chat."""
     tools = params.tools or []
     for i, tool in enumerate(tools):
         if tool.type != "function":
             raise RequestError(
                 f"tools[{i}] is of type '{tool.type[:40]}'.",
                 field=f"tools[{i}].type",
-                hint='The only type is "function": whoever asks runs it, and sends what it gave.',
+                hint='The only type is "function": run it yourself, and send its output.',
             )
     by_name = {tool.name: tool for tool in tools}
     match params.tool_choice:
@@ -102,7 +102,7 @@ def _named(tools: Mapping[str, FunctionTool], name: str, field: str) -> Function
 
 
 def _begun(params: ResponseRequest, planned: PlannedTurn, model: str, *, stored: bool) -> wire.Response:
-    """The response as it is before anything was said: what was asked, with what was left open filled in."""
+    """The response before any output: the request, with defaults filled in."""
     sampling = planned.job.sampling
     form = None if params.text is None else params.text.format
     return wire.Response(

@@ -15,7 +15,7 @@ from penstock.doors.openai.responses.stored import StoredResponseEndpoints
 
 PATH = "/v1/responses"
 ONE = f"{PATH}/{{response}}"
-INCLUDED = Parameter("include", list[str], "All that there is always comes.")
+INCLUDED = Parameter("include", list[str], "Ignored: all is always included.")
 
 
 def responses_routes(dispatcher: RequestDispatcher, backlog: Backlog | None) -> list[Route]:
@@ -28,28 +28,23 @@ def responses_routes(dispatcher: RequestDispatcher, backlog: Backlog | None) -> 
                 PATH,
                 ResponseRequest,
                 creating.exchange,
-                "Answer a conversation, and keep it",
-                response_type=wire.Response,
-                stream_type="text/event-stream",
+                "Answer a conversation and store the response",
+                response=wire.Response,
+                stream="text/event-stream",
                 events=wire.EVENTS,
             ),
-            Route("GET", ONE, stored.get, "A response that is kept", response_type=wire.Response, parameters=(INCLUDED,)),
-            Route("DELETE", ONE, stored.delete, "Forget a response", response_type=wire.Deleted),
+            Route("GET", ONE, stored.get, "Get a stored response", response=wire.Response, parameters=(INCLUDED,)),
+            Route("DELETE", ONE, stored.delete, "Delete a stored response", response=wire.Deleted),
             Route(
                 "GET",
                 f"{ONE}/input_items",
                 stored.input_items,
-                "What was said before it",
-                response_type=wire.ItemList,
+                "List the items before it",
+                response=wire.ItemList,
                 parameters=(LIMIT, ORDER, AFTER, INCLUDED),
             ),
             Route(
-                "POST",
-                f"{ONE}/cancel",
-                stored.cancel,
-                "Refused: nothing runs in the background",
-                error_statuses=(400,),
-                refused=True,
+                "POST", f"{ONE}/cancel", stored.cancel, "Refused: there are no background responses", errors=(400,), refused=True
             ),
         ],
     )

@@ -1,4 +1,4 @@
-"""ResponseStore: the responses that are kept, by the names that clients have for them and for the items in them."""
+"""ResponseStore: stored responses and their items, by the ids that clients know."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.errors import NoPreviousResponse, RequestError, UnknownResponse
 from penstock.workspace.store.job_id import is_job_id
 from penstock.workspace.store.responses import ResponseRecord, Responses
 
-NO_WORKSPACE_HINT = "This server keeps nothing: start it with --workspace FOLDER."
+NO_WORKSPACE_HINT = "This server stores nothing: start it with --workspace FOLDER."
 _RESPONSE = "resp_"
 _ITEM = re.compile(r"[a-z]+_(\d+_\d+_\d+)_\w+", re.ASCII)
 _PREFIXES = {wire.MessageItem: "msg", wire.FunctionCall: "fc", wire.FunctionCallOutput: "fco"}
@@ -29,13 +29,13 @@ def response_id(job_id: str) -> str:
 
 
 def item_id(kind: type[wire.Item], job_id: str, place: int | str) -> str:
-    """It tells which response it is of, so that one can be found by its id alone."""
+    """The id of an item. It contains the response's, so that an item is found by its id alone."""
     return f"{_PREFIXES[kind]}_{job_id}_{place}"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response, and all that was said before it."""
+    """A response, and the items before it."""
 
     response: wire.Response
     items: Sequence[wire.Item]
@@ -46,10 +46,11 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """`responses` is None where nothing is kept, and `hint` says what to do about that."""
+    """responses: None if nothing is stored; `hint` says what to do about that."""
 
     def __init__(self, responses: Responses | None, hint: str = NO_WORKSPACE_HINT) -> None:
-        self._responses, self.hint = responses, hint
+        self._responses = responses
+        self.hint = hint
 
     @property
     def exists(self) -> bool:
@@ -73,7 +74,7 @@ class ResponseStore:
             raise self._unknown(name)
 
     def conversation(self, previous: str | None, *, owner: str | None) -> list[wire.Item]:
-        """What was said up to and with the response that a request goes on from."""
+        """The items up to and including the previous response."""
         field = "previous_response_id"
         if previous is None:
             return []
@@ -85,7 +86,7 @@ class ResponseStore:
             raise NoPreviousResponse(error.message, field=field, hint=error.hint) from None
 
     def finder(self, *, owner: str | None) -> Callable[[str], wire.Item | None]:
-        """Finds items by their ids; each response is read once, however many of its items are asked for."""
+        """Make a function that finds items by id, and reads each response only once."""
 
         @functools.cache
         def items_of(job_id: str) -> Mapping[str, wire.Item]:
@@ -104,19 +105,19 @@ class ResponseStore:
         try:
             found = self._responses.get(job_id, owner=owner)
             return None if found is None else StoredResponse(_read_response(found.response), _read_items(found.items))
-        except ValueError:  # of msgspec's errors too
+        except ValueError:  # includes msgspec's errors
             raise UnknownResponse(
                 f"The response '{response_id(job_id)}' cannot be read: its files are damaged.",
-                hint="Restore the workspace's folder, or begin the conversation again.",
+                hint="Restore the workspace folder, or start the conversation again.",
             ) from None
 
     def _unknown(self, name: str) -> UnknownResponse:
-        hint = "It was not stored, it was deleted, or its time is over." if self.exists else self.hint
+        hint = "It was not stored, was deleted, or has expired." if self.exists else self.hint
         return UnknownResponse(f"There is no response '{name[:80]}'.", hint=hint)
 
 
 def _numbered(items: Sequence[wire.Item], job_id: str) -> list[wire.Item]:
-    """Each with an id of its own: pages of them are asked for by the last id of the page before."""
+    """Give each item a unique id, which paging needs."""
     seen: set[str] = set()
     out: list[wire.Item] = []
     for i, item in enumerate(items):

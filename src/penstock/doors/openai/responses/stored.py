@@ -1,4 +1,4 @@
-"""What clients ask about a response that is kept: the response again, what was said before it, and to forget it."""
+"""The endpoints of stored responses: get, delete, and list the items before one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.doors.openai.responses.store import ResponseStore, StoredResponse
 from penstock.errors import RequestError
 
 PAGE, MAX_PAGE = 20, 100
-INCLUDE = ("include", "include[]")  # all that there is always comes
+INCLUDE = ("include", "include[]")  # all is always included
 
 
 class StoredResponseEndpoints:
@@ -24,7 +24,7 @@ class StoredResponseEndpoints:
     async def get(self, request: Request) -> Response:
         refuse_unknown_params(request, *INCLUDE, "stream", "include_obfuscation")
         if request.query_params.get("stream", "false") != "false":
-            raise RequestError("stream: this response is over.", field="stream", hint="Ask for it whole.")
+            raise RequestError("This response is complete and cannot be streamed.", field="stream", hint="Leave stream out.")
         return json_reply((await self._find(request)).response)
 
     async def delete(self, request: Request) -> Response:
@@ -42,7 +42,7 @@ class StoredResponseEndpoints:
     async def cancel(self, request: Request) -> Response:
         await self._find(request)
         raise RequestError(
-            "This response is over.", hint="Only what runs in the background could be cancelled, and nothing does."
+            "This response is complete.", hint="Only background responses can be cancelled, which are not supported here."
         )
 
     async def _find(self, request: Request) -> StoredResponse:
