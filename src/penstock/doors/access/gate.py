@@ -8,6 +8,7 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,20 +28,20 @@ CLIENT_CLOSED_REQUEST = 499
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
+@dataclass(slots=True)
 class AccessLog:
     """Logs one line per request: path, status, duration, tokens. Never any text of it.
 
     paths: those that may be logged as they are; any other could contain text of a client.
     """
 
-    def __init__(self, app: ASGIApp, *, refuse: Refuse, paths: Collection[str] = ()) -> None:
-        self._app = app
-        self._refuse = refuse
-        self._paths = frozenset(paths)
+    app: ASGIApp
+    refuse: Refuse
+    paths: Collection[str] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         started, status, started_response = time.perf_counter(), 500, False
         facts: dict[str, object] = {}
@@ -53,20 +54,20 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, logged_send)
+            await self.app(scope, receive, logged_send)
         except ClientDisconnect:
             facts["status"] = CLIENT_CLOSED_REQUEST  # before its request was complete
         except asyncio.CancelledError:
             facts["error"] = NotReady.code  # the drain timeout is over
             if not started_response:
-                await self._refuse(scope, logged_send, shutting_down())
+                await self.refuse(scope, logged_send, shutting_down())
         except Exception as error:
             # without the error's message: it may contain text of a client
             frames = "".join(traceback.format_tb(error.__traceback__))
             logger.error("unexpected %s in a request:\n%s", type(error).__name__, frames.rstrip())
             facts["error"] = type(error).__name__
             if not started_response:
-                await self._refuse(scope, logged_send, EngineError("Internal server error."))
+                await self.refuse(scope, logged_send, EngineError("Internal server error."))
         finally:
             seconds = round(time.perf_counter() - started, 3)
             quiet = scope["path"] in OPEN_PATHS or scope["path"] == "/metrics"
@@ -75,9 +76,10 @@ class AccessLog:
 
     def _path(self, scope: Scope) -> str:
         route = getattr(scope.get("route"), "path", None)
-        return route or (scope["path"] if scope["path"] in self._paths else "(unknown)")
+        return route or (scope["path"] if scope["path"] in self.paths else "(unknown)")
 
 
+@dataclass(slots=True)
 class Gate:
     """Refuses a request before its body is read: wrong key, foreign origin, body too large.
 
@@ -86,30 +88,18 @@ class Gate:
     arriving: tasks of requests whose body is still being read; aborted at shutdown.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: Keys,
-        hosts: Collection[str] | None,
-        origins: Collection[str],
-        max_body: int,
-        max_upload: Mapping[str, int],
-        refuse: Refuse,
-        arriving: set[asyncio.Task[Any]],
-    ) -> None:
-        self._app = app
-        self._keys = keys
-        self._hosts = hosts
-        self._origins = frozenset(origins)
-        self._max_body = max_body
-        self._max_upload = max_upload
-        self._refuse = refuse
-        self._arriving = arriving
+    app: ASGIApp
+    keys: Keys
+    hosts: Collection[str] | None
+    origins: Collection[str]
+    max_body: int
+    max_upload: Mapping[str, int]
+    refuse: Refuse
+    arriving: set[asyncio.Task[Any]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         try:
             headers = Headers(scope=scope)
@@ -119,7 +109,7 @@ class Gate:
             self._check_length(scope["path"], headers)
         except PenstockError as error:
             scope["state"]["log"]["error"] = error.code
-            await self._refuse(scope, send, error)
+            await self.refuse(scope, send, error)
             return
         read, max_bytes, task = 0, self._max_bytes(scope["path"]), asyncio.current_task()
         assert task is not None
@@ -131,34 +121,34 @@ class Gate:
             if read > max_bytes:
                 raise self._too_large(scope["path"])
             if message["type"] == "http.request" and not message.get("more_body", False):
-                self._arriving.discard(task)
-                self._keys.check(caller)  # again, before it is acted on
+                self.arriving.discard(task)
+                self.keys.check(caller)  # again, before it is acted on
             return message
 
-        self._arriving.add(task)
+        self.arriving.add(task)
         try:
-            await self._app(scope, limited_receive, send)
+            await self.app(scope, limited_receive, send)
         finally:
-            self._arriving.discard(task)
+            self.arriving.discard(task)
 
     def _caller(self, headers: Headers) -> Caller:
         """Find the caller by the first valid key: a client may send two, one of them for another server."""
         sent = _keys_in(headers)
         for key in sent[:-1]:
             with contextlib.suppress(InvalidKey):
-                return self._keys.find(key)
-        return self._keys.find(sent[-1] if sent else None)
+                return self.keys.find(key)
+        return self.keys.find(sent[-1] if sent else None)
 
     def _check_origin(self, headers: Headers) -> None:
         """Refuse web pages of other sites, so that a page cannot use a server on its visitor's machine: neither from its own
         origin (Origin) nor through a name that it points here (Host)."""
         host = headers.get("host", "")
-        if not self._keys.required and self._hosts is not None and host and _hostname(f"//{host}") not in self._hosts:
+        if not self.keys.required and self.hosts is not None and host and _hostname(f"//{host}") not in self.hosts:
             raise ForbiddenOrigin(
                 f"The host name '{host[:80]}' is not allowed.", hint="Use 127.0.0.1 or localhost, or give the server an API key."
             )
         origin = headers.get("origin")
-        if origin is None or origin in self._origins or "*" in self._origins or _netloc(origin) == host:
+        if origin is None or origin in self.origins or "*" in self.origins or _netloc(origin) == host:
             return
         raise ForbiddenOrigin(f"Pages of '{origin[:80]}' may not use this server.", hint="List it in server.cors_origins.")
 
@@ -168,10 +158,10 @@ class Gate:
             raise self._too_large(path)
 
     def _max_bytes(self, path: str) -> int:
-        return self._max_upload.get(path, self._max_body)
+        return self.max_upload.get(path, self.max_body)
 
     def _too_large(self, path: str) -> RequestTooLarge:
-        setting = "max_upload" if path in self._max_upload else "max_body"
+        setting = "max_upload" if path in self.max_upload else "max_body"
         return RequestTooLarge(
             f"The body is larger than {self._max_bytes(path)} bytes.", hint=f"Raise server.{setting}, or send less."
         )

@@ -30,29 +30,29 @@ class Used(NamedTuple):
     tokens: int
 
 
+@dataclass(eq=False, slots=True)
 class Ticket:
     """An admitted request. Its holder counts tokens, those of the prompt once its jobs run, and must close it.
 
     max_tokens: the limit of each of its answers.
     """
 
-    def __init__(self, account: _Account, caller: Caller, *, outputs: int, max_tokens: int, reserved: int) -> None:
-        self._account = account
-        self._caller = caller
-        self.outputs = outputs
-        self.max_tokens = max_tokens
-        self.reserved = reserved
-        self._revoked: KeyRevoked | None = None
-        self._callback: Callable[[KeyRevoked], None] | None = None
+    account: _Account
+    caller: Caller
+    outputs: int
+    max_tokens: int
+    reserved: int
+    _revoked: KeyRevoked | None = None
+    _callback: Callable[[KeyRevoked], None] | None = None
 
     def count(self, tokens: int) -> None:
         """Count tokens that were used now. Does nothing after `close`."""
-        if self in self._account.open:
+        if self in self.account.open:
             self.reserved -= min(tokens, self.reserved)
-            self._account.use(tokens)
+            self.account.use(tokens)
 
     def close(self) -> None:
-        self._account.open.discard(self)
+        self.account.open.discard(self)
 
     def on_revoked(self, callback: Callable[[KeyRevoked], None]) -> None:
         """Call back if the key is revoked while this is open; at once if it already was."""
@@ -61,7 +61,7 @@ class Ticket:
             callback(self._revoked)
 
     def revoke(self) -> None:
-        self._revoked = revoked(self._caller.name)
+        self._revoked = revoked(self.caller.name)
         if self._callback is not None:
             self._callback(self._revoked)
 

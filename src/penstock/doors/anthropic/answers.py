@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,33 +24,30 @@ def ping(text: str) -> bytes:
     return comment(text).removesuffix(b"\n") + named_event(wire.PingEvent())
 
 
+@dataclass
 class MessageAnswer:
     framing = Framing(EVENT_STREAM, named_event, ping)
-
-    def __init__(self, message_id: str, model: str, parser: OutputParser, *, prompt_tokens: int) -> None:
-        self._id = message_id
-        self._model = model
-        self._parser = parser
-        self._prompt_tokens = prompt_tokens
-        self._blocks = 0  # started so far
-        self._open = False  # whether the last of them is open
-        self._stop_reason: wire.StopReason = "end_turn"
-        self._stop_sequence: str | None = None
+    message_id: str
+    model: str
+    parser: OutputParser
+    prompt_tokens: int
+    _blocks: int = 0  # started so far
+    _open: bool = False  # whether the last of them is open
+    _stop_reason: wire.StopReason = "end_turn"
+    _stop_sequence: str | None = None
 
     def begin(self) -> Iterable[wire.Event]:
         """How many prompt tokens are cached is not known yet: the last event has the right numbers."""
         return [
-            wire.MessageStart(
-                message=self._message([], wire.AnthropicUsageOut(input_tokens=self._prompt_tokens, output_tokens=0))
-            )
+            wire.MessageStart(message=self._message([], wire.AnthropicUsageOut(input_tokens=self.prompt_tokens, output_tokens=0)))
         ]
 
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.Event]:
         match update:
             case TokensOut(_, text):
-                yield from self._events(self._parser.feed(text))
+                yield from self._events(self.parser.feed(text))
             case OutputFinished(_, reason, stop):
-                yield from self._events(self._parser.close(reason))
+                yield from self._events(self.parser.close(reason))
                 yield from self._close()
                 self._stop_reason = self._reason(reason, stop)
                 self._stop_sequence = stop if self._stop_reason == "stop_sequence" and isinstance(stop, str) else None
@@ -62,8 +60,8 @@ class MessageAnswer:
         return [anthropic_body(error)]
 
     def whole(self, usage: Usage) -> wire.MessageOut:
-        text: list[wire.Block] = [wire.TextBlockOut(text=self._parser.text)] if self._parser.text else []
-        calls = [wire.ToolUseOut(id=call.id, name=call.name, input=_input(call)) for call in self._parser.calls]
+        text: list[wire.Block] = [wire.TextBlockOut(text=self.parser.text)] if self.parser.text else []
+        calls = [wire.ToolUseOut(id=call.id, name=call.name, input=_input(call)) for call in self.parser.calls]
         return self._message([*text, *calls], usage_out(usage), self._stop_reason, self._stop_sequence)
 
     def _message(
@@ -74,7 +72,12 @@ class MessageAnswer:
         stop_sequence: str | None = None,
     ) -> wire.MessageOut:
         return wire.MessageOut(
-            id=self._id, model=self._model, content=content, stop_reason=stop_reason, stop_sequence=stop_sequence, usage=usage
+            id=self.message_id,
+            model=self.model,
+            content=content,
+            stop_reason=stop_reason,
+            stop_sequence=stop_sequence,
+            usage=usage,
         )
 
     def _events(self, found: Sequence[ToolEvent]) -> Iterable[wire.Event]:
@@ -107,7 +110,7 @@ class MessageAnswer:
     def _reason(self, reason: FinishReason, stop: str | int | None) -> wire.StopReason:
         if reason is FinishReason.LENGTH:
             return "max_tokens"
-        if self._parser.calls_tools:
+        if self.parser.calls_tools:
             return "tool_use"
         return "stop_sequence" if isinstance(stop, str) else "end_turn"
 

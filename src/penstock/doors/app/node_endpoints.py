@@ -24,11 +24,7 @@ from penstock.errors import KeyForbids, NotReady
 
 class NodeEndpoints:
     def __init__(
-        self,
-        dispatcher: RequestDispatcher,
-        node_id: str,
-        network: Callable[[], Mapping[str, Any]],
-        backlog: Backlog | None,
+        self, dispatcher: RequestDispatcher, node_id: str, network: Callable[[], Mapping[str, Any]], backlog: Backlog | None
     ) -> None:
         self._dispatcher = dispatcher
         self._node_id = node_id
@@ -44,12 +40,7 @@ class NodeEndpoints:
                 Route("GET", "/", self.root, "Describe this server, for a browser"),
                 Route("GET", "/health", self.health, "Whether the process is alive", response=dict[str, str]),
                 Route(
-                    "GET",
-                    "/ready",
-                    self.ready,
-                    "Whether every model generates tokens",
-                    response=dict[str, str],
-                    errors=(503,),
+                    "GET", "/ready", self.ready, "Whether every model generates tokens", response=dict[str, str], errors=(503,)
                 ),
                 Route("GET", "/metrics", self.metrics, "Counters for Prometheus"),
                 Route("GET", "/status", self.status, "What is running", response=NodeStatus),

@@ -92,7 +92,7 @@ class RequestDispatcher:
         """Find the model that a request names; one that names none gets the only one."""
         catalog = self.api.catalog
         if not catalog.models:
-            raise UnknownModel("No model is served here.", hint=f"T{self.describe_layers()[1:]}")
+            raise UnknownModel("No model is served here.", hint=self.describe_layers())
         if name is None and len(catalog.models) > 1:
             raise RequestError("model is missing.", field="model", hint=f"Served here: {self.names(request)}.")
         served = catalog.resolve(name)
@@ -104,7 +104,7 @@ class RequestDispatcher:
 
     def describe_layers(self) -> str:
         names = ", ".join(hosted.name for hosted in self.layers)
-        return f"this node only holds layers of {names} for other nodes. `penstock network status` shows which nodes serve it."
+        return f"This node only holds layers of {names} for other nodes. `penstock network status` shows which nodes serve it."
 
     def _open_mailbox(self) -> Mailbox:
         if self.draining or self.mailbox is None:

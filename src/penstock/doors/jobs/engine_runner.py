@@ -73,23 +73,23 @@ class EngineTask:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class AnswerWriter:
     """Writes the body of the answer, as a client of the API would get it."""
 
-    def __init__(self, exchange: Exchange, answer: Answer) -> None:
-        self._exchange = exchange
-        self._answer = answer
+    exchange: Exchange
+    answer: Answer
 
     def take(self, update: JobUpdate | PartUpdate) -> str:
         number, inner = (update.number, update.update) if isinstance(update, PartUpdate) else (0, update)
-        for _ in self._answer.take(number, inner):
+        for _ in self.answer.take(number, inner):
             pass  # the answer collects them
         return ""
 
     def result(self, usage: Usage) -> str:
-        if self._exchange.keep is not None:
-            self._exchange.keep(self._answer, usage)
-        return encode(self._answer.whole(usage)).decode()
+        if self.exchange.keep is not None:
+            self.exchange.keep(self.answer, usage)
+        return encode(self.answer.whole(usage)).decode()
 
 
 class _Together:

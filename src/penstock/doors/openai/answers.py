@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from penstock.domain.updates import FinishReason, JobUpdate, OutputFinished, PromptLogprobs, TokenLogprob, TokensOut, Usage
@@ -44,25 +44,19 @@ def usage_out(usage: Usage) -> wire.UsageOut:
 # ---- chat ----
 
 
+@dataclass
 class ChatAnswer:
-    framing = EVENTS_UNTIL_DONE
+    """hidden: tokens that end an answer and do not belong to it."""
 
-    def __init__(
-        self,
-        head: ChunkHeader,
-        outputs: Sequence[OutputParser],
-        *,
-        token_bytes: TokenBytes,
-        hidden: frozenset[int],
-        logprobs: bool,
-        include_usage: bool,
-    ) -> None:
-        """hidden: tokens that end an answer and do not belong to it."""
-        self._head = head
-        self._token_bytes = token_bytes
-        self._hidden = hidden
-        self._logprobs = logprobs
-        self._include_usage = include_usage
+    framing = EVENTS_UNTIL_DONE
+    head: ChunkHeader
+    outputs: InitVar[Sequence[OutputParser]]
+    token_bytes: TokenBytes
+    hidden: frozenset[int]
+    logprobs: bool
+    include_usage: bool
+
+    def __post_init__(self, outputs: Sequence[OutputParser]) -> None:
         self._choices = [_ChatChoice(parser) for parser in outputs]
 
     def begin(self) -> Iterable[wire.ChatChunk]:
@@ -72,8 +66,8 @@ class ChatAnswer:
         match update:
             case TokensOut(index, text, _, logprobs):
                 choice = self._choices[index]
-                visible = [one for one in logprobs if one.token_id not in self._hidden]
-                logprobs_out = self._logprobs_out(visible) if self._logprobs and visible else None
+                visible = [one for one in logprobs if one.token_id not in self.hidden]
+                logprobs_out = self._logprobs_out(visible) if self.logprobs and visible else None
                 for delta in choice.deltas(text, quiet=logprobs_out is None):
                     yield self._chunk(index, delta, logprobs=logprobs_out)
                     logprobs_out = None
@@ -84,20 +78,20 @@ class ChatAnswer:
                 yield self._chunk(index, wire.ChatDelta(), finish_reason=choice.finish_reason)
 
     def _logprobs_out(self, logprobs: Sequence[TokenLogprob]) -> wire.ChatLogprobs:
-        return wire.ChatLogprobs(content=chat_logprobs(logprobs, self._token_bytes))
+        return wire.ChatLogprobs(content=chat_logprobs(logprobs, self.token_bytes))
 
     def end(self, usage: Usage) -> Iterable[wire.ChatChunk]:
-        return [self._chunk_of([], usage_out(usage))] if self._include_usage else []
+        return [self._chunk_of([], usage_out(usage))] if self.include_usage else []
 
     def failed(self, error: PenstockError) -> Iterable[Any]:
         return [openai_body(error)]
 
     def whole(self, usage: Usage) -> wire.ChatCompletion:
         return wire.ChatCompletion(
-            **self._head.fields,
+            **self.head.fields,
             object="chat.completion",
-            service_tier=self._head.tier,
-            choices=[choice.whole(i, self._logprobs) for i, choice in enumerate(self._choices)],
+            service_tier=self.head.tier,
+            choices=[choice.whole(i, self.logprobs) for i, choice in enumerate(self._choices)],
             usage=usage_out(usage),
         )
 
@@ -110,7 +104,7 @@ class ChatAnswer:
 
     def _chunk_of(self, choices: list[wire.ChatChunkChoice], usage: wire.UsageOut | None = None) -> wire.ChatChunk:
         return wire.ChatChunk(
-            **self._head.fields, object="chat.completion.chunk", service_tier=self._head.tier, choices=choices, usage=usage
+            **self.head.fields, object="chat.completion.chunk", service_tier=self.head.tier, choices=choices, usage=usage
         )
 
 
@@ -177,6 +171,7 @@ def _delta(event: ToolEvent) -> wire.ChatDelta | None:
 # ---- completions ----
 
 
+@dataclass
 class TextAnswer:
     """Choice `i * n + j` is the j-th answer to the i-th prompt.
 
@@ -185,32 +180,20 @@ class TextAnswer:
     """
 
     framing = EVENTS_UNTIL_DONE
+    head: ChunkHeader
+    prompts: Sequence[Sequence[int]]
+    n: int
+    token_bytes: TokenBytes
+    hidden: frozenset[int]
+    echo: Sequence[str] | None
+    logprobs: int | None
+    silent: bool = False
+    include_usage: bool = False
 
-    def __init__(
-        self,
-        head: ChunkHeader,
-        prompts: Sequence[Sequence[int]],
-        n: int,
-        *,
-        token_bytes: TokenBytes,
-        hidden: frozenset[int],
-        echo: Sequence[str] | None,
-        logprobs: int | None,
-        silent: bool = False,
-        include_usage: bool = False,
-    ) -> None:
-        self._head = head
-        self._prompts = prompts
-        self._n = n
-        self._token_bytes = token_bytes
-        self._hidden = hidden
-        self._echo = echo
-        self._logprobs = logprobs
-        self._silent = silent
-        self._include_usage = include_usage
-        self._offsets = [0] * (len(prompts) * n)
-        self._begun = [False] * (len(prompts) * n)
-        self._scores: list[list[TokenLogprob]] = [[] for _ in prompts]
+    def __post_init__(self) -> None:
+        self._offsets = [0] * (len(self.prompts) * self.n)
+        self._begun = [False] * (len(self.prompts) * self.n)
+        self._scores: list[list[TokenLogprob]] = [[] for _ in self.prompts]
         self._parts: list[list[wire.TextChoice]] = [[] for _ in self._offsets]
 
     def begin(self) -> Iterable[wire.TextCompletion]:
@@ -221,21 +204,21 @@ class TextAnswer:
             case PromptLogprobs(_, logprobs):
                 self._scores[number] += logprobs
             case TokensOut(index, text, _, logprobs):
-                at = number * self._n + index
+                at = number * self.n + index
                 yield from self._begin(number, at)
-                visible = [one for one in logprobs if one.token_id not in self._hidden]
-                if not self._silent and (text or (self._logprobs is not None and visible)):
+                visible = [one for one in logprobs if one.token_id not in self.hidden]
+                if not self.silent and (text or (self.logprobs is not None and visible)):
                     logprobs_out = self._logprobs_out(visible, [self._offsets[at]] * len(visible))
                     self._offsets[at] += len(text)
                     yield self._add(at, text, logprobs_out)
             case OutputFinished(index, reason, _):
-                at = number * self._n + index
+                at = number * self.n + index
                 yield from self._begin(number, at)
-                why = "length" if reason is FinishReason.LENGTH or self._silent else "stop"
+                why = "length" if reason is FinishReason.LENGTH or self.silent else "stop"
                 yield self._add(at, "", None, why)
 
     def end(self, usage: Usage) -> Iterable[wire.TextCompletion]:
-        return [self._chunk_of([], usage)] if self._include_usage else []
+        return [self._chunk_of([], usage)] if self.include_usage else []
 
     def failed(self, error: PenstockError) -> Iterable[Any]:
         return [openai_body(error)]
@@ -248,30 +231,30 @@ class TextAnswer:
         if self._begun[at]:
             return
         self._begun[at] = True
-        if self._echo is None:
+        if self.echo is None:
             return
         logprobs = None
-        if self._logprobs is not None:
-            ids = self._prompts[number]
-            offsets = _offsets(self._token_bytes(ids))
+        if self.logprobs is not None:
+            ids = self.prompts[number]
+            offsets = _offsets(self.token_bytes(ids))
             logprobs = wire.TextLogprobs(
-                tokens=[text_of_token(self._token_bytes(ids[:1])[0])],
+                tokens=[text_of_token(self.token_bytes(ids[:1])[0])],
                 token_logprobs=[None],
-                top_logprobs=[None] if self._logprobs else None,
+                top_logprobs=[None] if self.logprobs else None,
                 text_offset=offsets[:1],
             )
             rest = self._logprobs_out(self._scores[number], offsets[1:])
             if rest is not None:
                 _extend(logprobs, rest)
-        self._offsets[at] = len(self._echo[number])
-        yield self._add(at, self._echo[number], logprobs)
+        self._offsets[at] = len(self.echo[number])
+        yield self._add(at, self.echo[number], logprobs)
 
     def _logprobs_out(self, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]) -> wire.TextLogprobs | None:
-        if self._logprobs is None:
+        if self.logprobs is None:
             return None
         out = self._no_logprobs()
         for one, offset in zip(logprobs, offsets, strict=True):
-            own, *alternatives = map(text_of_token, self._token_bytes([one.token_id, *(token for token, _ in one.top)]))
+            own, *alternatives = map(text_of_token, self.token_bytes([one.token_id, *(token for token, _ in one.top)]))
             out.tokens.append(own)
             out.token_logprobs.append(one.logprob)
             out.text_offset.append(offset)
@@ -281,7 +264,7 @@ class TextAnswer:
         return out
 
     def _no_logprobs(self) -> wire.TextLogprobs:
-        return wire.TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[] if self._logprobs else None, text_offset=[])
+        return wire.TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[] if self.logprobs else None, text_offset=[])
 
     def _add(self, at: int, text: str, logprobs: wire.TextLogprobs | None, why: str | None = None) -> wire.TextCompletion:
         choice = wire.TextChoice(index=at, text=text, logprobs=logprobs, finish_reason=why)
@@ -290,7 +273,7 @@ class TextAnswer:
 
     def _joined(self, at: int, parts: Sequence[wire.TextChoice]) -> wire.TextChoice:
         logprobs = None
-        if self._logprobs is not None:
+        if self.logprobs is not None:
             logprobs = self._no_logprobs()
             for part in parts:
                 if part.logprobs is not None:
@@ -300,10 +283,10 @@ class TextAnswer:
 
     def _chunk_of(self, choices: list[wire.TextChoice], usage: Usage | None = None) -> wire.TextCompletion:
         return wire.TextCompletion(
-            **self._head.fields,
+            **self.head.fields,
             object="text_completion",
             choices=choices,
-            usage=None if usage is None else usage_out(replace(usage, completion_tokens=0) if self._silent else usage),
+            usage=None if usage is None else usage_out(replace(usage, completion_tokens=0) if self.silent else usage),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,20 +22,20 @@ from penstock.workspace.store.job_id import BATCH
 DEFAULT_PAGE, MAX_PAGE = 20, 100  # batches on a page
 
 
+@dataclass(frozen=True, slots=True)
 class BatchEndpoints:
     """accepts: tells whether a model is served here; for None, whether any is. on_change: wakes the supervisor of batches."""
 
-    def __init__(self, batches: Batches, accepts: Callable[[str | None], bool], on_change: Callable[[], None]) -> None:
-        self._batches = batches
-        self._accepts = accepts
-        self._on_change = on_change
+    batches: Batches
+    accepts: Callable[[str | None], bool]
+    on_change: Callable[[], None]
 
     async def create(self, request: Request) -> Response:
         params, owner = await read(BatchCreation, request), caller_of(request).owner
         params.check()
         window, keep = params.window, params.output_expires_after
         view = await run_in_thread(
-            lambda: self._batches.create(
+            lambda: self.batches.create(
                 parse_file_id(params.input_file_id),
                 endpoint=params.endpoint,
                 window=window,
@@ -42,30 +43,30 @@ class BatchEndpoints:
                 owner=owner,
                 metadata=params.metadata,
                 keep_output=None if keep is None else keep.seconds,
-                offers=self._accepts,
+                offers=self.accepts,
             )
         )
-        self._on_change()
+        self.on_change()
         return json_reply(self._out(view))
 
     async def all(self, request: Request) -> Response:
         page, owner = Page.from_request(request, default=DEFAULT_PAGE, maximum=MAX_PAGE), caller_of(request).owner
-        found, more = await run_in_thread(lambda: page.cut(map(self._out, self._batches.all(owner)), lambda batch: batch.id))
+        found, more = await run_in_thread(lambda: page.cut(map(self._out, self.batches.all(owner)), lambda batch: batch.id))
         first, last = (found[0].id, found[-1].id) if found else (None, None)
         return json_reply(wire.BatchList(data=found, first_id=first, last_id=last, has_more=more))
 
     async def one(self, request: Request) -> Response:
         batch_id, owner = _parse_batch_id(request), caller_of(request).owner
-        return json_reply(self._out(await run_in_thread(lambda: self._batches.get(batch_id, owner))))
+        return json_reply(self._out(await run_in_thread(lambda: self.batches.get(batch_id, owner))))
 
     async def cancel(self, request: Request) -> Response:
         batch_id, owner = _parse_batch_id(request), caller_of(request).owner
-        view = await run_in_thread(lambda: self._batches.cancel(batch_id, owner))
-        self._on_change()
+        view = await run_in_thread(lambda: self.batches.cancel(batch_id, owner))
+        self.on_change()
         return json_reply(self._out(view))
 
     def _out(self, view: BatchView) -> wire.BatchOut:
-        return wire.batch_out(view, self._accepts)
+        return wire.batch_out(view, self.accepts)
 
 
 def _parse_batch_id(request: Request) -> str:

@@ -27,53 +27,43 @@ def batch_routes(backlog: Backlog | None) -> list[Route]:
     files = None if backlog is None else FileEndpoints(Uploads(backlog.workspace))
     batches = None if backlog is None else BatchEndpoints(Batches(backlog.workspace), backlog.accepts, backlog.batches.wake)
 
-    def handler(door: FileEndpoints | BatchEndpoints | None, name: str) -> Handler:
-        return _refuse_without_workspace if door is None else getattr(door, name)
+    def file(name: str) -> Handler:
+        return _refuse_without_workspace if files is None else getattr(files, name)
+
+    def batch(name: str) -> Handler:
+        return _refuse_without_workspace if batches is None else getattr(batches, name)
 
     one_file, one_batch = f"{FILES}/{{file}}", f"{BATCHES}/{{batch}}"
     return in_dialect(
         OPENAI,
         [
-            Route(
-                "POST",
-                FILES,
-                handler(files, "create"),
-                "Upload a file",
-                request=FileUpload,
-                media_type=FORM,
-                response=wire.FileOut,
-            ),
+            Route("POST", FILES, file("create"), "Upload a file", request=FileUpload, media_type=FORM, response=wire.FileOut),
             Route(
                 "GET",
                 FILES,
-                handler(files, "all"),
+                file("all"),
                 "List the files",
                 response=wire.FileList,
                 parameters=(LIMIT, AFTER, ORDER, PURPOSE),
                 errors=(404,),
             ),
-            Route("GET", one_file, handler(files, "one"), "Get a file without its content", response=wire.FileOut),
-            Route("GET", f"{one_file}/content", handler(files, "content"), "Get the content of a file"),
-            Route("DELETE", one_file, handler(files, "delete"), "Delete a file", response=wire.FileDeleted),
+            Route("GET", one_file, file("one"), "Get a file without its content", response=wire.FileOut),
+            Route("GET", f"{one_file}/content", file("content"), "Get the content of a file"),
+            Route("DELETE", one_file, file("delete"), "Delete a file", response=wire.FileDeleted),
             Route(
-                "POST",
-                BATCHES,
-                handler(batches, "create"),
-                "Answer all requests of a file",
-                request=BatchCreation,
-                response=wire.BatchOut,
+                "POST", BATCHES, batch("create"), "Answer all requests of a file", request=BatchCreation, response=wire.BatchOut
             ),
             Route(
                 "GET",
                 BATCHES,
-                handler(batches, "all"),
+                batch("all"),
                 "List the batches",
                 response=wire.BatchList,
                 parameters=(LIMIT, AFTER),
                 errors=(404,),
             ),
-            Route("GET", one_batch, handler(batches, "one"), "Get the progress of a batch", response=wire.BatchOut),
-            Route("POST", f"{one_batch}/cancel", handler(batches, "cancel"), "Cancel a batch", response=wire.BatchOut),
+            Route("GET", one_batch, batch("one"), "Get the progress of a batch", response=wire.BatchOut),
+            Route("POST", f"{one_batch}/cancel", batch("cancel"), "Cancel a batch", response=wire.BatchOut),
         ],
     )
 

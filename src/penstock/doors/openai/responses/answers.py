@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,27 +21,20 @@ from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, Text
 from penstock.errors import PenstockError
 
 
+@dataclass
 class ResponseAnswer:
     """begun: the response before any output, without an id."""
 
     framing = NAMED_EVENTS
+    job_id: str
+    begun: InitVar[wire.Response]
+    parser: OutputParser
+    token_bytes: TokenBytes
+    hidden: frozenset[int]
+    logprobs: bool
 
-    def __init__(
-        self,
-        job_id: str,
-        begun: wire.Response,
-        parser: OutputParser,
-        *,
-        token_bytes: TokenBytes,
-        hidden: frozenset[int],
-        logprobs: bool,
-    ) -> None:
-        self._job_id = job_id
-        self._parser = parser
-        self._response = replace(begun, id=response_id(job_id))
-        self._token_bytes = token_bytes
-        self._hidden = hidden
-        self._logprobs = logprobs
+    def __post_init__(self, begun: wire.Response) -> None:
+        self._response = replace(begun, id=response_id(self.job_id))
         self._numbers = itertools.count()
         self._output: list[wire.OutputItem] = []
         self._item: wire.OutputItem | None = None  # the open item, and its text so far
@@ -57,13 +51,13 @@ class ResponseAnswer:
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.Event]:
         match update:
             case TokensOut(_, text, _, logprobs):
-                if self._logprobs:
-                    visible = [one for one in logprobs if one.token_id not in self._hidden]
-                    self._pending_logprobs += chat_logprobs(visible, self._token_bytes)
-                for event in self._parser.feed(text):
+                if self.logprobs:
+                    visible = [one for one in logprobs if one.token_id not in self.hidden]
+                    self._pending_logprobs += chat_logprobs(visible, self.token_bytes)
+                for event in self.parser.feed(text):
                     yield from self._item_events(event)
             case OutputFinished(_, reason, _):
-                for event in self._parser.close(reason):
+                for event in self.parser.close(reason):
                     yield from self._item_events(event)
                 yield from self._finish(cut=reason is FinishReason.LENGTH)
 
@@ -175,4 +169,4 @@ class ResponseAnswer:
         return {"sequence_number": next(self._numbers), "item_id": self._item.id, "output_index": len(self._output)}
 
     def _new_id(self, kind: type[wire.OutputItem]) -> str:
-        return item_id(kind, self._job_id, len(self._output))
+        return item_id(kind, self.job_id, len(self._output))
