@@ -283,8 +283,8 @@ def _escaped(name: str) -> str:
 
 
 def _types(schema: Mapping[str, Any]) -> list[Any]:
-    given = schema.get("type", "string")
-    return given if isinstance(given, list) else [given]
+    types = schema.get("type", "string")
+    return types if isinstance(types, list) else [types]
 
 
 def _exact(value: int) -> bool:

@@ -25,16 +25,12 @@ FIELD_DESCRIPTIONS: dict[str, dict[str, Any]] = {
     "max_output_tokens": {"description": "The maximum length of the answer.", "minimum": 1},
     "temperature": {"description": "0 always takes the most likely token.", "minimum": 0, "maximum": 100},
     "top_p": {
-        "description": "Sample from the most likely tokens whose probabilities add up to this.",
+        "description": "Sample from the likeliest tokens with this total probability.",
         "exclusiveMinimum": 0,
         "maximum": 1,
     },
     "top_k": {"description": "Sample from this many of the most likely tokens; 0 is off.", "minimum": 0},
-    "min_p": {
-        "description": "Sample from tokens at least this likely, relative to the most likely one.",
-        "minimum": 0,
-        "maximum": 1,
-    },
+    "min_p": {"description": "Drop tokens less likely than this, relative to the likeliest.", "minimum": 0, "maximum": 1},
     "repetition_penalty": {"description": "1 is off.", "exclusiveMinimum": 0, "maximum": 100},
     "presence_penalty": {"minimum": -2, "maximum": 2},
     "frequency_penalty": {"minimum": -2, "maximum": 2},
@@ -44,9 +40,9 @@ FIELD_DESCRIPTIONS: dict[str, dict[str, Any]] = {
     "stop": {"description": f"Up to {MAX_STOPS} texts that end the answer.", "maxItems": MAX_STOPS, **STOP_TEXT},
     "stop_token_ids": {"description": "Tokens that end the answer.", "maxItems": MAX_STOP_TOKENS},
     "logit_bias": {"description": "By token id, from -100 to 100.", "maxProperties": MAX_BIASES},
-    "priority": {"description": "A higher one goes first."},
-    "service_tier": {"description": "priority, in words."},
-    "deadline": {"description": "Seconds in which the first token is wanted. It orders the queue."},
+    "priority": {"description": "Higher priorities run first."},
+    "service_tier": {"description": "A named priority."},
+    "deadline": {"description": "Seconds until the first token is due. It orders the queue."},
     "regex": {"description": "The answer matches this regular expression."},
     "grammar": {"description": "The answer follows this Lark grammar."},
     "chat_template_kwargs": {"description": "Further variables for the model's chat template."},
@@ -86,18 +82,23 @@ class FieldsSchema(GenerateJsonSchema):
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     """Allow null for an optional field."""
     default = {key: value for key, value in schema.items() if key == "default"}
-    shape = {key: value for key, value in schema.items() if key != "default"}
-    shapes: list[dict[str, Any]] = shape.get("anyOf", [shape])
-    if not shape or {"type": "null"} in shapes:
+    plain = {key: value for key, value in schema.items() if key != "default"}
+    alternatives: list[dict[str, Any]] = plain.get("anyOf", [plain])
+    if not plain or {"type": "null"} in alternatives:
         return schema
-    return {**default, "anyOf": [*shapes, {"type": "null"}]}
+    return {**default, "anyOf": [*alternatives, {"type": "null"}]}
 
 
 def _describe_field(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Add the meaning of a field, and drop null as its default: `required` already says that it is optional."""
-    kept = {key: value for key, value in schema.items() if (key, value) != ("default", None)}
-    shapes: list[dict[str, Any]] = kept.get("anyOf", [])
-    if len(shapes) == 2 and shapes[1] == {"type": "null"} and "type" in shapes[0] and "enum" not in shapes[0]:
-        del kept["anyOf"]
-        kept |= {**shapes[0], "type": [shapes[0]["type"], "null"]}  # shorter to read
-    return {**FIELD_DESCRIPTIONS.get(name, {}), **kept}
+    described = {key: value for key, value in schema.items() if (key, value) != ("default", None)}
+    alternatives: list[dict[str, Any]] = described.get("anyOf", [])
+    if (
+        len(alternatives) == 2
+        and alternatives[1] == {"type": "null"}
+        and "type" in alternatives[0]
+        and "enum" not in alternatives[0]
+    ):
+        del described["anyOf"]
+        described |= {**alternatives[0], "type": [alternatives[0]["type"], "null"]}  # shorter to read
+    return {**FIELD_DESCRIPTIONS.get(name, {}), **described}

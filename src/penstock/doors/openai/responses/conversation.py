@@ -11,12 +11,12 @@ from penstock.errors import RequestError
 
 
 def with_input(
-    before: Sequence[wire.Item], given: Sequence[InputItem], find: Callable[[str], wire.Item | None]
+    before: Sequence[wire.Item], items_in: Sequence[InputItem], find: Callable[[str], wire.Item | None]
 ) -> list[wire.Item]:
     """Add the input to earlier items. find: finds items of stored responses by id. New items have no id yet."""
     items = list(before)
     calls = {item.call_id for item in before if isinstance(item, wire.FunctionCall)}
-    for i, one in enumerate(given):
+    for i, one in enumerate(items_in):
         if one.kind == REASONING:
             continue
         where = f"input[{i}]"
@@ -34,14 +34,14 @@ def with_input(
     return items
 
 
-def _item(given: InputItem, where: str, find: Callable[[str], wire.Item | None]) -> wire.Item:
-    own = given.id or ""
-    match given.kind:
+def _item(item: InputItem, where: str, find: Callable[[str], wire.Item | None]) -> wire.Item:
+    own = item.id or ""
+    match item.kind:
         case "function_call":
-            return wire.FunctionCall(id=own, call_id=given.call_id or "", name=given.name or "", arguments=given.arguments or "")
+            return wire.FunctionCall(id=own, call_id=item.call_id or "", name=item.name or "", arguments=item.arguments or "")
         case "function_call_output":
-            output = "\n".join(_texts(given.output or [], f"{where}.output"))
-            return wire.FunctionCallOutput(id=own, call_id=given.call_id or "", output=output)
+            output = "\n".join(_texts(item.output or [], f"{where}.output"))
+            return wire.FunctionCallOutput(id=own, call_id=item.call_id or "", output=output)
         case "item_reference":
             found = find(own)
             if found is None:
@@ -51,11 +51,11 @@ def _item(given: InputItem, where: str, find: Callable[[str], wire.Item | None])
                     hint="Send the item itself, or set previous_response_id.",
                 )
             return found
-    assert given.role is not None
-    texts = _texts(given.content or [], f"{where}.content")
-    spoken = given.role == "assistant"
-    content: list[wire.Part] = [wire.OutputTextPart(text=text) if spoken else wire.InputTextPart(text=text) for text in texts]
-    return wire.MessageItem(id=own, role=given.role, content=content)
+    assert item.role is not None
+    texts = _texts(item.content or [], f"{where}.content")
+    from_model = item.role == "assistant"
+    content: list[wire.Part] = [wire.OutputTextPart(text=text) if from_model else wire.InputTextPart(text=text) for text in texts]
+    return wire.MessageItem(id=own, role=item.role, content=content)
 
 
 def _texts(parts: Sequence[InputPart], where: str) -> list[str]:
