@@ -151,8 +151,10 @@ def server_thread(
     it writes one. It starts in a moment. Two at the same time would write into the same KV memory, so that is refused."""
     from penstock.cli.node.logs import KeyValue
     from penstock.doors.access.keys import Keys
-    from penstock.doors.app.listener import Listener, begin_to_listen, take_port
+    from penstock.doors.api_config import ApiConfig
+    from penstock.doors.app.listener import Listener, bind_port, start_listening
     from penstock.doors.app.server import OAIHttpServer
+    from penstock.doors.generation.catalog import ModelCatalog
     from penstock.doors.generation.served_model import ServedModel
     from penstock.doors.jobs.backlog import Backlog
     from penstock.doors.openai.job_endpoints import OPENAI_JOBS
@@ -164,24 +166,17 @@ def server_thread(
     assert id(loaded) not in _in_use, "another server runs on this model"
     _in_use.add(id(loaded))
     hosted = host_standalone(_with_kv(loaded, node.models[0].kv_memory), node.engine, max_jobs=node.limits.max_jobs)
-    served = {hosted.name: ServedModel(hosted)}
+    catalog = ModelCatalog({hosted.name: ServedModel(hosted)}, node.aliases)
+    api = ApiConfig(catalog, node.server, node.limits, keys)
     backlog = None
     if node.workspace.path is not None:
         workspace = Workspace(node.workspace.path, create=True)
-        backlog = Backlog(workspace, served, node.workspace, api=OPENAI_JOBS, aliases=node.aliases, limits=node.limits, keys=keys)
-    door = OAIHttpServer(
-        served,
-        backlog=backlog,
-        node_id=node.node_id,
-        server=node.server,
-        limits=node.limits,
-        aliases=node.aliases,
-        keys=keys,
-    )
+        backlog = Backlog(workspace, node.workspace, api, OPENAI_JOBS)
+    door = OAIHttpServer(api, node_id=node.node_id, backlog=backlog)
     ready = threading.Event()
-    listener = Listener(door, patience=5.0, on_ready=ready.set, on_leaving=lambda: None, end=hosted.stop)
-    taken = take_port(node.server.host, node.server.port)
-    begin_to_listen(taken)
+    listener = Listener(door, drain_timeout=5.0, on_ready=ready.set, on_leaving=lambda: None, abort=hosted.stop)
+    taken = bind_port(node.server.host, node.server.port)
+    start_listening(taken)
     thread = threading.Thread(target=listener.run, kwargs={"sockets": [taken]}, daemon=True)
     with _log(node.log.level, KeyValue()) as lines:
         hosted.start()

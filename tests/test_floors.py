@@ -44,6 +44,7 @@ INNER_FLOORS = {
         ("grammar",),
         ("tools",),
         ("generation", "access"),
+        ("api_config",),
         ("dispatch", "jobs"),
         ("openai", "anthropic", "ollama"),
         ("app",),

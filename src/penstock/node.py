@@ -7,15 +7,17 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.node import HostedModelConfig, NodeConfig, WorkspaceConfig
 from penstock.doors.access.keys import Keys
-from penstock.doors.app.listener import Listener, begin_to_listen, ignoring_signals, take_port
+from penstock.doors.api_config import ApiConfig
+from penstock.doors.app.listener import Listener, bind_port, ignoring_signals, start_listening
 from penstock.doors.app.server import OAIHttpServer
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
@@ -97,7 +99,7 @@ class Node:
         config = self.config
         try:
             if self._door:
-                self._socket = take_port(config.server.host, config.server.port)  # before a model is loaded for nothing
+                self._socket = bind_port(config.server.host, config.server.port)  # before a model is loaded for nothing
             self.workspace = _workspace(config.workspace)
             if config.network.enabled:
                 self.membership = self._join()
@@ -119,18 +121,14 @@ class Node:
     def serve(self, *, on_ready: Callable[[], None] = lambda: None, on_leaving: Callable[[], None] = lambda: None) -> None:
         config = self.config
         assert self._socket is not None
-        served = self._served()
-        backlog = None if self.workspace is None else self._backlog(self.workspace, served)
+        api = self._api()
+        backlog = None if self.workspace is None else self._backlog(self.workspace, api)
         door = OAIHttpServer(
-            served,
+            api,
+            node_id=config.node_id,
             layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
             network=dict if self.membership is None else self._report,
             backlog=backlog,
-            node_id=config.node_id,
-            server=config.server,
-            limits=config.limits,
-            aliases=config.aliases,
-            keys=self.keys,
         )
 
         def leaving() -> None:
@@ -140,8 +138,10 @@ class Node:
             if self.membership is not None:
                 threading.Thread(target=self.membership.announce_leaving, daemon=True).start()
 
-        listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, end=self._stop)
-        begin_to_listen(self._socket)
+        listener = Listener(
+            door, drain_timeout=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, abort=self._stop
+        )
+        start_listening(self._socket)
         try:
             if backlog is not None:
                 backlog.start()
@@ -156,7 +156,7 @@ class Node:
     def drain(self, on_end: Callable[[JobEnd], None] = lambda end: None) -> Drained:
         """Work on the workspace until it is empty."""
         assert self.workspace is not None
-        backlog = self._backlog(self.workspace, self._served(), on_end)
+        backlog = self._backlog(self.workspace, self._api(), on_end)
         backlog.batches.start()
         try:
             left = backlog.pool.drain()
@@ -178,23 +178,12 @@ class Node:
         assert self.membership is not None
         return report(self.membership)
 
-    def _served(self) -> dict[str, ServedModel]:
-        return {hosted.name: ServedModel(hosted) for hosted in self.models}
+    def _api(self) -> ApiConfig:
+        catalog = ModelCatalog({hosted.name: ServedModel(hosted) for hosted in self.models}, self.config.aliases)
+        return ApiConfig(catalog, self.config.server, self.config.limits, self.keys)
 
-    def _backlog(
-        self, workspace: Workspace, served: Mapping[str, ServedModel], on_end: Callable[[JobEnd], None] = lambda end: None
-    ) -> Backlog:
-        config = self.config
-        return Backlog(
-            workspace,
-            served,
-            config.workspace,
-            api=OPENAI_JOBS,
-            aliases=config.aliases,
-            limits=config.limits,
-            keys=self.keys,
-            on_end=on_end,
-        )
+    def _backlog(self, workspace: Workspace, api: ApiConfig, on_end: Callable[[JobEnd], None] = lambda end: None) -> Backlog:
+        return Backlog(workspace, self.config.workspace, api, OPENAI_JOBS, on_end=on_end)
 
     def _load(self, model: HostedModelConfig) -> HostedLayers:
         """All of it, without a network."""

@@ -17,15 +17,16 @@ from torch import Tensor
 
 from penstock.config.engine import EngineConfig
 from penstock.config.network import NetworkConfig
-from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
+from penstock.config.node import WorkspaceConfig
 from penstock.domain.messages import CloseRoute
 from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.request import JobRequest
 from penstock.domain.route import RouteId
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
-from penstock.doors.access.keys import Keys
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.server import OAIHttpServer
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.engine import Engine
@@ -144,21 +145,9 @@ def _request(max_tokens: int = 100) -> JobRequest:
 
 
 def _client(hosted: HostedModel, membership: Membership, folder: Path) -> TestClient:
-    keys, limits, aliases = Keys(None, None), LimitsConfig(), {"other": MODEL}
-    backlog = Backlog(
-        Workspace(folder, create=True), {}, WorkspaceConfig(), api=OPENAI_JOBS, aliases=aliases, limits=limits, keys=keys
-    )
-    server = OAIHttpServer(
-        {},
-        layers=[hosted],
-        network=lambda: report(membership),
-        backlog=backlog,
-        node_id="kitchen",
-        server=ServerConfig(),
-        limits=limits,
-        aliases=aliases,
-        keys=keys,
-    )
+    api = ApiConfig(ModelCatalog({}, {"other": MODEL}))
+    backlog = Backlog(Workspace(folder, create=True), WorkspaceConfig(), api, OPENAI_JOBS)
+    server = OAIHttpServer(api, node_id="kitchen", layers=[hosted], network=lambda: report(membership), backlog=backlog)
     return TestClient(server.app, base_url="http://127.0.0.1")
 
 

@@ -346,7 +346,7 @@ def test_a_prompt_that_is_too_long_can_be_counted(client: Anthropic) -> None:
         ({"messages": user({"type": "text"})}, "messages[0].content[0].text is missing"),
         ({"messages": user({"type": "text", "text": "a", "txt": 1})}, "messages[0].content[0].txt is not a known"),
         ({"messages": user()}, "messages[0].content is empty"),
-        ({"messages": user({"type": "tool_result", "tool_use_id": "x"})}, "tool_use_id answers no call"),
+        ({"messages": user({"type": "tool_result", "tool_use_id": "x"})}, "tool_use_id does not match any call"),
         ({"messages": [{"role": "tool", "content": "a"}]}, 'messages[0].role = "tool"'),
         ({"messages": [*QUESTION, {"role": "assistant", "content": "It is "}]}, "messages[1] ends with white space"),
         ({"system": [{"type": "image"}]}, 'system[0].type = "image"'),
@@ -367,8 +367,8 @@ def test_a_prompt_that_is_too_long_can_be_counted(client: Anthropic) -> None:
         ({"tools": [CLOCK, CLOCK]}, "tools[1].name: Two tools are called 'clock'"),
         ({"tools": [CLOCK], "tool_choice": {"type": "tool", "name": "date"}}, "tool_choice names 'date'"),
         ({"tools": [CLOCK], "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
-        ({"tool_choice": {"type": "any"}}, "no tools"),
-        ({"extra": {"regex": "a", "grammar": 'start: "a"'}}, "cannot both say"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        ({"extra": {"regex": "a", "grammar": 'start: "a"'}}, "cannot be combined"),
         (
             {
                 "messages": [*QUESTION, {"role": "assistant", "content": "{"}],
@@ -386,7 +386,7 @@ def test_what_cannot_be_done_is_refused_by_name(client: Anthropic, fields: Any, 
 def test_calls_that_nobody_answered_cannot_end_a_conversation(client: Anthropic) -> None:
     call = {"type": "tool_use", "id": "a", "name": "clock", "input": {}}
     messages = [*QUESTION, {"role": "assistant", "content": [call]}]
-    assert "nobody has answered" in refusal(client, messages=messages, tools=[CLOCK])
+    assert "their results are missing" in refusal(client, messages=messages, tools=[CLOCK])
 
 
 def test_max_tokens_must_be_given(server: Api) -> None:

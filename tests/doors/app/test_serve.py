@@ -20,7 +20,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from penstock.doors.app.listener import begin_to_listen, take_port
+from penstock.doors.app.listener import bind_port, start_listening
 from penstock.errors import ConfigError
 from penstock.pipes.model_manager import LoadedModel
 from tests.jobs import Run
@@ -238,12 +238,12 @@ def own_logging() -> Iterator[None]:
 
 
 def test_of_two_that_took_one_port_the_second_cannot_listen() -> None:
-    first = take_port("127.0.0.1", 0)
-    second = take_port("127.0.0.1", first.getsockname()[1])
+    first = bind_port("127.0.0.1", 0)
+    second = bind_port("127.0.0.1", first.getsockname()[1])
     with first, second:
-        begin_to_listen(first)
+        start_listening(first)
         with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1"):
-            begin_to_listen(second)
+            start_listening(second)
 
 
 def test_a_port_that_is_taken() -> None:

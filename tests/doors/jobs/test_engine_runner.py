@@ -13,7 +13,9 @@ import jsonschema
 import pytest
 
 from penstock.config.engine import EngineConfig
-from penstock.config.node import DEFAULT_MODEL, LimitsConfig
+from penstock.config.node import DEFAULT_MODEL
+from penstock.doors.api_config import ApiConfig
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
@@ -166,7 +168,7 @@ def test_the_log_tells_nothing_of_what_jobs_ask_and_say(beside: Beside) -> None:
 def runner(loaded_model: LoadedModel) -> Iterator[EngineRunner]:
     hosted = host_standalone(loaded_model, EngineConfig())
     hosted.start()
-    yield EngineRunner({hosted.name: ServedModel(hosted)}, {}, LimitsConfig(), OPENAI_JOBS.endpoints)
+    yield EngineRunner(ApiConfig(ModelCatalog({hosted.name: ServedModel(hosted)})), OPENAI_JOBS.endpoints)
     hosted.stop()
 
 

@@ -14,9 +14,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.config.keys import KeyFolder, KeyLimits
-from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
+from penstock.config.node import WorkspaceConfig
 from penstock.doors.access.keys import Keys
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.server import OAIHttpServer
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.errors import KeyForbids
@@ -137,12 +139,12 @@ def test_a_line_for_a_model_that_is_not_here_is_refused_as_a_request_would_be(cl
 
 
 def test_a_batch_made_where_a_model_was_says_that_it_waits_for_it(tmp_path: Path) -> None:
-    workspace, keys, limits = Workspace(tmp_path / "workspace", create=True), Keys(None, None), LimitsConfig()
+    workspace, api = Workspace(tmp_path / "workspace", create=True), ApiConfig(ModelCatalog({}))
     sent = Uploads(workspace).add([jsonl([chat_line("a", "Hi.")])], name="lines.jsonl", purpose="batch")
     asked = {"endpoint": CHAT, "window": 60.0, "completion_window": "60s", "offers": lambda model: model == MODEL}
     Batches(workspace).create(sent.file_id, **asked)  # type: ignore[arg-type]
-    backlog = Backlog(workspace, {}, WorkspaceConfig(), api=OPENAI_JOBS, aliases={}, limits=limits, keys=keys)
-    door = OAIHttpServer({}, node_id="bare", server=ServerConfig(), limits=limits, aliases={}, keys=keys, backlog=backlog)
+    backlog = Backlog(workspace, WorkspaceConfig(), api, OPENAI_JOBS)
+    door = OAIHttpServer(api, node_id="bare", backlog=backlog)
     with TestClient(door.app, base_url="http://127.0.0.1") as bare:
         assert [one["missing_models"] for one in bare.get("/v1/batches").json()["data"]] == [[MODEL]]
         missing = bare.get("/v1/files/file-1_2_3").json()["error"]["message"]
@@ -251,7 +253,7 @@ def test_what_is_no_upload_is_refused(client: openai.OpenAI, server: Api) -> Non
 
 
 def test_without_a_workspace_the_refusal_says_what_to_do() -> None:
-    door = OAIHttpServer({}, node_id="bare", server=ServerConfig(), limits=LimitsConfig(), aliases={}, keys=Keys(None, None))
+    door = OAIHttpServer(ApiConfig(ModelCatalog({})), node_id="bare")
     with TestClient(door.app, base_url="http://127.0.0.1") as bare:
         for path in ("/v1/files", "/v1/batches", "/v1/files/file-1_2_3/content"):
             answer = bare.get(path)
@@ -261,10 +263,11 @@ def test_without_a_workspace_the_refusal_says_what_to_do() -> None:
 def test_each_key_finds_only_its_own(tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path / "keys")
     mia, bob = ({"authorization": f"Bearer {folder.add(name)}"} for name in ("mia", "bob"))
-    keys, limits, config = Keys(folder, None), LimitsConfig(), WorkspaceConfig()
+    keys, config = Keys(folder, None), WorkspaceConfig()
     workspace = Workspace(tmp_path / "workspace", create=True)
-    backlog = Backlog(workspace, {}, config, api=OPENAI_JOBS, aliases={}, limits=limits, keys=keys)
-    door = OAIHttpServer({}, node_id="shared", server=ServerConfig(), limits=limits, aliases={}, keys=keys, backlog=backlog)
+    api = ApiConfig(ModelCatalog({}), keys=keys)
+    backlog = Backlog(workspace, config, api, OPENAI_JOBS)
+    door = OAIHttpServer(api, node_id="shared", backlog=backlog)
     with TestClient(door.app, base_url="http://127.0.0.1") as shared:
         sent = {"file": ("lines.jsonl", jsonl([chat_line("a", "Hi.")]))}
         file = shared.post("/v1/files", headers=mia, data={"purpose": "batch"}, files=sent).json()["id"]
@@ -296,7 +299,7 @@ def test_who_owns_a_batch_is_unknown_while_a_record_is_broken_and_known_when_it_
             (folder.path / ".new").chmod(0o600)
             (folder.path / ".new").rename(file)
         keys.refresh()
-        return [keys.is_good(owner) for owner in (mia, bob)]
+        return [keys.is_valid(owner) for owner in (mia, bob)]
 
     assert standing(b"{") == [None, True]
     assert standing(whole) == [True, True]
@@ -310,7 +313,7 @@ def test_a_line_without_a_model_is_refused_by_a_key_for_some_where_there_is_none
     secret = folder.add("mia", KeyLimits(models=("small",)))
     keys = Keys(folder, None)
     with pytest.raises(KeyForbids, match="names none"):
-        keys.check_model(keys.find(secret).owner)
+        keys.check_model(keys.find(secret).owner, None, ModelCatalog({}).canonical)
 
 
 @pytest.mark.slow

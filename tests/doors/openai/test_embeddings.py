@@ -14,9 +14,10 @@ import openai
 import pytest
 from openai import OpenAI
 
-from penstock.config.node import LimitsConfig
 from penstock.domain.request import JobRequest
 from penstock.domain.updates import Embedded, JobDone, JobFailed
+from penstock.doors.api_config import ApiConfig
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.embedding import MAX_INPUTS
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.engine_runner import EngineRunner
@@ -114,10 +115,10 @@ def test_who_was_prepared_early_does_not_go_before_who_was_there_first(hosted: H
     "fields, param, told",
     [
         ({"input": ""}, "input", "input is empty"),
-        ({"input": []}, "input", "wrong shape"),
+        ({"input": []}, "input", "wrong type"),
         ({"input": ["a", ""]}, "input", r"input\[1\] is empty"),
-        ({"input": ["a", 3]}, "input", "wrong shape"),
-        ({"input": [99_999]}, "input", "no tokens"),
+        ({"input": ["a", 3]}, "input", "wrong type"),
+        ({"input": [99_999]}, "input", "do not exist"),
         ({"input": ["a", "word " * 1000]}, "input", r"input\[1\] has 1\d+ tokens"),
         ({"input": ["a"] * (MAX_INPUTS + 1)}, "input", f"at most {MAX_INPUTS}"),
         ({"input": "a", "dimensions": 256}, "dimensions", f"have {WIDTH}"),
@@ -133,7 +134,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(client: OpenAI, fields: dict
 
 @pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS])
 def test_embeddings_can_be_jobs_on_disk(hosted: HostedModel, texts: list[str]) -> None:
-    runner = EngineRunner({MODEL: ServedModel(hosted)}, {}, LimitsConfig(), OPENAI_JOBS.endpoints)
+    runner = EngineRunner(ApiConfig(ModelCatalog({MODEL: ServedModel(hosted)})), OPENAI_JOBS.endpoints)
     task = runner.prepare(WorkRequest(endpoint="/v1/embeddings"), json.dumps({"model": MODEL, "input": texts}))
     assert not task.resumable
     updates: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -421,7 +421,7 @@ def test_models_and_aliases_are_listed(client: OpenAI) -> None:
     assert client.models.retrieve("gpt-4o").id == "gpt-4o"
     answer = client.chat.completions.create(model="gpt-4o", messages=QUESTION, temperature=0, max_tokens=1)
     assert answer.model == MODEL
-    with pytest.raises(openai.NotFoundError, match="This node has: smollm2-135m, gpt-4o"):
+    with pytest.raises(openai.NotFoundError, match="Served here: smollm2-135m, gpt-4o"):
         client.models.retrieve("gpt-5")
 
 

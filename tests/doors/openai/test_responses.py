@@ -123,9 +123,9 @@ def test_an_answer_that_was_cut_off_says_so(client: OpenAI) -> None:
 
 def test_the_instructions_lead_the_conversation(client: OpenAI, server: Api) -> None:
     told = ask(client, instructions="Be brief.")
-    spoken = ask(client, [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": QUESTION}])
-    assert told.usage.input_tokens == spoken.usage.input_tokens
-    assert told.output_text == spoken.output_text
+    known_dialect = ask(client, [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": QUESTION}])
+    assert told.usage.input_tokens == known_dialect.usage.input_tokens
+    assert told.output_text == known_dialect.output_text
 
 
 def test_logprobs_are_those_of_the_text(real_client: OpenAI) -> None:
@@ -235,7 +235,7 @@ def test_what_is_not_to_be_stored_is_not(client: OpenAI, workspace: Path) -> Non
 
 
 def test_nothing_runs_in_the_background(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="nothing does"):
+    with pytest.raises(openai.BadRequestError, match="background responses"):
         client.responses.cancel(ask(client).id)
 
 
@@ -281,7 +281,11 @@ def test_a_response_whose_files_are_damaged_says_so(client: OpenAI, workspace: P
         ({"said": [{"role": "narrator", "content": ""}]}, "input[0].role", "narrator"),
         ({"said": [{"role": "user"}]}, "input[0].content", "missing"),
         ({"said": [{"role": "user", "content": "", "call_id": "x"}]}, "input[0].call_id", "not for a message"),
-        ({"said": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "input[0].call_id", "answers no call"),
+        (
+            {"said": [{"type": "function_call_output", "call_id": "x", "output": ""}]},
+            "input[0].call_id",
+            "does not match any call",
+        ),
         ({"said": [{"type": "item_reference", "id": "msg_1_2_3_0"}]}, "input[0].id", "stored"),
     ],
     ids=lambda value: value if isinstance(value, str) and "." not in value else "",

@@ -157,13 +157,13 @@ def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchB
 def _offers(settings: Settings, path: Path) -> Offers | None:
     """The models that this process would work with. Which one a network runs is not known before it is asked."""
     from penstock.cli.jobs.drain import working_on
-    from penstock.doors.generation.catalog import meant
+    from penstock.doors.generation.catalog import ModelCatalog
 
     config = working_on(path, settings)
     if config.adopts and config.network.enabled:
         return None
-    models = [model.id for model in config.models if model.load_ends]
-    return lambda model: meant(model, models, config.aliases) is not None
+    catalog = ModelCatalog({model.id: model for model in config.models if model.load_ends}, config.aliases)
+    return lambda model: catalog.resolve(model) is not None
 
 
 # ---- asking ----

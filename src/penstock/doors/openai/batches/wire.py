@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's files and batches, and the names that their clients have for ours."""
+"""The response bodies of OpenAI's files and batches."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BatchOut(WireStruct, kw_only=True, omit_defaults=False):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
-    missing_models: Sequence[str]  # ours: its lines wait for them
+    missing_models: Sequence[str]  # our own field: lines wait for these models
     metadata: Mapping[str, str] | None
 
 
@@ -98,8 +98,8 @@ def file_out(file: StoredFile) -> FileOut:
 
 
 def batch_out(view: BatchView, accepts: Callable[[str | None], bool]) -> BatchOut:
-    """`accepts` tells whether a model is here."""
-    asked, end = view.asked, view.end
+    """accepts: tells whether a model is served here."""
+    batch, end = view.asked, view.end
     mistakes = [BatchMistake(**one) for one in end.mistakes] if end is not None else []
 
     def ended_as(status: BatchStatus) -> int | None:
@@ -107,16 +107,16 @@ def batch_out(view: BatchView, accepts: Callable[[str | None], bool]) -> BatchOu
 
     return BatchOut(
         id=f"{BATCH}{view.batch_id}",
-        endpoint=asked.endpoint,
+        endpoint=batch.endpoint,
         errors=BatchMistakes(data=mistakes) if mistakes else None,
-        input_file_id=f"{FILE}{asked.input_file}",
-        completion_window=asked.completion_window,
+        input_file_id=f"{FILE}{batch.input_file}",
+        completion_window=batch.completion_window,
         status=view.status,
         output_file_id=f"{FILE}{end.output_file}" if end is not None and end.output_file else None,
         error_file_id=f"{FILE}{end.error_file}" if end is not None and end.error_file else None,
-        created_at=int(asked.created),
+        created_at=int(batch.created),
         in_progress_at=_whole(view.begun),
-        expires_at=int(asked.due),
+        expires_at=int(batch.due),
         finalizing_at=_whole(end.finalizing) if end is not None else None,
         completed_at=ended_as(BatchStatus.COMPLETED),
         failed_at=ended_as(BatchStatus.FAILED),
@@ -125,7 +125,7 @@ def batch_out(view: BatchView, accepts: Callable[[str | None], bool]) -> BatchOu
         cancelled_at=ended_as(BatchStatus.CANCELLED),
         request_counts=RequestCounts(total=view.counts.total, completed=view.counts.completed, failed=view.counts.failed),
         missing_models=view.missing(accepts),
-        metadata=asked.metadata,
+        metadata=batch.metadata,
     )
 
 
