@@ -167,7 +167,7 @@ class _View:
     def pipe(self) -> MetaPipe:
         return self._node.meta_pipe
 
-    def lives(self) -> Mapping[str, int]:
+    def epochs(self) -> Mapping[str, int]:
         return {record.node: record.epoch for record in self._node.records}
 
     def draining(self) -> frozenset[str]:

@@ -291,7 +291,7 @@ class World:
                 assert not origin.sequences.queued
                 assert not origin.sequences.holders
                 assert origin.sequences.pool.held == 0
-                if origin.in_flight or origin.at_home:
+                if origin.in_flight or origin.returned:
                     return False
             if node.engine._processor.in_flight:
                 return False
@@ -386,7 +386,7 @@ class World:
                 seqs = [*origin.sequences.queued.values(), *origin.sequences.holders.values()]
                 lines.append(
                     f"{node.name}: route {origin.route and origin.route.id}, opening {opening and opening.id},"
-                    f" trouble {origin.opener.trouble!r}, in flight {dict(origin.in_flight)}, at home {origin.at_home},"
+                    f" trouble {origin.opener.trouble!r}, in flight {dict(origin.in_flight)}, at home {origin.returned},"
                     f" pool {origin.sequences.pool.held}/{origin.sequences.pool.capacity}, last {origin.stats.last_break!r}, "
                     + "; ".join(
                         f"{s.seq_id} {s.state.name} {s.incarnation}.{s.attempt} {s.scheduled}/{s.step_processed}/{len(s.tokens)}"

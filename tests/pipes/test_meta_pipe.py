@@ -14,7 +14,7 @@ from penstock.domain.meta_model import MetaModel
 from penstock.domain.route import Hop
 from penstock.domain.topology import LayerRange, PrivateLayers
 from penstock.pipes.meta_pipe import MetaPipe, weights_differ
-from penstock.pipes.path import FAILED, FULL, MOST_LOAD, Path
+from penstock.pipes.path import FAILED_PENALTY_S, FULL_PENALTY_S, MAX_LOAD, Path
 from tests.pipes.network_of import pipe, segment
 
 # ---- what is there ----
@@ -368,8 +368,8 @@ def cost(
             seconds += max(trips.get(node, 0.001) for node in (here, there) if node != origin) / 2
     for found, start, end in path:
         share = (end - start) / found.layers.size
-        seconds += share * (found.seconds or per_layer * found.layers.size) / (1 - min(found.load, MOST_LOAD))
-        trouble += FAILED * (found.node in avoid) + FULL * (found.kv_free == 0 and found.node != origin)
+        seconds += share * (found.seconds or per_layer * found.layers.size) / (1 - min(found.load, MAX_LOAD))
+        trouble += FAILED_PENALTY_S * (found.node in avoid) + FULL_PENALTY_S * (found.kv_free == 0 and found.node != origin)
     return seconds + trouble, seconds
 
 

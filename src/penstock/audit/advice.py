@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.audit.report import PATIENCE, PROMPT, AnswerLeak, PromptLeak, Report
+from penstock.audit.report import MAX_CANDIDATES, PROMPT_TOKENS, AnswerLeak, PromptLeak, Report
 
 PROMPT_LIMIT = 0.05  # share of a prompt's tokens that somebody else may read
 ANSWER_LIMIT = 0.20  # of an answer's: whoever knows what came before guesses many of these without any state
@@ -93,8 +93,9 @@ def _prepared(kept: KeptLayers, report: Report) -> str:
 def _search(report: Report) -> str:
     row = report.front[-1]
     return (
-        f"The search recovers {percent(row.search.recovered)} of the tokens behind {row.kept} layers, with at most {PATIENCE:,} "
-        f"candidates for each; a prompt of {PROMPT:,} tokens takes it {duration(row.search.prompt_seconds)} on this machine."
+        f"The search recovers {percent(row.search.recovered)} of the tokens behind {row.kept} layers, "
+        f"with at most {MAX_CANDIDATES:,} candidates for each; a prompt of {PROMPT_TOKENS:,} tokens takes it "
+        f"{duration(row.search.prompt_seconds)} on this machine."
     )
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.audit.cut_model import ROWS
+from penstock.audit.cut_model import ROWS_PER_BATCH
 from penstock.model.ends import EndModel
 
 RIDGE = 1e-3  # of the mean variance of a state's numbers
@@ -33,7 +33,7 @@ class Dictionary:
 
     def nearest(self, states: Tensor, count: int) -> Tensor:
         """[R, count] token ids, the nearest first."""
-        return torch.cat([self.cosines(rows).topk(count).indices for rows in torch.split(states, ROWS)])
+        return torch.cat([self.cosines(rows).topk(count).indices for rows in torch.split(states, ROWS_PER_BATCH)])
 
 
 @dataclass(frozen=True, slots=True)

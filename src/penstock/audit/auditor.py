@@ -10,16 +10,16 @@ from torch import Tensor
 
 from penstock.audit.attacks import Dictionary, LinearMap, fit, share
 from penstock.audit.cut_model import CutModel, SampledAnswer, kept_layers
-from penstock.audit.report import FEWEST, AnswerLeak, PromptLeak, Report, SearchCost
-from penstock.audit.search import MOST, Known, Search
+from penstock.audit.report import MIN_TOKENS, AnswerLeak, PromptLeak, Report, SearchCost
+from penstock.audit.search import MAX_BATCH, Known, Search
 from penstock.errors import RequestError
 from penstock.progress import Progress, silent
 
 WINDOW = 512  # tokens of the public text that are read at once: every model's context has room for so many
 ANSWERS, ANSWER_TOKENS = 16, 16
-OPENING = 16  # tokens that the search takes as known: a chat template begins every prompt alike
+KNOWN_TOKENS = 16  # tokens that the search takes as known: a chat template begins every prompt alike
 RUNS, RUN_TOKENS = 4, 8  # places of the text at which the search is tried, and how far it goes there
-BEST = 10
+TOP = 10
 
 
 def sample_text() -> str:
@@ -34,14 +34,14 @@ def public_text() -> str:
 
 def audit(model: CutModel, ids: Sequence[int], public: Sequence[int], progress: Progress = silent) -> Report:
     """`ids` are the tokens of the audited text, `public` those of the text that the attacker has."""
-    if len(ids) < FEWEST:
+    if len(ids) < MIN_TOKENS:
         raise RequestError(
-            f"The text has {len(ids)} tokens, and an audit needs at least {FEWEST}.",
+            f"The text has {len(ids)} tokens, and an audit needs at least {MIN_TOKENS}.",
             field="text",
             hint="Give a longer one, like those that you would send.",
         )
     ids = ids[: model.spec.context - ANSWER_TOKENS]
-    table = range(1, 1 + len(ids) + max(ANSWERS * ANSWER_TOKENS, MOST + RUN_TOKENS))
+    table = range(1, 1 + len(ids) + max(ANSWERS * ANSWER_TOKENS, MAX_BATCH + RUN_TOKENS))
     model.check_memory(max(len(table), WINDOW))
 
     learned = _read_public(model, public, progress)
@@ -83,7 +83,7 @@ class _Attacker:
     def front(self, kept: int, ids: Sequence[int], text: Mapping[int, Tensor]) -> PromptLeak:
         seen = text[kept]
         mapped = self._fit(kept, self._dictionary.directions(self._public))
-        plain, guessed = self._dictionary.nearest(seen, BEST), self._dictionary.nearest(mapped(seen), BEST)
+        plain, guessed = self._dictionary.nearest(seen, TOP), self._dictionary.nearest(mapped(seen), TOP)
         return PromptLeak(
             kept=kept,
             nearest=share(plain[:, :1], ids),
@@ -110,7 +110,7 @@ class _Attacker:
     def _search(self, kept: int, ids: Sequence[int], text: Mapping[int, Tensor], mapped: LinearMap) -> SearchCost:
         search = Search(self._model, kept, self._dictionary, mapped)
         runs = []
-        for start in _spread(RUNS, first=OPENING, last=len(ids) - RUN_TOKENS):
+        for start in _spread(RUNS, first=KNOWN_TOKENS, last=len(ids) - RUN_TOKENS):
             last = text[self._model.layers][start - 1 : start]
             known = Known(self._table[:start], last, self._table[len(ids) :])
             found = search.recover(known, text[kept][start : start + RUN_TOKENS])

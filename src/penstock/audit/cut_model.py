@@ -19,13 +19,13 @@ from penstock.model.spec import ModelSpec, read_spec
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.progress import Progress, silent
 
-KEPT = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # layers that a node may keep to itself at either end
-ROWS = 256  # states that are multiplied with the vocabulary at once
+CANDIDATE_DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # layers that a node may keep to itself at either end
+ROWS_PER_BATCH = 256  # states that are multiplied with the vocabulary at once
 
 
 def kept_layers(layers: int) -> list[int]:
     """Up to half of the model at either end: whoever keeps more hardly needs the others."""
-    return [kept for kept in KEPT if kept <= layers // 2]
+    return [kept for kept in CANDIDATE_DEPTHS if kept <= layers // 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,9 @@ class CutModel:
 
     def likeliest(self, states: Tensor) -> Tensor:
         """What norm and head make of states, wherever they come from: the first choice of each. [R]"""
-        return torch.cat([argmax(self.ends.compute_head(self.ends.compute_norm(rows))) for rows in torch.split(states, ROWS)])
+        return torch.cat(
+            [argmax(self.ends.compute_head(self.ends.compute_norm(rows))) for rows in torch.split(states, ROWS_PER_BATCH)]
+        )
 
     def _states(self, ids: Sequence[int], pieces: Sequence[BatchPiece]) -> dict[int, Tensor]:
         hidden = self.ends.compute_embed(ids)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FEWEST = 64  # tokens of a text; shares of fewer say nothing
-PATIENCE = 1024  # candidates that the search tries for one token; a real attacker would go on to the end of the vocabulary
-PROMPT = 1000  # tokens of the prompt whose price is named
+MIN_TOKENS = 64  # tokens of a text; shares of fewer say nothing
+MAX_CANDIDATES = 1024  # candidates that the search tries for one token; a real attacker would go on to the end of the vocabulary
+PROMPT_TOKENS = 1000  # tokens of the prompt whose price is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class SearchCost:
 
     @property
     def prompt_seconds(self) -> float:
-        return PROMPT * self.seconds
+        return PROMPT_TOKENS * self.seconds
 
 
 @dataclass(frozen=True, slots=True)

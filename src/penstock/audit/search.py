@@ -14,16 +14,22 @@ from torch import Tensor
 
 from penstock.audit.attacks import Dictionary, LinearMap
 from penstock.audit.cut_model import CutModel
-from penstock.audit.report import PATIENCE
+from penstock.audit.report import MAX_CANDIDATES
 from penstock.model.attention import BatchPiece
 from penstock.model.shapes import max_layer_params
 from penstock.model.spec import ModelSpec
 
-FIRST, GROWTH, MOST = 4, 4, 128  # candidates in the first batch, how much larger the next ones are, and in the largest
-TRUST = 30.0  # what a cosine counts against a logarithm of a likelihood; 20 and 50 rank the sample text about equally well
+FIRST_BATCH, BATCH_GROWTH, MAX_BATCH = (
+    4,
+    4,
+    128,
+)  # candidates in the first batch, how much larger the next ones are, and in the largest
+COSINE_WEIGHT = (
+    30.0  # what a cosine counts against a logarithm of a likelihood; 20 and 50 rank the sample text about equally well
+)
 # How far a state may be from the one that was seen, as a share of its length, and still be the same: what rounding does.
-SAME = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-CLEAR = 3.0  # and the second nearest is so many times farther away
+MATCH_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+CLEAR_FACTOR = 3.0  # and the second nearest is so many times farther away
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class Known:
 
     blocks: Sequence[int]
     last: Tensor  # [1, hidden], the state of its last token after all layers
-    spare: Sequence[int]  # blocks for candidates: MOST, and one for each token that is sought
+    spare: Sequence[int]  # blocks for candidates: MAX_BATCH, and one for each token that is sought
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class Search:
         self._model, self._depth = model, depth
         self._dictionary, self._mapped = dictionary, mapped
 
-    def recover(self, known: Known, seen: Tensor, patience: int = PATIENCE) -> Found:
+    def recover(self, known: Known, seen: Tensor, max_candidates: int = MAX_CANDIDATES) -> Found:
         """The tokens whose states were seen, [R, hidden], right after what is known."""
         model, spec = self._model, self._model.spec
         blocks, spare, last = list(known.blocks), list(known.spare), known.last
@@ -59,7 +65,7 @@ class Search:
         tries, passes, flops = 0, 0, 0.0
         started = time.perf_counter()
         for state in torch.split(seen, 1):
-            best, tried, batches = self._match(state, self._ranking(last, state, patience), blocks, spare)
+            best, tried, batches = self._match(state, self._ranking(last, state, max_candidates), blocks, spare)
             tries, passes = tries + tried, passes + batches + 1
             flops += ranking_flops(spec, self._depth, len(blocks)) + tried * try_flops(spec, self._depth, len(blocks))
             if best is None:
@@ -76,7 +82,7 @@ class Search:
         """Candidates, the best first: what is likely after the text so far, and near to where the map puts the state."""
         ends = self._model.ends
         likely = ends.compute_head(ends.compute_norm(last)).log_softmax(1)
-        scores = likely + TRUST * self._dictionary.cosines(self._mapped(state))
+        scores = likely + COSINE_WEIGHT * self._dictionary.cosines(self._mapped(state))
         ranked: list[int] = scores[0].topk(min(count, len(self._dictionary))).indices.tolist()
         return ranked
 
@@ -84,7 +90,7 @@ class Search:
         self, state: Tensor, ranking: Sequence[int], blocks: Sequence[int], spare: Sequence[int]
     ) -> tuple[tuple[int, int] | None, int, int]:
         """(the token and the block that holds its keys and values now, candidates tried, passes)"""
-        limit = SAME[self._model.dtype]
+        limit = MATCH_TOLERANCE[self._model.dtype]
         nearest, second, token = float("inf"), float("inf"), -1
         tried = passes = 0
         for candidates in _batches(ranking):
@@ -96,7 +102,7 @@ class Search:
                 nearest, second, token = values[0], min([nearest, *values[1:]]), candidates[place]
             else:
                 second = min(second, values[0])
-            if nearest <= limit and second >= CLEAR * nearest:
+            if nearest <= limit and second >= CLEAR_FACTOR * nearest:
                 break
         if nearest > limit:
             return None, tried, passes
@@ -125,7 +131,7 @@ def ranking_flops(spec: ModelSpec, depth: int, position: int) -> float:
 
 def _batches(ranking: Sequence[int]) -> Iterator[Sequence[int]]:
     """Small ones first: the right token mostly is among the first few."""
-    start, size = 0, FIRST
+    start, size = 0, FIRST_BATCH
     while start < len(ranking):
         yield ranking[start : start + size]
-        start, size = start + size, min(GROWTH * size, MOST)
+        start, size = start + size, min(BATCH_GROWTH * size, MAX_BATCH)

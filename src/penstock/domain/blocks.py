@@ -51,15 +51,15 @@ class BlockPool:
         self._refs[block] = 1
         return block
 
-    def give_up(self, count: int) -> list[int]:
+    def shrink(self, count: int) -> list[int]:
         """Make the pool smaller by so many blocks (`available` at most), and say which."""
-        given = [self._take() for _ in range(count)]
-        for block in given:
+        removed = [self._take() for _ in range(count)]
+        for block in removed:
             del self._refs[block], self._key[block]
         self.capacity -= count
-        return given
+        return removed
 
-    def take_in(self, blocks: Iterable[int]) -> None:
+    def grow(self, blocks: Iterable[int]) -> None:
         """Make the pool larger."""
         for block in blocks:
             assert block not in self._refs

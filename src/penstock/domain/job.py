@@ -52,7 +52,7 @@ class Job:
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     prefilled: int = 0  # prompt tokens reported as read
-    rows_home: int = 0  # prompt tokens whose rows have come home and were used, where all of them are wanted
+    rows_returned: int = 0  # prompt tokens whose rows have come home and were used, where all of them are wanted
     row_sum: Any = None  # ... and their sum, where an embedding is: a numpy array in fp64
     preemptions: int = 0
     deadline: float = math.inf  # seconds from arrival
@@ -61,7 +61,7 @@ class Job:
     open: bool = True  # no final update was emitted yet
     on_end: Callable[[Job], None] | None = None
     reachable: bool = True  # the client takes updates
-    lifted: bool = False  # it stood still for so long that it is not put off any more
+    promoted: bool = False  # it stood still for so long that it is not put off any more
 
     def emit(self, update: JobUpdate) -> None:
         """Hand an update to the client. A client that fails to take it is not asked again."""
@@ -84,7 +84,7 @@ class Job:
     @property
     def effective_priority(self) -> int:
         """What it is ranked by: a background job that was lifted is like any other."""
-        return 0 if self.lifted else self.priority
+        return 0 if self.promoted else self.priority
 
 
 @dataclass(slots=True, eq=False)
@@ -139,12 +139,12 @@ class Sequence:
     def wants_rows(self) -> bool:
         """Its prompt's own likelihood or embedding was asked for and is not known yet, so all of it must be computed."""
         if self.job.request.embed:
-            return self.job.rows_home < self.prompt_len
+            return self.job.rows_returned < self.prompt_len
         wanted = self.index == 0 and self.job.sampling.prompt_logprobs is not None
-        return wanted and self.job.rows_home < self.prompt_len - 1  # the last row foretells no token of the prompt
+        return wanted and self.job.rows_returned < self.prompt_len - 1  # the last row foretells no token of the prompt
 
     @property
-    def least_length(self) -> int:
+    def min_length(self) -> int:
         """Tokens that there must be memory for: those it has, and one more if anything is to be generated."""
         return len(self.tokens) + (not self.job.request.embed)
 

@@ -76,7 +76,7 @@ class Bounce:
     reason: BounceReason
 
 
-MAX_PIECE = 1 << 20  # bytes of weights in one message
+MAX_PIECE_BYTES = 1 << 20  # bytes of weights in one message
 
 
 @dataclass(frozen=True, slots=True)

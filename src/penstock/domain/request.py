@@ -82,8 +82,8 @@ class JobRequest:
 
     def _check_embed(self) -> None:
         """Whatever is about an answer contradicts it. `max_tokens` does not: nothing comes near it."""
-        asked, plain = self.sampling, SamplingParams()
-        names = [one.name for one in fields(plain) if getattr(asked, one.name) != getattr(plain, one.name)]
+        sampling, plain = self.sampling, SamplingParams()
+        names = [one.name for one in fields(plain) if getattr(sampling, one.name) != getattr(plain, one.name)]
         names += ["constraint"] * (self.constraint is not None) + ["resume"] * bool(self.resume)
         for name in names:
             if name != "max_tokens":

@@ -42,7 +42,7 @@ def legs_of(hops: Sequence[Hop], origin: str) -> dict[str, tuple[Leg, ...]]:
             stays.append(hop)
     nodes = [origin, *(stay.node for stay in stays), origin]
     legs: dict[str, tuple[Leg, ...]] = {}
-    for place, stay in enumerate(stays):
-        leg = Leg(stay.layers, predecessor=nodes[place], successor=nodes[place + 2])
+    for index, stay in enumerate(stays):
+        leg = Leg(stay.layers, predecessor=nodes[index], successor=nodes[index + 2])
         legs[stay.node] = (*legs.get(stay.node, ()), leg)
     return legs

@@ -123,5 +123,5 @@ def _token_id(key: object) -> int:
 
 
 def _bad(name: str, value: object, expected: str) -> InvalidSampling:
-    shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}..."
-    return InvalidSampling(f"{name} = {shown} cannot be used.", field=name, hint=f"Give {expected}.")
+    text = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}..."
+    return InvalidSampling(f"{name} = {text} cannot be used.", field=name, hint=f"Give {expected}.")

@@ -102,7 +102,7 @@ class PackedHidden(NamedTuple):
     data: bytes | bytearray | memoryview
 
 
-def place(kv_len: int, span: Span) -> Verdict:
+def verdict_on(kv_len: int, span: Span) -> Verdict:
     """The KV log's rule within one attempt."""
     if span.start_pos == kv_len:
         return Verdict.APPEND

@@ -37,11 +37,11 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.engine")
 
-MAX_PENDING = 1 << 29  # bytes of hidden states that may wait for the compute thread, whoever sends them
-IDLE_LOOK = 0.05  # seconds between looks when there is work that cannot go on yet
-LOG_EVERY = 10.0  # seconds between two lines about the same kind of refusal
-TICK = 0.01  # seconds between looks at the clock on behalf of the network
-RECALL_EVERY = 0.25  # seconds
+MAX_PENDING_BYTES = 1 << 29  # bytes of hidden states that may wait for the compute thread, whoever sends them
+IDLE_POLL_S = 0.05  # seconds between looks when there is work that cannot go on yet
+LOG_INTERVAL_S = 10.0  # seconds between two lines about the same kind of refusal
+TICK_S = 0.01  # seconds between looks at the clock on behalf of the network
+RECALL_INTERVAL_S = 0.25  # seconds
 
 
 class Engine:
@@ -141,7 +141,7 @@ class Engine:
             return  # nobody will read it
         size = _size(message)
         with self._counting:
-            if size and self._pending + size > MAX_PENDING:
+            if size and self._pending + size > MAX_PENDING_BYTES:
                 self.count_refused("backlog", sender)
                 return
             self._pending += size
@@ -151,7 +151,7 @@ class Engine:
         """Something that another node sent was not taken. Each kind is logged once in a while."""
         count = self.stats.refused[why] = self.stats.refused.get(why, 0) + 1
         now = self._clock()
-        if why == BounceReason.UNKNOWN_ROUTE.name.lower() or now - self._logged.get(why, -LOG_EVERY) < LOG_EVERY:
+        if why == BounceReason.UNKNOWN_ROUTE.name.lower() or now - self._logged.get(why, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
             return  # that somebody has not heard yet that a route is closed is normal
         self._logged[why] = now
         logger.warning("refused a message of node %s: %s (%d so far) %s", sender, why.replace("_", " "), count, detail)
@@ -170,15 +170,15 @@ class Engine:
         if self._thread is None:
             self._add(segment)
         else:
-            self._ask(AddSegment(segment, threading.Event()))
+            self._run_on_compute_thread(AddSegment(segment, threading.Event()))
 
     def drop_segment(self, layers: LayerRange) -> None:
         """Run these layers no more: whoever has a route through them must find another. Waits for the compute thread."""
-        self._ask(DropSegment(layers, threading.Event()))
+        self._run_on_compute_thread(DropSegment(layers, threading.Event()))
 
-    def _ask(self, command: AddSegment | DropSegment) -> None:
+    def _run_on_compute_thread(self, command: AddSegment | DropSegment) -> None:
         self._inbox.put(command)
-        while self.running and not command.done.wait(IDLE_LOOK):
+        while self.running and not command.done.wait(IDLE_POLL_S):
             pass
 
     @property
@@ -231,7 +231,7 @@ class Engine:
         self.host.close(route)
         gone = Bounce(route, -1, BounceReason.UNKNOWN_ROUTE)
         if route.origin != self.pipe.node:
-            self.pipe.tell(route.origin, gone)
+            self.pipe.send_control(route.origin, gone)
         elif self.origin is not None:
             self.origin.on_bounce(self.pipe.node, gone)
 
@@ -252,7 +252,7 @@ class Engine:
     def turn(self) -> bool:
         """Grant what can be granted, then run one batch. False if there was nothing to do."""
         if self.pipe.networked:
-            self._look_at_the_clock()
+            self._tick()
         decided = False
         if self.origin is not None:
             job, decided = self.origin.grant()
@@ -265,7 +265,7 @@ class Engine:
 
     def take_commands(self, *, wait: bool) -> bool:
         """Apply what others asked for; with nothing else to do, wait for it. False: stop."""
-        timeout = self._patience()
+        timeout = self._idle_timeout()
         while True:
             try:
                 command = self._inbox.get(block=wait, timeout=timeout)
@@ -280,7 +280,7 @@ class Engine:
                 case Deliver(sender, message):
                     with self._counting:
                         self._pending -= _size(message)
-                    self._take(sender, message)
+                    self._handle(sender, message)
                 case Unsent(node, message):
                     self._on_unsent(node, message)
                 case NetworkChanged():
@@ -294,13 +294,13 @@ class Engine:
                 case Stop():
                     return False
 
-    def _patience(self) -> float | None:
+    def _idle_timeout(self) -> float | None:
         """How long the thread may sleep when there is nothing to do."""
         if self.pipe.networked:
             busy = self.host.reordering or (self.origin is not None and (self.origin.in_flight or self.origin.opener.opening))
-            return TICK if busy else IDLE_LOOK
+            return TICK_S if busy else IDLE_POLL_S
         waiting = self.origin is not None and (self.sequences.queued or self.sequences.holders)
-        return IDLE_LOOK if waiting else None
+        return IDLE_POLL_S if waiting else None
 
     def _enter(self, job: Job) -> None:
         """A new job's first visit: from VALIDATING to the joint, where it waits for the scheduler."""
@@ -340,18 +340,18 @@ class Engine:
 
     # ---- the network ----
 
-    def _take(self, sender: str, message: Message) -> None:
+    def _handle(self, sender: str, message: Message) -> None:
         origin = self.origin
         match message:
             case NetworkJob():
-                self._take_job(sender, message)
+                self._handle_job(sender, message)
             case OpenRoute():
-                self.pipe.tell(sender, self.host.open(sender, message))
+                self.pipe.send_control(sender, self.host.open(sender, message))
             case CloseRoute(route):
                 if route.origin == sender:
                     self.host.close(route)
             case Ping():
-                self.pipe.tell(sender, self.host.ping(sender, message))
+                self.pipe.send_control(sender, self.host.ping(sender, message))
             case RouteOffer() if origin is not None:
                 origin.on_offer(sender, message)
             case Pong() if origin is not None:
@@ -359,7 +359,7 @@ class Engine:
             case Bounce() if origin is not None:
                 origin.on_bounce(sender, message)
 
-    def _take_job(self, sender: str, job: NetworkJob) -> None:
+    def _handle_job(self, sender: str, job: NetworkJob) -> None:
         if job.step is ComputeStep.HEAD:
             if self.origin is not None and self.origin.expects(sender, job):
                 self._accept(job)
@@ -367,9 +367,9 @@ class Engine:
         arrived = self.host.arrive(sender, job)
         if isinstance(arrived, Bounce):
             self.count_refused(arrived.reason.name.lower(), sender)
-            known = arrived.reason is BounceReason.UNKNOWN_ROUTE and job.route.origin in self.pipe.lives()
-            if known or self.host.hands_over(sender, job.route):
-                self.pipe.tell(job.route.origin, arrived)
+            known = arrived.reason is BounceReason.UNKNOWN_ROUTE and job.route.origin in self.pipe.epochs()
+            if known or self.host.is_predecessor(sender, job.route):
+                self.pipe.send_control(job.route.origin, arrived)
             return
         for ready in arrived:
             self._accept(ready)
@@ -379,37 +379,37 @@ class Engine:
 
     def _on_unsent(self, node: str, message: Message) -> None:
         if isinstance(message, OpenRoute) and self.origin is not None:
-            self.origin.on_unasked(node, message.route)
+            self.origin.on_open_unsent(node, message.route)
         if not isinstance(message, NetworkJob):
             return  # it is asked for again, or a lease ends
         if message.route.origin != self.pipe.node:
-            self.pipe.tell(message.route.origin, Bounce(message.route, message.number, BounceReason.UNREACHABLE))
+            self.pipe.send_control(message.route.origin, Bounce(message.route, message.number, BounceReason.UNREACHABLE))
         elif self.origin is not None and self.origin.route is not None and message.route == self.origin.route.id:
             self.origin.on_unsent(node, message.number)
 
     def _on_change(self) -> None:
-        lives = dict(self.pipe.lives())
+        epochs = dict(self.pipe.epochs())
         if self.origin is not None:
-            lives[self.pipe.node] = self.origin.epoch
-        self.host.close_others(lives)
+            epochs[self.pipe.node] = self.origin.epoch
+        self.host.close_dead_origins(epochs)
         if self.origin is not None:
             self.origin.on_change()
 
-    def _look_at_the_clock(self) -> None:
+    def _tick(self) -> None:
         now = self._clock()
         if now < self._next_tick:
             return
-        self._next_tick = now + TICK
+        self._next_tick = now + TICK_S
         for job in self.host.overdue():
             self._accept(job)
         if now >= self._next_recall:
-            self._next_recall = now + RECALL_EVERY
+            self._next_recall = now + RECALL_INTERVAL_S
             self.host.expire()
             for pong in self.host.recalls():
                 if pong.route.origin == self.pipe.node and self.origin is not None:
                     self.origin.on_pong(self.pipe.node, pong)
                 else:
-                    self.pipe.tell(pong.route.origin, pong)
+                    self.pipe.send_control(pong.route.origin, pong)
         if self.origin is not None:
             self.origin.tick()
 

@@ -176,10 +176,10 @@ class JobFactory:
             if not request.messages:
                 raise EmptyPrompt("The conversation has no messages.", field="messages", hint="Give at least one.")
             messages, extra = request.messages, request.template
-            ids = self._encoded(lambda: self._tokenizer.encode_chat(messages, **extra), "messages")
+            ids = self._encode(lambda: self._tokenizer.encode_chat(messages, **extra), "messages")
         elif isinstance(request.prompt, str):
             text = request.prompt
-            ids = self._encoded(lambda: self._tokenizer.encode(text), "prompt")
+            ids = self._encode(lambda: self._tokenizer.encode(text), "prompt")
         else:
             try:
                 ids = [operator.index(token) for token in request.prompt or ()]
@@ -191,7 +191,7 @@ class JobFactory:
             raise RequestError("The prompt holds ids that are no tokens.", field="prompt", hint=self._id_hint)
         return ids
 
-    def _encoded(self, encode: Callable[[], list[int]], field: str) -> list[int]:
+    def _encode(self, encode: Callable[[], list[int]], field: str) -> list[int]:
         try:
             return encode()
         except (UnicodeEncodeError, TypeError):  # how the tokenizer refuses lone surrogates

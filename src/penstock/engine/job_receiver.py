@@ -42,7 +42,11 @@ class JobReceiver:
                 sender, RouteOffer(message.route, reason=f"it does not hold {message.model} (it holds {known or 'nothing yet'})")
             )
             return
-        if isinstance(message, NetworkJob) and message.step is ComputeStep.LAYER and not self._is_handed_over(sender, message):
+        if (
+            isinstance(message, NetworkJob)
+            and message.step is ComputeStep.LAYER
+            and not self._is_from_predecessor(sender, message)
+        ):
             message.hidden = None  # it will be refused, and need not take any memory until then
         for engine in self._engines_of(message):
             engine.deliver(sender, message)
@@ -55,13 +59,13 @@ class JobReceiver:
             self._engines.values()
         )[:1]
 
-    def _is_handed_over(self, sender: str, job: NetworkJob) -> bool:
-        return any(engine.host.hands_over(sender, job.route) for engine in list(self._engines.values()))
+    def _is_from_predecessor(self, sender: str, job: NetworkJob) -> bool:
+        return any(engine.host.is_predecessor(sender, job.route) for engine in list(self._engines.values()))
 
     def _bounce(self, sender: str, bounce: Bounce) -> None:
         """Its origin must act, if it was on its way here at all: anybody can name a route."""
         for engine in list(self._engines.values()):
             if bounce.route.origin == engine.pipe.node:
                 engine.deliver(sender, bounce)
-            elif engine.host.hands_over(sender, bounce.route):
+            elif engine.host.is_predecessor(sender, bounce.route):
                 self._send(bounce.route.origin, bounce)

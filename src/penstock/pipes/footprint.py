@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KV_TOKENS = 8192  # each layer that is placed by itself has KV for so many, or for the model's context where that is shorter
-MAX_KV = 2 << 30  # bytes of KV that are taken without being asked for
-FEWEST_BLOCKS = 2  # of KV, or nothing can be computed
+DEFAULT_KV_TOKENS = (
+    8192  # each layer that is placed by itself has KV for so many, or for the model's context where that is shorter
+)
+MAX_AUTO_KV_BYTES = 2 << 30  # bytes of KV that are taken without being asked for
+MIN_BLOCKS = 2  # of KV, or nothing can be computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +20,13 @@ class Footprint:
     ends: int
     kv_block: int  # one block of KV in one layer
     peak: int
-    least_blocks: int  # of KV that a layer is of use with
-    most_blocks: int  # that could ever be used
+    min_blocks: int  # of KV that a layer is of use with
+    max_blocks: int  # that could ever be used
 
     @property
     def least(self) -> int:
         """A layer with the least KV."""
-        return self.layer + self.least_blocks * self.kv_block
+        return self.layer + self.min_blocks * self.kv_block
 
 
 class Budget:
@@ -43,13 +45,13 @@ class Budget:
         if kv_memory is None:
             self.capacity = max(0, min(wanted, left // footprint.least))
             each = left // self.capacity - footprint.layer if self.capacity else 0
-            most = max(footprint.least_blocks, MAX_KV // (footprint.kv_block * wanted))
-            blocks = min(max(each // footprint.kv_block, footprint.least_blocks), most)
+            most = max(footprint.min_blocks, MAX_AUTO_KV_BYTES // (footprint.kv_block * wanted))
+            blocks = min(max(each // footprint.kv_block, footprint.min_blocks), most)
         else:
-            by_kv = kv_memory // (footprint.kv_block * FEWEST_BLOCKS)
+            by_kv = kv_memory // (footprint.kv_block * MIN_BLOCKS)
             self.capacity = max(0, min(wanted, left // footprint.layer, by_kv))
             blocks = kv_memory // (footprint.kv_block * self.capacity) if self.capacity else 0
-        self.blocks = min(blocks, footprint.most_blocks)
+        self.blocks = min(blocks, footprint.max_blocks)
 
     @property
     def room(self) -> int:

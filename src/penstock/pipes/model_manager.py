@@ -19,12 +19,12 @@ from penstock.model.shapes import layer_params, layer_shapes, max_layer_params
 from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
-from penstock.pipes.footprint import KV_TOKENS, MAX_KV, Budget, Footprint
+from penstock.pipes.footprint import DEFAULT_KV_TOKENS, MAX_AUTO_KV_BYTES, Budget, Footprint
 from penstock.progress import Progress, silent
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 AUTO_KV_SHARE = 0.2  # of the memory that is free after the weights
-USABLE = 0.8  # of the memory that is free: what a node takes by itself leaves some for everything else
+USABLE_SHARE = 0.8  # of the memory that is free: what a node takes by itself leaves some for everything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ class ModelManager:
             ends=end_bytes(spec, found.dtype, found.device),
             kv_block=self._config.block_size * spec.kv_width * size,
             peak=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
-            least_blocks=min(context, -(-KV_TOKENS // self._config.block_size)) + 1,
-            most_blocks=context * self._config.max_sequences,
+            min_blocks=min(context, -(-DEFAULT_KV_TOKENS // self._config.block_size)) + 1,
+            max_blocks=context * self._config.max_sequences,
         )
         free = available_memory(found.device)
-        total = min(max_memory or int(free * USABLE * share), free)
+        total = min(max_memory or int(free * USABLE_SHARE * share), free)
         return Budget(footprint, total, ends=ends, kv_memory=kv_memory, layers=layers)
 
     def load_ends(self, found: FoundModel) -> EndModel:
@@ -128,7 +128,7 @@ class ModelManager:
         """Load the model, in one segment or cut as told; `whole`: the segments must cover it. `kv_memory` is in bytes; None takes
         a share of what is free, or all that `max_memory` leaves, which is for weights and KV together."""
         pick_dtype(dtype, pick_device(device))  # what cannot be is told before anything is fetched
-        wanted = None if whole or segments is None else _around(segments)
+        wanted = None if whole or segments is None else _bounding_range(segments)
         folder = resolve(model, layers=wanted, ends=load_ends, progress=self._progress)
         found = self.find(model, folder, dtype=dtype, device=device)
         spec, kind, where = found.spec, found.dtype, found.device
@@ -177,7 +177,7 @@ class ModelManager:
             if max_memory is not None:
                 wanted = min(max_memory, free) - weights
             else:
-                wanted = max(min(MAX_KV, int((free - weights) * AUTO_KV_SHARE)), 2 * per_block)
+                wanted = max(min(MAX_AUTO_KV_BYTES, int((free - weights) * AUTO_KV_SHARE)), 2 * per_block)
             return max(2, min(wanted // per_block, context * self._config.max_sequences))
         if type(kv_memory) is not int or kv_memory < 2 * per_block:
             raise ConfigError(
@@ -192,7 +192,7 @@ class ModelManager:
         return kv_memory // per_block
 
 
-def _around(segments: Sequence[tuple[int, int]]) -> LayerRange:
+def _bounding_range(segments: Sequence[tuple[int, int]]) -> LayerRange:
     """The smallest range that holds all of them: what must be fetched."""
     return LayerRange(min(start for start, _ in segments), max(end for _, end in segments))
 

@@ -18,13 +18,13 @@ from penstock.domain.meta_model import MetaModel
 from penstock.domain.route import Hop
 from penstock.domain.topology import LayerRange
 
-PER_LAYER = 0.001  # seconds that a layer is expected to take where nothing at all was measured
-ROUND_TRIP = 0.001  # seconds, to a node that was not asked yet
-MOST_LOAD = 0.9  # above it the share says little, and a division by almost nothing would rule the choice
-LONGEST = 1e6  # seconds; what a peer says beyond is not believed
-FAILED = 60.0  # seconds that are added for a node that failed lately: worse than any detour, better than no answer
-FULL = 10.0  # for a node whose KV memory is leased: it may give some back, and asking costs time
-_SECOND = 1_000_000_000  # costs are whole nanoseconds: sums are exact, so equal paths compare as equal
+DEFAULT_LAYER_S = 0.001  # seconds that a layer is expected to take where nothing at all was measured
+DEFAULT_ROUND_TRIP_S = 0.001  # seconds, to a node that was not asked yet
+MAX_LOAD = 0.9  # above it the share says little, and a division by almost nothing would rule the choice
+MAX_TRUSTED_S = 1e6  # seconds; what a peer says beyond is not believed
+FAILED_PENALTY_S = 60.0  # seconds that are added for a node that failed lately: worse than any detour, better than no answer
+FULL_PENALTY_S = 10.0  # for a node whose KV memory is leased: it may give some back, and asking costs time
+_NS_PER_S = 1_000_000_000  # costs are whole nanoseconds: sums are exact, so equal paths compare as equal
 
 
 class Path(NamedTuple):
@@ -62,7 +62,7 @@ def best_path(
         return None
     best, *others = sorted(found)
     other = next((trip for trip in others if trip.hops != best.hops), None)  # a node may have the same layers twice
-    return Path(best.hops, best.nanoseconds / _SECOND, prices.reason(best, other, keeps_ends=keeps_ends))
+    return Path(best.hops, best.nanoseconds / _NS_PER_S, prices.reason(best, other, keeps_ends=keeps_ends))
 
 
 def _keep_ends(reaches: Iterable[Reach], num_layers: int, origin: str) -> list[Reach]:
@@ -149,11 +149,11 @@ class _Prices:
         self, segments: Sequence[MetaModel], origin: str, avoid: Collection[str], round_trips: Mapping[str, float]
     ) -> None:
         self._origin, self._avoid = origin, avoid
-        self._ways = {s.node: _nanoseconds(round_trips.get(s.node, ROUND_TRIP) / 2) for s in segments} | {origin: 0}
+        self._ways = {s.node: _nanoseconds(round_trips.get(s.node, DEFAULT_ROUND_TRIP_S) / 2) for s in segments} | {origin: 0}
         self._farthest = max(self._ways.values())
         measured = [segment for segment in segments if segment.seconds > 0]
         layers = sum(segment.layers.size for segment in measured)
-        self._per_layer = sum(min(s.seconds, LONGEST) for s in measured) / layers if layers else PER_LAYER
+        self._per_layer = sum(min(s.seconds, MAX_TRUSTED_S) for s in measured) / layers if layers else DEFAULT_LAYER_S
 
     def best_trips(self, reaches: Iterable[Reach], num_layers: int) -> list[_Trip]:
         """The best trip, and the next best if there is one: from cut to cut, so that each place is known before it is left.
@@ -253,7 +253,9 @@ class _Prices:
             new = [trouble for trouble in worse if trouble not in troubles]
             return f"It is taken rather than {detour}, because {listed(new or worse)}{although}."
         if other.cost > taken.cost:
-            return f"It is the quickest with {_told_time(taken)} per token; {detour} would take {_told_time(other)}{although}."
+            return (
+                f"It is the quickest with {_format_time(taken)} per token; {detour} would take {_format_time(other)}{although}."
+            )
         if other.foreign > taken.foreign:
             merit = f"keeps more layers on {self._origin}"
         else:
@@ -264,13 +266,13 @@ class _Prices:
         segment = reach.segment
         foreign = segment.node != self._origin
         full = segment.kv_free < 1 and foreign
-        toll = _nanoseconds(FAILED * (segment.node in self._avoid) + FULL * full)
+        toll = _nanoseconds(FAILED_PENALTY_S * (segment.node in self._avoid) + FULL_PENALTY_S * full)
         return _Range(reach.layers, segment.node, self._rate(segment), toll, foreign, full)
 
     def _rate(self, segment: MetaModel) -> int:
         """Nanoseconds that a token takes in each of its layers, beside the other work of its node."""
         per_layer = segment.seconds / segment.layers.size if segment.seconds > 0 else self._per_layer
-        load = max(segment.load, 0.0) if segment.load < MOST_LOAD else MOST_LOAD
+        load = max(segment.load, 0.0) if segment.load < MAX_LOAD else MAX_LOAD
         return _nanoseconds(per_layer / (1 - load))
 
     def _troubles(self, trip: _Trip) -> list[str]:
@@ -280,10 +282,10 @@ class _Prices:
 
 
 def _nanoseconds(seconds: float) -> int:
-    return round(min(max(seconds, 0.0), LONGEST) * _SECOND)
+    return round(min(max(seconds, 0.0), MAX_TRUSTED_S) * _NS_PER_S)
 
 
-def _told_time(trip: _Trip) -> str:
+def _format_time(trip: _Trip) -> str:
     return f"{trip.nanoseconds / 1e6:.1f} ms"
 
 

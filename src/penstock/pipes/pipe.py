@@ -26,7 +26,7 @@ class View(Protocol):
 
     def pipe(self) -> MetaPipe: ...
 
-    def lives(self) -> Mapping[str, int]:
+    def epochs(self) -> Mapping[str, int]:
         """The present life (epoch) of every node that is there."""
 
     def draining(self) -> frozenset[str]:
@@ -84,8 +84,8 @@ class Pipe:
             frozenset() if self._view is None else frozenset(Hop(meta.layers, meta.node) for meta in self._view.pipe().segments)
         )
 
-    def lives(self) -> Mapping[str, int]:
-        return {} if self._view is None else self._view.lives()
+    def epochs(self) -> Mapping[str, int]:
+        return {} if self._view is None else self._view.epochs()
 
     def draining(self) -> frozenset[str]:
         return frozenset() if self._view is None else self._view.draining()
@@ -96,7 +96,7 @@ class Pipe:
             job.hidden = pack(job.hidden)
         self._send(node, job)
 
-    def tell(self, node: str, message: Control) -> None:
+    def send_control(self, node: str, message: Control) -> None:
         self._send(node, message)
 
     @property

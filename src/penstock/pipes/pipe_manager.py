@@ -67,7 +67,7 @@ class _View:
             self._folded = folded
         return folded[1]
 
-    def lives(self) -> Mapping[str, int]:
+    def epochs(self) -> Mapping[str, int]:
         return {record.node: record.epoch for record in self._manager.records}
 
     def draining(self) -> frozenset[str]:

@@ -43,5 +43,5 @@ def _pipe(model: str, shape: str, num_layers: int, segments: Iterable[MetaModel]
 
 def _depth(segments: Iterable[MetaModel]) -> int:
     """How many layers most nodes say that the model has. The shape should settle it, but a peer may say anything."""
-    said = Counter(num_layers for _, num_layers in sorted({(segment.node, segment.num_layers) for segment in segments}))
-    return min(said, key=lambda num_layers: (-said[num_layers], num_layers))
+    votes = Counter(num_layers for _, num_layers in sorted({(segment.node, segment.num_layers) for segment in segments}))
+    return min(votes, key=lambda num_layers: (-votes[num_layers], num_layers))

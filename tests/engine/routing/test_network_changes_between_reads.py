@@ -38,7 +38,7 @@ class ChangingView:
         self.reads_left -= 1
         return self._before if self.reads_left >= 0 else self._after
 
-    def lives(self) -> Mapping[str, int]:
+    def epochs(self) -> Mapping[str, int]:
         return {found.node: 7 for found in self.pipe().segments}
 
     def draining(self) -> frozenset[str]:
@@ -68,7 +68,7 @@ def test_a_route_over_a_node_that_leaves_while_it_is_opened_is_known_to_have_los
     view.reads_left = 0
     if (route := opener.opening) is not None:
         assert route.reach == WHOLE.segments[0].kv_blocks
-        assert route.lives["b"] != view.lives().get("b", -1)
+        assert route.epochs["b"] != view.epochs().get("b", -1)
 
 
 @pytest.mark.parametrize("reads", range(5))
@@ -80,7 +80,7 @@ def test_a_node_that_joins_while_a_route_is_opened_is_compared_with_it_later(rea
     route = opener.opening
     assert route is not None
     [hop] = route.hops
-    assert hop.node == "c" or opener.is_outdone(route), "c is quicker by far"
+    assert hop.node == "c" or opener.has_better_path(route), "c is quicker by far"
 
 
 @pytest.mark.parametrize("reads", range(3))

@@ -208,9 +208,9 @@ class World:
             for replica in replicas:
                 assert len(replica.table) == own(stage).pool.blocks_for(replica.kv_len)
         assert self.engine._processor.in_flight <= self.window
-        assert sum(job.lifted for job, _ in self.jobs if job.open) <= 1, "one at a time"
+        assert sum(job.promoted for job, _ in self.jobs if job.open) <= 1, "one at a time"
         for job, updates in self.jobs:
-            assert job.priority < 0 or not job.lifted, "only background jobs are lifted"
+            assert job.priority < 0 or not job.promoted, "only background jobs are lifted"
             finals = [u for u in updates if isinstance(u, JobDone | JobFailed)]
             assert len(finals) <= 1
             if finals:

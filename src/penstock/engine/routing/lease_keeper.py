@@ -10,7 +10,7 @@ from penstock.engine.routing.route_opener import ActiveRoute
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 from penstock.pipes.pipe import Pipe
 
-PING_EVERY = 0.5  # seconds
+PING_INTERVAL_S = 0.5  # seconds
 IDLE_BLOCKS = 64  # that an origin without work would like to have
 
 
@@ -32,12 +32,12 @@ class LeaseKeeper:
         """Ask all nodes of the route, when it is time. The answer of this one comes at once; a Bounce: it has no such route."""
         if now < self._ping_at:
             return None
-        self._ping_at = now + PING_EVERY
+        self._ping_at = now + PING_INTERVAL_S
         wanted = self._wanted(route)
         for node in sorted(route.nodes):
             ping = Ping(route.id, int(now * 1e9), wanted)
             if node != self._pipe.node:
-                self._pipe.tell(node, ping)
+                self._pipe.send_control(node, ping)
                 continue
             answer = self._host.ping(node, ping)
             if isinstance(answer, Bounce):
@@ -46,19 +46,19 @@ class LeaseKeeper:
         return None
 
     def on_pong(self, route: ActiveRoute, sender: str, pong: Pong) -> None:
-        now, asked, remote = self._clock(), pong.stamp / 1e9, sender != self._pipe.node
+        now, sent_at, remote = self._clock(), pong.stamp / 1e9, sender != self._pipe.node
         if remote:
-            route.heard[sender] = now
+            route.last_heard[sender] = now
         route.shares[sender] = max(1, pong.target)
-        if route.settled is not None and asked >= route.settled:
+        if route.settled_at is not None and sent_at >= route.settled_at:
             route.granted[sender] = max(1, pong.blocks)
         if pong.stamp and remote:
-            self._round_trips[sender] = max(0.0, now - asked)
-            route.answered[sender] = max(route.answered[sender], min(asked, now))
+            self._round_trips[sender] = max(0.0, now - sent_at)
+            route.last_answered[sender] = max(route.last_answered[sender], min(sent_at, now))
         capacity = self._sequences.pool.capacity
         if not pong.stamp and pong.target < capacity:  # nobody asked: blocks are called back
             self._shrink(route)
-        elif not pong.stamp and pong.blocks > capacity and route.settled is not None:
+        elif not pong.stamp and pong.blocks > capacity and route.settled_at is not None:
             self._resize(route, capacity)  # ... that we do not count on, since other nodes have fewer
         if route.blocks > self._sequences.pool.capacity:
             self._resize(route, route.blocks)
@@ -81,6 +81,6 @@ class LeaseKeeper:
 
     def _resize(self, route: ActiveRoute, blocks: int) -> None:
         self._sequences.resize(blocks)
-        route.resized, route.settled = self._sequences.newest_notice, None
+        route.resized, route.settled_at = self._sequences.newest_notice, None
         for node, granted in route.granted.items():
             route.granted[node] = min(granted, blocks)  # it takes the rest back when it hears this

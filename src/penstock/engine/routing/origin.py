@@ -13,7 +13,7 @@ from penstock.domain.job import HOLDS_KV, Sequence
 from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Pong, RouteOffer
 from penstock.domain.route import RouteId, legs_of
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
-from penstock.engine.routing.lease_keeper import PING_EVERY, LeaseKeeper
+from penstock.engine.routing.lease_keeper import PING_INTERVAL_S, LeaseKeeper
 from penstock.engine.routing.outage import Outage, WaitLimits
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.route_opener import ActiveRoute, RouteOpener
@@ -27,15 +27,15 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.route")
 
-LEAST_WAIT = 2.0  # seconds: nothing in flight is given up before
-PATIENCE = 5.0  # ... nor before so many times what it should take
-UNKNOWN_WAIT = 60.0  # seconds, while nobody knows how long it should take; doubled each time that it was too short
-AWAY = 0.1  # seconds between two looks at the clock: more, and our own thread was in a pass
-OVERTAKEN = 0.25  # seconds for a NetworkJob that a later one has overtaken
-SILENT = 4.0  # seconds without a word from a node's compute thread
-LOSSES = 3  # in a row, and the route counts as broken
-REFUSALS, FINAL_REFUSALS = 24, 64  # of one sequence in a row: then another route is tried, then its job ends
-WEIGHT = 8  # a refusal counts for so many, unless the loss of a message explains it
+MIN_LOSS_TIMEOUT_S = 2.0  # seconds: nothing in flight is given up before
+LOSS_TIMEOUT_FACTOR = 5.0  # ... nor before so many times what it should take
+UNMEASURED_TIMEOUT_S = 60.0  # seconds, while nobody knows how long it should take; doubled each time that it was too short
+OWN_STALL_S = 0.1  # seconds between two looks at the clock: more, and our own thread was in a pass
+OVERTAKEN_TIMEOUT_S = 0.25  # seconds for a NetworkJob that a later one has overtaken
+MIN_SILENCE_TIMEOUT_S = 4.0  # seconds without a word from a node's compute thread
+MAX_CONSECUTIVE_LOSSES = 3  # in a row, and the route counts as broken
+REROUTE_REFUSALS, MAX_REFUSALS = 24, 64  # of one sequence in a row: then another route is tried, then its job ends
+REFUSAL_WEIGHT = 8  # a refusal counts for so many, unless the loss of a message explains it
 
 
 @dataclass(slots=True)
@@ -68,30 +68,30 @@ class Origin:
         self.sequences, self.window, self.stats = sequences, Window(), stats
         self.route: ActiveRoute | None = None
         self.in_flight: dict[int, InFlight] = {}
-        self.at_home: set[int] = set()  # NetworkJobs that came back and are not sampled from yet
+        self.returned: set[int] = set()  # NetworkJobs that came back and are not sampled from yet
         self.ends_seconds = 0.0  # what embedding and head take, smoothed
         self._config, self._pipe, self._scheduler = config, pipe, Scheduler(config, predictor)
         self.epoch, self._width, self._clock = epoch, width, clock
         self.opener = RouteOpener(config, pipe, host, epoch=epoch, width=width, lease=lease, numbers=route_numbers, clock=clock)
-        self._pause, self._hopeless = Outage(stats), WaitLimits(pipe, sequences, recovery_timeout)
+        self._outage, self._wait_limits = Outage(stats), WaitLimits(pipe, sequences, recovery_timeout)
         self._next_number = 0
         self._lease = LeaseKeeper(pipe, host, sequences, self.opener.round_trips, clock)
         self._last_tick = 0.0
         self._losses = 0
-        self._last_home = 0.0  # when a NetworkJob came home
+        self._last_return = 0.0  # when a NetworkJob came home
         self._suspect = ""  # who sent back something else since then
-        self._fruitless = 0  # routes in a row on which nothing came home
+        self._failed_routes = 0  # routes in a row on which nothing came home
 
     # ---- granting ----
 
     def grant(self) -> tuple[NetworkJob | None, bool]:
         """A NetworkJob for whoever can go on now, and whether anything was decided at all."""
         route, sequences = self.route, self.sequences
-        if route is None or not (sequences.queued or sequences.holders or sequences.has_news):
+        if route is None or not (sequences.queued or sequences.holders or sequences.has_new_notices):
             return None, False
         now = self._clock()
         window = self._window(route)
-        if len(self.in_flight) + len(self.at_home) >= window:
+        if len(self.in_flight) + len(self.returned) >= window:
             return None, False
         output = self._scheduler.schedule(
             sequences.pool,
@@ -104,14 +104,14 @@ class Origin:
         )
         self.stats.prompt_tokens += sum(grant.n for grant in output.grants if not grant.seq.decoding)
         spans = sequences.on_schedule(output)
-        if not spans and (not sequences.has_news or self.in_flight or self.at_home):
+        if not spans and (not sequences.has_new_notices or self.in_flight or self.returned):
             return None, bool(output)
         # with nothing to compute, an empty NetworkJob still carries the notices: stages get their blocks back
         job = NetworkJob(route.id, self._next_number, spans, sequences.take_notices())
         self._next_number += 1
         tokens = sum(span.n for span in spans)
         newest = job.notices[-1].number if job.notices else -1
-        self.in_flight[job.number] = InFlight(tuple(spans), tokens, now, now + self._patience(tokens), newest)
+        self.in_flight[job.number] = InFlight(tuple(spans), tokens, now, now + self._loss_timeout(tokens), newest)
         return job, True
 
     def _window(self, route: ActiveRoute) -> int:
@@ -121,11 +121,11 @@ class Origin:
             return len(route.hops)
         return self.window.size
 
-    def _patience(self, tokens: int) -> float:
+    def _loss_timeout(self, tokens: int) -> float:
         """Seconds after which a NetworkJob of so many tokens counts as lost."""
         if not self.window.measured:
-            return UNKNOWN_WAIT * 2.0 ** min(self._losses + self._fruitless, 8)
-        return max(LEAST_WAIT, PATIENCE * (self.window.predicted(tokens) + self.window.round_trip))
+            return UNMEASURED_TIMEOUT_S * 2.0 ** min(self._losses + self._failed_routes, 8)
+        return max(MIN_LOSS_TIMEOUT_S, LOSS_TIMEOUT_FACTOR * (self.window.predicted(tokens) + self.window.round_trip))
 
     # ---- coming home ----
 
@@ -142,14 +142,14 @@ class Origin:
             sent.home = True
             return True
         logger.warning("node %s sent back something else than it was sent", sender)
-        self._lose_to(sender, job.number)
+        self._blame_loss(sender, job.number)
         return False
 
-    def refuse_home(self, job: NetworkJob) -> None:
+    def reject_returned(self, job: NetworkJob) -> None:
         """What came back are no numbers."""
         if self.route is not None:
             logger.warning("node %s sent back numbers that are none", self.route.hops[-1].node)
-            self._lose_to(self.route.hops[-1].node, job.number)
+            self._blame_loss(self.route.hops[-1].node, job.number)
 
     def on_returned(self, job: NetworkJob) -> None:
         """A NetworkJob has passed all stages."""
@@ -157,32 +157,32 @@ class Origin:
         if sent is None or self.route is None:
             return
         now = self._clock()
-        self.at_home.add(job.number)
-        self._losses, self._fruitless, self._suspect = 0, 0, ""
+        self.returned.add(job.number)
+        self._losses, self._failed_routes, self._suspect = 0, 0, ""
         self.opener.on_success()
-        self.route.served, self._last_home = True, now
+        self.route.served, self._last_return = True, now
         self.sequences.acknowledge(sent.notice)
-        if self.route.settled is None and sent.notice >= self.route.resized:
-            self.route.settled = now
+        if self.route.settled_at is None and sent.notice >= self.route.resized:
+            self.route.settled_at = now
         if sent.tokens and self.route.nodes != {self._pipe.node}:
             self._measure(self.route, sent, job, now)
         for number, other in self.in_flight.items():
             if number < job.number:  # overtaken: it will hardly come any more
-                other.deadline = min(other.deadline, now + OVERTAKEN)
+                other.deadline = min(other.deadline, now + OVERTAKEN_TIMEOUT_S)
         last = self.route.hops[-1].node
         self._on_refusals(self.route, job.refusals)
         for span in {*sent.spans} - {*job.spans}:  # no stage ran it, and none complained
             seq = self.sequences.get(span)
-            if seq is not None and not self._is_enough(seq, last, "lost track of it", WEIGHT):
-                self._go_back([span])
+            if seq is not None and not self._count_refusal(seq, last, "lost track of it", REFUSAL_WEIGHT):
+                self._rewind_spans([span])
 
     def done(self, job: NetworkJob) -> None:
         """Nothing is left to do for a NetworkJob that came home: whoever was in it can be granted again."""
-        self.at_home.discard(job.number)
+        self.returned.discard(job.number)
 
     def on_progress(self, seqs: Iterable[Sequence]) -> None:
         """Tokens came out, or rows of an embedding: answers that had stood still go on."""
-        self._pause.go_on(seqs, self._clock())
+        self._outage.record_resumed(seqs, self._clock())
 
     def _measure(self, route: ActiveRoute, sent: InFlight, job: NetworkJob, now: float) -> None:
         elapsed = now - sent.sent
@@ -204,7 +204,7 @@ class Origin:
             logger.info("node %s refused a span of sequence %d: %s", refusal.node, seq.seq_id, refusal.verdict.name)
             what = "could not compute it" if refusal.verdict is Verdict.FAILED else "lost track of it"
             node = refusal.node if refusal.node in route.nodes else route.hops[-1].node  # others may say anything
-            if self._is_enough(seq, node, what, 1 if lost else WEIGHT):
+            if self._count_refusal(seq, node, what, 1 if lost else REFUSAL_WEIGHT):
                 continue
             if lost:
                 self.sequences.rewind_seq(seq)
@@ -212,13 +212,18 @@ class Origin:
                 seq.prefix_trusted = seq.prefix_trusted and refusal.verdict is not Verdict.GAP
                 self.sequences.preempt_seq(seq)
 
-    def _is_enough(self, seq: Sequence, node: str, what: str, weight: int) -> bool:
+    def _count_refusal(self, seq: Sequence, node: str, what: str, weight: int) -> bool:
         """A node did not do its part for a sequence. Where that goes on, another route is taken, or the job ends."""
         seq.refused += weight
-        if seq.refused >= FINAL_REFUSALS:
+        if seq.refused >= MAX_REFUSALS:
             self.sequences.fail(seq.job, ComputeFailed(f"Node {node} {what}." if node else what, hint="Try the request again."))
             return True
-        if seq.refused < REFUSALS or self.route is None or node not in self.route.nodes or not self.opener.other_path({node}):
+        if (
+            seq.refused < REROUTE_REFUSALS
+            or self.route is None
+            or node not in self.route.nodes
+            or not self.opener.other_path({node})
+        ):
             return False
         self.lose_route(f"node {node} refuses work", avoid=[node])
         return True
@@ -232,9 +237,9 @@ class Origin:
             return
         self.stats.lost_jobs += 1
         self.sequences.resend_notices()
-        self._go_back(sent.spans)
+        self._rewind_spans(sent.spans)
 
-    def _lose_to(self, node: str, number: int) -> None:
+    def _blame_loss(self, node: str, number: int) -> None:
         """... because of this node; which happens, but not all the time."""
         sent = self.in_flight.get(number)
         if sent is None:
@@ -243,10 +248,10 @@ class Origin:
         for span in sent.spans:
             seq = self.sequences.get(span)
             if seq is not None:
-                self._is_enough(seq, node, "sent back something else", 1)
+                self._count_refusal(seq, node, "sent back something else", 1)
         self.lose_job(number)
 
-    def _go_back(self, spans: Iterable[Span]) -> None:
+    def _rewind_spans(self, spans: Iterable[Span]) -> None:
         for span in spans:
             seq = self.sequences.get(span)
             if seq is not None and seq.step_processed < span.end:
@@ -265,20 +270,20 @@ class Origin:
             self.stats.last_break = reason
             # answers stand still from when that was sent which never came back, not only since it was noticed
             since = min((sent.sent for sent in self.in_flight.values()), default=self._clock())
-            self._pause.begin(since, self.sequences.holders.values())
+            self._outage.begin(since, self.sequences.holders.values())
             self.opener.close(self.route)
         self.opener.give_up(reason, avoid)
         self.route, self._losses = None, 0
         if not lost.served:
-            self._fruitless += 1
+            self._failed_routes += 1
             self.opener.back_off()
         self.in_flight.clear()
-        self.at_home.clear()
+        self.returned.clear()
         self.window = Window()
         for seq in list(self.sequences.holders.values()):
             if seq.state in HOLDS_KV:  # the job may have ended just now, with another of its outputs
                 self.sequences.preempt_seq(seq)
-                self._is_enough(seq, "", f"Routes break again and again: {reason}.", 1)
+                self._count_refusal(seq, "", f"Routes break again and again: {reason}.", 1)
 
     def leave(self) -> None:
         """Free what is held elsewhere; this node goes."""
@@ -296,10 +301,10 @@ class Origin:
     def on_offer(self, sender: str, offer: RouteOffer) -> None:
         known = [route.id for route in (self.route, self.opener.opening) if route is not None]
         if offer.blocks and offer.route.origin == self._pipe.node and offer.route not in known:
-            self._pipe.tell(sender, CloseRoute(offer.route))  # the question was overtaken by our taking it back
+            self._pipe.send_control(sender, CloseRoute(offer.route))  # the question was overtaken by our taking it back
         self._use(self.opener.on_offer(sender, offer))
 
-    def on_unasked(self, node: str, route: RouteId) -> None:
+    def on_open_unsent(self, node: str, route: RouteId) -> None:
         """The question for a route could not be handed to a node."""
         if self.opener.opening is not None and self.opener.opening.id == route:
             self.opener.give_up(f"node {node} cannot be reached", avoid=[node])
@@ -309,7 +314,7 @@ class Origin:
         if route is None:
             return
         self.route, self._next_number = route, 0
-        route.answered = dict.fromkeys(route.heard, self._clock())
+        route.last_answered = dict.fromkeys(route.last_heard, self._clock())
         pool = BlockPool(route.blocks, self._config.block_size, prefix_cache=self._config.prefix_cache)
         self.sequences.use(pool)
         if self._pipe.networked:
@@ -332,7 +337,7 @@ class Origin:
                 after = [leg.successor for leg in legs_of(route.hops, self._pipe.node).get(sender, ())]
                 self.lose_route(f"node {sender} cannot reach {' or '.join(after)}", avoid=set(after) - {self._pipe.node})
             case _:
-                self._lose_to(sender, bounce.number)
+                self._blame_loss(sender, bounce.number)
 
     def on_unsent(self, node: str, number: int) -> None:
         """A NetworkJob of ours could not be handed to the first node of its route."""
@@ -341,23 +346,23 @@ class Origin:
 
     def on_change(self) -> None:
         """The network has changed: nodes came, went, or say that they will go."""
-        lives = self._pipe.lives()
+        epochs = self._pipe.epochs()
         route = self.route or self.opener.opening
         if route is not None:
-            gone = [node for node, life in route.lives.items() if lives.get(node, -1) != life]
+            gone = [node for node, life in route.epochs.items() if epochs.get(node, -1) != life]
             if gone:
                 self.lose_route(f"node {' and '.join(gone)} is gone")
             elif leaving := self._leaving(route):
                 self.lose_route(f"node {leaving} is leaving")
-        if self.route is not None and self._is_idle() and self.opener.is_outdone(self.route):
+        if self.route is not None and self._is_idle() and self.opener.has_better_path(self.route):
             logger.info("the route %s gives way to a better one", self.route)
             self.opener.close(self.route)
             self.route, self.window = None, Window()
         if self.route is None:
-            self.opener.hurry()
+            self.opener.retry_now()
 
     def _is_idle(self) -> bool:
-        return not (self.in_flight or self.at_home or self.sequences.queued or self.sequences.holders)
+        return not (self.in_flight or self.returned or self.sequences.queued or self.sequences.holders)
 
     def _leaving(self, route: ActiveRoute) -> str:
         """The nodes of the route that announced to leave, if there is a way without them; otherwise they finish what runs."""
@@ -372,29 +377,29 @@ class Origin:
     def tick(self) -> None:
         now = self._clock()
         away, self._last_tick = now - self._last_tick, now
-        if away > AWAY and self.route is not None:
-            self._excuse(self.route, away, now)
+        if away > OWN_STALL_S and self.route is not None:
+            self._excuse_own_stall(self.route, away, now)
         if self.route is None:
             self._use(self.opener.tick())
         overdue = [number for number, sent in self.in_flight.items() if self._is_overdue(sent, now)]
         for number in overdue:
-            self._losses += self.in_flight[number].sent >= self._last_home  # or else only this one was lost
+            self._losses += self.in_flight[number].sent >= self._last_return  # or else only this one was lost
             self.lose_job(number)
         if self.route is not None and self._pipe.networked:
-            self._keep(self.route, now)
+            self._check_health(self.route, now)
         if self.route is not None and (leaving := self._leaving(self.route)):
             self.lose_route(f"node {leaving} is leaving")
-        works = self.route is not None and (self.route.served or not self._fruitless)
-        self._hopeless.end(self.route if works else None, self.opener.trouble or self.stats.last_break, now)
+        works = self.route is not None and (self.route.served or not self._failed_routes)
+        self._wait_limits.end(self.route if works else None, self.opener.trouble or self.stats.last_break, now)
 
-    def _excuse(self, route: ActiveRoute, away: float, now: float) -> None:
+    def _excuse_own_stall(self, route: ActiveRoute, away: float, now: float) -> None:
         """Our own thread was in a pass for so long. Nobody was asked meanwhile, and nobody is late because of it."""
         for sent in self.in_flight.values():
             sent.deadline += away
-        for clocks in (route.heard, route.answered):
+        for clocks in (route.last_heard, route.last_answered):
             for node in clocks:
                 clocks[node] += away
-        route.stalled = now
+        route.stalled_at = now
 
     def _is_overdue(self, sent: InFlight, now: float) -> bool:
         if sent.home or self.route is None or self.route.nodes == {self._pipe.node}:
@@ -402,19 +407,19 @@ class Origin:
         if sent.deadline <= now or self.window.measured:
             return sent.deadline <= now
         # nobody knows how long it should take, but all nodes have answered all the time, so it is in no long pass
-        return now - max(sent.sent, self.route.stalled) > LEAST_WAIT * 2.0 ** min(self._losses, 8)
+        return now - max(sent.sent, self.route.stalled_at) > MIN_LOSS_TIMEOUT_S * 2.0 ** min(self._losses, 8)
 
-    def _keep(self, route: ActiveRoute, now: float) -> None:
+    def _check_health(self, route: ActiveRoute, now: float) -> None:
         unknown_here = self._lease.ping(route, now)
         if unknown_here is not None:
             self.on_bounce(self._pipe.node, unknown_here)
             return
-        if any(now - answered > LEAST_WAIT - PING_EVERY for answered in route.answered.values()):
-            route.stalled = now
-        patience = max(SILENT, self._patience(self._config.chunk))
-        silent = [node for node, heard in route.heard.items() if now - heard > patience]
+        if any(now - last_answered > MIN_LOSS_TIMEOUT_S - PING_INTERVAL_S for last_answered in route.last_answered.values()):
+            route.stalled_at = now
+        patience = max(MIN_SILENCE_TIMEOUT_S, self._loss_timeout(self._config.chunk))
+        silent = [node for node, last_heard in route.last_heard.items() if now - last_heard > patience]
         if silent:
             self.lose_route(f"node {' and '.join(silent)} is silent", avoid=silent)
-        elif self._losses >= LOSSES:
-            slowest = min(route.heard, key=lambda node: route.heard[node], default="")
+        elif self._losses >= MAX_CONSECUTIVE_LOSSES:
+            slowest = min(route.last_heard, key=lambda node: route.last_heard[node], default="")
             self.lose_route("nothing comes back", avoid={self._suspect or slowest} - {""})

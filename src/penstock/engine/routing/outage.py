@@ -14,7 +14,7 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.route")
 
-LEASE_WAIT = 20.0  # seconds that a prompt waits for memory that other nodes have leased
+LEASE_TIMEOUT_S = 20.0  # seconds that a prompt waits for memory that other nodes have leased
 
 
 class Outage:
@@ -23,29 +23,29 @@ class Outage:
     def __init__(self, stats: EngineStats) -> None:
         self._stats = stats
         self._since = 0.0
-        self._still: dict[int, Sequence] = {}  # those that have not gone on
+        self._stopped: dict[int, Sequence] = {}  # those that have not gone on
         self._count = 0
 
     def begin(self, since: float, stopped: Iterable[Sequence]) -> None:
         """Answers stand still since then. A break within a pause only makes it longer."""
-        if not self._still:
+        if not self._stopped:
             self._since, self._count = since, 0
-        self._still |= {seq.seq_id: seq for seq in stopped}
-        self._count = max(self._count, len(self._still))
+        self._stopped |= {seq.seq_id: seq for seq in stopped}
+        self._count = max(self._count, len(self._stopped))
 
-    def go_on(self, seqs: Iterable[Sequence], now: float) -> None:
+    def record_resumed(self, seqs: Iterable[Sequence], now: float) -> None:
         """These have a token again, or what else they are computed for."""
-        if not self._still:
+        if not self._stopped:
             return
-        first = len(self._still) == self._count
-        went_on = [self._still.pop(seq.seq_id) for seq in seqs if seq.seq_id in self._still]
+        first = len(self._stopped) == self._count
+        went_on = [self._stopped.pop(seq.seq_id) for seq in seqs if seq.seq_id in self._stopped]
         if went_on and first:
             self._stats.recoveries += 1
             self._stats.last_pause = now - self._since
-        self._still = {number: seq for number, seq in self._still.items() if seq.state not in TERMINAL}
+        self._stopped = {number: seq for number, seq in self._stopped.items() if seq.state not in TERMINAL}
         if went_on:
             self._stats.longest_wait = now - self._since
-        if went_on and not self._still:
+        if went_on and not self._stopped:
             pause, last = self._stats.last_pause, self._stats.longest_wait
             which = "an answer goes" if self._count == 1 else f"{self._count} answers go"
             logger.warning("%s on after a pause: the first after %.2f s, the last after %.2f s", which, pause, last)
@@ -57,7 +57,7 @@ class WaitLimits:
     def __init__(self, pipe: Pipe, sequences: EngineSequenceManager, recovery_timeout: float) -> None:
         self._pipe, self._sequences, self._recovery_timeout = pipe, sequences, recovery_timeout
         self._unserved_since: float | None = None
-        self._cramped: dict[int, float] = {}  # since when a sequence waits for more memory than the route has
+        self._starved_since: dict[int, float] = {}  # since when a sequence waits for more memory than the route has
 
     def end(self, route: ActiveRoute | None, trouble: str, now: float) -> None:
         """End those that have waited long enough; `route` is None while there is none that works."""
@@ -81,12 +81,12 @@ class WaitLimits:
 
     def _end_starved(self, waiting: list[Sequence], now: float) -> None:
         pool = self._sequences.pool
-        cramped = [seq for seq in waiting if pool.blocks_for(seq.least_length) > pool.capacity]
-        self._cramped = {seq.seq_id: self._cramped.get(seq.seq_id, now) for seq in cramped}
-        for seq in cramped:
-            if now - self._cramped[seq.seq_id] > LEASE_WAIT and seq.job.open:
+        starved = [seq for seq in waiting if pool.blocks_for(seq.min_length) > pool.capacity]
+        self._starved_since = {seq.seq_id: self._starved_since.get(seq.seq_id, now) for seq in starved}
+        for seq in starved:
+            if now - self._starved_since[seq.seq_id] > LEASE_TIMEOUT_S and seq.job.open:
                 error = NotReady(
-                    f"The prompt needs KV memory for {seq.least_length} tokens, and other nodes' work leaves "
+                    f"The prompt needs KV memory for {seq.min_length} tokens, and other nodes' work leaves "
                     f"{pool.capacity * pool.block_size}.",
                     hint="Try again later, shorten it, or give the nodes more KV memory (kv_memory).",
                 )

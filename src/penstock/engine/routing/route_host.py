@@ -15,12 +15,12 @@ from penstock.engine.routing.stage import Stage
 
 CREDITS = 32  # NetworkJobs of one route on this node at once
 MAX_ROUTES = 64  # of all origins together
-LONGEST_LEASE = 600.0  # seconds, whatever is asked for
-REORDER_WAIT = 0.03  # seconds for a NetworkJob that others have overtaken
-LEAST_BLOCKS = 2  # a lease with less is of no use
-RECALL_TIME = 0.3  # seconds until blocks that were recalled should have come back
-RECALL_PATIENCE = 30.0  # seconds after which an origin that keeps what was called back loses its route
-STILL_WANTED = 4.0  # seconds for which an origin that found no memory counts: longer than it waits before it asks again
+MAX_LEASE_S = 600.0  # seconds, whatever is asked for
+REORDER_TIMEOUT_S = 0.03  # seconds for a NetworkJob that others have overtaken
+MIN_LEASE_BLOCKS = 2  # a lease with less is of no use
+RECALL_RETRY_S = 0.3  # seconds until blocks that were recalled should have come back
+RECALL_TIMEOUT_S = 30.0  # seconds after which an origin that keeps what was called back loses its route
+WAITING_TTL_S = 4.0  # seconds for which an origin that found no memory counts: longer than it waits before it asks again
 
 
 class Arrivals:
@@ -48,7 +48,7 @@ class Arrivals:
         if number > self._next + CREDITS:  # far ahead: what is missing before it will not come any more
             before = [self._held.pop(held)[0] for held in sorted(self._held)]
             self._next = number
-        self._held[number] = (job, now + REORDER_WAIT)
+        self._held[number] = (job, now + REORDER_TIMEOUT_S)
         return [*before, *self._ready()]
 
     def overdue(self, now: float) -> list[NetworkJob]:
@@ -87,11 +87,11 @@ class HostedRoute:
     parts: Mapping[int, RoutePart]  # of the legs, one for each stage on them, by their first layer
     width: int
     lease: float
-    heard: float  # when anything came of it
+    last_heard: float  # when anything came of it
     wants: int = 0  # blocks
-    owes: float | None = None  # since when it keeps blocks that were called back
+    overdue_since: float | None = None  # since when it keeps blocks that were called back
     arrivals: dict[int, Arrivals] = field(default_factory=dict)
-    here: int = 0  # NetworkJobs that are on this node now
+    jobs_here: int = 0  # NetworkJobs that are on this node now
 
     def successor(self, layer: int) -> str:
         """Who comes after the leg that ends here."""
@@ -116,10 +116,10 @@ class RouteHost:
         self._stages, self._model, self._shape, self._block_size = stages, model, shape, block_size
         self._width, self._clock = width, clock
 
-    def open(self, sender: str, ask: OpenRoute) -> RouteOffer:
+    def open(self, sender: str, request: OpenRoute) -> RouteOffer:
         """Lease blocks to a route, or say why not."""
-        route = ask.route
-        problem = self._problem(sender, ask)
+        route = request.route
+        problem = self._refusal_reason(sender, request)
         if problem:
             return RouteOffer(route, reason=problem)
         for known in [known for known in self.routes if known.origin == route.origin and known < route]:
@@ -127,15 +127,15 @@ class RouteHost:
         if route not in self.routes:
             if len(self.routes) >= MAX_ROUTES:
                 return RouteOffer(route, reason="too many routes pass this node", retry_after=1.0)
-            parts = [part for leg in ask.legs for part in self._parts(leg)]
-            blocks = min(ask.blocks, *(part.stage.unleased for part in parts))
-            if (blocks < LEAST_BLOCKS or sender in self._waiting) and len(self._waiting) < MAX_ROUTES:
-                self._waiting[sender] = self._clock() + STILL_WANTED
-            if blocks < LEAST_BLOCKS:
-                return RouteOffer(route, reason="all its KV memory is leased (some is called back)", retry_after=RECALL_TIME)
+            parts = [part for leg in request.legs for part in self._parts(leg)]
+            blocks = min(request.blocks, *(part.stage.unleased for part in parts))
+            if (blocks < MIN_LEASE_BLOCKS or sender in self._waiting) and len(self._waiting) < MAX_ROUTES:
+                self._waiting[sender] = self._clock() + WAITING_TTL_S
+            if blocks < MIN_LEASE_BLOCKS:
+                return RouteOffer(route, reason="all its KV memory is leased (some is called back)", retry_after=RECALL_RETRY_S)
             for part in parts:
-                part.stage.open(route, blocks, prefix_cache=ask.prefix_cache)
-            self._enter(ask, parts)
+                part.stage.open(route, blocks, prefix_cache=request.prefix_cache)
+            self._enter(request, parts)
         return RouteOffer(route, blocks=self._granted(self.routes[route]), credits=CREDITS)
 
     def close(self, route: RouteId) -> None:
@@ -143,7 +143,7 @@ class RouteHost:
             for stage in self._stages.values():
                 stage.close(route)
 
-    def close_others(self, alive: Mapping[str, int]) -> None:
+    def close_dead_origins(self, alive: Mapping[str, int]) -> None:
         """Free what origins hold that are gone, or have started anew: `alive` has the epoch of every live node. One that was
         never seen alive may be quicker than the news of it."""
         gone = self._alive - alive.keys()
@@ -155,7 +155,7 @@ class RouteHost:
         route = self.routes.get(ping.route)
         if route is None or sender != ping.route.origin:
             return Bounce(ping.route, -1, BounceReason.UNKNOWN_ROUTE)
-        route.heard, route.wants = self._clock(), ping.blocks
+        route.last_heard, route.wants = self._clock(), ping.blocks
         share = self._share(route)
         for stage in self._leased(route):
             if not self.draining:
@@ -170,11 +170,11 @@ class RouteHost:
         if not self._still_waiting and not any(granted < min(route.wants, share) for route, (granted, share) in have.items()):
             have = {}
         # who does not use what it has gives it back first
-        have = {route: (granted, min(share, max(route.wants, LEAST_BLOCKS))) for route, (granted, share) in have.items()}
+        have = {route: (granted, min(share, max(route.wants, MIN_LEASE_BLOCKS))) for route, (granted, share) in have.items()}
         over = {route: pong for route, pong in have.items() if pong[0] > pong[1]}
         for route in list(self.routes.values()):
-            route.owes = None if route not in over else now if route.owes is None else route.owes
-            if route.owes is not None and now - route.owes > RECALL_PATIENCE:
+            route.overdue_since = None if route not in over else now if route.overdue_since is None else route.overdue_since
+            if route.overdue_since is not None and now - route.overdue_since > RECALL_TIMEOUT_S:
                 self.close(route.id)
         return [Pong(route.id, 0, granted, share) for route, (granted, share) in over.items() if route.id in self.routes]
 
@@ -186,12 +186,12 @@ class RouteHost:
         leg = route.legs.get(job.current_layer)
         if leg is None or leg.predecessor != sender or (job.hidden is not None and job.hidden.width != route.width):
             return Bounce(job.route, job.number, BounceReason.MALFORMED)
-        route.heard = self._clock()
-        if route.here >= CREDITS * len(route.legs):
+        route.last_heard = self._clock()
+        if route.jobs_here >= CREDITS * len(route.legs):
             return Bounce(job.route, job.number, BounceReason.FLOOD)
-        return self._counted(route, route.arrivals[job.current_layer].take(job, self._clock()))
+        return self._count_jobs(route, route.arrivals[job.current_layer].take(job, self._clock()))
 
-    def hands_over(self, sender: str, route: RouteId) -> bool:
+    def is_predecessor(self, sender: str, route: RouteId) -> bool:
         """Whether this route's NetworkJobs come from that node. Anybody can name a route: what others send is not its origin's
         concern. Called from other threads too."""
         found = self.routes.get(route)
@@ -204,7 +204,7 @@ class RouteHost:
             for route in self.routes.values()
             for arrivals in route.arrivals.values()
             if arrivals.waiting
-            for job in self._counted(route, arrivals.overdue(now))
+            for job in self._count_jobs(route, arrivals.overdue(now))
         ]
 
     @property
@@ -212,39 +212,39 @@ class RouteHost:
         """Whether NetworkJobs wait for others that were sent before them."""
         return any(arrivals.waiting for route in self.routes.values() for arrivals in route.arrivals.values())
 
-    def left(self, route: RouteId) -> None:
+    def on_job_left(self, route: RouteId) -> None:
         """A NetworkJob has left this node."""
         found = self.routes.get(route)
         if found is not None:
-            found.here -= 1
+            found.jobs_here -= 1
 
     def expire(self) -> list[RouteId]:
         """Close the routes that nobody has spoken for."""
         now = self._clock()
-        gone = [route.id for route in self.routes.values() if now - route.heard > route.lease]
+        gone = [route.id for route in self.routes.values() if now - route.last_heard > route.lease]
         for route in gone:
             self.close(route)
         return gone
 
     # ---- inside ----
 
-    def _problem(self, sender: str, ask: OpenRoute) -> str:
-        route = ask.route
+    def _refusal_reason(self, sender: str, request: OpenRoute) -> str:
+        route = request.route
         if sender != route.origin:
             return "it was asked for in another node's name"
         if self.draining:
             return "the node is leaving"
-        if ask.model != self._model or ask.shape != self._shape:
+        if request.model != self._model or request.shape != self._shape:
             return f"the model is not the same here ({self._model})"
-        if ask.width != self._width:
-            return f"hidden states have {self._width} numbers here and {ask.width} there"
-        if ask.block_size != self._block_size:
-            return f"KV blocks have {self._block_size} tokens here and {ask.block_size} there (scheduler.block_size)"
+        if request.width != self._width:
+            return f"hidden states have {self._width} numbers here and {request.width} there"
+        if request.block_size != self._block_size:
+            return f"KV blocks have {self._block_size} tokens here and {request.block_size} there (scheduler.block_size)"
         if any(known.origin == route.origin and known.epoch > route.epoch for known in self.routes):
             return "a later start of that node has routes here"
-        if not ask.legs or any(not self._can_run(leg) for leg in ask.legs):
+        if not request.legs or any(not self._can_run(leg) for leg in request.legs):
             return "this node does not hold these layers"
-        parts = [part for leg in ask.legs for part in self._parts(leg)]
+        parts = [part for leg in request.legs for part in self._parts(leg)]
         if len({part.stage for part in parts}) < len(parts):  # the KV of a lease is one log for each stage
             return "a route passes a segment only once"
         return ""
@@ -266,12 +266,14 @@ class RouteHost:
         found = (stage for stage in self._stages.values() if stage.segment.layers.start <= layer < stage.segment.layers.end)
         return next(found, None)
 
-    def _enter(self, ask: OpenRoute, parts: Iterable[RoutePart]) -> None:
-        legs = {leg.layers.start: leg for leg in ask.legs}
+    def _enter(self, request: OpenRoute, parts: Iterable[RoutePart]) -> None:
+        legs = {leg.layers.start: leg for leg in request.legs}
         stays = {part.layers.start: part for part in parts}
-        route = HostedRoute(ask.route, legs, stays, ask.width, min(ask.lease, LONGEST_LEASE), self._clock(), ask.blocks)
+        route = HostedRoute(
+            request.route, legs, stays, request.width, min(request.lease, MAX_LEASE_S), self._clock(), request.blocks
+        )
         route.arrivals = {start: Arrivals() for start in legs}
-        self.routes[ask.route] = route
+        self.routes[request.route] = route
 
     def _leased(self, route: HostedRoute) -> list[Stage]:
         return [stage for stage in self._stages.values() if route.id in stage.leases]
@@ -299,7 +301,7 @@ class RouteHost:
         and start again, because another node on its way has none."""
         return len(self._waiting.keys() - {route.origin for route in self.routes})
 
-    def _counted(self, route: HostedRoute, jobs: Iterable[NetworkJob]) -> list[NetworkJob]:
+    def _count_jobs(self, route: HostedRoute, jobs: Iterable[NetworkJob]) -> list[NetworkJob]:
         ready = list(jobs)
-        route.here += len(ready)
+        route.jobs_here += len(ready)
         return ready

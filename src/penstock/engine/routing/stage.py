@@ -35,7 +35,7 @@ class Stage:
         self._unleased = list(range(segment.kv_blocks, 0, -1))
         self.leases: dict[RouteId, WorkerSequenceManager] = {}
         self.seconds = 0.0  # of compute in all
-        self.lately = 0.0  # seconds that a pass through all layers takes, smoothed
+        self.mean_pass_seconds = 0.0  # seconds that a pass through all layers takes, smoothed
         self.passes = self.shared_passes = 0  # shared: with Spans of more than one origin
 
     @property
@@ -68,14 +68,14 @@ class Stage:
         for job in jobs:
             verdicts = self.leases[job.route].on_schedule(job)
             if any(verdict is not Verdict.APPEND for verdict in verdicts):
-                self._leave_out(job, verdicts)
+                self._remove_spans(job, verdicts)
         full = [job for job in jobs if job.spans]
         if full:
             pieces = [BatchPiece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in full for s in job.spans]
             hidden = full[0].hidden if len(full) == 1 else torch.cat([job.hidden for job in full])
             out = self.segment.process(hidden, pieces, layers)
             if self._shared and not torch.isfinite(out).all():
-                out = out[self._leave_out_infinite(full, pieces, torch.isfinite(out).all(1).tolist())]
+                out = out[self._refuse_non_finite(full, pieces, torch.isfinite(out).all(1).tolist())]
             row = 0
             for job in full:
                 count = sum(span.n for span in job.spans)
@@ -92,7 +92,9 @@ class Stage:
         self.seconds += took
         if full:
             through_all = took * self.segment.layers.size / layers.size
-            self.lately = through_all if not self.lately else 0.9 * self.lately + 0.1 * through_all
+            self.mean_pass_seconds = (
+                through_all if not self.mean_pass_seconds else 0.9 * self.mean_pass_seconds + 0.1 * through_all
+            )
             self.passes += 1
             self.shared_passes += len({job.route.origin for job in full}) > 1
 
@@ -103,7 +105,7 @@ class Stage:
         del self._unleased[cut:]
         return taken
 
-    def _leave_out(self, job: NetworkJob, verdicts: Sequence[Verdict]) -> None:
+    def _remove_spans(self, job: NetworkJob, verdicts: Sequence[Verdict]) -> None:
         """Cut the Spans that are not to be run out of a NetworkJob; stale ones and repetitions need no answer."""
         kept: list[Span] = []
         rows: list[int] = []
@@ -125,7 +127,7 @@ class Stage:
             for span in job.spans:
                 lease.undo(span)
 
-    def _leave_out_infinite(self, jobs: Sequence[NetworkJob], pieces: Sequence[BatchPiece], finite: Sequence[bool]) -> list[int]:
+    def _refuse_non_finite(self, jobs: Sequence[NetworkJob], pieces: Sequence[BatchPiece], finite: Sequence[bool]) -> list[int]:
         """Refuse Spans that came out as no numbers, and leave none of those behind: in a block that another sequence gets later,
         even one that is masked would spoil what is read beside it. Returns the rows of the others."""
         rows: list[int] = []
@@ -143,7 +145,7 @@ class Stage:
                     self.leases[job.route].undo(span)
                 row = end
             if Verdict.FAILED in verdicts:
-                self._leave_out(job, verdicts)
+                self._remove_spans(job, verdicts)
         return rows
 
     def refusal(self, job: NetworkJob, span: Span, verdict: Verdict) -> Refusal:

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
-MOST = 16  # NetworkJobs in flight, whatever was measured
-GAIN = 0.95  # another size must make the cycle at least this much shorter
+MAX_IN_FLIGHT = 16  # NetworkJobs in flight, whatever was measured
+MIN_GAIN = 0.95  # another size must make the cycle at least this much shorter
 VOTES = 4  # NetworkJobs in a row that must say so: steps are noisy, and changing over costs
-FORGET = 0.98
+DECAY = 0.98
 SPLIT_PRIOR = 16.0  # until sizes vary: a step of so many tokens takes twice as long as one of none
-RECENT = 64
+RECENT_HOPS = 64
 
 
 class LinearFit:
@@ -28,11 +28,11 @@ class LinearFit:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, tokens: float, seconds: float) -> None:
-        self._n = self._n * FORGET + 1
-        self._x = self._x * FORGET + tokens
-        self._y = self._y * FORGET + seconds
-        self._xx = self._xx * FORGET + tokens * tokens
-        self._xy = self._xy * FORGET + tokens * seconds
+        self._n = self._n * DECAY + 1
+        self._x = self._x * DECAY + tokens
+        self._y = self._y * DECAY + seconds
+        self._xx = self._xx * DECAY + tokens * tokens
+        self._xy = self._xy * DECAY + tokens * seconds
 
     def at(self, tokens: float) -> float:
         if not self._n:
@@ -52,7 +52,7 @@ class Window:
         self.round_trip = 0.0  # of the last NetworkJob
         self._lines: dict[str, LinearFit] = {}  # of each node, over all steps
         self._decoding: dict[str, LinearFit] = {}  # ... and over those without prompts, whose tokens cost more each
-        self._hops: deque[float] = deque(maxlen=RECENT)
+        self._hops: deque[float] = deque(maxlen=RECENT_HOPS)
         self._votes = 0  # for more, or below zero for less
 
     def observe(
@@ -91,15 +91,15 @@ class Window:
 
     def aim(self, decodes: int, chunk: int, limit: int) -> None:
         """Move by one towards the best size for so many decodes, and for prompts in chunks if there are any."""
-        most = max(1, min(limit, MOST))
+        max_size = max(1, min(limit, MAX_IN_FLIGHT))
         wanted = self._for_chunks(chunk) if chunk else 1
-        if self.size < min(wanted, most):
+        if self.size < min(wanted, max_size):
             self.size, self._votes = self.size + 1, 0
             return
-        best = max(min(wanted, most), self._for_decodes(decodes, most))
+        best = max(min(wanted, max_size), self._for_decodes(decodes, max_size))
         vote = (best > self.size) - (best < self.size)
         self._votes = self._votes + vote if vote * self._votes > 0 else vote
-        if abs(self._votes) >= VOTES or self.size > most:
+        if abs(self._votes) >= VOTES or self.size > max_size:
             self.size, self._votes = self.size + vote, 0
 
     def cycle(self, decodes: int, size: int) -> float:
@@ -107,12 +107,12 @@ class Window:
         seconds = [line.at(part) for line in (self._decoding or self._lines).values()]
         return max(size * max(seconds, default=0.0), self.hops + sum(seconds))
 
-    def _for_decodes(self, decodes: int, most: int) -> int:
+    def _for_decodes(self, decodes: int, max_size: int) -> int:
         """The size with the shortest cycle; the present one, where that is hardly worse."""
-        sizes = range(1, max(1, min(decodes, most)) + 1)
+        sizes = range(1, max(1, min(decodes, max_size)) + 1)
         best = min(sizes, key=lambda size: self.cycle(decodes, size))
         present = min(self.size, sizes[-1])
-        return best if self.cycle(decodes, best) < GAIN * self.cycle(decodes, present) else present
+        return best if self.cycle(decodes, best) < MIN_GAIN * self.cycle(decodes, present) else present
 
     def _for_chunks(self, chunk: int) -> int:
         """Chunks of a prompt are all of one size, so as many as it takes to have the slowest node always busy."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-FORGET = 0.98
-WARM, OUTLIER = 20, 3.0  # after so many steps, one that takes so many times its prediction is cut to that
+DECAY = 0.98
+WARMUP_STEPS, OUTLIER_FACTOR = 20, 3.0  # after so many steps, one that takes so many times its prediction is cut to that
 MAX_CHUNK = 8192  # tokens; a mask grows with the square of it
 PRIOR = (5e-3, 1e-3, 1e-7)  # seconds: per step, per token, per token of context read; only until steps were seen
 
@@ -23,12 +23,12 @@ class StepTimePredictor:
 
     def observe(self, tokens: int, context: int, seconds: float) -> None:
         self._seen += 1
-        if self._seen > WARM:  # something else had the machine for a moment: that is not how long steps take
-            seconds = min(seconds, OUTLIER * max(self.step(tokens, context), 1e-4))
+        if self._seen > WARMUP_STEPS:  # something else had the machine for a moment: that is not how long steps take
+            seconds = min(seconds, OUTLIER_FACTOR * max(self.step(tokens, context), 1e-4))
         x = np.array([1.0, tokens, context]) / self._scale
-        gain = self._covariance @ x / (FORGET + x @ self._covariance @ x)
+        gain = self._covariance @ x / (DECAY + x @ self._covariance @ x)
         self._fit = self._fit + gain * (seconds - x @ self._fit)
-        covariance = (self._covariance - np.outer(gain, x @ self._covariance)) / FORGET
+        covariance = (self._covariance - np.outer(gain, x @ self._covariance)) / DECAY
         if np.trace(covariance) < 1e6:  # without variety in the steps it would grow without bound
             self._covariance = covariance
         a, b, c = np.maximum(self._fit / self._scale, 0.0).tolist()

@@ -33,11 +33,11 @@ class SchedulerOutput:
     grants: list[Grant] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     ignored: list[Sequence] = field(default_factory=list)
-    lifted: Job | None = None  # a background job that ranks like the others from the next round on
+    promoted: Job | None = None  # a background job that ranks like the others from the next round on
     reach: int = 0  # blocks that a sequence can have at most
 
     def __bool__(self) -> bool:
-        return bool(self.grants or self.preempted or self.ignored or self.lifted)
+        return bool(self.grants or self.preempted or self.ignored or self.promoted)
 
 
 class Scheduler:
@@ -62,8 +62,8 @@ class Scheduler:
         `reach` blocks waits for them.
         """
         round_ = _Round(pool, self._config, holders, lambda seq: self._urgency(seq, now), reach or pool.capacity)
-        round_.out.lifted = to_promote([*queued, *holders], now)
-        round_.make_way(queued)
+        round_.out.promoted = to_promote([*queued, *holders], now)
+        round_.preempt_for_priority(queued)
         ready = [seq for seq in holders if seq.state is SequenceState.PAUSED and seq.remaining > 0]
         decodes = [seq for seq in ready if seq.decoding]
         if len(decodes) > pool.available:
@@ -80,7 +80,7 @@ class Scheduler:
             prompts += queued
         for seq in sorted(prompts, key=round_.urgency):
             if seq.state is SequenceState.PAUSED:
-                round_.go_on(seq)
+                round_.continue_prompt(seq)
             elif admitting:
                 admitting = round_.admit(seq)
         round_.drop_ignored_jobs()
@@ -140,12 +140,12 @@ class _Round:
     def may_admit(self) -> bool:
         return self.budget > 0 and self._running < self._config.max_sequences
 
-    def make_way(self, queued: Collection[Sequence]) -> None:
+    def preempt_for_priority(self, queued: Collection[Sequence]) -> None:
         """Jobs of lower priority give way to one that waits for memory or a place, if that lets it in. Equals wait."""
         if not self._holders or not queued:
             return
         lowest = min(seq.job.effective_priority for seq in self._holders)
-        above = [seq for seq in queued if seq.job.effective_priority > lowest and not self._waits_for_its_prefix(seq)]
+        above = [seq for seq in queued if seq.job.effective_priority > lowest and not self._waits_for_first_output(seq)]
         if not above:
             return
         newcomer = min(above, key=self.urgency)
@@ -170,7 +170,7 @@ class _Round:
         if self._make_room(need, seq):
             self._grant(seq, 1, need)
 
-    def go_on(self, seq: Sequence) -> None:
+    def continue_prompt(self, seq: Sequence) -> None:
         """Another chunk of a prompt that is partly done."""
         if seq.seq_id in self._gone or self.budget <= 0:
             return
@@ -185,11 +185,11 @@ class _Round:
         """A new prompt, if all of it fits. False ends the round: nobody overtakes a prompt that waits for memory."""
         if not self.may_admit():
             return False
-        if self._waits_for_its_prefix(seq):
+        if self._waits_for_first_output(seq):
             return True
         pool = self._pool
         whole = pool.blocks_for(len(seq.tokens))
-        if (most := pool.blocks_for(seq.least_length)) > pool.capacity:
+        if (most := pool.blocks_for(seq.min_length)) > pool.capacity:
             if most > self._reach:
                 self.out.ignored.append(seq)
             return most > self._reach
@@ -248,7 +248,7 @@ class _Round:
         self._free -= blocks
         self.out.grants.append(Grant(seq, n, hits))
 
-    def _waits_for_its_prefix(self, seq: Sequence) -> bool:
+    def _waits_for_first_output(self, seq: Sequence) -> bool:
         """The further outputs of a job (n > 1) wait until the first has computed the prompt, then find it in the cache; and
         where the prompt's likelihood was asked for, until it is known: it is told before their first token."""
         leader = seq.job.sequences[0]

@@ -29,7 +29,7 @@ from penstock.domain.updates import (
     Usage,
 )
 from penstock.engine.scheduling.scheduler import SchedulerOutput
-from penstock.engine.sequences.output_text import OutputText, TextStreams, say, say_again
+from penstock.engine.sequences.output_text import OutputText, TextStreams, accept_token, replay_token
 from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong
 from penstock.stats import EngineStats
 
@@ -91,25 +91,25 @@ class EngineSequenceManager:
         assert not self.holders
         self.pool, self._next_block = pool, pool.capacity + 1
         self.notices, self._next_notice, self._sent_notice = [], 0, -1
-        self._tell_all(NoticeKind.RESIZED, blocks=pool.capacity)
+        self._notify_all(NoticeKind.RESIZED, blocks=pool.capacity)
 
     def resize(self, blocks: int) -> None:
         """Count on so many blocks from now on, here and at the stages. There must be as many free as are given up."""
         pool = self.pool
         if blocks < pool.capacity:
-            pool.give_up(pool.capacity - blocks)
+            pool.shrink(pool.capacity - blocks)
         else:
             more = blocks - pool.capacity
-            pool.take_in(range(self._next_block, self._next_block + more))
+            pool.grow(range(self._next_block, self._next_block + more))
             self._next_block += more
-        self._tell_all(NoticeKind.RESIZED, blocks=blocks)
+        self._notify_all(NoticeKind.RESIZED, blocks=blocks)
 
     # ---- the events ----
 
     def on_schedule(self, output: SchedulerOutput) -> list[Span]:
         """Apply a decision: lift, preempt, ignore, then turn the grants into Spans."""
-        if output.lifted is not None:
-            output.lifted.lifted = True
+        if output.promoted is not None:
+            output.promoted.promoted = True
         for seq in output.preempted:
             self.preempt_seq(seq)
         for seq in output.ignored:
@@ -160,7 +160,7 @@ class EngineSequenceManager:
             seq.in_flight -= 1
             if step.span.end <= seq.step_processed:
                 continue  # a later chunk of its prompt was quicker on the way home
-            if seq.wants_rows and step.span.end - step.span.rows > seq.job.rows_home:
+            if seq.wants_rows and step.span.end - step.span.rows > seq.job.rows_returned:
                 self.rewind_seq(seq)  # ... and here the one before it is needed first
                 continue
             seq.step_processed = step.span.end
@@ -168,7 +168,7 @@ class EngineSequenceManager:
                 seq.furthest, seq.refused = seq.step_processed, 0
             self._commit(seq)
             if step.prompt_logprobs is not None:
-                seq.job.rows_home = step.span.end
+                seq.job.rows_returned = step.span.end
                 seq.job.emit(step.prompt_logprobs)
             if step.row_sum is not None:
                 self._add_rows(seq, step.span, step.row_sum)
@@ -185,7 +185,7 @@ class EngineSequenceManager:
     def preempt_seq(self, seq: Sequence) -> None:
         """Drop the KV; prompt and generated tokens are computed again later. Nothing that was said is said again."""
         assert seq.state in HOLDS_KV
-        self._tell(NoticeKind.PREEMPTED, seq)
+        self._notify(NoticeKind.PREEMPTED, seq)
         seq.move(SequenceState.WAITING_PREEMPT)
         self._drop_kv(seq)
         seq.incarnation += 1
@@ -248,7 +248,7 @@ class EngineSequenceManager:
         return self._next_notice - 1
 
     @property
-    def has_news(self) -> bool:
+    def has_new_notices(self) -> bool:
         """Whether there are notices that no NetworkJob has taken along yet."""
         return self._sent_notice < self._next_notice - 1
 
@@ -298,7 +298,7 @@ class EngineSequenceManager:
         first = seq.step_processed == start == seq.prefix
         keys = tuple(seq.chain.up_to(seq.tokens, seq.prefix // self.pool.block_size)) if first else ()
         last = seq.remaining == n
-        rows = max(0, min(n, start + n - seq.job.rows_home)) if seq.wants_rows else int(last)
+        rows = max(0, min(n, start + n - seq.job.rows_returned)) if seq.wants_rows else int(last)
         for _ in range(self.pool.blocks_for(start + n) - len(seq.table)):
             seq.table.append(self.pool.allocate())
         seq.scheduled += n
@@ -316,40 +316,40 @@ class EngineSequenceManager:
         keys = seq.chain.up_to(seq.tokens, full)[seq.committed :]
         for block, key in zip(seq.table[seq.committed : full], keys, strict=True):
             self.pool.commit(block, key)
-        self._tell(NoticeKind.STEP_COMPLETED, seq, seq.committed, tuple(keys))
+        self._notify(NoticeKind.STEP_COMPLETED, seq, seq.committed, tuple(keys))
         seq.committed = full
 
     def _add_rows(self, seq: Sequence, span: Span, row_sum: np.ndarray) -> None:
         """More of an embedding, and its end when the last row is there."""
         job = seq.job
-        assert span.end - span.rows == job.rows_home, "every row counts once, whatever is computed again"
-        job.rows_home = span.end
+        assert span.end - span.rows == job.rows_returned, "every row counts once, whatever is computed again"
+        job.rows_returned = span.end
         job.row_sum = row_sum if job.row_sum is None else job.row_sum + row_sum
-        if job.rows_home == seq.prompt_len:
+        if job.rows_returned == seq.prompt_len:
             job.emit(Embedded(tuple((job.row_sum / seq.prompt_len).astype(np.float32).tolist())))
             self.free_seq(seq, FinishReason.STOP)
 
     def _accept(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
         seq.tokens.append(token_id)
         self._observe_token(seq)
-        said = say(seq, self._texts[seq.seq_id], self._eos_ids)
-        seq.job.emit(TokensOut(seq.index, said.text, (token_id,), () if logprob is None else (logprob,)))
-        if said.reason is not None:
-            self.free_seq(seq, said.reason, said.stop_reason)
+        accepted = accept_token(seq, self._texts[seq.seq_id], self._eos_ids)
+        seq.job.emit(TokensOut(seq.index, accepted.text, (token_id,), () if logprob is None else (logprob,)))
+        if accepted.reason is not None:
+            self.free_seq(seq, accepted.reason, accepted.stop_reason)
 
     def _resume(self, seq: Sequence) -> None:
         """Take over what was generated before, up to where it ends if it does: it is said at once, and counts as if it had been
         generated here, but in no statistics."""
-        text, pieces, said = self._texts[seq.seq_id], list[str](), None
+        text, pieces, accepted = self._texts[seq.seq_id], list[str](), None
         for token_id in seq.job.request.resume:
             seq.tokens.append(token_id)
-            said = say_again(seq, text, self._eos_ids)
-            pieces.append(said.text)
-            if said.reason is not None:
+            accepted = replay_token(seq, text, self._eos_ids)
+            pieces.append(accepted.text)
+            if accepted.reason is not None:
                 break
         seq.job.emit(TokensOut(seq.index, "".join(pieces), tuple(seq.tokens[seq.prompt_len :])))
-        if said is not None and said.reason is not None:
-            self.free_seq(seq, said.reason, said.stop_reason)
+        if accepted is not None and accepted.reason is not None:
+            self.free_seq(seq, accepted.reason, accepted.stop_reason)
 
     def _observe_token(self, seq: Sequence) -> None:
         now, job = self._clock(), seq.job
@@ -365,12 +365,12 @@ class EngineSequenceManager:
 
     def _end(self, seq: Sequence, state: SequenceState) -> None:
         if seq.state in HOLDS_KV:
-            self._tell(NoticeKind.FREED, seq)
+            self._notify(NoticeKind.FREED, seq)
             self._drop_kv(seq)
             del self.holders[seq.seq_id]
         else:
             if seq.incarnation:
-                self._tell(NoticeKind.FREED, seq)
+                self._notify(NoticeKind.FREED, seq)
             del self.queued[seq.seq_id]
         seq.move(state)
         del self._texts[seq.seq_id]
@@ -380,10 +380,10 @@ class EngineSequenceManager:
         seq.table = []
         seq.scheduled = seq.stage_processed = seq.step_processed = seq.committed = seq.in_flight = 0
 
-    def _tell(self, kind: NoticeKind, seq: Sequence, first_block: int = 0, keys: tuple[bytes, ...] = ()) -> None:
+    def _notify(self, kind: NoticeKind, seq: Sequence, first_block: int = 0, keys: tuple[bytes, ...] = ()) -> None:
         self.notices.append(Notice(self._next_notice, kind, seq.seq_id, seq.incarnation, first_block, keys))
         self._next_notice += 1
 
-    def _tell_all(self, kind: NoticeKind, *, blocks: int) -> None:
+    def _notify_all(self, kind: NoticeKind, *, blocks: int) -> None:
         self.notices.append(Notice(self._next_notice, kind, 0, 0, blocks=blocks))
         self._next_notice += 1

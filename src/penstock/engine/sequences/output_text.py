@@ -73,7 +73,7 @@ class AcceptedToken(NamedTuple):
     stop_reason: str | int | None = None
 
 
-def say(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
+def accept_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
     """What the newest token of a sequence makes of it. Its constraint sees the token, unless that ends the text by itself."""
     token_id, sampling = seq.tokens[-1], seq.job.sampling
     if _is_end(seq, token_id, eos_ids):
@@ -93,13 +93,13 @@ def say(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToke
     return AcceptedToken(piece.text + rest.text, reason if rest.stop is None else FinishReason.STOP, rest.stop)
 
 
-def say_again(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
+def replay_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
     """The same for a token that was generated before, by somebody else: nobody has asked our constraint for it."""
     token_id = seq.tokens[-1]
     try:
         if seq.constraint is not None and _is_end(seq, token_id, eos_ids) and not _allows(seq.constraint, token_id):
             raise RequestError("The text must not end here.")
-        return say(seq, text, eos_ids)
+        return accept_token(seq, text, eos_ids)
     except Exception as error:
         why = error.message if isinstance(error, PenstockError) else str(error)
         raise RequestError(

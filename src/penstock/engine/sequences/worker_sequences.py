@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.domain.blocks import BlockPool
-from penstock.domain.span import NetworkJob, Notice, NoticeKind, Span, Verdict, place
+from penstock.domain.span import NetworkJob, Notice, NoticeKind, Span, Verdict, verdict_on
 
 MAX_REPLICAS = 1 << 16  # what an origin can make a stage remember, however many sequences it names
 
@@ -97,10 +97,10 @@ class WorkerSequenceManager:
         """The origin counts on so many blocks from now on; what it does not count on goes back."""
         pool = self.pool
         if blocks < pool.capacity:
-            self.spare += pool.give_up(min(pool.capacity - blocks, pool.available))
+            self.spare += pool.shrink(min(pool.capacity - blocks, pool.available))
         else:
             more = min(blocks - pool.capacity, len(self.spare))
-            pool.take_in(self.spare[:more])
+            pool.grow(self.spare[:more])
             del self.spare[:more]
         self._give_back(self.spare)
         self.spare = []
@@ -147,7 +147,7 @@ class WorkerSequenceManager:
             self._truncate(replica, min(replica.kv_len, span.base))
         if span.keys and replica.kv_len == 0:
             self._take_prefix(replica, span)
-        return place(replica.kv_len, span)
+        return verdict_on(replica.kv_len, span)
 
     def _take_prefix(self, replica: Replica, span: Span) -> None:
         for block in self.pool.lookup(span.keys):
@@ -158,7 +158,7 @@ class WorkerSequenceManager:
     def _write(self, span: Span) -> Verdict:
         replica, pool = self.replicas[span.seq_id], self.pool
         if replica.kv_len != span.start_pos:
-            return place(replica.kv_len, span)  # another Span of the sequence in the same NetworkJob came first
+            return verdict_on(replica.kv_len, span)  # another Span of the sequence in the same NetworkJob came first
         need = pool.blocks_for(span.end) - len(replica.table)
         if need > pool.available:
             return Verdict.NO_ROOM

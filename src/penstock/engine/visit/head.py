@@ -16,7 +16,7 @@ from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError
 from penstock.model.sampler import Sample, SampleRow, sample, score
 
-SCORED_AT_ONCE = 256  # rows of logits over the vocabulary, where a prompt's own likelihood is asked for
+SCORE_BATCH_ROWS = 256  # rows of logits over the vocabulary, where a prompt's own likelihood is asked for
 
 
 class ReturnedSpan(NamedTuple):
@@ -40,11 +40,11 @@ class Head:
     def __init__(self, context: JobContext) -> None:
         self._context = context
 
-    def steps(self, homecomers: Sequence[ReturnedSpan], hidden: Tensor) -> list[Step]:
+    def steps(self, returned: Sequence[ReturnedSpan], hidden: Tensor) -> list[Step]:
         """What each has come to, by the rows of the batch, [sum of rows, hidden]. Those whose grammar gave up have no step."""
-        samples = self._sample(homecomers, hidden)
+        samples = self._sample(returned, hidden)
         steps = []
-        for one in homecomers:
+        for one in returned:
             if one.embeds:
                 steps.append(Step(one.span, row_sum=self._sum(one, hidden)))
                 continue
@@ -56,9 +56,9 @@ class Head:
                 steps.append(Step(one.span, prompt_logprobs=scores))
         return steps
 
-    def _sample(self, homecomers: Sequence[ReturnedSpan], hidden: Tensor) -> dict[Span, Sample]:
+    def _sample(self, returned: Sequence[ReturnedSpan], hidden: Tensor) -> dict[Span, Sample]:
         """The next token of all who want one, at once."""
-        rows = [(one, row) for one in homecomers if one.wants_token and (row := self._sample_row(one.seq)) is not None]
+        rows = [(one, row) for one in returned if one.wants_token and (row := self._sample_row(one.seq)) is not None]
         if not rows:
             return {}
         ends, last = self._context.own_ends, [one.end - 1 for one, _ in rows]
@@ -86,8 +86,8 @@ class Head:
         first = one.span.end - one.span.rows + 1  # the token that the first row foretells
         targets = seq.tokens[first : min(one.span.end + 1, seq.prompt_len)]
         logprobs = []
-        for i in range(0, len(targets), SCORED_AT_ONCE):
-            some = targets[i : i + SCORED_AT_ONCE]
+        for i in range(0, len(targets), SCORE_BATCH_ROWS):
+            some = targets[i : i + SCORE_BATCH_ROWS]
             logits = ends.compute_head(ends.compute_norm(hidden[one.start + i : one.start + i + len(some)]))
             logprobs += score(logits, some, seq.job.sampling.prompt_logprobs or 0)
         return PromptLogprobs(first, tuple(logprobs))

@@ -38,7 +38,7 @@ class Visit:
     context: int = 0
     seconds: float = 0.0
     arrived: bool = False  # from another node
-    alone: bool = False  # it was in a pass with others that failed: the next one shows whose fault that was
+    isolated: bool = False  # it was in a pass with others that failed: the next one shows whose fault that was
 
 
 class JobProcessor:
@@ -72,7 +72,7 @@ class JobProcessor:
         try:
             self._actions[batch[0].state](batch)
         except Exception as error:
-            if not self._part(batch):
+            if not self._split_batch(batch):
                 self._fail(batch, error)
             self._visits.extendleft(visit for visit in reversed(batch) if visit.state is not JobState.DONE)
         else:
@@ -82,7 +82,7 @@ class JobProcessor:
             if visit.state is not JobState.DONE:
                 continue
             if visit.arrived:
-                self._context.host.left(visit.job.route)
+                self._context.host.on_job_left(visit.job.route)
             if origin is not None and self._context.is_ours(visit.job.route):
                 origin.done(visit.job)
 
@@ -96,15 +96,15 @@ class JobProcessor:
         if not known:
             return []
         first = known[0]
-        if first.alone:
+        if first.isolated:
             self._visits.remove(first)
             return [first]
         lines: dict[RouteId, list[Visit]] = {}
-        blocked, what = {visit.job.route for visit in known if visit.alone}, self._awaits(first)
+        blocked, what = {visit.job.route for visit in known if visit.isolated}, self._batch_key(first)
         for visit in known:
             if visit.job.route in blocked:
                 continue
-            if self._awaits(visit) == what:
+            if self._batch_key(visit) == what:
                 lines.setdefault(visit.job.route, []).append(visit)
         batch = [line[0] for line in lines.values()]
         room = 2 * self._context.config.chunk - sum(visit.tokens for visit in batch)
@@ -122,7 +122,7 @@ class JobProcessor:
             self._visits.remove(visit)
         return batch
 
-    def _awaits(self, visit: Visit) -> tuple[JobState, int, RoutePart | None]:
+    def _batch_key(self, visit: Visit) -> tuple[JobState, int, RoutePart | None]:
         """Routes may enter a stage at the same layer and leave it at different ones."""
         return visit.state, visit.job.current_layer, self._context.part(visit.job)
 
@@ -154,21 +154,21 @@ class JobProcessor:
         name = str(stage.segment.layers)
         context.stats.stages[name] = context.stats.stages.get(name, 0.0) + timed.elapsed
         for visit in batch:
-            self._move_on(visit, first=layers.start == 0)
+            self._after_stage(visit, first=layers.start == 0)
 
-    def _move_on(self, visit: Visit, *, first: bool) -> None:
+    def _after_stage(self, visit: Visit, *, first: bool) -> None:
         """A stage is passed. Where all are, the rows that nobody asked for stay behind."""
         job, context = visit.job, self._context
         ours = context.is_ours(job.route)
         if first and ours:
             context.sequences.on_stage_completed(job.spans)
-            self._drop_unreachable(job.spans)
+            self._cancel_unreachable(job.spans)
         where = context.next_layer(job)
         if where is NextLayer.COMPLETE:
             job.step = ComputeStep.HEAD
             _keep_wanted_rows(job)
         visit.state = next_state(JobState.PROCESS_LAYERS, Facts(step=job.step, next_layer=where, at_origin=ours))
-        visit.alone = False
+        visit.isolated = False
 
     def _send(self, batch: list[Visit]) -> None:
         for visit in batch:
@@ -187,13 +187,13 @@ class JobProcessor:
                 here = self._context.next_layer(job) is NextLayer.LOCAL
                 visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, pipe_complete=here))
                 continue
-            self._come_home(visit)
+            self._validate_returned(visit)
 
-    def _come_home(self, visit: Visit) -> None:
+    def _validate_returned(self, visit: Visit) -> None:
         job, sequences = visit.job, self._context.sequences
         assert self._context.origin is not None
         if self._context.pipe.networked and job.hidden is not None and not torch.isfinite(job.hidden).all():
-            self._context.origin.refuse_home(job)
+            self._context.origin.reject_returned(job)
             visit.state = JobState.DONE
             return
         sequences.on_stage_completed(span for span in job.spans if self._passed_elsewhere(span))
@@ -216,22 +216,22 @@ class JobProcessor:
         context = self._context
         assert context.origin is not None
         hidden = torch.cat([visit.job.hidden for visit in batch]) if len(batch) > 1 else batch[0].job.hidden
-        homecomers: list[ReturnedSpan] = []
+        returned: list[ReturnedSpan] = []
         at = 0
         for visit in batch:
             for span in visit.job.spans:
                 at += span.rows
                 seq = context.sequences.get(span)
                 if seq is not None:
-                    homecomers.append(ReturnedSpan(span, seq, at - span.rows, at))
+                    returned.append(ReturnedSpan(span, seq, at - span.rows, at))
         with _Timed(context, batch) as timed:
-            steps = self._at_head.steps(homecomers, hidden)
+            steps = self._at_head.steps(returned, hidden)
         context.sequences.on_step_completed(steps)
         context.stats.generated_tokens += sum(step.token_id is not None for step in steps)
         context.origin.ends_seconds = 0.8 * context.origin.ends_seconds + 0.2 * timed.elapsed
         further = {step.span for step in steps if step.token_id is not None or step.row_sum is not None}
-        context.origin.on_progress(one.seq for one in homecomers if one.span in further)
-        for job in {one.seq.job for one in homecomers}:
+        context.origin.on_progress(one.seq for one in returned if one.span in further)
+        for job in {one.seq.job for one in returned}:
             self._after_head(job)
         for visit in batch:
             visit.state = JobState.DONE
@@ -245,7 +245,7 @@ class JobProcessor:
             return _GONE
         if span.rows:
             return _READY
-        return _MORE if seq.remaining > 0 else _ALL_UNDER_WAY
+        return _MORE if seq.remaining > 0 else _ALL_IN_FLIGHT
 
     def _after_head(self, job: Job) -> None:
         """EMBED is where the job waits for its next grant. DONE ends it: it is complete, or its client is gone."""
@@ -256,7 +256,7 @@ class JobProcessor:
         if self._context.config.print_times:
             self._print_times(job)
 
-    def _drop_unreachable(self, spans: list[Span]) -> None:
+    def _cancel_unreachable(self, spans: list[Span]) -> None:
         """A client that went away during its prompt frees the memory at once."""
         for span in spans:
             seq = self._context.sequences.get(span)
@@ -269,14 +269,14 @@ class JobProcessor:
         if visit.tokens:
             self._context.predictor.observe(visit.tokens, visit.context, visit.seconds)
 
-    def _part(self, batch: list[Visit]) -> bool:
+    def _split_batch(self, batch: list[Visit]) -> bool:
         """A pass failed that routes shared: each NetworkJob tries again by itself, so that nobody pays for another's."""
         if batch[0].state is not JobState.PROCESS_LAYERS or len({visit.job.route for visit in batch}) < 2:
             return False
         for visit in batch:
             if (part := self._context.part(visit.job)) is not None:
                 part.stage.undo(visit.job)
-            visit.alone = True
+            visit.isolated = True
         return True
 
     def _fail(self, batch: list[Visit], error: Exception) -> None:
@@ -318,7 +318,7 @@ class JobProcessor:
 _GONE = Facts(step=ComputeStep.HEAD, job_exists=False)
 _READY = Facts(step=ComputeStep.HEAD)
 _MORE = Facts(step=ComputeStep.HEAD, prefill_left=True)
-_ALL_UNDER_WAY = Facts(step=ComputeStep.HEAD, prefill_left=True, grantable=False)
+_ALL_IN_FLIGHT = Facts(step=ComputeStep.HEAD, prefill_left=True, grantable=False)
 
 
 class _Timed:
