@@ -3,13 +3,12 @@ where the model's ends are, it is the origin of its own jobs."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
@@ -21,6 +20,8 @@ from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobFailed
 from penstock.engine.commands import AddSegment, Cancel, Command, Deliver, DropSegment, NetworkChanged, Stop, Submit, Unsent
+from penstock.engine.routing.config import RoutingConfig
+from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.stage import Stage
@@ -54,26 +55,27 @@ class Engine:
         ends: Ends | None = None,
         text: TextStreams | None = None,
         *,
-        width: int = 1,
+        routing: RoutingConfig | None = None,
         device: str = "cpu",
-        epoch: int = 0,
-        lease: float = 10.0,
-        recovery_timeout: float = 60.0,
-        route_numbers: Iterator[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.pipe, self.stats, self._clock = config, pipe, EngineStats(), clock
-        predictor = self._predictor = StepTimePredictor()
+        routing = routing or RoutingConfig()
+        self.config = config
+        self.pipe = pipe
+        self.stats = EngineStats()
+        self._clock = clock
+        self._epoch = routing.epoch
+        self._predictor = StepTimePredictor()
         self.stages = {segment.layers.start: self._stage(segment) for segment in pipe.segments}
         self.host = RouteHost(
             self.stages,
             model=pipe.model,
             shape=pipe.shape,
-            width=width,
+            width=routing.width,
             block_size=config.block_size,
             clock=clock,
         )
-        self.origin: Origin | None = None
+        self.origin: Origin | NoOrigin = NoOrigin()
         if ends is not None and text is not None:
             sequences = EngineSequenceManager(
                 BlockPool(0, config.block_size),
@@ -83,41 +85,29 @@ class Engine:
                 stats=self.stats,
                 clock=clock,
             )
-            self.origin = Origin(
-                config,
-                pipe,
-                self.host,
-                sequences,
-                predictor,
-                self.stats,
-                epoch=epoch,
-                width=width,
-                lease=lease,
-                recovery_timeout=recovery_timeout,
-                route_numbers=route_numbers or itertools.count(),
-                clock=clock,
-            )
+            self.origin = Origin(config, routing, pipe, self.host, sequences, self._predictor, self.stats, clock=clock)
             if not pipe.networked and pipe.is_complete():
                 self.origin.open_route()
-        context = JobContext(config, pipe, self.host, self.stats, predictor, ends, self.origin, clock, device)
+        context = JobContext(config, pipe, self.host, self.stats, self._predictor, ends, self.origin, clock, device)
         self._processor = JobProcessor(context)
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._closing = threading.Lock()  # a job is either seen by the loop or refused, never in between
-        self._next_tick = self._next_recall = 0.0
-        self._counting, self._pending = threading.Lock(), 0
+        self._next_tick = 0.0
+        self._next_recall = 0.0
+        self._counting = threading.Lock()
+        self._pending = 0  # bytes of hidden states in the inbox
         self._logged: dict[str, float] = {}
 
     @property
     def sequences(self) -> EngineSequenceManager:
-        assert self.origin is not None, "a node without the model's ends has no sequences of its own"
         return self.origin.sequences
 
     @property
     def max_tokens(self) -> int:
         """The longest sequence, prompt and output together, that the KV memory can hold."""
-        route = None if self.origin is None else self.origin.route
+        route = self.origin.route
         return (self.pipe.kv_blocks if route is None else route.reach) * self.config.block_size
 
     # ---- from any thread ----
@@ -187,8 +177,7 @@ class Engine:
 
     def concerns(self, route: RouteId) -> bool:
         """Whether a route passes here, or is ours."""
-        ours = () if self.origin is None else (self.origin.route, self.origin.opener.opening)
-        return route in self.host.routes or any(found is not None and found.id == route for found in ours)
+        return route in self.host.routes or self.origin.owns(route)
 
     def stop(self) -> None:
         """End all jobs with an error, then the thread."""
@@ -222,8 +211,7 @@ class Engine:
 
     def _leave(self) -> None:
         """Tell the others that nothing goes on here: whoever has a route over this node finds another one."""
-        if self.origin is not None:
-            self.origin.leave()
+        self.origin.leave()
         for route in list(self.host.routes):
             self._close(route)
 
@@ -232,7 +220,7 @@ class Engine:
         gone = Bounce(route, -1, BounceReason.UNKNOWN_ROUTE)
         if route.origin != self.pipe.node:
             self.pipe.send_control(route.origin, gone)
-        elif self.origin is not None:
+        else:
             self.origin.on_bounce(self.pipe.node, gone)
 
     def _stage(self, segment: Segment) -> Stage:
@@ -253,11 +241,9 @@ class Engine:
         """Grant what can be granted, then run one batch. False if there was nothing to do."""
         if self.pipe.networked:
             self._tick()
-        decided = False
-        if self.origin is not None:
-            job, decided = self.origin.grant()
-            if job is not None:
-                self._processor.accept(job)
+        job, decided = self.origin.grant()
+        if job is not None:
+            self._processor.accept(job)
         if not self._processor.in_flight:
             return decided
         self._processor.step()
@@ -297,10 +283,8 @@ class Engine:
     def _idle_timeout(self) -> float | None:
         """How long the thread may sleep when there is nothing to do."""
         if self.pipe.networked:
-            busy = self.host.reordering or (self.origin is not None and (self.origin.in_flight or self.origin.opener.opening))
-            return TICK_S if busy else IDLE_POLL_S
-        waiting = self.origin is not None and (self.sequences.queued or self.sequences.holders)
-        return IDLE_POLL_S if waiting else None
+            return TICK_S if self.host.reordering or self.origin.awaits_network else IDLE_POLL_S
+        return IDLE_POLL_S if self.origin.has_jobs else None
 
     def _enter(self, job: Job) -> None:
         """A new job's first visit: from VALIDATING to the joint, where it waits for the scheduler."""
@@ -323,9 +307,7 @@ class Engine:
         """Whatever is still open ends with this error, also what was submitted in the meantime."""
         with self._closing:
             self._stopped = True
-        open_jobs: set[Job] = set()
-        if self.origin is not None:
-            open_jobs = {seq.job for seq in [*self.sequences.queued.values(), *self.sequences.holders.values()]}
+        open_jobs = self.origin.jobs()
         while True:
             try:
                 command = self._inbox.get_nowait()
@@ -341,7 +323,6 @@ class Engine:
     # ---- the network ----
 
     def _handle(self, sender: str, message: Message) -> None:
-        origin = self.origin
         match message:
             case NetworkJob():
                 self._handle_job(sender, message)
@@ -352,16 +333,16 @@ class Engine:
                     self.host.close(route)
             case Ping():
                 self.pipe.send_control(sender, self.host.ping(sender, message))
-            case RouteOffer() if origin is not None:
-                origin.on_offer(sender, message)
-            case Pong() if origin is not None:
-                origin.on_pong(sender, message)
-            case Bounce() if origin is not None:
-                origin.on_bounce(sender, message)
+            case RouteOffer():
+                self.origin.on_offer(sender, message)
+            case Pong():
+                self.origin.on_pong(sender, message)
+            case Bounce():
+                self.origin.on_bounce(sender, message)
 
     def _handle_job(self, sender: str, job: NetworkJob) -> None:
         if job.step is ComputeStep.HEAD:
-            if self.origin is not None and self.origin.expects(sender, job):
+            if self.origin.expects(sender, job):
                 self._accept(job)
             return
         arrived = self.host.arrive(sender, job)
@@ -378,22 +359,18 @@ class Engine:
         self._processor.accept(job, JobState.VALIDATING)
 
     def _on_unsent(self, node: str, message: Message) -> None:
-        if isinstance(message, OpenRoute) and self.origin is not None:
+        if isinstance(message, OpenRoute):
             self.origin.on_open_unsent(node, message.route)
         if not isinstance(message, NetworkJob):
             return  # it is asked for again, or a lease ends
         if message.route.origin != self.pipe.node:
             self.pipe.send_control(message.route.origin, Bounce(message.route, message.number, BounceReason.UNREACHABLE))
-        elif self.origin is not None and self.origin.route is not None and message.route == self.origin.route.id:
-            self.origin.on_unsent(node, message.number)
+        else:
+            self.origin.on_unsent(node, message)
 
     def _on_change(self) -> None:
-        epochs = dict(self.pipe.epochs())
-        if self.origin is not None:
-            epochs[self.pipe.node] = self.origin.epoch
-        self.host.close_dead_origins(epochs)
-        if self.origin is not None:
-            self.origin.on_change()
+        self.host.close_dead_origins({**self.pipe.epochs(), self.pipe.node: self._epoch})
+        self.origin.on_change()
 
     def _tick(self) -> None:
         now = self._clock()
@@ -406,12 +383,11 @@ class Engine:
             self._next_recall = now + RECALL_INTERVAL_S
             self.host.expire()
             for pong in self.host.recalls():
-                if pong.route.origin == self.pipe.node and self.origin is not None:
+                if pong.route.origin == self.pipe.node:
                     self.origin.on_pong(self.pipe.node, pong)
                 else:
                     self.pipe.send_control(pong.route.origin, pong)
-        if self.origin is not None:
-            self.origin.tick()
+        self.origin.tick()
 
 
 def _size(message: Message) -> int:

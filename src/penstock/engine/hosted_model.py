@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
+from penstock.engine.routing.config import RoutingConfig
 from penstock.model.ends import EndModel
 from penstock.pipes.model_manager import LoadedModel
 from penstock.pipes.pipe import Pipe
@@ -50,10 +51,7 @@ def host(
     config: EngineConfig,
     *,
     max_jobs: int | None = None,
-    epoch: int = 0,
-    lease: float = 10.0,
-    recovery_timeout: float = 60.0,
-    route_numbers: Iterator[int] | None = None,
+    routing: RoutingConfig | None = None,
 ) -> HostedModel | HostedLayers:
     """Make the engine of a loaded model. Without its ends, a node has no jobs of its own."""
     ends = loaded.ends
@@ -62,12 +60,8 @@ def host(
         pipe,
         ends,
         None if ends is None else ends.tokenizer.stream,
-        width=loaded.spec.hidden,
+        routing=replace(routing or RoutingConfig(), width=loaded.spec.hidden),
         device=str(loaded.device),
-        epoch=epoch,
-        lease=lease,
-        recovery_timeout=recovery_timeout,
-        route_numbers=route_numbers,
     )
     return HostedLayers(loaded, engine) if ends is None else HostedModel(loaded, ends, engine, max_jobs=max_jobs)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
 import pytest
@@ -11,6 +10,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.messages import Message
 from penstock.domain.updates import JobFailed
 from penstock.engine.engine import Engine
+from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.route_opener import RouteOpener
 from penstock.errors import NotReady
@@ -56,8 +56,7 @@ def pipe_over(view: ChangingView) -> Pipe:
 
 def opener_over(view: ChangingView) -> RouteOpener:
     host = RouteHost({}, model=MODEL, shape=SHAPE, width=1, block_size=16)
-    numbers = itertools.count()
-    return RouteOpener(EngineConfig(), pipe_over(view), host, epoch=1, width=1, lease=10.0, numbers=numbers, clock=lambda: 0.0)
+    return RouteOpener(EngineConfig(), RoutingConfig(epoch=1), pipe_over(view), host, clock=lambda: 0.0)
 
 
 @pytest.mark.parametrize("reads", range(5))

@@ -201,7 +201,7 @@ def test_more_than_the_credits_is_a_flood(host: RouteHost) -> None:
     host.open("a", ask())
     assert all(host.arrive("a", job(number)) for number in range(CREDITS))
     assert host.arrive("a", job(CREDITS)) == Bounce(ROUTE, CREDITS, BounceReason.FLOOD)
-    host.left(ROUTE)
+    host.on_job_left(ROUTE)
     assert isinstance(host.arrive("a", job(CREDITS)), list)
 
 

@@ -13,6 +13,7 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import JobDone, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
+from penstock.engine.routing.origin import Origin
 from penstock.engine.scheduling import policies
 from penstock.engine.scheduling.policies import STARVED_S
 from penstock.engine.scheduling.scheduler import SchedulerOutput
@@ -234,7 +235,7 @@ def test_when_other_nodes_call_memory_back_a_lifted_job_is_not_the_first_to_go(p
     for _ in range(4):
         busy.turn()
     origin = busy.engine.origin
-    assert origin is not None
+    assert isinstance(origin, Origin)
     assert origin.route is not None
     origin.route.shares["another"] = 5
     origin._lease._shrink(origin.route)

@@ -15,6 +15,7 @@ from penstock.domain.blocks import BlockPool
 from penstock.domain.job import HOLDS_KV, QUEUED, TERMINAL, Job, Sequence
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import Embedded, FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
+from penstock.engine.routing.origin import Origin
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from tests.engine.fakes import FakeSegment, embedding, finish, make_engine, make_job, oracle, own
 
@@ -175,7 +176,7 @@ class World:
     # ---- what must hold ----
 
     def _watch_the_scheduler(self) -> None:
-        assert self.engine.origin is not None
+        assert isinstance(self.engine.origin, Origin)
         scheduler = self.engine.origin._scheduler
         schedule = scheduler.schedule
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
-from penstock.domain.job import HOLDS_KV, Sequence
+from penstock.domain.job import HOLDS_KV, Job, Sequence
 from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Pong, RouteOffer
 from penstock.domain.route import RouteId, legs_of
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
+from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.lease_keeper import PING_INTERVAL_S, LeaseKeeper
 from penstock.engine.routing.outage import Outage, WaitLimits
 from penstock.engine.routing.route_host import RouteHost
@@ -52,28 +53,30 @@ class Origin:
     def __init__(
         self,
         config: EngineConfig,
+        routing: RoutingConfig,
         pipe: Pipe,
         host: RouteHost,
         sequences: EngineSequenceManager,
         predictor: StepTimePredictor,
         stats: EngineStats,
         *,
-        epoch: int,
-        width: int,
-        lease: float,
-        recovery_timeout: float,
-        route_numbers: Iterator[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.sequences, self.window, self.stats = sequences, Window(), stats
+        self.sequences = sequences
+        self.window = Window()
+        self.stats = stats
         self.route: ActiveRoute | None = None
         self.in_flight: dict[int, InFlight] = {}
         self.returned: set[int] = set()  # NetworkJobs that came back and are not sampled from yet
         self.ends_seconds = 0.0  # what embedding and head take, smoothed
-        self._config, self._pipe, self._scheduler = config, pipe, Scheduler(config, predictor)
-        self.epoch, self._width, self._clock = epoch, width, clock
-        self.opener = RouteOpener(config, pipe, host, epoch=epoch, width=width, lease=lease, numbers=route_numbers, clock=clock)
-        self._outage, self._wait_limits = Outage(stats), WaitLimits(pipe, sequences, recovery_timeout)
+        self.opener = RouteOpener(config, routing, pipe, host, clock)
+        self._config = config
+        self._width = routing.width
+        self._pipe = pipe
+        self._scheduler = Scheduler(config, predictor)
+        self._clock = clock
+        self._outage = Outage(stats)
+        self._wait_limits = WaitLimits(pipe, sequences, routing.recovery_timeout)
         self._next_number = 0
         self._lease = LeaseKeeper(pipe, host, sequences, self.opener.round_trips, clock)
         self._last_tick = 0.0
@@ -82,12 +85,32 @@ class Origin:
         self._suspect = ""  # who sent back something else since then
         self._failed_routes = 0  # routes in a row on which nothing came home
 
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self.sequences.queued or self.sequences.holders)
+
+    @property
+    def awaits_network(self) -> bool:
+        """Whether NetworkJobs or requests for a route are on their way."""
+        return bool(self.in_flight or self.opener.opening)
+
+    @property
+    def round_trips(self) -> Mapping[str, float]:
+        """Seconds that each node took to answer its last ping."""
+        return self.opener.round_trips
+
+    def jobs(self) -> set[Job]:
+        return {seq.job for seq in [*self.sequences.queued.values(), *self.sequences.holders.values()]}
+
+    def owns(self, route: RouteId) -> bool:
+        return any(found is not None and found.id == route for found in (self.route, self.opener.opening))
+
     # ---- granting ----
 
     def grant(self) -> tuple[NetworkJob | None, bool]:
         """A NetworkJob for whoever can go on now, and whether anything was decided at all."""
         route, sequences = self.route, self.sequences
-        if route is None or not (sequences.queued or sequences.holders or sequences.has_new_notices):
+        if route is None or not (self.has_jobs or sequences.has_new_notices):
             return None, False
         now = self._clock()
         window = self._window(route)
@@ -299,8 +322,7 @@ class Origin:
         self._use(self.opener.open())
 
     def on_offer(self, sender: str, offer: RouteOffer) -> None:
-        known = [route.id for route in (self.route, self.opener.opening) if route is not None]
-        if offer.blocks and offer.route.origin == self._pipe.node and offer.route not in known:
+        if offer.blocks and offer.route.origin == self._pipe.node and not self.owns(offer.route):
             self._pipe.send_control(sender, CloseRoute(offer.route))  # the question was overtaken by our taking it back
         self._use(self.opener.on_offer(sender, offer))
 
@@ -339,9 +361,9 @@ class Origin:
             case _:
                 self._blame_loss(sender, bounce.number)
 
-    def on_unsent(self, node: str, number: int) -> None:
+    def on_unsent(self, node: str, job: NetworkJob) -> None:
         """A NetworkJob of ours could not be handed to the first node of its route."""
-        if self.route is not None and number in self.in_flight:
+        if self.route is not None and job.route == self.route.id and job.number in self.in_flight:
             self.lose_route(f"node {node} cannot be reached", avoid=[node])
 
     def on_change(self) -> None:
@@ -362,14 +384,14 @@ class Origin:
             self.opener.retry_now()
 
     def _is_idle(self) -> bool:
-        return not (self.in_flight or self.returned or self.sequences.queued or self.sequences.holders)
+        return not (self.in_flight or self.returned or self.has_jobs)
 
     def _leaving(self, route: ActiveRoute) -> str:
         """The nodes of the route that announced to leave, if there is a way without them; otherwise they finish what runs."""
         draining = (self._pipe.draining() & route.nodes) - {self._pipe.node}
         if not draining:
             return ""
-        needed = bool(self.sequences.holders or self.sequences.queued) and not self.opener.other_path(set(draining))
+        needed = self.has_jobs and not self.opener.other_path(set(draining))
         return "" if needed else " and ".join(sorted(draining))
 
     # ---- time ----

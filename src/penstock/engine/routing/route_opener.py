@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.messages import CloseRoute, OpenRoute, RouteOffer
 from penstock.domain.route import Hop, RouteId, legs_of
+from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.route_host import RouteHost
 from penstock.pipes.path import Path
 from penstock.pipes.pipe import Pipe
@@ -68,21 +69,21 @@ class RouteOpener:
     def __init__(
         self,
         config: EngineConfig,
+        routing: RoutingConfig,
         pipe: Pipe,
         host: RouteHost,
-        *,
-        epoch: int,
-        width: int,
-        lease: float,
-        numbers: Iterator[int],
         clock: Callable[[], float],
     ) -> None:
         self.opening: ActiveRoute | None = None
         self.trouble = ""  # why there is no route
         self.round_trips: dict[str, float] = {}
-        self._config, self._pipe, self._host, self._clock = config, pipe, host, clock
-        self._epoch, self._width, self._lease, self._numbers = epoch, width, lease, numbers
-        self._retry_at = self._retry_wait = 0.0
+        self._config = config
+        self._routing = routing
+        self._pipe = pipe
+        self._host = host
+        self._clock = clock
+        self._retry_at = 0.0
+        self._retry_wait = 0.0
         self._avoid: dict[str, float] = {}  # node -> until when
         self._refusals: dict[str, int] = {}  # in a row
 
@@ -98,7 +99,7 @@ class RouteOpener:
             self._retry_at = now + MAX_RETRY_S  # a change in the network is told at once
             return None
         route = ActiveRoute(
-            id=RouteId(self._pipe.node, self._epoch, next(self._numbers)),
+            id=RouteId(self._pipe.node, self._routing.epoch, next(self._routing.route_numbers)),
             hops=path.hops,
             why=path.why,
             reach=min(MAX_LEASE_BLOCKS, path.kv_blocks),
@@ -186,11 +187,11 @@ class RouteOpener:
                 model=self._pipe.model,
                 shape=self._pipe.shape,
                 legs=legs[node],
-                width=self._width,
+                width=self._routing.width,
                 block_size=self._config.block_size,
                 blocks=route.reach,
                 prefix_cache=self._config.prefix_cache,
-                lease=self._lease,
+                lease=self._routing.lease,
             )
             if node != self._pipe.node:
                 route.last_asked_at = self._clock()

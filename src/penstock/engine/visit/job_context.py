@@ -13,6 +13,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.fsm import NextLayer
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob
+from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.route_host import RouteHost, RoutePart
 from penstock.engine.scheduling.predictor import StepTimePredictor
@@ -42,8 +43,8 @@ class JobContext:
     host: RouteHost
     stats: EngineStats
     predictor: StepTimePredictor
-    ends: Ends | None = None
-    origin: Origin | None = None
+    ends: Ends | None
+    origin: Origin | NoOrigin
     clock: Callable[[], float] = time.monotonic
     device: str = "cpu"
 
@@ -65,17 +66,21 @@ class JobContext:
     def successor(self, job: NetworkJob) -> str:
         """The node that comes next on the job's route."""
         if job.current_layer == 0:
-            assert self.origin is not None and self.origin.route is not None
+            assert self.origin.route is not None
             return self.origin.route.hops[0].node
         return self.host.routes[job.route].successor(job.current_layer)
 
     def is_ours(self, route: RouteId) -> bool:
-        return self.origin is not None and self.origin.route is not None and self.origin.route.id == route
+        return self.origin.route is not None and self.origin.route.id == route
 
     @property
     def sequences(self) -> EngineSequenceManager:
-        assert self.origin is not None
         return self.origin.sequences
+
+    @property
+    def own_origin(self) -> Origin:
+        assert isinstance(self.origin, Origin)
+        return self.origin
 
     @property
     def own_ends(self) -> Ends:
