@@ -77,14 +77,13 @@ class JobProcessor:
             self._visits.extendleft(visit for visit in reversed(batch) if visit.state is not JobState.DONE)
         else:
             self._visits.extend(visit for visit in batch if visit.state is not JobState.DONE)
-        origin = self._context.origin
         for visit in batch:
             if visit.state is not JobState.DONE:
                 continue
             if visit.arrived:
                 self._context.host.on_job_left(visit.job.route)
-            if origin is not None and self._context.is_ours(visit.job.route):
-                origin.done(visit.job)
+            if self._context.is_ours(visit.job.route):
+                self._context.own_origin.done(visit.job)
 
     def _take_batch(self) -> list[Visit]:
         """The oldest visit and those behind it that wait for the same thing: one of each route, then more of them
@@ -190,20 +189,19 @@ class JobProcessor:
             self._validate_returned(visit)
 
     def _validate_returned(self, visit: Visit) -> None:
-        job, sequences = visit.job, self._context.sequences
-        assert self._context.origin is not None
+        job, origin, sequences = visit.job, self._context.own_origin, self._context.sequences
         if self._context.pipe.networked and job.hidden is not None and not torch.isfinite(job.hidden).all():
-            self._context.origin.reject_returned(job)
-            visit.state = JobState.DONE
+            origin.reject_returned(job)
+            visit.state = next_state(JobState.VALIDATING, _GONE)
             return
         sequences.on_stage_completed(span for span in job.spans if self._passed_elsewhere(span))
         after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
         # EMBED means here: may be granted again, and a completed step makes it so
         chunks = [Step(span) for span, state in zip(job.spans, after, strict=True) if state is not JobState.HEAD]
-        self._context.origin.on_returned(job)
+        origin.on_returned(job)
         sequences.on_step_completed(chunks)
         _keep_spans(job, [state is JobState.HEAD for state in after])
-        visit.state = JobState.HEAD if job.spans else JobState.DONE
+        visit.state = next_state(JobState.VALIDATING, _READY if job.spans else _ALL_IN_FLIGHT)
         if visit.state is JobState.DONE:
             self._observe(visit)
 
@@ -213,8 +211,7 @@ class JobProcessor:
         return seq is not None and seq.stage_processed < span.end
 
     def _head(self, batch: list[Visit]) -> None:
-        context = self._context
-        assert context.origin is not None
+        context, origin = self._context, self._context.own_origin
         hidden = torch.cat([visit.job.hidden for visit in batch]) if len(batch) > 1 else batch[0].job.hidden
         returned: list[ReturnedSpan] = []
         at = 0
@@ -228,13 +225,13 @@ class JobProcessor:
             steps = self._at_head.steps(returned, hidden)
         context.sequences.on_step_completed(steps)
         context.stats.generated_tokens += sum(step.token_id is not None for step in steps)
-        context.origin.ends_seconds = 0.8 * context.origin.ends_seconds + 0.2 * timed.elapsed
+        origin.ends_seconds = 0.8 * origin.ends_seconds + 0.2 * timed.elapsed
         further = {step.span for step in steps if step.token_id is not None or step.row_sum is not None}
-        context.origin.on_progress(one.seq for one in returned if one.span in further)
+        origin.on_progress(one.seq for one in returned if one.span in further)
         for job in {one.seq.job for one in returned}:
             self._after_head(job)
         for visit in batch:
-            visit.state = JobState.DONE
+            visit.state = next_state(JobState.HEAD, _COMPLETE)  # the next grant makes a new NetworkJob
             self._observe(visit)
 
     # ---- inside ----
@@ -297,7 +294,7 @@ class JobProcessor:
             # without its Spans it goes on, in its old place: the stages behind still need its notices, in order
             job.spans, job.hidden = [], None
             if visit.state in (JobState.HEAD, JobState.SEND):
-                visit.state = JobState.DONE
+                visit.state = next_state(visit.state, _COMPLETE)
 
     def _print_times(self, job: Job) -> None:
         usage, times = self._context.sequences.usage(job), self._context.sequences.timings(job)
@@ -318,6 +315,7 @@ class JobProcessor:
 _GONE = Facts(step=ComputeStep.HEAD, job_exists=False)
 _READY = Facts(step=ComputeStep.HEAD)
 _MORE = Facts(step=ComputeStep.HEAD, prefill_left=True)
+_COMPLETE = Facts(step=ComputeStep.HEAD, complete=True)
 _ALL_IN_FLIGHT = Facts(step=ComputeStep.HEAD, prefill_left=True, grantable=False)
 
 
