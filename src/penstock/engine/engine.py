@@ -1,5 +1,5 @@
-"""The Engine: one compute thread for one model on this node. It runs the stages for everybody whose route passes here, and
-where the model's ends are, it is the origin of its own jobs."""
+"""Engine: the compute thread of one model on this node. It runs the local stages for every route that passes here and, where
+the node has the model's ends, is the origin of its own jobs."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.engine")
 
-MAX_PENDING_BYTES = 1 << 29  # bytes of hidden states that may wait for the compute thread, whoever sends them
-IDLE_POLL_S = 0.05  # seconds between looks when there is work that cannot go on yet
-LOG_INTERVAL_S = 10.0  # seconds between two lines about the same kind of refusal
-TICK_S = 0.01  # seconds between looks at the clock on behalf of the network
-RECALL_INTERVAL_S = 0.25  # seconds
+MAX_PENDING_BYTES = 1 << 29  # hidden states that may wait for the compute thread, of all senders together
+IDLE_POLL_S = 0.05  # while there is work that cannot continue yet
+LOG_INTERVAL_S = 10.0  # between two log lines about the same kind of refusal
+TICK_S = 0.01  # between checks of timeouts in a network
+RECALL_INTERVAL_S = 0.25
 
 
 class Engine:
-    """`ends` and `text` are None on a node that holds only layers of the model: it runs them for others."""
+    """Owns all sequences and stages of a model. `ends` and `text` are None on a node that only runs layers for others."""
 
     def __init__(
         self,
@@ -93,12 +93,12 @@ class Engine:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._closing = threading.Lock()  # a job is either seen by the loop or refused, never in between
+        self._closing = threading.Lock()  # a job is either seen by the loop or refused, never lost in between
         self._next_tick = 0.0
         self._next_recall = 0.0
         self._counting = threading.Lock()
         self._pending = 0  # bytes of hidden states in the inbox
-        self._logged: dict[str, float] = {}
+        self._logged: dict[str, float] = {}  # kind of refusal -> when it was last logged
 
     @property
     def sequences(self) -> EngineSequenceManager:
@@ -126,9 +126,9 @@ class Engine:
         self._inbox.put(Cancel(job))
 
     def deliver(self, sender: str, message: Message) -> None:
-        """A message from another node, decoded and checked. What is too much is dropped: its origin will notice."""
+        """Queue a decoded message from another node. It is dropped if too much is waiting: its origin notices the loss."""
         if self._stopped:
-            return  # nobody will read it
+            return
         size = _size(message)
         with self._counting:
             if size and self._pending + size > MAX_PENDING_BYTES:
@@ -138,32 +138,32 @@ class Engine:
         self._inbox.put(Deliver(sender, message))
 
     def count_refused(self, why: str, sender: str, detail: str = "") -> None:
-        """Something that another node sent was not taken. Each kind is logged once in a while."""
+        """Count a message from another node that was not accepted. Each kind is logged now and then."""
         count = self.stats.refused[why] = self.stats.refused.get(why, 0) + 1
         now = self._clock()
         if why == BounceReason.UNKNOWN_ROUTE.name.lower() or now - self._logged.get(why, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
-            return  # that somebody has not heard yet that a route is closed is normal
+            return  # an unknown route is normal: its sender does not know yet that it was closed
         self._logged[why] = now
-        logger.warning("refused a message of node %s: %s (%d so far) %s", sender, why.replace("_", " "), count, detail)
+        logger.warning("refused a message from node %s: %s (%d so far) %s", sender, why.replace("_", " "), count, detail)
 
     def on_unsent(self, node: str, message: Message) -> None:
-        """A message could not be handed to another node."""
+        """Report that a message could not be sent to another node."""
         self._inbox.put(Unsent(node, message))
 
     def on_network_change(self) -> None:
         self._inbox.put(NetworkChanged())
 
     def add_segment(self, segment: Segment) -> None:
-        """Run these layers too, from now on. Waits for the compute thread."""
+        """Run these layers too from now on. Waits for the compute thread."""
         start, end = segment.layers
-        assert all(held.layers.end <= start or end <= held.layers.start for held in self.pipe.segments), "layers are held once"
+        assert all(held.layers.end <= start or end <= held.layers.start for held in self.pipe.segments), "no layer is held twice"
         if self._thread is None:
             self._add(segment)
         else:
             self._run_on_compute_thread(AddSegment(segment, threading.Event()))
 
     def drop_segment(self, layers: LayerRange) -> None:
-        """Run these layers no more: whoever has a route through them must find another. Waits for the compute thread."""
+        """Stop running these layers, and close all routes through them. Waits for the compute thread."""
         self._run_on_compute_thread(DropSegment(layers, threading.Event()))
 
     def _run_on_compute_thread(self, command: AddSegment | DropSegment) -> None:
@@ -176,11 +176,11 @@ class Engine:
         return self._thread is not None and self._thread.is_alive() and not self._stopped
 
     def concerns(self, route: RouteId) -> bool:
-        """Whether a route passes here, or is ours."""
+        """Whether a route passes this node, or is its own."""
         return route in self.host.routes or self.origin.owns(route)
 
     def stop(self) -> None:
-        """End all jobs with an error, then the thread."""
+        """Fail all open jobs and end the compute thread."""
         with self._closing:
             self._stopped = True
             self._inbox.put(Stop())
@@ -210,7 +210,7 @@ class Engine:
                 self._leave()
 
     def _leave(self) -> None:
-        """Tell the others that nothing goes on here: whoever has a route over this node finds another one."""
+        """Close all routes, so that their origins find other ones at once."""
         self.origin.leave()
         for route in list(self.host.routes):
             self._close(route)
@@ -238,7 +238,7 @@ class Engine:
         self.pipe.segments = [segment for segment in self.pipe.segments if segment.layers != layers]
 
     def turn(self) -> bool:
-        """Grant what can be granted, then run one batch. False if there was nothing to do."""
+        """Grant what can be granted, then run one batch. Returns False if there was nothing to do."""
         if self.pipe.networked:
             self._tick()
         job, decided = self.origin.grant()
@@ -250,7 +250,7 @@ class Engine:
         return True
 
     def take_commands(self, *, wait: bool) -> bool:
-        """Apply what others asked for; with nothing else to do, wait for it. False: stop."""
+        """Apply all commands in the inbox. `wait`: block until there is one. Returns False if the engine must stop."""
         timeout = self._idle_timeout()
         while True:
             try:
@@ -281,30 +281,31 @@ class Engine:
                     return False
 
     def _idle_timeout(self) -> float | None:
-        """How long the thread may sleep when there is nothing to do."""
+        """Seconds that the thread may sleep when there is nothing to do; None for any time."""
         if self.pipe.networked:
             return TICK_S if self.host.reordering or self.origin.awaits_network else IDLE_POLL_S
         return IDLE_POLL_S if self.origin.has_jobs else None
 
     def _enter(self, job: Job) -> None:
-        """A new job's first visit: from VALIDATING to the joint, where it waits for the scheduler."""
-        missing = self.pipe.explain()  # read once: the network may change at any time
+        """Take a new job from VALIDATING to EMBED, where it waits for the scheduler."""
+        missing = self.pipe.explain()  # read once, since the network may change at any time
         facts = Facts(step=ComputeStep.TOKENIZE, pipe_complete=not missing)
         if next_state(JobState.VALIDATING, facts) is JobState.DONE:
-            self.sequences.fail(job, NotReady(missing, hint="`penstock network status` shows who holds what, and what to run."))
+            hint = "`penstock network status` shows which node holds what, and what to run."
+            self.sequences.fail(job, NotReady(missing, hint=hint))
         else:
             try:
-                # decided once, here: what is predicted later must not change who was promised what
+                # fixed here, so that later predictions do not reorder jobs
                 reading = self._predictor.prefill(len(job.prompt_ids) + len(job.request.resume), self.config.chunk)
                 wanted = job.request.deadline or fair_deadline(reading)
-                job.deadline = max(wanted, reading)  # an impossible one would come before all that are possible
+                job.deadline = max(wanted, reading)  # an impossible deadline would come before all possible ones
                 self.sequences.add(job)
             except Exception as error:
                 known = error if isinstance(error, PenstockError) else EngineError(f"The job could not be started: {error}.")
                 self.sequences.fail(job, known)
 
     def _end_all(self, error: EngineError) -> None:
-        """Whatever is still open ends with this error, also what was submitted in the meantime."""
+        """Fail all open jobs with this error, and those submitted in the meantime."""
         with self._closing:
             self._stopped = True
         open_jobs = self.origin.jobs()
@@ -315,7 +316,7 @@ class Engine:
                 break
             if isinstance(command, Submit):
                 open_jobs.add(command.job)
-        for job in open_jobs:  # no bookkeeping: whatever broke may have left it in pieces, and nobody will need it
+        for job in open_jobs:  # the sequence manager is left alone: its state may be broken, and is not needed any more
             if job.open:
                 job.open = False
                 job.emit(JobFailed(error))
@@ -362,7 +363,7 @@ class Engine:
         if isinstance(message, OpenRoute):
             self.origin.on_open_unsent(node, message.route)
         if not isinstance(message, NetworkJob):
-            return  # it is asked for again, or a lease ends
+            return  # other messages are repeated, or replaced by a lease that expires
         if message.route.origin != self.pipe.node:
             self.pipe.send_control(message.route.origin, Bounce(message.route, message.number, BounceReason.UNREACHABLE))
         else:
@@ -391,5 +392,5 @@ class Engine:
 
 
 def _size(message: Message) -> int:
-    """Bytes of hidden states."""
+    """Bytes of hidden states in a message."""
     return len(message.hidden.data) if isinstance(message, NetworkJob) and isinstance(message.hidden, PackedHidden) else 0

@@ -1,4 +1,4 @@
-"""What a node runs of a model: layers for others, and where it has the ends too, jobs of its own."""
+"""HostedLayers and HostedModel: what a node runs of a model, without and with jobs of its own."""
 
 from __future__ import annotations
 
@@ -14,27 +14,31 @@ from penstock.pipes.pipe import Pipe
 
 
 class HostedLayers:
-    """Layers of a model with the engine that runs them for all whose route passes here."""
+    """Layers of a model, and the engine that runs them for every route that passes here."""
 
     def __init__(self, loaded: LoadedModel, engine: Engine) -> None:
-        self.name, self.folder, self.spec = loaded.name, loaded.folder, loaded.spec
-        self.dtype, self.device = str(loaded.dtype).removeprefix("torch."), str(loaded.device)
+        self.name = loaded.name
+        self.folder = loaded.folder
+        self.spec = loaded.spec
+        self.dtype = str(loaded.dtype).removeprefix("torch.")
+        self.device = str(loaded.device)
         self.engine = engine
 
     def start(self) -> None:
         self.engine.start()
 
     def stop(self) -> None:
-        """End what is running, with an error for those who wait."""
+        """Stop the engine. Open jobs fail."""
         self.engine.stop()
 
 
 class HostedModel(HostedLayers):
-    """... and the factory that takes the jobs of this node."""
+    """Layers and ends of a model, and the factory that takes this node's jobs."""
 
     def __init__(self, loaded: LoadedModel, ends: EndModel, engine: Engine, *, max_jobs: int | None = None) -> None:
         super().__init__(loaded, engine)
-        self.tokenizer, self.eos_ids = ends.tokenizer, ends.eos_ids
+        self.tokenizer = ends.tokenizer
+        self.eos_ids = ends.eos_ids
         self.jobs = JobFactory(
             self.engine, self.tokenizer, context=loaded.spec.context, vocab=loaded.spec.vocab, max_jobs=max_jobs
         )
@@ -53,7 +57,7 @@ def host(
     max_jobs: int | None = None,
     routing: RoutingConfig | None = None,
 ) -> HostedModel | HostedLayers:
-    """Make the engine of a loaded model. Without its ends, a node has no jobs of its own."""
+    """Make the engine of a loaded model. Returns a HostedModel if the model has its ends."""
     ends = loaded.ends
     engine = Engine(
         config,
@@ -69,7 +73,7 @@ def host(
 def host_standalone(
     loaded: LoadedModel, config: EngineConfig, *, node: str = "local", max_jobs: int | None = None
 ) -> HostedModel:
-    """A whole model on this machine, without a network."""
+    """Host a whole model on this machine, without a network."""
     pipe = Pipe(loaded.name, loaded.spec.num_layers, loaded.segments, node=node)
     hosted = host(loaded, pipe, config, max_jobs=max_jobs)
     assert isinstance(hosted, HostedModel)

@@ -1,4 +1,4 @@
-"""JobContext: all that a visit needs on a node, and where its NetworkJob goes from there."""
+"""JobContext: what a visit needs on this node, and where its NetworkJob goes next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.stats import EngineStats
 
 
 class Ends(Protocol):
-    """What the processor needs of an EndModel."""
+    """The part of an EndModel that the processor needs."""
 
     eos_ids: frozenset[int]
 
@@ -36,7 +36,7 @@ class Ends(Protocol):
 
 @dataclass(slots=True)
 class JobContext:
-    """All that a visit needs on this node. `ends` and `origin` are None where only layers are held."""
+    """What a visit needs on this node. `ends` is None where only layers are held."""
 
     config: EngineConfig
     pipe: Pipe
@@ -51,7 +51,7 @@ class JobContext:
     def next_layer(self, job: NetworkJob) -> NextLayer:
         hosted = self.host.routes.get(job.route)
         if hosted is None and not self.is_ours(job.route):
-            return NextLayer.MISSING  # the route was closed meanwhile
+            return NextLayer.MISSING  # the route was closed
         if job.current_layer == self.pipe.num_layers:
             return NextLayer.COMPLETE
         if hosted is not None and job.current_layer in hosted.parts:
@@ -59,7 +59,7 @@ class JobContext:
         return NextLayer.REMOTE
 
     def part(self, job: NetworkJob) -> RoutePart | None:
-        """What the job runs here next."""
+        """The layers that the job runs here next."""
         hosted = self.host.routes.get(job.route)
         return None if hosted is None else hosted.parts.get(job.current_layer)
 
