@@ -19,7 +19,7 @@ FOOTPRINT = Footprint(num_layers=12, layer=70, ends=1000, kv_block=3, peak=20, m
 
 
 def test_a_budget_counts_ends_layers_kv_and_the_peak_of_loading() -> None:
-    assert FOOTPRINT.least == 100
+    assert FOOTPRINT.min_layer == 100
     assert Budget(FOOTPRINT, 1320, ends=True).capacity == 3
     assert Budget(FOOTPRINT, 1319, ends=True).capacity == 2
     assert Budget(FOOTPRINT, 1120, ends=False).capacity == 11

@@ -167,12 +167,12 @@ class PlacementAgent:
         ends = footprint.ends if self._model.load_ends else 0
         if budget.total >= ends + footprint.peak and budget.capacity >= max(needed, 0 if self._model.load_ends else 1):
             return
-        least = ends + footprint.peak + max(needed, 0 if ends else 1) * footprint.least + (self._model.kv_memory or 0)
+        least = ends + footprint.peak + max(needed, 0 if ends else 1) * footprint.min_layer + (self._model.kv_memory or 0)
         what = f"layers {listed(self._pinned)}" if needed else "the ends alone" if ends else "a single layer"
         raise NotEnoughMemory(
             f"The budget of {_mb(budget.total)} is too small for {what} of {self._model.id}: "
             + (f"its ends take {_mb(ends)}, " if ends else "")
-            + f"a layer {_mb(footprint.layer)} and KV for it {_mb(footprint.least - footprint.layer)} at least.",
+            + f"a layer {_mb(footprint.layer)} and KV for it {_mb(footprint.min_layer - footprint.layer)} at least.",
             hint=f"Give max_memory of {_mb(least)} or more"
             + (", or --no-ends where this node is only to hold layers for others." if ends else "."),
         )
