@@ -247,7 +247,7 @@ def test_the_pause_ends_when_an_embedding_goes_on() -> None:
     world.restart("b")
     world.finish()
     assert world["a"].engine.stats.recoveries == 1
-    assert world["a"].origin._pause._still == {}
+    assert world["a"].origin._outage._stopped == {}
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,8 @@ def ask(route: RouteId = ROUTE, *, layers: tuple[int, int] = (2, 6), **more: Any
 @pytest.mark.parametrize(
     "wrong,why",
     [
-        ({"model": "other"}, "not the same"),
-        ({"shape": "s2"}, "not the same"),
+        ({"model": "other"}, "a different one"),
+        ({"shape": "s2"}, "a different one"),
         ({"width": 2}, "numbers"),
         ({"block_size": 8}, "scheduler.block_size"),
         ({"layers": (4, 8)}, "does not hold"),
