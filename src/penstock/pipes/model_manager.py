@@ -28,19 +28,6 @@ USABLE_SHARE = 0.8  # of the free memory that a node takes without a limit from 
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model in memory. `ends` is None if only layers were requested."""
-
-    name: str
-    folder: Path
-    spec: ModelSpec
-    dtype: torch.dtype
-    device: torch.device
-    segments: tuple[LlmModel, ...]
-    ends: EndModel | None
-
-
-@dataclass(frozen=True, slots=True)
 class FoundModel:
     """A model in `folder`, with the dtype and device to run it on. Nothing is loaded yet."""
 
@@ -52,6 +39,14 @@ class FoundModel:
 
     def with_parts(self, segments: Sequence[LlmModel], ends: EndModel | None) -> LoadedModel:
         return LoadedModel(self.name, self.folder, self.spec, self.dtype, self.device, tuple(segments), ends)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel(FoundModel):
+    """A model in memory. `ends` is None if only layers were requested."""
+
+    segments: tuple[LlmModel, ...]
+    ends: EndModel | None
 
 
 class ModelManager:

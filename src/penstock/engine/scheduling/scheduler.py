@@ -124,7 +124,6 @@ class _Round:
     ) -> None:
         self.out = SchedulerOutput(reach=reach)
         self.budget = 0
-        self._reach = reach
         self._pool = pool
         self._config = config
         self._holders = holders
@@ -197,9 +196,9 @@ class _Round:
         pool = self._pool
         whole = pool.blocks_for(len(seq.tokens))
         if (needed := pool.blocks_for(seq.min_length)) > pool.capacity:
-            if needed > self._reach:
+            if needed > self.out.reach:
                 self.out.ignored.append(seq)
-            return needed > self._reach
+            return needed > self.out.reach
         hits = self._hits(seq)
         # a hit is free while another sequence holds the block
         need = whole - len(hits) + sum(1 for block in hits if pool.is_idle(block) or block in self._released)

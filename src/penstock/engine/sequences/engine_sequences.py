@@ -100,7 +100,7 @@ class EngineSequenceManager:
         assert not self.holders
         self.pool, self._next_block = pool, pool.capacity + 1
         self.notices, self._next_notice, self._sent_notice = [], 0, -1
-        self._notify_all(NoticeKind.RESIZED, blocks=pool.capacity)
+        self._notify(NoticeKind.RESIZED, blocks=pool.capacity)
 
     def resize(self, blocks: int) -> None:
         """Use this many blocks from now on, here and at the stages. Blocks that are given up must be free."""
@@ -111,7 +111,7 @@ class EngineSequenceManager:
             more = blocks - pool.capacity
             pool.grow(range(self._next_block, self._next_block + more))
             self._next_block += more
-        self._notify_all(NoticeKind.RESIZED, blocks=blocks)
+        self._notify(NoticeKind.RESIZED, blocks=blocks)
 
     # ---- the events ----
 
@@ -325,7 +325,7 @@ class EngineSequenceManager:
         keys = seq.chain.up_to(seq.tokens, full)[seq.committed :]
         for block, key in zip(seq.table[seq.committed : full], keys, strict=True):
             self.pool.commit(block, key)
-        self._notify(NoticeKind.STEP_COMPLETED, seq, seq.committed, tuple(keys))
+        self._notify(NoticeKind.STEP_COMPLETED, seq, *keys, first=seq.committed)
         seq.committed = full
 
     def _add_rows(self, seq: Sequence, span: Span, row_sum: np.ndarray) -> None:
@@ -388,10 +388,7 @@ class EngineSequenceManager:
         seq.table = []
         seq.scheduled = seq.stage_processed = seq.step_processed = seq.committed = seq.in_flight = 0
 
-    def _notify(self, kind: NoticeKind, seq: Sequence, first_block: int = 0, keys: tuple[bytes, ...] = ()) -> None:
-        self.notices.append(Notice(self._next_notice, kind, seq.seq_id, seq.incarnation, first_block, keys))
-        self._next_notice += 1
-
-    def _notify_all(self, kind: NoticeKind, *, blocks: int) -> None:
-        self.notices.append(Notice(self._next_notice, kind, 0, 0, blocks=blocks))
+    def _notify(self, kind: NoticeKind, seq: Sequence | None = None, *block_keys: bytes, first: int = 0, blocks: int = 0) -> None:
+        seq_id, incarnation = (0, 0) if seq is None else (seq.seq_id, seq.incarnation)
+        self.notices.append(Notice(self._next_notice, kind, seq_id, incarnation, first, block_keys, blocks))
         self._next_notice += 1

@@ -22,10 +22,6 @@ class Replica:
     table: list[int] = field(default_factory=list)
 
 
-def _ignore(blocks: list[int]) -> None:
-    pass
-
-
 class WorkerSequenceManager:
     """Follows the sequences of one route by its notices and Spans.
 
@@ -34,7 +30,7 @@ class WorkerSequenceManager:
     give_back: takes the blocks that the origin gave up.
     """
 
-    def __init__(self, pool: BlockPool, give_back: Callable[[list[int]], None] = _ignore) -> None:
+    def __init__(self, pool: BlockPool, give_back: Callable[[list[int]], None] = lambda blocks: None) -> None:
         self.pool = pool
         self.spare = list[int]()
         self._give_back = give_back
@@ -87,14 +83,14 @@ class WorkerSequenceManager:
         """Drop the KV. The empty replica stays, so that Spans still on their way are recognised as stale."""
         replica = self._current(notice)
         if replica is not None:
-            self._drop(replica)
+            self._truncate(replica, 0)
             replica.incarnation = notice.incarnation + 1
             replica.attempt = 0
 
     def free_seq(self, notice: Notice) -> None:
         replica = self._current(notice)
         if replica is not None:
-            self._drop(replica)
+            self._truncate(replica, 0)
             del self.replicas[notice.seq_id]
 
     def resize(self, blocks: int) -> None:
@@ -142,7 +138,7 @@ class WorkerSequenceManager:
         if span.incarnation < replica.incarnation:
             return Verdict.STALE
         if span.incarnation > replica.incarnation:
-            self._drop(replica)
+            self._truncate(replica, 0)
             replica.incarnation, replica.attempt = span.incarnation, 0
         if span.attempt < replica.attempt:
             return Verdict.STALE
@@ -177,6 +173,3 @@ class WorkerSequenceManager:
         del replica.table[keep:]
         replica.kv_len = length
         replica.stage_processed = min(replica.stage_processed, length)
-
-    def _drop(self, replica: Replica) -> None:
-        self._truncate(replica, 0)
