@@ -22,6 +22,7 @@ from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_standalone
+from penstock.engine.routing.config import RoutingConfig
 from penstock.errors import WorkspaceError
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
@@ -253,10 +254,12 @@ class Node:
             pipe,
             config.engine,
             max_jobs=config.limits.max_jobs,
-            epoch=self._epoch,
-            lease=max(MIN_LEASE_S, 3 * config.network.lease_ms / 1000),
-            recovery_timeout=config.network.recovery_timeout,
-            route_numbers=self._route_numbers,
+            routing=RoutingConfig(
+                epoch=self._epoch,
+                lease=max(MIN_LEASE_S, 3 * config.network.lease_ms / 1000),
+                recovery_timeout=config.network.recovery_timeout,
+                route_numbers=self._route_numbers,
+            ),
         )
         self.hosted.append(hosted)
         return hosted

@@ -31,6 +31,7 @@ from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedModel
+from penstock.engine.routing.config import RoutingConfig
 from penstock.model.attention import BatchPiece
 from penstock.model.spec import spec_from_config
 from penstock.network.codec import PROTOCOL, encode_record
@@ -106,7 +107,7 @@ def fake_node(folder: Path) -> Iterator[FakeNode]:
     loaded = LoadedModel(MODEL, Path(), spec, torch.float32, torch.device("cpu"), (layers,), None)  # type: ignore[arg-type]
     ends = TokenizedEnds()
     pipe = membership.pipes.make(loaded, CONFIG.block_size)
-    engine = Engine(CONFIG, pipe, ends, lambda skip_special: FakeStream(), width=1, epoch=1)
+    engine = Engine(CONFIG, pipe, ends, lambda skip_special: FakeStream(), routing=RoutingConfig(epoch=1))
     hosted = HostedModel(loaded, ends, engine)  # type: ignore[arg-type]
     cellar, attic = InProcessRouter(hub, "cellar"), InProcessRouter(hub, "attic")
     hosted.start()

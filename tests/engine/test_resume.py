@@ -350,7 +350,7 @@ def test_outputs_and_likelihoods_may_be_asked_for_where_nothing_is_resumed() -> 
 def test_ids_that_are_no_tokens_are_refused_before_the_engine_sees_them(token: int) -> None:
     server = Server()
     jobs = JobFactory(server.engine, None, context=100, vocab=VOCAB)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="no tokens") as caught:
+    with pytest.raises(RequestError, match="outside the vocabulary") as caught:
         jobs.start_job(JobRequest(prompt=PROMPT, resume=[1, token]))
     assert caught.value.field == "resume"
     assert not jobs.open_jobs

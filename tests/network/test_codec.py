@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import (
-    MAX_PIECE,
+    MAX_PIECE_BYTES,
     AskWeights,
     BounceReason,
     CloseRoute,
@@ -344,11 +344,11 @@ HIDDEN = JOB.hidden
         replace(ASK, part="ends\n"),
         replace(ASK, offset=-1),
         replace(ASK, length=0),
-        replace(ASK, length=MAX_PIECE + 1),
+        replace(ASK, length=MAX_PIECE_BYTES + 1),
         WeightsPart(1, 0, 10),
         WeightsPart(1, 0, 10, reason="busy", data=b"x"),
         WeightsPart(1, 8, 10, data=b"xyz"),
-        WeightsPart(1, 0, 2**40, data=bytes(MAX_PIECE + 1)),
+        WeightsPart(1, 0, 2**40, data=bytes(MAX_PIECE_BYTES + 1)),
         WeightsPart(1, reason="busy", retry_after=float("inf")),
     ],
     ids=lambda message: repr(message)[:200],

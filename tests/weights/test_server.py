@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.domain.messages import MAX_PIECE, AskWeights, WeightsPart
+from penstock.domain.messages import MAX_PIECE_BYTES, AskWeights, WeightsPart
 from penstock.model.spec import read_spec
 from penstock.weights.hashing import manifest_of
 from penstock.weights.manifest import ENDS, Manifest, ModelPart
@@ -54,7 +54,7 @@ def answer_to(folder: Path, manifest: Manifest, ask: AskWeights) -> WeightsPart:
         {"offset": 1 << 40},
         {"length": 0},
         {"length": -1},
-        {"length": MAX_PIECE + 1},
+        {"length": MAX_PIECE_BYTES + 1},
         {"part": "manifest", "weights": "0" * 64},
         {"part": "manifest", "offset": 1 << 40},
     ],
@@ -234,7 +234,7 @@ def test_no_more_bytes_go_than_the_rate_allows(folder: Path, manifest: Manifest)
 def test_who_would_wait_too_long_is_told_to_come_again(folder: Path, manifest: Manifest) -> None:
     held = Held(folder, manifest, rate=1e5)
     for request in range(4):
-        held.giver.on_ask("a", AskWeights(request, MODEL, manifest.hash, "ends", 0, MAX_PIECE))
+        held.giver.on_ask("a", AskWeights(request, MODEL, manifest.hash, "ends", 0, MAX_PIECE_BYTES))
     held.wait_for(1)
     assert held.answers[0][1].reason == "it is busy"
     held.gate.set()

@@ -1,4 +1,4 @@
-"""Layer ranges: which part of a model something is about."""
+"""Layer ranges and private layers of a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.errors import ConfigError
 
 
 class LayerRange(NamedTuple):
-    """Half-open: `LayerRange(0, 10)` is layers 0 to 9."""
+    """A half-open range: `LayerRange(0, 10)` is layers 0 to 9."""
 
     start: int
     end: int
@@ -47,7 +47,7 @@ def contiguous_ranges(layers: Collection[int]) -> tuple[LayerRange, ...]:
 
 
 class PrivateLayers(NamedTuple):
-    """How many of the first and of the last layers a node keeps to itself: nobody else computes them for its text."""
+    """How many of the first and last layers only the node itself may compute for its own text."""
 
     first: int = 0
     last: int = 0
@@ -68,10 +68,10 @@ class PrivateLayers(NamedTuple):
             found = cls(int(first), int(last))
         except ValueError:
             raise ConfigError(
-                f"'{text}' does not say which layers are private.", hint='Write it as "FIRST,LAST", such as "2,2".'
+                f"'{text}' is not a pair of private layer counts.", hint='Write it as "FIRST,LAST", such as "2,2".'
             ) from None
         if min(found) < 0:
-            raise ConfigError(f"The private layers {text} are negative.", hint='Write how many of the first and the last: "2,2".')
+            raise ConfigError(f"The private layers {text} are negative.", hint='Write it as "FIRST,LAST", such as "2,2".')
         return found
 
 

@@ -76,7 +76,7 @@ class LlmModel:
         spec, first = self.spec, self.layers.start
         part = self._layers if layers is None else self._layers[layers.start - first : layers.end - first]
         plan = AttentionPlan(pieces, self.block_size, self.dtype, self.device)
-        turns = [table.rows(plan.positions, plan.up_to) for table in self._ropes]
+        turns = [table.rows(plan.positions, plan.max_position + 1) for table in self._ropes]
         rotated = spec.heads + spec.kv_heads
         q_width, head_dim, eps = spec.heads * spec.head_dim, spec.head_dim, spec.norm_eps
         # the residual stream stays in fp32: in bf16 its rounding is half of the whole error, and it is no faster

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import (
-    MAX_PIECE,
+    MAX_PIECE_BYTES,
     AskWeights,
     Bounce,
     BounceReason,
@@ -100,7 +100,7 @@ WireBounce = tuple[WireRoute, Annotated[int, Meta(ge=-1, lt=MAX_COUNT)], BounceR
 WireSegment = tuple[
     NodeId, Name, Model, Model, Name, Layer, WireRange, Name, Name, Name, Count, Count, Count, BlockSize, Seconds, Seconds, bool
 ]
-WireAskWeights = tuple[Count, Model, WeightsHash, PartName, Count, Annotated[int, Meta(ge=1, le=MAX_PIECE)]]
+WireAskWeights = tuple[Count, Model, WeightsHash, PartName, Count, Annotated[int, Meta(ge=1, le=MAX_PIECE_BYTES)]]
 WireWeightsPart = tuple[Count, Count, Count, Reason, Seconds]
 WireClaims = Annotated[tuple[WireRange, ...], Meta(max_length=MAX_LAYERS)]
 WireOfferOfLayers = tuple[Model, Name, Layer, Layer, WireClaims, WireClaims, Count, WeightsHash, bool]
@@ -280,7 +280,7 @@ def _ask_weights(header: Any) -> AskWeights:
 def _weights_part(header: Any, data: memoryview) -> WeightsPart:
     request, offset, total, reason, retry_after = header
     part = WeightsPart(request, offset, total, reason, retry_after, data)
-    _refuse(data.nbytes > MAX_PIECE, f"it has {data.nbytes} bytes of weights; the limit is {MAX_PIECE}")
+    _refuse(data.nbytes > MAX_PIECE_BYTES, f"it has {data.nbytes} bytes of weights; the limit is {MAX_PIECE_BYTES}")
     _refuse(bool(part.reason) == bool(data.nbytes), "it must have either a reason or bytes")
     _refuse(part.offset + data.nbytes > part.total and not part.reason, f"it goes beyond the part's {part.total} bytes")
     return part

@@ -348,7 +348,7 @@ class Membership:
                 kv_free=stage.unleased,
                 kv_held=stage.held,
                 block_size=engine.config.block_size,
-                seconds=float(f"{stage.lately:.2g}"),  # rounded, or every measurement would change the record
+                seconds=float(f"{stage.mean_pass_seconds:.2g}"),  # rounded, or every measurement would change the record
                 load=load,
             )
             for start, stage in sorted(engine.stages.items())

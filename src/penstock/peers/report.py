@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import Hop
+from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
 from penstock.network.trust.listening import reachable_endpoints
 from penstock.peers.membership import Membership
@@ -57,7 +58,7 @@ def _node(record: NodeRecord, here: str, trips: dict[str, float]) -> Json:
 
 def _pipe(membership: Membership, pipe: MetaPipe) -> Json:
     engine = membership.engines.get(pipe.model)
-    origin = None if engine is None or engine.pipe.shape != pipe.shape else engine.origin
+    origin = NoOrigin() if engine is None or engine.pipe.shape != pipe.shape else engine.origin
     offers = {record.node: offer for record in membership.records for offer in record.offers if _is_of(offer, pipe)}
     warnings = [*map(str, weights_differ(pipe.segments)), *membership.incompatible_peers.values()]
     return {
@@ -71,13 +72,13 @@ def _pipe(membership: Membership, pipe: MetaPipe) -> Json:
         "loading": {node: [list(claim) for claim in offer.claims] for node, offer in sorted(offers.items()) if offer.claims},
         "room": {node: offer.room for node, offer in sorted(offers.items()) if offer.room},
         "placement": membership.placements.get(pipe.model, ""),
-        "route": None if origin is None else _route(origin),
+        "route": _route(origin) if isinstance(origin, Origin) else None,
         "run": _how_to_fill(membership, pipe),
     }
 
 
-def _exposed(origin: Origin | None, here: str) -> list[str]:
-    warning = "" if origin is None or origin.route is None else exposure(origin.route.hops, here)
+def _exposed(origin: Origin | NoOrigin, here: str) -> list[str]:
+    warning = "" if origin.route is None else exposure(origin.route.hops, here)
     return [warning] if warning else []
 
 
@@ -137,12 +138,7 @@ def _route(origin: Origin) -> dict[str, Any]:
 
 
 def _round_trips(membership: Membership) -> dict[str, float]:
-    return {
-        node: trip
-        for engine in membership.engines.values()
-        if engine.origin is not None
-        for node, trip in list(engine.origin.opener.round_trips.items())
-    }
+    return {node: trip for engine in membership.engines.values() for node, trip in list(engine.origin.round_trips.items())}
 
 
 def _being_filled(membership: Membership, pipe: MetaPipe) -> bool:

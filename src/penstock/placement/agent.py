@@ -175,12 +175,12 @@ class PlacementAgent:
         ends = footprint.ends if self._model.load_ends else 0
         if budget.total >= ends + footprint.peak and budget.capacity >= max(needed, 0 if self._model.load_ends else 1):
             return
-        minimum = ends + footprint.peak + max(needed, 0 if ends else 1) * footprint.least + (self._model.kv_memory or 0)
+        minimum = ends + footprint.peak + max(needed, 0 if ends else 1) * footprint.min_layer + (self._model.kv_memory or 0)
         what = f"layers {listed(self._pinned)}" if needed else "the ends alone" if ends else "a single layer"
         raise NotEnoughMemory(
             f"The memory budget of {format_bytes(budget.total)} is too small for {what} of {self._model.id}: "
             + (f"the ends need {format_bytes(ends)}, " if ends else "")
-            + f"a layer {format_bytes(footprint.layer)} and at least {format_bytes(footprint.least - footprint.layer)} for KV.",
+            + f"a layer {format_bytes(footprint.layer)}, its KV at least {format_bytes(footprint.min_layer - footprint.layer)}.",
             hint=f"Set max_memory to at least {format_bytes(int(1.01 * minimum))}"  # more than what rounding may cut off
             + (", or use --no-ends if this node should only hold layers for others." if ends else "."),
         )

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.domain.messages import MAX_PIECE, AskWeights, WeightsPart
+from penstock.domain.messages import MAX_PIECE_BYTES, AskWeights, WeightsPart
 from penstock.errors import ModelError
 from penstock.weights.manifest import Manifest, ModelPart
 from penstock.weights.parts import PartReader
@@ -60,7 +60,7 @@ class WeightsServer:
         """Queue a request; called by the network's thread, never blocks."""
         with self._more:
             waiting = [ask for asks in self._waiting.values() for ask in asks]
-            wait = sum(min(ask.length, MAX_PIECE) for ask in waiting) / self._rate
+            wait = sum(min(ask.length, MAX_PIECE_BYTES) for ask in waiting) / self._rate
             mine = len(self._waiting.get(sender, ()))
             if len(waiting) < MAX_QUEUED and mine < MAX_QUEUED_PER_NODE and wait < MAX_WAIT_S:
                 self._waiting.setdefault(sender, deque()).append(ask)
@@ -113,7 +113,7 @@ class WeightsServer:
         if (part is None or not ask.weights or not manifest.has(part)) and ask.part != "manifest":
             raise _Refused("that model has no such part")
         total = len(encoded) if part is None else manifest.size(part)
-        if not (0 <= ask.offset < total and 0 < ask.length <= MAX_PIECE):
+        if not (0 <= ask.offset < total and 0 < ask.length <= MAX_PIECE_BYTES):
             raise _Refused("that part has no such bytes")
         end = min(ask.offset + ask.length, total)
         if part is None:

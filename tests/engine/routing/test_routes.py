@@ -230,9 +230,9 @@ def test_blocks_that_an_origin_has_and_does_not_count_on_are_given_back_when_the
     world.run(1.0)
     origin = world["a"].origin
     assert origin.route is not None
-    assert not origin.sequences.has_news
+    assert not origin.sequences.has_new_notices
     origin.on_pong("x", Pong(origin.route.id, 0, 30, 24))
-    assert origin.sequences.has_news, "the stages hear again what it counts on"
+    assert origin.sequences.has_new_notices, "the stages hear again what it counts on"
 
 
 def test_an_origin_grows_only_by_what_was_granted_after_it_gave_something_back() -> None:

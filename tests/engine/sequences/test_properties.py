@@ -14,6 +14,7 @@ from penstock.domain.blocks import BlockPool
 from penstock.domain.job import HOLDS_KV, QUEUED, TERMINAL, Job, Sequence
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import Embedded, FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
+from penstock.engine.routing.origin import Origin
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from tests.engine.fakes import FakeSegment, embedding, finish, make_engine, make_job, oracle, own
 from tests.examples import examples
@@ -174,7 +175,7 @@ class World:
     # ---- what must hold ----
 
     def _watch_the_scheduler(self) -> None:
-        assert self.engine.origin is not None
+        assert isinstance(self.engine.origin, Origin)
         scheduler = self.engine.origin._scheduler
         schedule = scheduler.schedule
 
@@ -207,9 +208,9 @@ class World:
             for replica in replicas:
                 assert len(replica.table) == own(stage).pool.blocks_for(replica.kv_len)
         assert self.engine._processor.in_flight <= self.window
-        assert sum(job.lifted for job, _ in self.jobs if job.open) <= 1, "one at a time"
+        assert sum(job.promoted for job, _ in self.jobs if job.open) <= 1, "one at a time"
         for job, updates in self.jobs:
-            assert job.priority < 0 or not job.lifted, "only background jobs are lifted"
+            assert job.priority < 0 or not job.promoted, "only background jobs are lifted"
             finals = [u for u in updates if isinstance(u, JobDone | JobFailed)]
             assert len(finals) <= 1
             if finals:
