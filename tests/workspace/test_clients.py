@@ -81,7 +81,7 @@ def test_a_waiting_job_is_cancelled_for_a_client_that_died_asking(queue: Queue, 
     (job,) = queue.submit("unwanted", model=model)
     with queue.pool(runner, max_running=1):
         until(lambda: len(runner.said()) == 1, "the first to run")
-        queue.workspace.ask_to_cancel(job)
+        queue.workspace.request_cancel(job)
         assert queue.flow.wait(job, timeout=PATIENCE).text == "The job was cancelled.\n"
         until(lambda: not queue.names(Place.CANCEL), "the request to be forgotten")
         until(lambda: [(end.job_id, end.done) for end in queue.ends] == [(job, False)], "the pool to count it")
@@ -92,7 +92,7 @@ def test_a_job_that_was_over_before_it_was_cancelled_counts_as_done(queue: Queue
     runner.is_ready = False
     queue.plant(ID, {PROMPT: b"x", RESULT: outcome.text, USAGE: outcome.record()})
     with queue.pool(runner):
-        queue.workspace.ask_to_cancel(ID)
+        queue.workspace.request_cancel(ID)
         until(lambda: queue.ends, "its end")
     assert [(end.job_id, end.done) for end in queue.ends] == [(ID, True)]
     assert queue.flow.get(ID).text == "its result"

@@ -19,14 +19,14 @@ from penstock.workspace.batch.batches import end_of, is_open, open_batches
 from penstock.workspace.store.files import (
     ERROR,
     FINISHED,
-    MAX_RESULT,
+    MAX_RESULT_BYTES,
     PARTIAL,
     RESULT,
     SUSPECT,
     USAGE,
     Place,
-    given,
     has_file,
+    not_none,
     read_file,
     read_record,
 )
@@ -35,10 +35,10 @@ from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.parents import open_parents
 from penstock.workspace.store.request import WorkRequest, read_request
 from penstock.workspace.store.root import wrap_os_errors
-from penstock.workspace.store.tokens import said_so_far
+from penstock.workspace.store.tokens import count_saved_tokens
 from penstock.workspace.work import key_file
 
-FIRST_LOOK, LAST_LOOK = 0.01, 0.1  # seconds between two looks of somebody who waits: the pause grows
+MIN_POLL_S, MAX_POLL_S = 0.01, 0.1  # seconds between two looks of somebody who waits: the pause grows
 
 
 class Status(StrEnum):
@@ -92,7 +92,7 @@ class JobView:
     @property
     def submitted(self) -> float:
         """Unix time; an id tells it too."""
-        return (self.request or WorkRequest()).dated(self.job_id).submitted
+        return (self.request or WorkRequest()).with_submit_time(self.job_id).submitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +123,13 @@ class Flow:
 
     def get(self, job_id: str) -> JobResult:
         """How a job ended. NotFinished if it has not, UnknownJob if there is none."""
-        with self._workspace.looking_at(job_id) as (place, folder):
+        with self._workspace.reading_job(job_id) as (place, folder):
             if place not in FINISHED:
                 raise NotFinished(f"The job {job_id} is {STATUS[place]}.", hint="Wait for it.")
             name, usage = RESULT if place is Place.OUTPUT else ERROR, read_record(folder, USAGE) or {}
-            data = read_file(folder, name, MAX_RESULT)
+            data = read_file(folder, name, MAX_RESULT_BYTES)
         if data is None and self._workspace.find(job_id) is None:
-            raise self._workspace.unknown(job_id)  # it is being cleaned away
+            raise self._workspace.unknown_job(job_id)  # it is being cleaned away
         if data is None or usage.get("sha256") not in (None, hashlib.sha256(data).hexdigest()):
             what = "is missing" if data is None else "is not what the job left there"
             raise BadJob(
@@ -139,7 +139,7 @@ class Flow:
 
     def wait(self, job_id: str, timeout: float | None = None) -> JobResult:
         """Until it ended; NotFinished after `timeout` seconds."""
-        for _ in self._looks(timeout):
+        for _ in self._polls(timeout):
             with suppress(NotFinished):
                 return self.get(job_id)
         raise self._not_finished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.")
@@ -147,18 +147,18 @@ class Flow:
     def follow(self, job_id: str, timeout: float | None = None) -> Iterator[bytes]:
         """The text as it is generated, piece by piece, until the job ends: together the bytes of result.txt. Of a job that fails
         only what it said; `get` tells why. WorkspaceError if it began anew and says something else."""
-        shown = b""
-        for _ in self._looks(timeout):
-            with self._workspace.looking_at(job_id) as (place, folder):
+        yielded = b""
+        for _ in self._polls(timeout):
+            with self._workspace.reading_job(job_id) as (place, folder):
                 name = RESULT if place is Place.OUTPUT else PARTIAL
-                text = read_file(folder, name, MAX_RESULT) or b""
-            if not (text.startswith(shown) or shown.startswith(text)):
+                text = read_file(folder, name, MAX_RESULT_BYTES) or b""
+            if not (text.startswith(yielded) or yielded.startswith(text)):
                 raise WorkspaceError(
                     f"The job {job_id} began anew and says something else now.", hint="`penstock flow --wait` prints its result."
                 )
-            if len(text) > len(shown):
-                yield text[len(shown) :]
-                shown = text
+            if len(text) > len(yielded):
+                yield text[len(yielded) :]
+                yielded = text
             if place in FINISHED:
                 return
         raise self._not_finished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.")
@@ -174,7 +174,7 @@ class Flow:
         """Until nothing (of this tag) waits and nothing runs, and all batches are over, which have no tags."""
         tagged: dict[str, bool] = {}  # a request is read once
         over: set[str] = set()
-        for _ in self._looks(timeout):
+        for _ in self._polls(timeout):
             open_jobs = self._workspace.open_jobs()
             if tag is not None:
                 for job_id in open_jobs - tagged.keys():
@@ -190,19 +190,19 @@ class Flow:
         """Jobs, the newest first. A job that moves while we look is told once."""
         known = self._workspace.open_jobs().union(*map(self._workspace.names, FINISHED))
         newest = sorted(known, key=order, reverse=True) if limit is None or tag else heapq.nlargest(limit, known, key=order)
-        told = 0
+        count = 0
         for job_id in newest:
-            if limit is not None and told >= limit:
+            if limit is not None and count >= limit:
                 return
             with suppress(UnknownJob):  # cleaned away meanwhile
                 view = self.describe(job_id)
                 if tag is None or (view.request is not None and tag in view.request.tags):
-                    told += 1
+                    count += 1
                     yield view
 
     def describe(self, job_id: str) -> JobView:
-        with self._workspace.looking_at(job_id) as (place, folder):
-            usage = (read_record(folder, USAGE) or {}) if place in FINISHED else said_so_far(folder)
+        with self._workspace.reading_job(job_id) as (place, folder):
+            usage = (read_record(folder, USAGE) or {}) if place in FINISHED else count_saved_tokens(folder)
             suspect = place not in FINISHED and has_file(folder, SUSPECT)
             request = _request_of(folder)
         view = JobView(job_id, STATUS[place], request, usage, suspect)
@@ -228,13 +228,13 @@ class Flow:
     def children(self, job_id: str) -> list[JobView]:
         """The jobs that come after this one, the newest first. All that are younger are looked at."""
         if self.status(job_id) is Status.MISSING:
-            raise self._workspace.unknown(job_id)
+            raise self._workspace.unknown_job(job_id)
         younger = takewhile(lambda view: order(view.job_id) > order(job_id), self.jobs())
         return [view for view in younger if view.request is not None and job_id in view.request.after.values()]
 
     def strays(self) -> list[str]:
         """What lies among the waiting jobs and is none."""
-        return self._workspace.look_through(Place.READY)[1]
+        return self._workspace.scan(Place.READY)[1]
 
     def is_served(self) -> bool:
         """Whether somebody works on the queue."""
@@ -246,7 +246,7 @@ class Flow:
         workspace = self._workspace
         removed: dict[str, WorkRequest | None] = {}
         with wrap_os_errors(self.path):
-            with workspace.cleaning():
+            with workspace.gc_locked():
                 wanted = self._wanted()
                 for place in FINISHED:
                     old = self._old_jobs(place, older_than, wanted)
@@ -263,7 +263,7 @@ class Flow:
         for job_id in set(workspace.names(place)) - wanted:
             with suppress(FileNotFoundError, UnknownJob):
                 if workspace.age_of(job_id, place) > older_than:
-                    with workspace.looking_at(job_id) as (_, folder):
+                    with workspace.reading_job(job_id) as (_, folder):
                         request = _request_of(folder)
                     if request is None or request.batch is None or not is_open(workspace, request.batch):
                         old[job_id] = request
@@ -277,15 +277,15 @@ class Flow:
                 end = end_of(workspace, batch_id)
                 if end is not None and workspace.age_of(batch_id, Place.BATCHES) > older_than:
                     old[batch_id] = end
-        files = [file for end in old.values() for file in given(end.output_file, end.error_file)]
-        thrown = workspace.throw_away(files, Place.FILES)
-        return len(workspace.throw_away(old, Place.BATCHES)), len(thrown)
+        files = [file for end in old.values() for file in not_none(end.output_file, end.error_file)]
+        removed = workspace.throw_away(files, Place.FILES)
+        return len(workspace.throw_away(old, Place.BATCHES)), len(removed)
 
     def _wanted(self) -> set[str]:
         """Those that open jobs come after."""
         found: set[str] = set()
         for job_id in self._workspace.open_jobs():
-            with suppress(UnknownJob), self._workspace.looking_at(job_id) as (_, folder):
+            with suppress(UnknownJob), self._workspace.reading_job(job_id) as (_, folder):
                 request = _request_of(folder)
                 found.update(request.after.values() if request is not None else ())
         return found
@@ -303,14 +303,14 @@ class Flow:
         nobody = f"Nobody works on this queue now: run `penstock drain {name}`."
         return NotFinished(what, hint="Wait longer." if self.is_served() else nobody)
 
-    def _looks(self, timeout: float | None) -> Iterator[None]:
-        until, pause = None if timeout is None else time.monotonic() + timeout, FIRST_LOOK
+    def _polls(self, timeout: float | None) -> Iterator[None]:
+        until, pause = None if timeout is None else time.monotonic() + timeout, MIN_POLL_S
         while True:
             yield
             if until is not None and time.monotonic() >= until:
                 return
             time.sleep(pause)
-            pause = min(LAST_LOOK, pause * 1.2)
+            pause = min(MAX_POLL_S, pause * 1.2)
 
 
 def _request_of(folder: int) -> WorkRequest | None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import BadJob, EmptyPrompt, KeyTaken, NotFinished, RequestError, UnknownJob
-from penstock.workspace.store.files import FINISHED, MAX_PROMPT, PROMPT, REQUEST, Place
+from penstock.workspace.store.files import FINISHED, MAX_PROMPT_BYTES, PROMPT, REQUEST, Place
 from penstock.workspace.store.layout import Workspace
-from penstock.workspace.store.parents import check_marks
+from penstock.workspace.store.parents import check_placeholders
 from penstock.workspace.store.recovery import cancel_unowned
-from penstock.workspace.store.request import BACKGROUND, WorkRequest, read_job
+from penstock.workspace.store.request import DEFAULT_PRIORITY, WorkRequest, read_job
 from penstock.workspace.store.root import wrap_os_errors
 
 
@@ -45,7 +45,7 @@ class Work:
         schema: Any = None,
         grammar: str | None = None,
         regex: str | None = None,
-        priority: int = BACKGROUND,
+        priority: int = DEFAULT_PRIORITY,
         deadline: float | None = None,
         tags: Sequence[str] = (),
         after: Sequence[str] | Mapping[str, str] = (),
@@ -77,24 +77,24 @@ class Work:
 
     def submit_request(self, request: WorkRequest, prompt: str) -> Submission:
         data = _checked_prompt(prompt)
-        check_marks(prompt, request.after)
+        check_placeholders(prompt, request.after)
         files = {PROMPT: data, REQUEST: request.to_json()}
         if request.key is None:
             return Submission(self._new_job(files, request), new=True)
         name = key_file(request.key)
         with wrap_os_errors(self._workspace.path), self._workspace.keys_locked():
             known = self._workspace.job_of_key(name)
-            if known is None or not self._is_same(request, data, known):
+            if known is None or not self._is_repeat(request, data, known):
                 return Submission(self._new_job(files, request, key=name), new=True)
             self._workspace.sync_submits()  # whoever submitted it may have died before it did
             return Submission(known, new=False)
 
     def _new_job(self, files: Mapping[str, bytes], request: WorkRequest, *, key: str | None = None) -> str:
         parents = [*request.after.values()]
-        with self._workspace.nothing_cleaned() if parents else nullcontext():
+        with self._workspace.gc_blocked() if parents else nullcontext():
             for parent in parents:
                 if self._workspace.find(parent) is None:
-                    raise self._workspace.unknown(parent)
+                    raise self._workspace.unknown_job(parent)
             return self._workspace.submit(files, key=key, after=parents)
 
     def cancel(self, job_id: str) -> Place:
@@ -107,7 +107,7 @@ class Work:
                 raise UnknownJob(f"There is no job {job_id} in {workspace.path}.", hint="`penstock flow` lists the jobs.")
             if place in FINISHED:
                 return place
-            workspace.ask_to_cancel(job_id)
+            workspace.request_cancel(job_id)
             ended = cancel_unowned(workspace, job_id)
             after = ended or workspace.find(job_id)
             if after is None or after in FINISHED:
@@ -116,24 +116,24 @@ class Work:
 
     def retry(self, job_id: str) -> str:
         """A new job with the same request, which names the old one. The old one stays as it is."""
-        with self._workspace.looking_at(job_id) as (place, folder):
+        with self._workspace.reading_job(job_id) as (place, folder):
             if place not in FINISHED:
                 raise NotFinished(f"The job {job_id} has not ended yet.", hint="Cancel it first, or wait for it.")
             try:
                 request, prompt = read_job(folder)
             except BadJob:
                 if self._workspace.find(job_id) is None:
-                    raise self._workspace.unknown(job_id) from None  # it is being cleaned away
+                    raise self._workspace.unknown_job(job_id) from None  # it is being cleaned away
                 raise
         again = replace(request, key=None, retry_of=job_id, batch=None, submitted=round(time.time(), 3))
         return self.submit_request(again, prompt).job_id
 
-    def _is_same(self, request: WorkRequest, prompt: bytes, known: str) -> bool:
+    def _is_repeat(self, request: WorkRequest, prompt: bytes, known: str) -> bool:
         """Whether a key's job is what is asked now; False if it is being cleaned away, and KeyTaken if it is something else."""
         try:
-            with self._workspace.looking_at(known) as (_, folder):
-                before, asked = read_job(folder)
-            if before.digest(asked.encode()) == request.digest(prompt):
+            with self._workspace.reading_job(known) as (_, folder):
+                before, known_prompt = read_job(folder)
+            if before.digest(known_prompt.encode()) == request.digest(prompt):
                 return True
         except UnknownJob:
             return False
@@ -157,10 +157,10 @@ def _checked_prompt(prompt: str) -> bytes:
         raise RequestError("The prompt is not valid Unicode.", field="prompt", hint="Remove lone surrogates.") from None
     if not data:
         raise EmptyPrompt("The prompt is empty.", field="prompt", hint="Give at least one character.")
-    if len(data) > MAX_PROMPT:
+    if len(data) > MAX_PROMPT_BYTES:
         raise RequestError(
             f"The prompt has {len(data)} bytes.",
             field="prompt",
-            hint=f"At most {MAX_PROMPT} are taken; models read far less.",
+            hint=f"At most {MAX_PROMPT_BYTES} are taken; models read far less.",
         )
     return data

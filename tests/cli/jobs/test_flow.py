@@ -294,7 +294,7 @@ def test_cancel_ends_what_waits_asks_for_what_runs_and_leaves_what_is_over(ws: P
     assert quickly("flow", ws, "--cancel", waits) == (0, "It is cancelled.\n", "")
     assert quickly("flow", ws, waits)[2] == "error: The job was cancelled.\n"
     assert quickly("flow", ws, "--cancel", runs)[1] == "It runs: its server was told, and ends it in a moment.\n"
-    assert workspace.is_asked_to_cancel(runs)
+    assert workspace.is_cancel_requested(runs)
     assert quickly("flow", ws, "--cancel", over)[1] == "There is nothing to cancel: it has ended before, and is done.\n"
     assert json.loads(quickly("flow", ws, "--cancel", waits, "--json")[1]) == {"id": waits, "status": "failed"}
     assert quickly("flow", ws, "--cancel", NOWHERE)[0] == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.jobs.flow_tree import DEEPEST, forest
+from penstock.cli.jobs.flow_tree import MAX_DRAWN_DEPTH, forest
 from penstock.errors import UnknownJob
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.layout import Workspace
@@ -192,12 +192,12 @@ def test_trees_are_the_newest_first_and_as_many_as_wanted(ws: Path, quickly: Run
 
 def test_a_long_chain_is_drawn_as_far_as_it_can_be_read_and_told_whole(ws: Path, quickly: Run) -> None:
     chain = [submit(ws)]
-    for _ in range(DEEPEST + 5):
+    for _ in range(MAX_DRAWN_DEPTH + 5):
         chain.append(submit(ws, chain[-1]))
     page = quickly("flow", ws, "--tree")[1]
     rows = drawing(page)
-    assert len(rows) == DEEPEST + 1
-    assert rows[-1].endswith(f"└─ {chain[DEEPEST]} (more below) queued")
+    assert len(rows) == MAX_DRAWN_DEPTH + 1
+    assert rows[-1].endswith(f"└─ {chain[MAX_DRAWN_DEPTH]} (more below) queued")
     assert "(more below): --tree JOB draws what comes after it." in page
     assert len(json.loads(quickly("flow", ws, "--tree", "--json")[1])["jobs"]) == len(chain)
 

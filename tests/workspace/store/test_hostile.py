@@ -360,7 +360,7 @@ def test_nothing_is_overwritten_when_an_id_is_taken_while_its_job_runs(
         until(lambda: runner.said() == {text: 3}, "three tokens")
         planted = queue.plant(job, {"other": b"other"}, place)
         if place is Place.FAILED:
-            queue.workspace.ask_to_cancel(job)
+            queue.workspace.request_cancel(job)
         else:
             runner.holds_at = None
         until(lambda: "is left alone" in caplog.text, "the warning")

@@ -55,7 +55,7 @@ def deaf(queue: Queue, *, holds_at: int) -> Deaf:
 def test_jobs_are_given_back_with_what_they_said_although_the_model_does_not_answer(
     queue: Queue, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew_module, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(crew_module, "STOP_TIMEOUT_S", 0.05)
     texts, runner = prompts(1 if alone else 5, longer_than=6), deaf(queue, holds_at=6)
     jobs = queue.submit(*texts)
     if alone:
@@ -72,7 +72,7 @@ def test_jobs_are_given_back_with_what_they_said_although_the_model_does_not_ans
 
 
 def test_a_pool_can_be_stopped_from_two_threads(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(crew_module, "STOP_TIMEOUT_S", 0.05)
     texts, runner = prompts(3, longer_than=2), deaf(queue, holds_at=2)
     jobs = queue.submit(*texts)
     with queue.pool(runner) as pool:

@@ -29,10 +29,10 @@ from penstock.workspace.store.root import wrap_os_errors
 if TYPE_CHECKING:
     from penstock.cli.batch.backends import BatchBackend, BatchState, LocalBatchBackend, Offers
 
-FIRST_LOOK, LAST_LOOK = 0.1, 1.0  # seconds between two looks: the pause grows
-AWAY = 60.0  # seconds that a server may be away while it is waited for
-TOLD = 5  # mistakes that are shown
-LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
+MIN_POLL_S, MAX_POLL_S = 0.1, 1.0  # seconds between two looks: the pause grows
+SERVER_AWAY_TIMEOUT_S = 60.0  # seconds that a server may be away while it is waited for
+MAX_MISTAKES_SHOWN = 5  # mistakes that are shown
+EXAMPLE_LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
 
 
 @takes_some_settings("workspace.path", *(f"{MODELS}.{name}" for name in ("id", "device", "dtype", "max_memory", "kv_memory")))
@@ -88,16 +88,16 @@ def batch(
             _check_target(target, option)
     set_up_logging(settings.node.log.format, "warning")
     with ProgressBars() as bars:
-        place, local = _place(settings, url, create=file is not None)
+        backend, local = _choose_backend(settings, url, create=file is not None)
         if show_list:
-            _list(place, as_json)
+            _list(backend, as_json)
         elif cancel is not None:
-            _tell_state(place.cancel(cancel), as_json)
+            _print_state(backend.cancel(cancel), as_json)
         else:
-            batch_id = resume or _created(place, str(file), endpoint, window, new)
-            state = _wait(settings, place, local, batch_id, bars)
+            batch_id = resume or _create(backend, str(file), endpoint, window, new)
+            state = _wait(settings, backend, local, batch_id, bars)
             bars.clear()
-            _deliver(place, state, output, errors, as_json)
+            _deliver(backend, state, output, errors, as_json)
 
 
 def _check_window(window: str) -> None:
@@ -122,7 +122,7 @@ def _check_target(path: Path, option: str) -> None:
 # ---- where ----
 
 
-def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchBackend, LocalBatchBackend | None]:
+def _choose_backend(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchBackend, LocalBatchBackend | None]:
     """Who does it; the second is None for a server. A folder is made only for a new batch."""
     from penstock.cli.batch.backends import LocalBatchBackend, RemoteBatchBackend
     from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable
@@ -156,10 +156,10 @@ def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchB
 
 def _offers(settings: Settings, path: Path) -> Offers | None:
     """The models that this process would work with. Which one a network runs is not known before it is asked."""
-    from penstock.cli.jobs.drain import working_on
+    from penstock.cli.jobs.drain import drain_config
     from penstock.doors.generation.catalog import meant
 
-    config = working_on(path, settings)
+    config = drain_config(path, settings)
     if config.adopts and config.network.enabled:
         return None
     models = [model.id for model in config.models if model.load_ends]
@@ -169,17 +169,17 @@ def _offers(settings: Settings, path: Path) -> Offers | None:
 # ---- asking ----
 
 
-def _created(place: BatchBackend, file: str, endpoint: str | None, window: str, new: bool) -> str:
-    from penstock.cli.batch.backends import same
-    from penstock.cli.batch.input import opened
+def _create(backend: BatchBackend, file: str, endpoint: str | None, window: str, new: bool) -> str:
+    from penstock.cli.batch.backends import find_same
+    from penstock.cli.batch.input import open_input
 
-    with opened(file, endpoint, window) as asked:
-        before = None if new else same(place, asked)
+    with open_input(file, endpoint, window) as asked:
+        before = None if new else find_same(backend, asked)
         if before is not None:
             told = f"The same was asked before: {before.id} is {before.status}. --new asks again."
             print(told, file=sys.stderr, flush=True)
             return before.id
-        batch_id = place.create(asked)
+        batch_id = backend.create(asked)
     print(f"{batch_id} is made.", file=sys.stderr, flush=True)
     return batch_id
 
@@ -188,11 +188,11 @@ def _created(place: BatchBackend, file: str, endpoint: str | None, window: str, 
 
 
 def _wait(
-    settings: Settings, place: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars
+    settings: Settings, backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars
 ) -> BatchState:
     try:
         while True:
-            state = _watched(place, local, batch_id, bars)
+            state = _watch(backend, local, batch_id, bars)
             if state.over or local is None:
                 return state
             local.validate(batch_id)
@@ -200,22 +200,22 @@ def _wait(
                 raise typer.Exit(NOT_READY)
     except KeyboardInterrupt:
         bars.clear()
-        again = f"penstock batch --resume {batch_id}{place.flags}"
+        again = f"penstock batch --resume {batch_id}{backend.flags}"
         print(f"The batch is kept. Go on with: {again}; end it with --cancel instead.", file=sys.stderr)
         raise typer.Exit(NOT_READY) from None
 
 
-def _watched(place: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars) -> BatchState:
+def _watch(backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars) -> BatchState:
     """Until it is over, or nobody works on its folder. A server that is started again meanwhile goes on with it."""
     from penstock.cli.client.api import ServerUnreachable
 
-    pause, seen, away = FIRST_LOOK, time.monotonic(), False
+    pause, seen, away = MIN_POLL_S, time.monotonic(), False
     missing: tuple[str, ...] = ()
     while True:
         try:
-            state = place.look(batch_id)
+            state = backend.look(batch_id)
         except ServerUnreachable as error:
-            if time.monotonic() - seen > AWAY:
+            if time.monotonic() - seen > SERVER_AWAY_TIMEOUT_S:
                 raise
             if not away:
                 _say(bars, f"{error.message} The batch is kept there: waiting for it.")
@@ -231,7 +231,7 @@ def _watched(place: BatchBackend, local: LocalBatchBackend | None, batch_id: str
                 return state
             bars(f"batch {state.status}", state.completed + state.failed, state.total)
         time.sleep(pause)
-        pause = min(LAST_LOOK, pause * 1.2)
+        pause = min(MAX_POLL_S, pause * 1.2)
 
 
 def _say(bars: ProgressBars, text: str) -> None:
@@ -241,7 +241,7 @@ def _say(bars: ProgressBars, text: str) -> None:
 
 def _work(settings: Settings, local: LocalBatchBackend, batch_id: str, bars: ProgressBars) -> bool:
     """Nobody serves the folder: do it here, as `penstock drain` would. Whether it is over then."""
-    from penstock.cli.jobs.drain import keys_of, leave_politely, working_on
+    from penstock.cli.jobs.drain import drain_config, interrupt_on_signals, open_keys
     from penstock.node import Node
     from penstock.workspace.worker.pool import JobEnd
 
@@ -249,9 +249,9 @@ def _work(settings: Settings, local: LocalBatchBackend, batch_id: str, bars: Pro
         state = local.look(batch_id)
         bars("working on the batch", state.completed + state.failed, state.total)
 
-    leave_politely()
-    config = working_on(local.workspace.path, settings)
-    with Node(config, keys=keys_of(config), progress=bars, door=False) as node:
+    interrupt_on_signals()
+    config = drain_config(local.workspace.path, settings)
+    with Node(config, keys=open_keys(config), progress=bars, door=False) as node:
         bars("working on the batch", 0, 0)
         report = node.drain(on_end=on_end)
     bars.clear()
@@ -268,44 +268,44 @@ def _work(settings: Settings, local: LocalBatchBackend, batch_id: str, bars: Pro
 # ---- handing over ----
 
 
-def _deliver(place: BatchBackend, state: BatchState, output: Path | None, errors: Path | None, as_json: bool) -> None:
-    with _kept(place, state, output or Path("stdout")):
+def _deliver(backend: BatchBackend, state: BatchState, output: Path | None, errors: Path | None, as_json: bool) -> None:
+    with _write_errors_reported(backend, state, output or Path("stdout")):
         if output is not None or (state.output_file is not None and not as_json):
-            _write(_content(place, state.output_file), output)
+            _write(_content(backend, state.output_file), output)
     if errors is not None:
-        with _kept(place, state, errors):
-            _write(_content(place, state.error_file), errors)
+        with _write_errors_reported(backend, state, errors):
+            _write(_content(backend, state.error_file), errors)
     if as_json:
         print_json(state)
-    for mistake in state.mistakes[:TOLD]:
+    for mistake in state.mistakes[:MAX_MISTAKES_SHOWN]:
         tell(mistake)
     if state.status == "failed":
         lines = "1 line" if state.total == 1 else f"{state.total} lines"
-        tell(f"The input ({lines}) is no batch.", f"Mend it and try again. A line is {LINE}")
+        tell(f"The input ({lines}) is no batch.", f"Mend it and try again. A line is {EXAMPLE_LINE}")
     else:
         print(f"{state.completed} done, {state.failed} failed; the batch is {state.status}.", file=sys.stderr)
     if state.error_file is not None and errors is None:
-        again = f"penstock batch --resume {state.id}{place.flags} -o {os.devnull} --errors errors.jsonl"
+        again = f"penstock batch --resume {state.id}{backend.flags} -o {os.devnull} --errors errors.jsonl"
         print(f"Why lines failed: {again}", file=sys.stderr)
     if not state.good:
         raise typer.Exit(FAILED)
 
 
 @contextmanager
-def _kept(place: BatchBackend, state: BatchState, target: Path) -> Iterator[None]:
+def _write_errors_reported(backend: BatchBackend, state: BatchState, target: Path) -> Iterator[None]:
     """What cannot be written now is not lost."""
     try:
         yield
     except BrokenPipeError:
         raise  # the reader has enough
     except OSError as error:
-        again = f"penstock batch --resume {state.id}{place.flags} -o FILE"
+        again = f"penstock batch --resume {state.id}{backend.flags} -o FILE"
         tell(f"{target} cannot be written: {error.strerror or error}.", f"The batch is kept. Fetch it with: {again}")
         raise typer.Exit(FAILED) from None
 
 
-def _content(place: BatchBackend, file: str | None) -> Iterable[bytes]:
-    return () if file is None else place.fetch(file)
+def _content(backend: BatchBackend, file: str | None) -> Iterable[bytes]:
+    return () if file is None else backend.fetch(file)
 
 
 def _write(pieces: Iterable[bytes], output: Path | None) -> None:
@@ -322,8 +322,8 @@ def _write(pieces: Iterable[bytes], output: Path | None) -> None:
     writer.end()
 
 
-def _list(place: BatchBackend, as_json: bool) -> None:
-    states = list(place.all())
+def _list(backend: BatchBackend, as_json: bool) -> None:
+    states = list(backend.all())
     if as_json:
         print_json({"batches": states})
         return
@@ -341,7 +341,7 @@ def _row(state: BatchState, now: float) -> list[str]:
     return [state.id, state.status, age(now - state.created), *counts, harmless(note)]
 
 
-def _tell_state(state: BatchState, as_json: bool) -> None:
+def _print_state(state: BatchState, as_json: bool) -> None:
     if as_json:
         print_json(state)
     else:

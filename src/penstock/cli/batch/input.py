@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import typer
 
 STDIN = "-"
-USUAL = "/v1/chat/completions"  # what lines ask for that do not say it
+DEFAULT_ENDPOINT = "/v1/chat/completions"  # what lines ask for that do not say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Input:
 
 
 @contextmanager
-def opened(file: str, endpoint: str | None, window: str) -> Iterator[Input]:
+def open_input(file: str, endpoint: str | None, window: str) -> Iterator[Input]:
     """Without an `endpoint` it is that of the lines."""
     with ExitStack() as stack:
         content: BinaryIO
@@ -44,12 +44,12 @@ def opened(file: str, endpoint: str | None, window: str) -> Iterator[Input]:
                 content = stack.enter_context(Path(file).open("rb"))
             except OSError as error:
                 raise typer.BadParameter(f"{file} cannot be read: {error.strerror or error}.", param_hint="FILE") from None
-        digest, size = _measured(content, "stdin" if file == STDIN else file)
+        digest, size = _measure(content, "stdin" if file == STDIN else file)
         name = "stdin.jsonl" if file == STDIN else Path(file).name
-        yield Input(content, name, size, digest, endpoint or _endpoint(content), window)
+        yield Input(content, name, size, digest, endpoint or _find_endpoint(content), window)
 
 
-def _measured(content: BinaryIO, file: str) -> tuple[str, int]:
+def _measure(content: BinaryIO, file: str) -> tuple[str, int]:
     from penstock.cli.client.api import CHUNK
 
     content.seek(0)
@@ -62,10 +62,10 @@ def _measured(content: BinaryIO, file: str) -> tuple[str, int]:
     return digest.hexdigest(), content.tell()
 
 
-def _endpoint(content: BinaryIO) -> str:
+def _find_endpoint(content: BinaryIO) -> str:
     """What the first line asks for that says it: those before it are told as mistakes, like others."""
     content.seek(0)
-    return next((url for url in map(_url, content) if isinstance(url, str)), USUAL)
+    return next((url for url in map(_url, content) if isinstance(url, str)), DEFAULT_ENDPOINT)
 
 
 def _url(line: bytes) -> Any:

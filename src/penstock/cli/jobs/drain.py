@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.exits import FAILED, INTERRUPTED, tell
-from penstock.cli.jobs.workspaces import WorkspaceArgument, job_record, open_batches
+from penstock.cli.jobs.workspaces import WorkspaceArgument, describe_open_batches, job_record
 from penstock.cli.node.logs import set_up_logging
 from penstock.cli.node.settings import takes_settings
 from penstock.cli.ui.bars import ProgressBars
@@ -55,7 +55,7 @@ def drain(
     flag = BY_KEY["workspace.path"].flag
     if settings.sources["workspace.path"].source == f"flag {flag}":
         raise typer.BadParameter(f"The workspace is named without it: penstock drain {workspace}", param_hint=flag)
-    config = working_on(workspace, settings)
+    config = drain_config(workspace, settings)
     quiet = settings.sources["log.level"].source == "default"  # who drains sees the jobs pass by otherwise
     set_up_logging(config.log.format, "warning" if quiet else config.log.level)
 
@@ -71,8 +71,8 @@ def drain(
 
     from penstock.node import Node
 
-    leave_politely()
-    with ProgressBars() as bars, Node(config, keys=keys_of(config), progress=bars, door=False) as node:
+    interrupt_on_signals()
+    with ProgressBars() as bars, Node(config, keys=open_keys(config), progress=bars, door=False) as node:
         watch = Watch(flow.path, bars, as_json)
         try:
             report = node.drain(on_end=watch)
@@ -90,23 +90,23 @@ def drain(
     _conclude(workspace, counts, as_json)
     if report.left:
         _tell_of_left(workspace, report)
-    if report.odd:
-        tell(f"{report.odd} more could not be taken.", "The lines above say why; `penstock flow` shows where they are.")
+    if report.blocked:
+        tell(f"{report.blocked} more could not be taken.", "The lines above say why; `penstock flow` shows where they are.")
     if report.open_batches:
         why = "Their lines wait for that." if report.left else "The lines above say why; the next drain goes on with them."
-        tell(open_batches(report.open_batches), why)
-    if report.failed or report.left or report.odd or report.open_batches:
+        tell(describe_open_batches(report.open_batches), why)
+    if report.failed or report.left or report.blocked or report.open_batches:
         raise typer.Exit(FAILED)
 
 
-def working_on(workspace: Path, settings: Settings) -> NodeConfig:
+def drain_config(workspace: Path, settings: Settings) -> NodeConfig:
     """The node that works on a folder: alone, unless somebody asked for a network. That this machine once joined one is no such
     wish."""
     config = replace(settings.node, workspace=replace(settings.node.workspace, path=workspace))
     return replace(config, network=NetworkConfig()) if settings.sources["network.name"].source.startswith("network ") else config
 
 
-def keys_of(config: NodeConfig) -> Keys:
+def open_keys(config: NodeConfig) -> Keys:
     """Those that batches in the folder belong to: what a revoked one asked for is not worked on, and its models are its own."""
     from penstock.config.api_key import key_folder
     from penstock.doors.access.keys import Keys
@@ -136,7 +136,7 @@ class Watch:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def leave_politely() -> None:
+def interrupt_on_signals() -> None:
     """Whoever ends us with a signal wants what Ctrl-C does: jobs of a server that just died would count as suspects."""
     for name in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(name) is not signal.SIG_IGN:  # as nohup wants it

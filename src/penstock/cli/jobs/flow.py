@@ -14,7 +14,7 @@ import typer
 
 from penstock.cli.exits import NOT_READY
 from penstock.cli.jobs import flow_job
-from penstock.cli.jobs.workspaces import WorkspaceArgument, counted
+from penstock.cli.jobs.workspaces import WorkspaceArgument, describe_counts
 from penstock.cli.options import JsonOption
 from penstock.cli.ui.durations import METAVAR, age, parse_duration_option
 from penstock.cli.ui.output import print_json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.cli.jobs.flow_page import Survey
     from penstock.workspace.flow import Flow
 
-SHOWN = 10  # jobs, unless --limit says otherwise
+DEFAULT_LIMIT = 10  # jobs, unless --limit says otherwise
 EXAMPLE_ID = "1736700000_12345_0"
 
 
@@ -87,7 +87,7 @@ def flow(
         str | None, typer.Option(metavar="WORD", help="Only jobs with this tag, in the list and for --wait-idle.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help=f"How many jobs to list, or trees to draw.  [default: {SHOWN}]")
+        int | None, typer.Option(min=1, metavar="N", help=f"How many jobs to list, or trees to draw.  [default: {DEFAULT_LIMIT}]")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -105,7 +105,7 @@ def flow(
     The exit code is 0 when the job is done, 1 when it failed or there is none, 2 when it is not ready (it waits or runs, or a
     --timeout passed); wrong usage is 2 as well, and says "Usage:" first.
     """
-    asked = {
+    actions = {
         Action.WAIT: wait,
         Action.FOLLOW: follow,
         Action.WAIT_IDLE: wait_idle,
@@ -115,7 +115,7 @@ def flow(
         Action.TREE: tree,
         Action.GC: gc,
     }
-    action = _chosen([name for name, given in asked.items() if given], job)
+    action = _choose_action([name for name, given in actions.items() if given], job)
     given = {"--timeout": timeout, "--tag": tag, "--limit": limit, "--older-than": older_than, "--json": as_json or None}
     _check_together(action, [option for option, value in given.items() if value is not None])
     if action is Action.GC and older_than is None:
@@ -128,35 +128,35 @@ def flow(
 
     with wrap_os_errors(workspace):
         place = Workspace(workspace)
-    looking, named = Flow(place), job or ""
+    queue, job_id = Flow(place), job or ""
     with _not_ready_is_2():
         match action:
             case Action.LIST:
-                _list(looking, tag, limit or SHOWN, as_json)
+                _list(queue, tag, limit or DEFAULT_LIMIT, as_json)
             case Action.SHOW:
-                flow_job.show(looking, named, as_json)
+                flow_job.show(queue, job_id, as_json)
             case Action.WAIT:
-                flow_job.wait(looking, named, timeout, as_json)
+                flow_job.wait(queue, job_id, timeout, as_json)
             case Action.FOLLOW:
-                flow_job.follow(looking, named, timeout)
+                flow_job.follow(queue, job_id, timeout)
             case Action.WAIT_IDLE:
-                _wait_idle(looking, tag, timeout, as_json)
+                _wait_idle(queue, tag, timeout, as_json)
             case Action.CANCEL:
-                flow_job.cancel(place, named, as_json)
+                flow_job.cancel(place, job_id, as_json)
             case Action.RETRY:
-                flow_job.retry(place, named, as_json)
+                flow_job.retry(place, job_id, as_json)
             case Action.CHILDREN:
-                _children(looking, named, limit or SHOWN, as_json)
+                _children(queue, job_id, limit or DEFAULT_LIMIT, as_json)
             case Action.TREE:
-                _tree(looking, job, limit or SHOWN, as_json)
+                _tree(queue, job, limit or DEFAULT_LIMIT, as_json)
             case Action.GC:
-                _clean(looking, older_than or 0.0, as_json)
+                _clean(queue, older_than or 0.0, as_json)
 
 
 # ---- what the options mean together ----
 
 
-def _chosen(actions: list[Action], job: str | None) -> Action:
+def _choose_action(actions: list[Action], job: str | None) -> Action:
     if len(actions) > 1:
         raise typer.BadParameter(f"{actions[0]} and {actions[1]} contradict each other. Give one of them.")
     if not actions:
@@ -201,7 +201,7 @@ def _list(flow: Flow, tag: str | None, limit: int, as_json: bool) -> None:
 
 def _print_survey(survey: Survey, as_json: bool) -> None:
     if as_json:
-        print_json(survey.described())
+        print_json(survey.to_json())
     else:
         print(survey.page(_width()))
 
@@ -217,7 +217,7 @@ def _tree(flow: Flow, job: str | None, limit: int, as_json: bool) -> None:
         below = found.jobs if job is None else found.below([job])
         counts = _counts_of([found.jobs[one].status for one in below])
     if as_json:
-        print_json({"workspace": flow.path.absolute(), "served": served, "counts": counts, **found.described()})
+        print_json({"workspace": flow.path.absolute(), "served": served, "counts": counts, **found.to_json()})
         return
     about = "" if job is None else f"from {job} on"
     lines = found.lines(served, _width())
@@ -227,13 +227,13 @@ def _tree(flow: Flow, job: str | None, limit: int, as_json: bool) -> None:
 def _wait_idle(flow: Flow, tag: str | None, timeout: float | None, as_json: bool) -> None:
     with wrap_os_errors(flow.path):
         if any(_counts(flow)[status] for status in flow_job.OPEN) or flow.open_batches():
-            flow_job.warn_if_nobody_works(flow)
+            flow_job.warn_if_unserved(flow)
         flow.wait_until_idle(timeout, tag=tag)
         counts = _counts(flow) if tag is None else _counts_of([view.status for view in flow.jobs(tag=tag)])
     if as_json:
         print_json({"workspace": flow.path.absolute(), "counts": counts})
     else:
-        print(counted(counts))
+        print(describe_counts(counts))
 
 
 def _clean(flow: Flow, older_than: float, as_json: bool) -> None:

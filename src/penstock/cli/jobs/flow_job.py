@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock.cli.exits import FAILED, NOT_READY, tell
-from penstock.cli.jobs.workspaces import nobody_works, note
+from penstock.cli.jobs.workspaces import no_server_hint, note
 from penstock.cli.ui.output import print_json
 from penstock.errors import NotFinished, UnknownJob
 from penstock.workspace.store.root import wrap_os_errors
@@ -32,7 +32,7 @@ def show(flow: Flow, job: str, as_json: bool) -> None:
             result = flow.get(job)
         except NotFinished as error:
             if not flow.is_served():
-                note(nobody_works(flow.path))
+                note(no_server_hint(flow.path))
             how = f"penstock flow {shlex.quote(str(flow.path))} --wait {job}"
             if why := flow.why_it_will_fail(job):
                 hint = "Submit it again, after a job that is done."
@@ -45,7 +45,7 @@ def show(flow: Flow, job: str, as_json: bool) -> None:
 
 def wait(flow: Flow, job: str, timeout: float | None, as_json: bool) -> None:
     with suppress(NotFinished, UnknownJob) if as_json else nullcontext(), wrap_os_errors(flow.path):  # a record tells these too
-        warn_if_nobody_works(flow, job)
+        warn_if_unserved(flow, job)
         flow.wait(job, timeout)
     show(flow, job, as_json)
 
@@ -55,7 +55,7 @@ def follow(flow: Flow, job: str, timeout: float | None) -> None:
 
     def pieces() -> Iterator[bytes]:
         with wrap_os_errors(flow.path):
-            warn_if_nobody_works(flow, job)
+            warn_if_unserved(flow, job)
             yield from flow.follow(job, timeout)
 
     writer = ResultWriter()
@@ -101,7 +101,7 @@ def retry(place: Workspace, job: str, as_json: bool) -> None:
     if why:
         print(f"It will fail as well: {why}", file=sys.stderr, flush=True)
     if not place.is_served():
-        note(f"The job waits. {nobody_works(place.path)}")
+        note(f"The job waits. {no_server_hint(place.path)}")
 
 
 def _print_result(result: JobResult) -> None:
@@ -123,7 +123,7 @@ def _fail(result: JobResult) -> None:
 
 def _print_record(flow: Flow, job: str) -> None:
     """All that is known of a job as one JSON object; the exit code is as without --json."""
-    from penstock.cli.jobs.flow_page import described
+    from penstock.cli.jobs.flow_page import to_json
 
     code = 0
     with wrap_os_errors(flow.path):
@@ -136,7 +136,7 @@ def _print_record(flow: Flow, job: str) -> None:
                 record["result"] = result.text
             else:
                 record["error"], code = view.usage.get("error") or {"message": result.text.strip()}, FAILED
-            record |= described(view)
+            record |= to_json(view)
         except UnknownJob as error:
             told = {"code": error.code, "message": error.message, "hint": error.hint}
             record, code = {"id": job, "status": "missing", "error": told}, FAILED
@@ -145,7 +145,7 @@ def _print_record(flow: Flow, job: str) -> None:
         raise typer.Exit(code)
 
 
-def warn_if_nobody_works(flow: Flow, job: str | None = None) -> None:
+def warn_if_unserved(flow: Flow, job: str | None = None) -> None:
     """Before a wait, and for scripts too: they might wait for ever."""
     if not flow.is_served() and (job is None or flow.status(job) in OPEN):
-        print(nobody_works(flow.path), file=sys.stderr, flush=True)
+        print(no_server_hint(flow.path), file=sys.stderr, flush=True)

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.jobs.workspaces import counted, job_record, nobody_works, open_batches, status_word, tokens
+from penstock.cli.jobs.workspaces import describe_counts, describe_open_batches, job_record, no_server_hint, status_word, tokens
 from penstock.cli.ui.columns import Ink, harmless, shortened, table
 from penstock.cli.ui.durations import age
-from penstock.workspace.store.job_id import BATCH
+from penstock.workspace.store.job_id import BATCH_PREFIX
 
 if TYPE_CHECKING:
     from penstock.workspace.flow import JobView
 
 HEADINGS = ["job", "status", "age", "tags", "tokens", "note"]
 TAGS, NOTE = 3, 5  # columns that give way when room is short
-LONGEST = 100  # columns of an error; `penstock flow WORKSPACE JOB` tells all of it
-NAMED = 5  # strays
+MAX_NOTE_COLUMNS = 100  # columns of an error; `penstock flow WORKSPACE JOB` tells all of it
+MAX_STRAYS_NAMED = 5  # strays
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Survey:
     about: str = ""
     batches: int = 0
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "workspace": self.path.absolute(),
             "served": self.served,
             "counts": self.counts,
             "open_batches": self.batches,
-            "jobs": [described(view) for view in self.jobs],
+            "jobs": [to_json(view) for view in self.jobs],
             "strays": self.strays,
         }
 
@@ -58,15 +58,15 @@ class Survey:
 
 
 def heading(path: Path, about: str, counts: Mapping[str, int], served: bool, batches: int = 0) -> list[str]:
-    lines = [f"{path}{about and ' ' + harmless(about)}: {counted(counts, served)}"]
+    lines = [f"{path}{about and ' ' + harmless(about)}: {describe_counts(counts, served)}"]
     if batches:
-        lines.append(open_batches(batches))
+        lines.append(describe_open_batches(batches))
     if (counts["queued"] or counts["running"] or batches) and not served:
-        lines.append(nobody_works(path))
+        lines.append(no_server_hint(path))
     return lines
 
 
-def described(view: JobView) -> dict[str, Any]:
+def to_json(view: JobView) -> dict[str, Any]:
     """A job as JSON, without its result."""
     import json
 
@@ -83,7 +83,7 @@ def row(view: JobView, served: bool) -> list[str]:
         age(time.time() - view.submitted),
         harmless(", ".join(view.request.tags)) if view.request else "?",
         "" if said is None else str(said),
-        shortened(harmless(_note(view)), LONGEST, tail=0.0),
+        shortened(harmless(_note(view)), MAX_NOTE_COLUMNS, tail=0.0),
     ]
 
 
@@ -97,11 +97,11 @@ def _note(view: JobView) -> str:
     alone = ["runs alone, since its server died"] if view.suspect else []
     parents = [f"waits for {', '.join(view.waits_for)}"] if view.waits_for else []
     model = [f"asks for {view.request.model}"] if view.status == "queued" and view.request and view.request.model else []
-    batch = [f"of {BATCH}{view.request.batch}"] if view.request and view.request.batch else []
+    batch = [f"of {BATCH_PREFIX}{view.request.batch}"] if view.request and view.request.batch else []
     return str(view.usage.get("finish_reason") or ", ".join([*alone, *parents, *model, *batch]))
 
 
 def _of_strays(path: Path, strays: Sequence[str]) -> str:
-    names = ", ".join(harmless(sorted(strays)[:NAMED]))
-    more = f" and {len(strays) - NAMED} more" if len(strays) > NAMED else ""
+    names = ", ".join(harmless(sorted(strays)[:MAX_STRAYS_NAMED]))
+    more = f" and {len(strays) - MAX_STRAYS_NAMED} more" if len(strays) > MAX_STRAYS_NAMED else ""
     return f"In {path / 'input' / 'ready'} lies what is no job and is left alone: {names}{more}."

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.jobs.flow_page import HEADINGS, NOTE, TAGS, described, row
+from penstock.cli.jobs.flow_page import HEADINGS, NOTE, TAGS, row, to_json
 from penstock.cli.ui.columns import Ink, table
 from penstock.errors import UnknownJob
 
 if TYPE_CHECKING:
     from penstock.workspace.flow import JobView
 
-DEEPEST = 30  # levels below the first that are drawn
+MAX_DRAWN_DEPTH = 30  # levels below the first that are drawn
 ABOVE, BELOW = " (above)", " (more below)"
 LEGEND = {
     ABOVE: "(above): it comes after several jobs and is drawn under each of them; what comes after it is drawn once.",
@@ -32,10 +32,10 @@ class Forest:
     hidden: int = 0
     alone: int = 0
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """A list of jobs that name each other: a tree of objects would hold some of them twice, and chains may be long."""
         below = self.below(self.roots)
-        jobs = [described(view) | {"children": self.children[job]} for job, view in self.jobs.items() if job in below]
+        jobs = [to_json(view) | {"children": self.children[job]} for job, view in self.jobs.items() if job in below]
         return {"roots": self.roots, "jobs": jobs, "hidden": self.hidden, "alone": self.alone}
 
     def lines(self, served: bool, width: int) -> list[str]:
@@ -69,7 +69,7 @@ class Forest:
             children = self.children[job_id]
             if job_id in known:
                 yield drawing, job_id, ABOVE
-            elif children and depth == DEEPEST:
+            elif children and depth == MAX_DRAWN_DEPTH:
                 yield drawing, job_id, BELOW
             else:
                 known.add(job_id)

@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.jobs.workspaces import nobody_works, note
+from penstock.cli.jobs.workspaces import no_server_hint, note
 from penstock.cli.options import wrong_usage
 from penstock.cli.prompt import prompt_text
 from penstock.cli.ui.durations import METAVAR, parse_duration_option
 from penstock.cli.ui.output import print_json
 from penstock.errors import RequestError
-from penstock.workspace.store.files import MAX_RECORD
+from penstock.workspace.store.files import MAX_RECORD_BYTES
 from penstock.workspace.store.job_id import is_job_id
-from penstock.workspace.store.request import BACKGROUND, HIGHEST, LOWEST, WorkRequest
+from penstock.workspace.store.request import DEFAULT_PRIORITY, MAX_PRIORITY, MIN_PRIORITY, WorkRequest
 from penstock.workspace.store.root import wrap_os_errors
 
 # Only what is given goes into the job: whoever runs it knows what the model's makers recommend.
@@ -70,7 +70,9 @@ def work(
             "May be given several times.",
         ),
     ] = None,
-    priority: Annotated[int, typer.Option(help=f"From {LOWEST} to {HIGHEST}; a higher one goes first.")] = BACKGROUND,
+    priority: Annotated[
+        int, typer.Option(help=f"From {MIN_PRIORITY} to {MAX_PRIORITY}; a higher one goes first.")
+    ] = DEFAULT_PRIORITY,
     deadline: Annotated[
         float | None,
         typer.Option(
@@ -94,8 +96,8 @@ def work(
     penstock work nightly "A person, as JSON." --schema person.json --key person-1
     penstock work nightly --after draft=$job "Shorten this: {{draft}}"
     """
-    asked = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    sampling: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    sampling_options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    sampling: dict[str, Any] = {name: value for name, value in sampling_options.items() if value is not None}
     if stop:
         sampling["stop"] = stop
     with wrong_usage():
@@ -118,11 +120,11 @@ def work(
 
     from penstock.workspace.flow import Flow
     from penstock.workspace.store.layout import Workspace
-    from penstock.workspace.store.parents import check_marks
+    from penstock.workspace.store.parents import check_placeholders
     from penstock.workspace.work import Work
 
     with wrong_usage("PROMPT"):
-        check_marks(text, request.after)
+        check_placeholders(text, request.after)
     with wrap_os_errors(workspace):
         place = Workspace(workspace, create=not request.after)  # where there is none, there is nothing to come after
         job, new = Work(place).submit_request(request, text)
@@ -135,13 +137,13 @@ def work(
         again = f" `penstock flow {shlex.quote(str(workspace))} --retry {job}` runs it again." if status == "failed" else ""
         print(f"The key was used before: its job is {status}.{again}", file=sys.stderr)
     elif not served:
-        note(f"The job waits. {nobody_works(workspace)}")
+        note(f"The job waits. {no_server_hint(workspace)}")
 
 
-def _parents(given: list[str]) -> dict[str, str]:
+def _parents(options: list[str]) -> dict[str, str]:
     """The jobs that --after names: `ID,left=ID`. A job without a name is called by its id."""
     found: dict[str, str] = {}
-    for part in (part.strip() for one in given for part in one.split(",")):
+    for part in (part.strip() for one in options for part in one.split(",")):
         if any(is_job_id(word.rpartition("=")[2]) for word in part.split()[:-1]):
             raise typer.BadParameter(f"{part[:80]!r} are several jobs. Write commas between them.", param_hint="--after")
         name, named, job_id = (word.strip() for word in part.rpartition("="))
@@ -171,14 +173,14 @@ def _text_of(file: Path, option: str) -> str:
         raise typer.BadParameter("It is a file: stdin is for the prompt.", param_hint=option)
     try:
         with file.open("rb") as stream:
-            data = stream.read(MAX_RECORD + 1)
+            data = stream.read(MAX_RECORD_BYTES + 1)
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise typer.BadParameter(f"{file} cannot be read: {error.strerror or error}.", param_hint=option) from None
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}).", param_hint=option) from None
-    if len(data) > MAX_RECORD:
-        raise typer.BadParameter(f"{file} has more than {MAX_RECORD} bytes.", param_hint=option)
+    if len(data) > MAX_RECORD_BYTES:
+        raise typer.BadParameter(f"{file} has more than {MAX_RECORD_BYTES} bytes.", param_hint=option)
     if not text.strip():
         raise typer.BadParameter(f"{file} is empty.", param_hint=option)
     return text

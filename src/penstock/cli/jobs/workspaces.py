@@ -16,7 +16,7 @@ WorkspaceArgument = Annotated[
 PROOF = ("outcome", "sha256")  # by which a workspace knows that a job's files are whole; it says nothing to others
 
 
-def nobody_works(path: Path) -> str:
+def no_server_hint(path: Path) -> str:
     """What to do about a queue that nobody works on."""
     name = shlex.quote(str(path))
     return f"Nobody works on this queue now. Run `penstock drain {name}`, or `penstock serve --workspace {name}`."
@@ -33,13 +33,13 @@ def status_word(status: str, served: bool) -> str:
     return "interrupted" if status == "running" and not served else status
 
 
-def counted(counts: Mapping[str, int], served: bool = True) -> str:
+def describe_counts(counts: Mapping[str, int], served: bool = True) -> str:
     """`"3 queued, 1 running, 20 done."`; what there is none of is left out."""
     told = (f"{count} {status_word(name, served)}" for name, count in counts.items() if count)
     return (", ".join(told) or "There are no jobs") + "."
 
 
-def open_batches(count: int) -> str:
+def describe_open_batches(count: int) -> str:
     return "1 batch is open." if count == 1 else f"{count} batches are open."
 
 

@@ -46,7 +46,7 @@ class Backlog:
 
         self.accepts = runner.accepts
         self.batches = BatchSupervisor(
-            workspace, room=WINDOW * config.jobs, refusal=api.refusal, may_go_on=keys.is_good, vet=vet, accepts=runner.accepts
+            workspace, room=WINDOW * config.jobs, refusal=api.refusal, is_wanted=keys.is_good, vet=vet, accepts=runner.accepts
         )
         self.pool = Pool(
             workspace,

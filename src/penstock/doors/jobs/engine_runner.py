@@ -25,7 +25,7 @@ from penstock.doors.jobs.endpoints import JobEndpoint
 from penstock.engine.job_factory import JobHandle
 from penstock.errors import EngineStopped, NotReady, RequestError, UnknownModel
 from penstock.workspace.store.request import WorkRequest
-from penstock.workspace.store.tokens import FINGERPRINT
+from penstock.workspace.store.tokens import FINGERPRINT_BYTES
 from penstock.workspace.worker.runner import PartUpdate, Sink, TextWriter, Writer
 
 LEAST_DEADLINE = 0.001  # seconds; one that has passed is still the most urgent
@@ -222,4 +222,4 @@ def _shape(request: WorkRequest) -> OutputFormat | None:
 def _fingerprint(model: str, request: WorkRequest, jobs: Sequence[JobRequest]) -> bytes:
     shape = [request.schema, request.grammar, request.regex, request.endpoint]
     asked = [[list(job.prompt or ()), dataclasses.asdict(job.sampling)] for job in jobs]
-    return hashlib.blake2b(json.dumps([model, asked, shape], sort_keys=True).encode(), digest_size=FINGERPRINT).digest()
+    return hashlib.blake2b(json.dumps([model, asked, shape], sort_keys=True).encode(), digest_size=FINGERPRINT_BYTES).digest()

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, NamedTuple
 from penstock.workspace.store.disk import Disk, put_file
 from penstock.workspace.store.files import open_file
 
-JOURNAL, ANEW = "results.jsonl", "results.new"
-CHECKSUM = 8  # hexadecimal digits
+JOURNAL, REWRITTEN = "results.jsonl", "results.new"
+CHECKSUM_DIGITS = 8  # hexadecimal digits
 
 
 class Entry(NamedTuple):
@@ -53,11 +53,11 @@ class Journal:
         Whoever wrote what can be read may have died before the sync, or seen it fail: then no later sync of that file helps."""
         self._length = 0
         with _reading(self._folder) as stream:
-            put_file(self._disk, self._folder, ANEW, self._known(stream, learn))
-        self._disk.replace(ANEW, JOURNAL, self._folder)
+            put_file(self._disk, self._folder, REWRITTEN, self._replay(stream, learn))
+        self._disk.replace(REWRITTEN, JOURNAL, self._folder)
         self._disk.sync(self._folder)
 
-    def _known(self, stream: BinaryIO, learn: Callable[[Entry], None]) -> Iterator[bytes]:
+    def _replay(self, stream: BinaryIO, learn: Callable[[Entry], None]) -> Iterator[bytes]:
         for line, fact in _whole(stream):
             start, self._length = self._length, self._length + len(line)
             learn(Entry(start, self._length, fact))
@@ -108,8 +108,8 @@ def _line(fact: Mapping[str, Any]) -> bytes:
 
 
 def _fact(line: bytes) -> dict[str, Any] | None:
-    text = line[CHECKSUM + 1 : -1]
-    if not line.endswith(b"\n") or line[: CHECKSUM + 1] != b"%08x " % zlib.crc32(text):
+    text = line[CHECKSUM_DIGITS + 1 : -1]
+    if not line.endswith(b"\n") or line[: CHECKSUM_DIGITS + 1] != b"%08x " % zlib.crc32(text):
         return None
     found = json.loads(text)
     return found if isinstance(found, dict) else None

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import BadJob, RequestError
-from penstock.workspace.store.files import MAX_PROMPT
+from penstock.workspace.store.files import MAX_PROMPT_BYTES
 
 MAX_LINES = 50_000
-MAX_LINE = MAX_PROMPT + (1 << 16)  # bytes: a request, and what is around it
-MAX_CUSTOM_ID = 512  # characters
+MAX_LINE_BYTES = MAX_PROMPT_BYTES + (1 << 16)  # bytes: a request, and what is around it
+MAX_CUSTOM_ID_CHARS = 512  # characters
 MAX_DEPTH = 100  # objects and lists inside each other: far from where anybody's stack would decide
-MAX_TOLD = 100  # mistakes of one file
+MAX_MISTAKES = 100  # mistakes of one file
 TOO_DEEP = f"The line has more than {MAX_DEPTH} levels of objects and lists."
-PIECE = 1 << 16
-MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8 text
+PIECE_BYTES = 1 << 16
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8 text
 METHOD = "POST"
-DECIDED = ("priority", "service_tier", "deadline")  # fields of a request that are the batch's to say
+SET_BY_BATCH = ("priority", "service_tier", "deadline")  # fields of a request that are the batch's to say
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class BatchLine:
         """Refuse what a line cannot ask for, though a request can."""
         if self.body.get("stream"):
             raise RequestError("A line of a batch cannot be streamed.", field="stream", hint="Leave stream out.")
-        for name in DECIDED:
+        for name in SET_BY_BATCH:
             if self.body.get(name) is not None:
                 raise RequestError(f"{name} is not for a line of a batch.", field=name, hint="completion_window says it for all.")
 
@@ -60,11 +60,11 @@ class Lines:
         self._places: list[tuple[int, int, int]] = []  # offset, length, line number in the file
         number = 0
         with open(os.dup(file), "rb") as stream:
-            offset = len(MARK) if os.pread(file, len(MARK), 0) == MARK else 0
+            offset = len(BYTE_ORDER_MARK) if os.pread(file, len(BYTE_ORDER_MARK), 0) == BYTE_ORDER_MARK else 0
             stream.seek(offset)
-            while len(self._places) <= MAX_LINES and (piece := stream.readline(PIECE)):
+            while len(self._places) <= MAX_LINES and (piece := stream.readline(PIECE_BYTES)):
                 length, blank = len(piece), not piece.strip()
-                while not piece.endswith(b"\n") and (piece := stream.readline(PIECE)):
+                while not piece.endswith(b"\n") and (piece := stream.readline(PIECE_BYTES)):
                     length, blank = length + len(piece), blank and not piece.strip()
                 number += 1
                 if not blank:
@@ -83,8 +83,8 @@ class Lines:
 
     def models(self) -> set[str | None]:
         """All that are asked for; None by a line that names none."""
-        asked = (value["body"].get("model") for value, mistake in map(self._parsed, range(len(self))) if mistake is None)
-        return {model for model in asked if model is None or isinstance(model, str)}
+        models = (value["body"].get("model") for value, mistake in map(self._parsed, range(len(self))) if mistake is None)
+        return {model for model in models if model is None or isinstance(model, str)}
 
     def mistakes(self, endpoint: str) -> Iterator[Mistake]:
         """All that keeps the file from being a batch."""
@@ -104,8 +104,8 @@ class Lines:
 
     def _parsed(self, n: int) -> tuple[dict[str, Any], Mistake | None]:
         offset, length, number = self._places[n]
-        if length > MAX_LINE:
-            return {}, Mistake("line_too_long", f"The line has {length} bytes; {MAX_LINE} are read at most.", number)
+        if length > MAX_LINE_BYTES:
+            return {}, Mistake("line_too_long", f"The line has {length} bytes; {MAX_LINE_BYTES} are read at most.", number)
         try:
             value = json.loads(os.pread(self._file, length, offset).decode())
         except RecursionError:
@@ -117,8 +117,10 @@ class Lines:
         if _is_deeper(value, MAX_DEPTH):
             return {}, Mistake("line_too_deep", TOO_DEEP, number)
         custom_id, body = value.get("custom_id"), value.get("body")
-        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
-            return {}, Mistake("invalid_custom_id", f"custom_id is no text of 1 to {MAX_CUSTOM_ID} letters.", number, "custom_id")
+        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+            return {}, Mistake(
+                "invalid_custom_id", f"custom_id is no text of 1 to {MAX_CUSTOM_ID_CHARS} letters.", number, "custom_id"
+            )
         if not isinstance(body, dict):
             return {}, Mistake("invalid_body", "body is not a JSON object.", number, "body")
         return value, None

@@ -14,7 +14,7 @@ from penstock.errors import BadJob
 from penstock.workspace.batch.batches import BatchRequest, BatchStatus, Counts
 from penstock.workspace.batch.journal import JOURNAL, Entry, read_entry
 from penstock.workspace.store.files import open_file
-from penstock.workspace.store.job_id import BATCH
+from penstock.workspace.store.job_id import BATCH_PREFIX
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.uploads import Uploads
 
@@ -53,8 +53,8 @@ class _Ended(NamedTuple):
 class Results:
     """`lost` is True when a line ended because the batch was called off."""
 
-    def __init__(self, workspace: Workspace, held: HeldJob, asked: BatchRequest, refusal: Refusal) -> None:
-        self._batch_id, self._folder, self._asked, self._refusal = held.job_id, held.folder, asked, refusal
+    def __init__(self, workspace: Workspace, held: HeldJob, request: BatchRequest, refusal: Refusal) -> None:
+        self._batch_id, self._folder, self._request, self._refusal = held.job_id, held.folder, request, refusal
         self._uploads = Uploads(workspace)
         self._ended: dict[int, _Ended] = {}
         self.lost = False
@@ -99,8 +99,8 @@ class Results:
                 self._lines(journal, done),
                 name=self._name(done),
                 purpose="batch_output",
-                owner=self._asked.owner,
-                expires_after=self._asked.keep_output,
+                owner=self._request.owner,
+                expires_after=self._request.keep_output,
                 file_id=file_id,
             )
 
@@ -113,10 +113,10 @@ class Results:
         found = self._uploads.find(file_id)
         if found is None:
             return self._uploads.has(file_id)
-        return (found.name, found.owner) != (self._name(done), self._asked.owner)
+        return (found.name, found.owner) != (self._name(done), self._request.owner)
 
     def _name(self, done: bool) -> str:
-        return f"{BATCH}{self._batch_id}_{'output' if done else 'error'}.jsonl"
+        return f"{BATCH_PREFIX}{self._batch_id}_{'output' if done else 'error'}.jsonl"
 
     def _lines(self, journal: int, done: bool) -> Iterator[bytes]:
         """Those of the lines that are done, or of the others, in the order of the input."""

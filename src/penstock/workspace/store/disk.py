@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_AGAIN = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_GROWING = _AGAIN | os.O_APPEND
+_OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_APPEND = _OVERWRITE | os.O_APPEND
 
 
 class Disk:
@@ -29,11 +29,11 @@ class Disk:
 
     def append_to(self, name: str, folder: int) -> int:
         """A file that is there, open for writing at its end."""
-        return os.open(name, _GROWING, dir_fd=folder)
+        return os.open(name, _APPEND, dir_fd=folder)
 
-    def open_again(self, name: str, folder: int) -> int:
+    def open_to_overwrite(self, name: str, folder: int) -> int:
         """A file that is there, open for writing over its bytes."""
-        return os.open(name, _AGAIN, dir_fd=folder)
+        return os.open(name, _OVERWRITE, dir_fd=folder)
 
     def write(self, file: int, data: bytes) -> None:
         view = memoryview(data)
@@ -73,10 +73,10 @@ def put_file(disk: Disk, folder: int, name: str, data: bytes | Iterable[bytes]) 
     _fill(disk, disk.create(name, folder), data)
 
 
-def put_again(disk: Disk, folder: int, name: str, data: bytes) -> None:
+def rewrite_file(disk: Disk, folder: int, name: str, data: bytes) -> None:
     """The very bytes that a file has, written over them: who wrote them died, or its sync failed, and what can be read need not
     be on the disk. Whenever this is interrupted, the file is as it was."""
-    _fill(disk, disk.open_again(name, folder), data)
+    _fill(disk, disk.open_to_overwrite(name, folder), data)
 
 
 def touch(disk: Disk, folder: int, name: str) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 from penstock.errors import BadJob
 
-MAX_PROMPT = 16 << 20  # bytes; no model here reads more
-MAX_RECORD = 4 << 20  # bytes of request.json or usage.json
-MAX_RESULT = 64 << 20
-FAR = 1e15  # seconds: no time is later, and all below are exact
+MAX_PROMPT_BYTES = 16 << 20  # bytes; no model here reads more
+MAX_RECORD_BYTES = 4 << 20  # bytes of request.json or usage.json
+MAX_RESULT_BYTES = 64 << 20
+MAX_NUMBER = 1e15  # seconds: no time is later, and all below are exact
 
 
 class Place(StrEnum):
@@ -40,7 +40,7 @@ FINISHED = (Place.OUTPUT, Place.FAILED)
 PROMPT, REQUEST = "prompt.txt", "request.json"  # what is asked
 RESULT, ERROR, USAGE = "result.txt", "error.txt", "usage.json"  # how it ended; USAGE is written last and proves the other one
 TOKENS, PARTIAL = "tokens.bin", "partial.txt"  # how far it is: for a resume, and for people
-SUSPECT, ALONE = "suspect", "alone-"  # its server died; and one more file for each run that it had alone
+SUSPECT, ISOLATED_RUN = "suspect", "alone-"  # its server died; and one more file for each run that it had alone
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe that somebody put there must not hold us up
@@ -84,7 +84,7 @@ def read_file(folder: int, name: str, limit: int) -> bytes | None:
         size = os.fstat(file).st_size
         if size > limit:
             raise BadJob(f"{name} has {size} bytes; {limit} are read at most.", hint="Make it shorter.")
-        return _all_of(file, limit)
+        return _read_all(file, limit)
     finally:
         os.close(file)
 
@@ -127,7 +127,7 @@ def names_in(folder: int) -> list[str]:
 def read_record(folder: int, name: str) -> dict[str, Any] | None:
     """A JSON object; None if there is none that can be read, such as one that a crash left in pieces."""
     try:
-        found = json.loads(read_file(folder, name, MAX_RECORD) or b"")
+        found = json.loads(read_file(folder, name, MAX_RECORD_BYTES) or b"")
     except (ValueError, RecursionError, BadJob):
         return None
     return found if isinstance(found, dict) else None
@@ -135,10 +135,10 @@ def read_record(folder: int, name: str) -> dict[str, Any] | None:
 
 def is_number(value: object) -> bool:
     """Of a record: Python reads JSON with numbers in it that are none, or that no clock and no disk can have."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < FAR
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
 
 
-def given(*values: Any) -> list[Any]:
+def not_none(*values: Any) -> list[Any]:
     """Those of a record that are not None."""
     return [value for value in values if value is not None]
 
@@ -146,20 +146,20 @@ def given(*values: Any) -> list[Any]:
 def proven_end(folder: int) -> End | None:
     """How a job ended: usage.json is whole, and the other file is what it says. None if it is not over."""
     try:
-        record = read_file(folder, USAGE, MAX_RECORD)
-        told = read_record(folder, USAGE) or {}
-        done = {"done": True, "failed": False}.get(str(told.get("outcome")))
+        record = read_file(folder, USAGE, MAX_RECORD_BYTES)
+        facts = read_record(folder, USAGE) or {}
+        done = {"done": True, "failed": False}.get(str(facts.get("outcome")))
         if done is None or record is None:
             return None
-        text = read_file(folder, RESULT if done else ERROR, MAX_RESULT)
+        text = read_file(folder, RESULT if done else ERROR, MAX_RESULT_BYTES)
     except BadJob:
         return None
-    if text is None or hashlib.sha256(text).hexdigest() != told.get("sha256"):
+    if text is None or hashlib.sha256(text).hexdigest() != facts.get("sha256"):
         return None
     return End(Place.OUTPUT if done else Place.FAILED, record)
 
 
-def take_lock(folder: int, *, shared: bool = False) -> bool:
+def try_lock(folder: int, *, shared: bool = False) -> bool:
     """Lock a folder, unless somebody else has; those who share a lock have it together. It ends when the descriptor is closed, or
     its owner dies."""
     try:
@@ -169,7 +169,7 @@ def take_lock(folder: int, *, shared: bool = False) -> bool:
     return True
 
 
-def _all_of(file: int, limit: int) -> bytes:
+def _read_all(file: int, limit: int) -> bytes:
     parts = []
     while limit > 0 and (part := os.read(file, min(limit, 1 << 20))):
         parts.append(part)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from penstock.errors import RequestError, UnknownJob
 
-BATCH, FILE = "batch_", "file-"  # before the id of a batch or a file, where people and clients see it
+BATCH_PREFIX, FILE_PREFIX = "batch_", "file-"  # before the id of a batch or a file, where people and clients see it
 
 _ID = re.compile(r"(0|[1-9]\d{0,17})_(0|[1-9]\d{0,17})_(0|[1-9]\d{0,17})", re.ASCII)
 
@@ -18,9 +18,9 @@ def order(job_id: str) -> tuple[int, int, int]:
     return int(when), int(pid), int(count)
 
 
-def later_than(others: Iterable[str], job_id: str) -> str:
+def later_than(earlier: Iterable[str], job_id: str) -> str:
     """The id; with a later time, if it would not sort after those others. Clocks differ, and so do the numbers of processes."""
-    last = max(map(order, others), default=None)
+    last = max(map(order, earlier), default=None)
     if last is None or order(job_id) > last:
         return job_id
     later = "_".join([str(last[0] + 1), *job_id.split("_")[1:]])

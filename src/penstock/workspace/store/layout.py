@@ -19,11 +19,11 @@ from contextlib import suppress
 
 from penstock.domain.request import new_job_id
 from penstock.errors import WorkspaceError
-from penstock.workspace.store.disk import clear, put_again, put_file, touch
+from penstock.workspace.store.disk import clear, put_file, rewrite_file, touch
 from penstock.workspace.store.files import (
-    ALONE,
     ERROR,
     FINISHED,
+    ISOLATED_RUN,
     PARTIAL,
     RESULT,
     SUSPECT,
@@ -38,12 +38,12 @@ from penstock.workspace.store.files import (
 from penstock.workspace.store.job_id import checked, later_than
 from penstock.workspace.store.places import HeldJob as HeldJob
 from penstock.workspace.store.places import Places
-from penstock.workspace.store.root import disk_trouble
+from penstock.workspace.store.root import to_workspace_error
 
 logger = logging.getLogger(__name__)
 
-STALE = 3600.0  # seconds after which what lies in `writing` without a living owner is swept
-NOT_KEPT = "Nothing was submitted."
+STALE_AFTER_S = 3600.0  # seconds after which what lies in `writing` without a living owner is swept
+NOT_SUBMITTED = "Nothing was submitted."
 
 
 class Workspace(Places):
@@ -63,7 +63,7 @@ class Workspace(Places):
             with suppress(FileExistsError):
                 self.disk.make_folder(checked(job_id), self._folders[Place.WRITING])
         except OSError as error:
-            raise disk_trouble(self.path, error, NOT_KEPT) from error
+            raise to_workspace_error(self.path, error, NOT_SUBMITTED) from error
         return self._put(job_id, files, place)
 
     def _put(self, job_id: str, files: Mapping[str, bytes | Iterable[bytes]], place: Place, key: str | None = None) -> str:
@@ -81,13 +81,13 @@ class Workspace(Places):
                     put_file(disk, self._folders[Place.KEYS], key, f"{job_id}\n".encode())
                     disk.sync(self._folders[Place.KEYS])
             finally:
-                held.let_go()  # before it can be seen: or a server that is quick would find it locked
+                held.release()  # before it can be seen: or a server that is quick would find it locked
             disk.move(job_id, self._folders[Place.WRITING], self._folders[place])
             moved = True
             self.sync_submits(place)
         except OSError as error:
-            self._take_back(job_id, place, moved)
-            raise disk_trouble(self.path, error, NOT_KEPT) from error
+            self._undo_put(job_id, place, moved)
+            raise to_workspace_error(self.path, error, NOT_SUBMITTED) from error
         return job_id
 
     def sync_submits(self, place: Place = Place.READY) -> None:
@@ -105,14 +105,14 @@ class Workspace(Places):
             except FileExistsError:
                 continue
             except OSError as error:
-                raise disk_trouble(self.path, error, NOT_KEPT) from error
+                raise to_workspace_error(self.path, error, NOT_SUBMITTED) from error
             if self.find(job_id) is None and not self._is_at(job_id, place):
                 return job_id
             with suppress(OSError):
                 self.disk.remove_folder(job_id, self._folders[Place.WRITING])
         raise WorkspaceError(f"No free id was found in {self.path}.", hint="Is the clock of this machine standing still?")
 
-    def _take_back(self, job_id: str, place: Place, moved: bool) -> None:
+    def _undo_put(self, job_id: str, place: Place, moved: bool) -> None:
         """After an error nobody should find it: the client was told that it is not there."""
         if moved:
             with self.holding(job_id, place) as held, suppress(OSError):
@@ -127,7 +127,7 @@ class Workspace(Places):
     # ---- claim: ready -> processing ----
 
     def claim(self, job_id: str) -> HeldJob | None:
-        """Take a job to run it; None if it is not there any more, or somebody holds it. `settle` makes claims durable."""
+        """Take a job to run it; None if it is not there any more, or somebody holds it. `sync_claims` makes claims durable."""
         held = self.hold(job_id, Place.READY)
         if held is None:
             return None
@@ -136,29 +136,32 @@ class Workspace(Places):
                 raise FileExistsError(errno.EEXIST, "there is another job of this id", job_id)
             self._move(held, Place.PROCESSING)
         except BaseException:
-            held.let_go()
+            held.release()
             raise
         return held
 
-    def settle(self) -> None:
+    def sync_claims(self) -> None:
         """Claims before this stay claims after a power cut. One call serves many claims; it comes before any of them ends."""
         self.disk.sync(self._folders[Place.PROCESSING])
         self.disk.sync(self._folders[Place.READY])
 
     def record_isolated_run(self, held: HeldJob) -> None:
         """Count a run alone before it begins: if the server dies in it, it has died alone, and the count is on the disk."""
-        held.alone_number = 1
-        while has_file(held.folder, f"{ALONE}{held.alone_number}"):
-            held.alone_number += 1
-        touch(self.disk, held.folder, f"{ALONE}{held.alone_number}")
+        held.isolated_run = 1
+        while has_file(held.folder, f"{ISOLATED_RUN}{held.isolated_run}"):
+            held.isolated_run += 1
+        touch(self.disk, held.folder, f"{ISOLATED_RUN}{held.isolated_run}")
         self.disk.sync(held.folder)
 
     # ---- back: processing -> ready ----
 
-    def give_back(self, held: HeldJob, *, suspect: bool = False, survived: bool = False, anew: bool = False) -> None:
+    def give_back(self, held: HeldJob, *, suspect: bool = False, survived: bool = False, restart: bool = False) -> None:
         """Put a job back into the queue. `suspect`: its server died, so the next run is alone; `survived`: it ran alone and the
-        server lives, so that run does not count; `anew`: what it said cannot be continued."""
-        for name in (*([f"{ALONE}{held.alone_number}"] if survived and held.alone_number else []), *([TOKENS] if anew else [])):
+        server lives, so that run does not count; `restart`: what it said cannot be continued."""
+        for name in (
+            *([f"{ISOLATED_RUN}{held.isolated_run}"] if survived and held.isolated_run else []),
+            *([TOKENS] if restart else []),
+        ):
             clear(self.disk, held.folder, name)
         if suspect and not self.is_suspect(held):
             touch(self.disk, held.folder, SUSPECT)
@@ -174,15 +177,15 @@ class Workspace(Places):
         put_file(self.disk, held.folder, outcome.file, outcome.text)
         put_file(self.disk, held.folder, USAGE, outcome.record())
         self.disk.sync(held.folder)
-        self._move_on(held, outcome.place)
+        self._move_to_end(held, outcome.place)
 
     def roll_forward(self, held: HeldJob, end: End) -> None:
         """Its end was written in another life. The result was synced before USAGE was begun; USAGE itself need not be."""
-        put_again(self.disk, held.folder, USAGE, end.record)
+        rewrite_file(self.disk, held.folder, USAGE, end.record)
         self.disk.sync(held.folder)
-        self._move_on(held, end.place)
+        self._move_to_end(held, end.place)
 
-    def _move_on(self, held: HeldJob, place: Place) -> None:
+    def _move_to_end(self, held: HeldJob, place: Place) -> None:
         if place is Place.OUTPUT:
             for name in (TOKENS, PARTIAL):
                 clear(self.disk, held.folder, name)
@@ -194,21 +197,21 @@ class Workspace(Places):
 
     def throw_away(self, job_ids: Iterable[str], place: Place) -> list[str]:
         """Finished jobs vanish, each whole; then their files are removed. Tells who was there."""
-        gone = []
+        removed = []
         for job_id in job_ids:
             try:
                 self._empty(checked(job_id))
                 self.disk.move(job_id, self._folders[place], self._folders[Place.TRASH])
-                gone.append(job_id)
+                removed.append(job_id)
             except FileNotFoundError:
                 pass  # somebody else cleans too
             except OSError as error:
                 logger.warning("the job %s cannot be removed: %s", job_id, error.strerror)
-        if gone:
+        if removed:
             self.disk.sync(self._folders[Place.TRASH])
             self.disk.sync(self._folders[place])
-            self._empty(*gone)
-        return gone
+            self._empty(*removed)
+        return removed
 
     def empty_trash(self) -> None:
         self._empty(*names_in(self._folders[Place.TRASH]))
@@ -229,7 +232,7 @@ class Workspace(Places):
         for job_id in self.names(Place.WRITING):
             with suppress(OSError):
                 age = (time.time() if now is None else now) - self._stat(job_id, Place.WRITING).st_mtime
-                if age <= STALE:
+                if age <= STALE_AFTER_S:
                     continue
                 with self.holding(job_id, Place.WRITING) as held:
                     if held is not None:
@@ -241,7 +244,7 @@ class Workspace(Places):
 
     # ---- requests to cancel, keys ----
 
-    def ask_to_cancel(self, job_id: str) -> None:
+    def request_cancel(self, job_id: str) -> None:
         touch(self.disk, self._folders[Place.CANCEL], checked(job_id))
         self.disk.sync(self._folders[Place.CANCEL])
 
@@ -259,6 +262,6 @@ class Workspace(Places):
         self.disk.move(held.job_id, self._folders[source], self._folders[target])
         held.place = target
         if last:
-            held.let_go()
+            held.release()
             self.disk.sync(self._folders[target])
             self.disk.sync(self._folders[source])

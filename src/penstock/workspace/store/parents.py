@@ -10,39 +10,49 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import BadJob, NotReady, ParentFailed, RequestError, UnknownJob
-from penstock.workspace.store.files import ERROR, FINISHED, MAX_PROMPT, MAX_RESULT, RESULT, USAGE, Place, read_file, read_record
+from penstock.workspace.store.files import (
+    ERROR,
+    FINISHED,
+    MAX_PROMPT_BYTES,
+    MAX_RESULT_BYTES,
+    RESULT,
+    USAGE,
+    Place,
+    read_file,
+    read_record,
+)
 from penstock.workspace.store.job_id import order
-from penstock.workspace.store.request import NAME, WorkRequest
+from penstock.workspace.store.request import NAME_PATTERN, WorkRequest
 
 if TYPE_CHECKING:
     from penstock.workspace.store.layout import Workspace
 
-MAX_TOLD = 600  # characters of why a parent failed
-NAMED = 10  # names in an error
+MAX_REASON_CHARS = 600  # characters of why a parent failed
+MAX_NAMES_SHOWN = 10  # names in an error
 
-_MARK = re.compile(rf"\{{\{{ *({NAME}) *\}}\}}")
+_PLACEHOLDER = re.compile(rf"\{{\{{ *({NAME_PATTERN}) *\}}\}}")
 
 
 # ---- names in a prompt ----
 
 
-def check_marks(prompt: str, names: Collection[str]) -> None:
+def check_placeholders(prompt: str, names: Collection[str]) -> None:
     """Refuse a `{{name}}` that is no parent's. A job without parents may write braces as it likes."""
-    unknown = next((name for name in _MARK.findall(prompt) if name not in names), None) if names else None
+    unknown = next((name for name in _PLACEHOLDER.findall(prompt) if name not in names), None) if names else None
     if unknown is None:
         return
     known = [*names]
-    more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+    more = f" and {len(known) - MAX_NAMES_SHOWN} more" if len(known) > MAX_NAMES_SHOWN else ""
     raise RequestError(
         f"The prompt has {{{{{unknown}}}}}, and no job that it comes after has that name.",
         field="prompt",
-        hint=f"The names are {', '.join(known[:NAMED])}{more}: write {{{{{known[0]}}}}}, or say whose result {unknown} is.",
+        hint=f"Known names: {', '.join(known[:MAX_NAMES_SHOWN])}{more}.",
     )
 
 
-def filled(prompt: str, results: Mapping[str, str]) -> str:
+def fill_prompt(prompt: str, results: Mapping[str, str]) -> str:
     """The prompt with a result for each name, in one pass: braces inside a result mean nothing."""
-    return _MARK.sub(lambda mark: results[mark[1]], prompt)
+    return _PLACEHOLDER.sub(lambda mark: results[mark[1]], prompt)
 
 
 # ---- whom a job waits for ----
@@ -68,27 +78,27 @@ def open_parents(workspace: Workspace, job_id: str, after: Mapping[str, str]) ->
     return frozenset(parent for parent, place in places.items() if place not in FINISHED)
 
 
-def resolved(workspace: Workspace, job_id: str, request: WorkRequest, prompt: str) -> str:
+def resolve_prompt(workspace: Workspace, job_id: str, request: WorkRequest, prompt: str) -> str:
     """The prompt as the model shall read it. ParentFailed, BadJob or RequestError tell why the job cannot be run."""
     if not request.after:
         return prompt
     if waits_for := open_parents(workspace, job_id, request.after):
         raise NotReady(f"It comes after {min(waits_for, key=order)}, which has not ended.")  # somebody put that back
-    check_marks(prompt, request.after)
+    check_placeholders(prompt, request.after)
     results: dict[str, str] = {}
-    size = len(_MARK.sub("", prompt).encode())
-    for name, count in Counter(_MARK.findall(prompt)).items():
+    size = len(_PLACEHOLDER.sub("", prompt).encode())
+    for name, count in Counter(_PLACEHOLDER.findall(prompt)).items():
         result = _result_of(workspace, request.after[name])
         size += count * len(result)
-        if size > MAX_PROMPT:
+        if size > MAX_PROMPT_BYTES:
             raise BadJob(
                 f"With the results of the jobs that it comes after the prompt has {size} bytes or more.",
-                hint=f"At most {MAX_PROMPT} are taken: ask for shorter results.",
+                hint=f"At most {MAX_PROMPT_BYTES} are taken: ask for shorter results.",
             )
         results[name] = _text(result, request.after[name])
     if not size:
         raise BadJob("With the results of the jobs that it comes after the prompt is empty.", hint="Ask something beside them.")
-    return filled(prompt, results)
+    return fill_prompt(prompt, results)
 
 
 # ---- what parents left ----
@@ -96,9 +106,9 @@ def resolved(workspace: Workspace, job_id: str, request: WorkRequest, prompt: st
 
 def _result_of(workspace: Workspace, parent: str) -> bytes:
     try:
-        with workspace.looking_at(parent) as (_, folder):
+        with workspace.reading_job(parent) as (_, folder):
             proof = (read_record(folder, USAGE) or {}).get("sha256")
-            result = read_file(folder, RESULT, MAX_RESULT)
+            result = read_file(folder, RESULT, MAX_RESULT_BYTES)
     except UnknownJob:
         raise _gone(parent) from None
     if result is None and workspace.find(parent) is None:
@@ -122,9 +132,9 @@ def _gone(parent: str) -> ParentFailed:
 
 def _failed(workspace: Workspace, parent: str) -> ParentFailed:
     """Who failed first is told, however far up it is: a job that was not run for that reason hands on what it was told."""
-    told = _error_of(workspace, parent)
-    message = str(told.get("message") or "it did not say why.")
-    if told.get("code") == ParentFailed.code:
+    error = _error_of(workspace, parent)
+    message = str(error.get("message") or "it did not say why.")
+    if error.get("code") == ParentFailed.code:
         return ParentFailed(_short(message), hint=f"This job comes after {parent}, which was not run either.")
     return ParentFailed(
         _short(f"The job {parent} failed: {message}"),
@@ -133,13 +143,13 @@ def _failed(workspace: Workspace, parent: str) -> ParentFailed:
 
 
 def _error_of(workspace: Workspace, parent: str) -> Mapping[str, Any]:
-    with suppress(BadJob, UnknownJob, OSError), workspace.looking_at(parent) as (_, folder):
+    with suppress(BadJob, UnknownJob, OSError), workspace.reading_job(parent) as (_, folder):
         error = (read_record(folder, USAGE) or {}).get("error")
         if isinstance(error, Mapping):
             return error
-        return {"message": (read_file(folder, ERROR, MAX_RESULT) or b"").decode("utf-8", "replace").strip()}
+        return {"message": (read_file(folder, ERROR, MAX_RESULT_BYTES) or b"").decode("utf-8", "replace").strip()}
     return {}
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MAX_TOLD else f"{text[: MAX_TOLD - 1]}…"
+    return text if len(text) <= MAX_REASON_CHARS else f"{text[: MAX_REASON_CHARS - 1]}…"

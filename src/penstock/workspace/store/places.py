@@ -16,8 +16,8 @@ from pathlib import Path
 from penstock.errors import UnknownJob, WorkspaceError
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import (
-    ALONE,
     FOLDER,
+    ISOLATED_RUN,
     SUSPECT,
     End,
     Place,
@@ -25,25 +25,25 @@ from penstock.workspace.store.files import (
     names_in,
     proven_end,
     read_file,
-    take_lock,
+    try_lock,
 )
 from penstock.workspace.store.job_id import checked, is_job_id
 from penstock.workspace.store.root import open_places
 
-PATIENCE = 30.0  # seconds for another client that does what only one may
+LOCK_TIMEOUT_S = 30.0  # seconds for another client that does what only one may
 
 
 @dataclass(slots=True)
 class HeldJob:
-    """A job whose lock we hold. `folder` is its open folder, wherever it is moved; `alone_number` is that of the run that it has
+    """A job whose lock we hold. `folder` is its open folder, wherever it is moved; `isolated_run` is that of the run that it has
     alone, 0 for none."""
 
     job_id: str
     folder: int
     place: Place
-    alone_number: int = 0
+    isolated_run: int = 0
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if self.folder >= 0:
             os.close(self.folder)
             self.folder = -1
@@ -59,7 +59,7 @@ class Places:
         self.close = weakref.finalize(self, _close, self._open)
         self.opened = 1
 
-    def open_again(self) -> None:
+    def reopen(self) -> None:
         """Somebody removed the folder, or put another in its place: all who use this object go over to what is there now, and
         `opened` counts that. The old folders stay open, since some may be at work in them."""
         self._folders = open_places(self.path, self.disk, create=True)
@@ -78,9 +78,9 @@ class Places:
 
     def names(self, place: Place) -> list[str]:
         """The jobs at a place, in no order: folders with a job's name. All else is not ours to touch."""
-        return self.look_through(place)[0]
+        return self.scan(place)[0]
 
-    def look_through(self, place: Place) -> tuple[list[str], list[str]]:
+    def scan(self, place: Place) -> tuple[list[str], list[str]]:
         """The jobs at a place, and what lies among them and is none: other names, files, links."""
         jobs: list[str] = []
         strays: list[str] = []
@@ -97,7 +97,7 @@ class Places:
     def cancel_requests(self) -> list[str]:
         return [name for name in names_in(self._folders[Place.CANCEL]) if is_job_id(name)]
 
-    def is_asked_to_cancel(self, job_id: str) -> bool:
+    def is_cancel_requested(self, job_id: str) -> bool:
         return has_file(self._folders[Place.CANCEL], checked(job_id))
 
     def age_of(self, job_id: str, place: Place) -> float:
@@ -120,7 +120,7 @@ class Places:
     # ---- a job's folder ----
 
     @contextmanager
-    def looking_at(self, job_id: str) -> Iterator[tuple[Place, int]]:
+    def reading_job(self, job_id: str) -> Iterator[tuple[Place, int]]:
         """A job's folder to read from, wherever it is and is moved to. UnknownJob if there is none."""
         for _ in range(3):
             place = self.find(job_id)
@@ -131,13 +131,13 @@ class Places:
                 finally:
                     os.close(folder)
                 return
-        raise self.unknown(job_id)
+        raise self.unknown_job(job_id)
 
-    def unknown(self, job_id: str) -> UnknownJob:
+    def unknown_job(self, job_id: str) -> UnknownJob:
         return UnknownJob(f"There is no job {job_id} in {self.path}.", hint="It was cleaned away, or it was never here.")
 
     @contextmanager
-    def looking_into(self, job_id: str, place: Place) -> Iterator[int | None]:
+    def reading_folder(self, job_id: str, place: Place) -> Iterator[int | None]:
         """A folder at a place, to read from; None if there is none."""
         folder = self.open_folder(job_id, place) if is_job_id(job_id) else None
         try:
@@ -165,7 +165,7 @@ class Places:
         with suppress(OSError):
             if os.path.samestat(os.fstat(held.folder), self._stat(job_id, place)):
                 return held
-        held.let_go()  # it was moved on before we had the lock
+        held.release()  # it was moved on before we had the lock
         return None
 
     @contextmanager
@@ -175,7 +175,7 @@ class Places:
             yield held
         finally:
             if held is not None:
-                held.let_go()
+                held.release()
 
     def end_of(self, held: HeldJob) -> End | None:
         """How a job ended that was not moved yet; None if it is not over."""
@@ -184,8 +184,8 @@ class Places:
     def is_suspect(self, held: HeldJob) -> bool:
         return has_file(held.folder, SUSPECT)
 
-    def runs_alone(self, held: HeldJob) -> int:
-        return sum(name.startswith(ALONE) for name in names_in(held.folder))
+    def count_isolated_runs(self, held: HeldJob) -> int:
+        return sum(name.startswith(ISOLATED_RUN) for name in names_in(held.folder))
 
     # ---- what only one may do at a time ----
 
@@ -196,13 +196,13 @@ class Places:
             yield
 
     @contextmanager
-    def cleaning(self) -> Iterator[None]:
+    def gc_locked(self) -> Iterator[None]:
         """From the look at who is wanted until the others are gone, nobody submits a job that comes after one of them."""
         with self._locked(Place.TRASH, "submitting a job after another, or cleaning"):
             yield
 
     @contextmanager
-    def nothing_cleaned(self) -> Iterator[None]:
+    def gc_blocked(self) -> Iterator[None]:
         """From the look at a job's parents until it is submitted. Any number may do that at once."""
         with self._locked(Place.TRASH, "cleaning", shared=True):
             yield
@@ -210,11 +210,11 @@ class Places:
     @contextmanager
     def _locked(self, place: Place, doing: str, *, shared: bool = False) -> Iterator[None]:
         with _reopened(self._folders[place]) as folder:
-            until = time.monotonic() + PATIENCE
-            while not take_lock(folder, shared=shared):
+            until = time.monotonic() + LOCK_TIMEOUT_S
+            while not try_lock(folder, shared=shared):
                 if time.monotonic() > until:
                     raise WorkspaceError(
-                        f"Another client has been {doing} for {PATIENCE:g} seconds.",
+                        f"Another client has been {doing} for {LOCK_TIMEOUT_S:g} seconds.",
                         hint="Is one of them stopped? Try again when it has gone on or ended.",
                     )
                 time.sleep(0.01)
@@ -236,7 +236,7 @@ class Places:
 
     def is_served(self) -> bool:
         with _reopened(self._folders[Place.PROCESSING]) as folder:
-            return not take_lock(folder)
+            return not try_lock(folder)
 
     # ---- inside ----
 
@@ -245,7 +245,7 @@ class Places:
         folder = self.open_folder(job_id, place)
         if folder is None:
             return None
-        if take_lock(folder):
+        if try_lock(folder):
             return HeldJob(job_id, folder, place)
         os.close(folder)
         return None

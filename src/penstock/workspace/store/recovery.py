@@ -34,13 +34,13 @@ def recover(workspace: Workspace, max_deaths: int = MAX_DEATHS, stuck: set[str] 
 def recover_job(workspace: Workspace, held: HeldJob, max_deaths: int = MAX_DEATHS) -> Place:
     """One that is over is only moved. One that ran beside others goes back and is to run alone: whoever killed the server, its
     neighbours do not pay. Only one that died alone, and so often, is given up."""
-    if workspace.is_asked_to_cancel(held.job_id):
+    if workspace.is_cancel_requested(held.job_id):
         return end_cancelled(workspace, held)
     end = workspace.end_of(held)
     if end is not None:
         workspace.roll_forward(held, end)
         return end.place
-    runs = workspace.runs_alone(held)
+    runs = workspace.count_isolated_runs(held)
     if runs >= max_deaths:
         times = f"{runs} times" if runs > 1 else "once"
         why = f"The server died {times} while it ran this job and no other."
@@ -57,10 +57,10 @@ def cancel_unowned(workspace: Workspace, job_id: str) -> Place | None:
     if held is None:
         return None
     try:
-        workspace.settle()
+        workspace.sync_claims()
         return end_cancelled(workspace, held)
     finally:
-        held.let_go()
+        held.release()
 
 
 def end_cancelled(workspace: Workspace, held: HeldJob) -> Place:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.workspace.store.files import MAX_RESULT, Place, read_file
+from penstock.workspace.store.files import MAX_RESULT_BYTES, Place, read_file
 from penstock.workspace.store.job_id import order
 from penstock.workspace.store.layout import Workspace
 
@@ -37,22 +37,22 @@ class Responses:
     def __init__(self, workspace: Workspace, *, keep: float, clock: Callable[[], float] = time.time) -> None:
         self._workspace, self._keep, self._clock = workspace, keep, clock
 
-    def put(self, job_id: str, kept: ResponseRecord, *, owner: str | None) -> None:
+    def put(self, job_id: str, record: ResponseRecord, *, owner: str | None) -> None:
         """When this returns, it survives a power cut."""
-        files = {OWNER: json.dumps(owner).encode(), ITEMS: kept.items, RESPONSE: kept.response}
+        files = {OWNER: json.dumps(owner).encode(), ITEMS: record.items, RESPONSE: record.response}
         self._workspace.add(files, Place.RESPONSES, job_id)
 
     def get(self, job_id: str, *, owner: str | None) -> ResponseRecord | None:
         """None also where it is somebody else's, or its time is over."""
-        if self._is_over(job_id):
+        if self._has_expired(job_id):
             return None
-        with self._workspace.looking_into(job_id, Place.RESPONSES) as folder:
+        with self._workspace.reading_folder(job_id, Place.RESPONSES) as folder:
             if folder is None:
                 return None
-            whose, items, response = (read_file(folder, name, MAX_RESULT) for name in (OWNER, ITEMS, RESPONSE))
-        if whose is None or items is None or response is None:
+            stored_owner, items, response = (read_file(folder, name, MAX_RESULT_BYTES) for name in (OWNER, ITEMS, RESPONSE))
+        if stored_owner is None or items is None or response is None:
             return None  # it is being removed
-        return ResponseRecord(response, items) if json.loads(whose) == owner else None
+        return ResponseRecord(response, items) if json.loads(stored_owner) == owner else None
 
     def remove(self, job_id: str, *, owner: str | None) -> bool:
         """Whether it was there."""
@@ -60,8 +60,8 @@ class Responses:
 
     def sweep(self) -> int:
         """Remove those whose time is over, each whole."""
-        over = [job_id for job_id in self._workspace.names(Place.RESPONSES) if self._is_over(job_id)]
-        return len(self._workspace.throw_away(over, Place.RESPONSES))
+        expired = [job_id for job_id in self._workspace.names(Place.RESPONSES) if self._has_expired(job_id)]
+        return len(self._workspace.throw_away(expired, Place.RESPONSES))
 
-    def _is_over(self, job_id: str) -> bool:
+    def _has_expired(self, job_id: str) -> bool:
         return order(job_id)[0] + self._keep <= self._clock()

@@ -46,10 +46,10 @@ def wrap_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise disk_trouble(path, error, "The workspace cannot be used.") from error
+        raise to_workspace_error(path, error, "The workspace cannot be used.") from error
 
 
-def disk_trouble(path: Path, error: OSError, consequence: str) -> WorkspaceError:
+def to_workspace_error(path: Path, error: OSError, consequence: str) -> WorkspaceError:
     hints = {
         errno.ENOSPC: "The disk is full: make room and try again.",
         errno.EDQUOT: "Your share of the disk is full: make room and try again.",
@@ -67,17 +67,17 @@ def disk_trouble(path: Path, error: OSError, consequence: str) -> WorkspaceError
 def _make(path: Path, disk: Disk, *, create: bool) -> None:
     if path.exists() and not path.is_dir():
         raise WorkspaceError(f"{path} is a file.", hint="A workspace is a folder: name one, or one that does not exist yet.")
-    inside = set(os.listdir(path)) if path.is_dir() else set()
-    other = next((name for name in inside if name.startswith(MARKER_STEM)), None)
+    present = set(os.listdir(path)) if path.is_dir() else set()
+    other = next((name for name in present if name.startswith(MARKER_STEM)), None)
     if other is not None:
         raise WorkspaceError(
             f"{path} is a workspace of another version of Penstock ({other}).", hint="Use that version, or another folder."
         )
-    ours = {Path(place).parts[0] for place in Place}
-    if not create and not inside & ours:
+    own_names = {Path(place).parts[0] for place in Place}
+    if not create and not present & own_names:
         what = "is not a workspace" if path.is_dir() else "does not exist"
         raise WorkspaceError(f"{path} {what}.", hint="`penstock work` makes one, in a folder of its own, and submits a job.")
-    if inside - ours and not {"input", "output"} <= inside:
+    if present - own_names and not {"input", "output"} <= present:
         raise WorkspaceError(
             f"{path} is a folder with other things in it.",
             hint="A workspace is a folder of its own: name one that does not exist.",

@@ -20,10 +20,10 @@ from penstock.workspace.store.disk import Disk, clear, touch
 from penstock.workspace.store.files import PARTIAL, TOKENS, read_file
 
 MAGIC, VERSION = b"PSTK", 1
-FINGERPRINT = 16  # bytes
-MAX_SIZE = 64 << 20  # bytes: eight million tokens
+FINGERPRINT_BYTES = 16  # bytes
+MAX_FILE_BYTES = 64 << 20  # bytes: eight million tokens
 
-_HEADER = struct.Struct(f"<4sIQ{FINGERPRINT}sI")
+_HEADER = struct.Struct(f"<4sIQ{FINGERPRINT_BYTES}sI")
 _TOKEN, _RECORD = struct.Struct("<I"), struct.Struct("<II")
 
 
@@ -37,7 +37,7 @@ class SavedTokens:
 
 
 class _Parsed(NamedTuple):
-    said: SavedTokens
+    saved: SavedTokens
     length: int  # bytes that are whole
     checksum: int
 
@@ -45,10 +45,10 @@ class _Parsed(NamedTuple):
 def read_tokens(folder: int) -> SavedTokens | None:
     """What is there and whole; None if nothing is."""
     parsed = _parse(folder)
-    return None if parsed is None else parsed.said
+    return None if parsed is None else parsed.saved
 
 
-def said_so_far(folder: int) -> dict[str, int]:
+def count_saved_tokens(folder: int) -> dict[str, int]:
     """How many tokens a job has said, by the size of the file; nothing if there is none."""
     try:
         size = os.stat(TOKENS, dir_fd=folder, follow_symlinks=False).st_size
@@ -61,38 +61,38 @@ class Transcript:
     """Writes tokens.bin and partial.txt of one run. No sync is needed for the job to be safe: what a power cut takes is computed
     again. After an error the same call can be made again, with the same tokens and more. No file is kept open in between."""
 
-    def __init__(self, disk: Disk, folder: int, said: SavedTokens) -> None:
-        """Goes on in a file that holds the very tokens of `said`; else begins a new one with them."""
-        self._disk, self._folder, self._said = disk, folder, said
-        self._length = self._checksum = self._shown = 0
-        self._begun = self._shows = False
+    def __init__(self, disk: Disk, folder: int, saved: SavedTokens) -> None:
+        """Goes on in a file that holds the very tokens of `saved`; else begins a new one with them."""
+        self._disk, self._folder, self._saved = disk, folder, saved
+        self._length = self._checksum = self._text_length = 0
+        self._begun = self._text_begun = False
 
     def append(self, tokens: Sequence[int], text: bytes, *, sync: bool = False) -> None:
-        """All tokens after those of `said`, or after the last call that succeeded; the same for text. With `sync` all tokens so
+        """All tokens after those of `saved`, or after the last call that succeeded; the same for text. With `sync` all tokens so
         far survive a power cut."""
         if not self._begun:
             self._begin()
         data, checksum = _records(tokens, self._checksum)
         if data or sync:
             self._grow(TOKENS, self._length, data, sync=sync)
-        if not self._shows:
+        if not self._text_begun:
             clear(self._disk, self._folder, PARTIAL)
             touch(self._disk, self._folder, PARTIAL)
-            self._shows = True
+            self._text_begun = True
         if text:
-            self._grow(PARTIAL, self._shown, text)
+            self._grow(PARTIAL, self._text_length, text)
         # only now: what fails is done again whole, over what it left
-        self._length, self._checksum, self._shown = self._length + len(data), checksum, self._shown + len(text)
+        self._length, self._checksum, self._text_length = self._length + len(data), checksum, self._text_length + len(text)
 
     def _begin(self) -> None:
         parsed = _parse(self._folder)
-        if parsed is not None and parsed.said == self._said:
+        if parsed is not None and parsed.saved == self._saved:
             self._length, self._checksum = parsed.length, parsed.checksum
             self._grow(TOKENS, self._length, b"")
         else:
-            header = _HEADER.pack(MAGIC, VERSION, self._said.seed, self._said.fingerprint, 0)[: -_TOKEN.size]
+            header = _HEADER.pack(MAGIC, VERSION, self._saved.seed, self._saved.fingerprint, 0)[: -_TOKEN.size]
             checksum = zlib.crc32(header)
-            data, self._checksum = _records(self._said.tokens, checksum)
+            data, self._checksum = _records(self._saved.tokens, checksum)
             whole = header + _TOKEN.pack(checksum) + data
             clear(self._disk, self._folder, TOKENS)
             touch(self._disk, self._folder, TOKENS)
@@ -124,7 +124,7 @@ def _records(tokens: Sequence[int], checksum: int) -> tuple[bytes, int]:
 
 def _parse(folder: int) -> _Parsed | None:
     try:
-        data = read_file(folder, TOKENS, MAX_SIZE) or b""
+        data = read_file(folder, TOKENS, MAX_FILE_BYTES) or b""
     except BadJob:
         return None
     if len(data) < _HEADER.size:
@@ -135,9 +135,9 @@ def _parse(folder: int) -> _Parsed | None:
     tokens: list[int] = []
     length = _HEADER.size
     while length + _RECORD.size <= len(data):
-        token, told = _RECORD.unpack_from(data, length)
+        token, stored = _RECORD.unpack_from(data, length)
         expected = zlib.crc32(_TOKEN.pack(token), checksum)
-        if told != expected:
+        if stored != expected:
             break
         tokens.append(token)
         checksum, length = expected, length + _RECORD.size

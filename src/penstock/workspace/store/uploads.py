@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import UnknownFile
-from penstock.workspace.store.files import Place, given, is_number, open_file, read_record
-from penstock.workspace.store.job_id import FILE, order
+from penstock.workspace.store.files import Place, is_number, not_none, open_file, read_record
+from penstock.workspace.store.job_id import FILE_PREFIX, order
 from penstock.workspace.store.layout import Workspace
 
 CONTENT, RECORD = "content", "file.json"
-CHUNK = 1 << 20  # bytes
+CHUNK_BYTES = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class StoredFile:
 
     def __post_init__(self) -> None:
         """TypeError for a record that somebody changed."""
-        texts = [self.name, self.purpose, self.sha256, *given(self.owner)]
-        numbers = [self.created, self.bytes, *given(self.expires)]
+        texts = [self.name, self.purpose, self.sha256, *not_none(self.owner)]
+        numbers = [self.created, self.bytes, *not_none(self.expires)]
         if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
             raise TypeError(self.file_id)
 
@@ -75,12 +75,14 @@ class Uploads:
     def get(self, file_id: str, owner: str | None = None) -> StoredFile:
         found = self.find(file_id)
         if found is None or found.owner != owner:
-            raise UnknownFile(f"There is no file {FILE}{file_id[:80]}.", hint="It was deleted, has expired, or was never here.")
+            raise UnknownFile(
+                f"There is no file {FILE_PREFIX}{file_id[:80]}.", hint="It was deleted, has expired, or was never here."
+            )
         return found
 
     def has(self, file_id: str) -> bool:
         """Whether anything has this id, also what cannot be read or has expired."""
-        with self._workspace.looking_into(file_id, Place.FILES) as folder:
+        with self._workspace.reading_folder(file_id, Place.FILES) as folder:
             return folder is not None
 
     def find(self, file_id: str) -> StoredFile | None:
@@ -99,18 +101,18 @@ class Uploads:
     def reading(self, file_id: str, owner: str | None = None) -> Iterator[Iterator[bytes]]:
         """Its content, in chunks."""
         with self.opened(file_id, owner) as file:
-            yield iter(lambda: os.read(file, CHUNK), b"")
+            yield iter(lambda: os.read(file, CHUNK_BYTES), b"")
 
     @contextmanager
     def opened(self, file_id: str, owner: str | None = None) -> Iterator[int]:
         """Its content. Who has begun to read may go on, also when it is deleted meanwhile."""
         self.get(file_id, owner)
-        with self._workspace.looking_into(file_id, Place.FILES) as folder:
+        with self._workspace.reading_folder(file_id, Place.FILES) as folder:
             if folder is None:
-                raise UnknownFile(f"There is no file {FILE}{file_id}.", hint="It was deleted a moment ago.")
+                raise UnknownFile(f"There is no file {FILE_PREFIX}{file_id}.", hint="It was deleted a moment ago.")
             file = open_file(folder, CONTENT)
         if file is None:
-            raise UnknownFile(f"The content of {FILE}{file_id} is missing.", hint="Somebody removed it. Upload it again.")
+            raise UnknownFile(f"The content of {FILE_PREFIX}{file_id} is missing.", hint="Somebody removed it. Upload it again.")
         try:
             yield file
         finally:
@@ -128,10 +130,10 @@ class Uploads:
         self._workspace.throw_away(expired, Place.FILES)
 
     def _record(self, file_id: str) -> StoredFile | None:
-        with self._workspace.looking_into(file_id, Place.FILES) as folder:
-            told = {} if folder is None else read_record(folder, RECORD) or {}
+        with self._workspace.reading_folder(file_id, Place.FILES) as folder:
+            record = {} if folder is None else read_record(folder, RECORD) or {}
         try:
-            return StoredFile(file_id=file_id, **{name: told[name] for name in _FIELDS})
+            return StoredFile(file_id=file_id, **{name: record[name] for name in _FIELDS})
         except (KeyError, TypeError):
             return None  # there is none, or it was made by hand
 

@@ -16,19 +16,19 @@ from penstock.errors import EngineError, WorkspaceError
 from penstock.workspace.store.files import FINISHED, Outcome, Place
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.recovery import MAX_DEATHS, cancel_unowned, recover
-from penstock.workspace.worker.processor import PASSING, Processor, Requeue
+from penstock.workspace.worker.processor import TRANSIENT_ERRNOS, Processor, Requeue
 from penstock.workspace.worker.runner import Runner
-from penstock.workspace.worker.running_jobs import RETRY_AFTER, RunningJobs
+from penstock.workspace.worker.running_jobs import RETRY_DELAY_S, RunningJobs
 from penstock.workspace.worker.scanner import Scanner, Waiting
 
 logger = logging.getLogger(__name__)
 
 MAX_RUNNING = 64
-LOOK_EVERY = 2.0  # seconds between two looks at the whole queue and at jobs of dead servers
-SWEEP_EVERY = 600.0
-LOGGED = ("model", "seconds", "completion_tokens", "resumed_tokens")  # of a job that ended
-MISSED_AGAIN = 0.05  # seconds until a job that somebody held is looked at again
-DISK_WIDE = (*PASSING, errno.EIO, errno.EROFS)  # troubles that are not one job's
+SCAN_INTERVAL_S = 2.0  # seconds between two looks at the whole queue and at jobs of dead servers
+SWEEP_INTERVAL_S = 600.0
+LOGGED_FACTS = ("model", "seconds", "completion_tokens", "resumed_tokens")  # of a job that ended
+MISSED_RETRY_S = 0.05  # seconds until a job that somebody held is looked at again
+DISK_WIDE_ERRNOS = (*TRANSIENT_ERRNOS, errno.EIO, errno.EROFS)  # troubles that are not one job's
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +62,24 @@ class Pool:
         self._max_running, self._max_deaths = max_running, max_deaths
         self._woken = threading.Event()
         self._scanner = Scanner(workspace, self.wake)
-        self._crew = RunningJobs(self)
+        self._running = RunningJobs(self)
         self._stopping = False
-        self._next_look = self._next_sweep = self._no_claims_before = 0.0
+        self._next_scan = self._next_sweep = self._no_claims_before = 0.0
         self._conflicts: set[str] = set()  # jobs that cannot be taken or moved, and are told of
         self._missed: set[str] = set()  # jobs that somebody held when we wanted them
         self._thread: threading.Thread | None = None
-        self._in_trouble = False
+        self._disk_failing = False
         self.done = self.failed = 0
 
     def describe(self) -> dict[str, int]:
         """How many jobs wait and run, and how many have ended here so far."""
-        return {"queued": len(self._scanner), "running": len(self._crew), "done": self.done, "failed": self.failed}
+        return {"queued": len(self._scanner), "running": len(self._running), "done": self.done, "failed": self.failed}
 
     @property
-    def odd(self) -> set[str]:
+    def blocked(self) -> set[str]:
         """Jobs that cannot be taken, and why is in the log; and those that come after them."""
-        stuck = self._conflicts | self._scanner.closed
-        return stuck | self._scanner.behind(stuck)
+        stuck = self._conflicts | self._scanner.unreadable
+        return stuck | self._scanner.descendants(stuck)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._serve, name="penstock-pool", daemon=True)
@@ -116,35 +116,35 @@ class Pool:
     # ---- the loop ----
 
     def _drain(self) -> list[Waiting]:
-        with self._crew, self._at_work():
+        with self._running, self._at_work():
             while not self._stopping:
                 self._runner.check()
                 self._turn()
                 if not self._is_empty():
-                    self._rest()
+                    self._wait()
                 elif self._is_refilled():
-                    self._next_look = 0.0
+                    self._next_scan = 0.0
                 else:
                     break
-            return self._scanner.left(self._runner.accepts)
+            return self._scanner.unservable(self._runner.accepts)
 
     def _is_refilled(self) -> bool:
         try:
             return self._refill()
         except (OSError, WorkspaceError):  # the disk is full or worse, which whoever refills has told
-            self._no_claims_before = time.monotonic() + RETRY_AFTER
-            self._rest(RETRY_AFTER)
+            self._no_claims_before = time.monotonic() + RETRY_DELAY_S
+            self._wait(RETRY_DELAY_S)
             return True
 
     def _serve(self) -> None:
-        with self._crew:
+        with self._running:
             while not self._stopping:
                 try:
                     with self._at_work():
                         while not self._stopping and self._workspace.is_in_place():
                             self._runner.check()
                             self._turn()
-                            self._rest()
+                            self._wait()
                     if not self._stopping:
                         self._open_again()
                 except EngineError as error:
@@ -152,89 +152,89 @@ class Pool:
                     return
                 except Exception:  # a queue that nobody looks after would look like one that is idle
                     logger.exception("the workspace %s stumbled and goes on", self._workspace.path)
-                    time.sleep(RETRY_AFTER)
+                    time.sleep(RETRY_DELAY_S)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         with self._workspace.serving():
             self._scanner = Scanner(self._workspace, self.wake)
-            self._next_look = 0.0
+            self._next_scan = 0.0
             self._scanner.start()
             try:
                 yield
             finally:
-                self._crew.give_all_back(self._rest)
+                self._running.give_all_back(self._wait)
                 self._scanner.stop()
 
     def _open_again(self) -> None:
         """Somebody removed the folder, or put another in its place; we would wait in the old one for ever."""
         logger.warning("the workspace %s was removed or replaced: it is opened anew", self._workspace.path)
-        self._workspace.open_again()
+        self._workspace.reopen()
         self._conflicts.clear()
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._crew.look_after()
+        self._running.look_after()
         try:
-            if now >= self._next_look:
-                self._next_look = now + LOOK_EVERY
-                self._look(now)
+            if now >= self._next_scan:
+                self._next_scan = now + SCAN_INTERVAL_S
+                self._scan(now)
             self._scanner.refresh(self._missed)
             self._missed.clear()
-            self._scanner.read_news()
+            self._scanner.read_new_jobs()
             self._pass_on_cancels()
-            if now >= self._no_claims_before and not self._crew.is_refused:
+            if now >= self._no_claims_before and not self._running.cannot_write:
                 self._take_jobs()
-                if self._in_trouble:
-                    self._in_trouble = False
+                if self._disk_failing:
+                    self._disk_failing = False
                     logger.warning("%s: that is over, jobs are taken again", self._workspace.path)
         except OSError as error:
             self.on_trouble(error)
 
-    def _rest(self, seconds: float | None = None) -> None:
+    def _wait(self, seconds: float | None = None) -> None:
         """Until there may be something to do."""
-        self._woken.wait(self._patience() if seconds is None else seconds)
+        self._woken.wait(self._wait_seconds() if seconds is None else seconds)
         self._woken.clear()
 
-    def _look(self, now: float) -> None:
+    def _scan(self, now: float) -> None:
         moved = recover(self._workspace, self._max_deaths, self._conflicts)
-        back = [job_id for job_id, place in moved.items() if place is Place.READY]
-        if len(back) > 1:
-            logger.warning("%d jobs had lost their process: they go on, each alone", len(back))
+        requeued = [job_id for job_id, place in moved.items() if place is Place.READY]
+        if len(requeued) > 1:
+            logger.warning("%d jobs had lost their process: they go on, each alone", len(requeued))
         for job_id, place in moved.items():
             becomes = "it will go on alone" if place is Place.READY else f"it is in {place} now"
-            level = logging.INFO if place is Place.READY and len(back) > 1 else logging.WARNING
+            level = logging.INFO if place is Place.READY and len(requeued) > 1 else logging.WARNING
             logger.log(level, "the job %s had lost its process: %s", job_id, becomes)
             if place in FINISHED:
                 self._count(JobEnd(job_id, place is Place.OUTPUT, {}))
         if now >= self._next_sweep:
-            self._next_sweep = now + SWEEP_EVERY
+            self._next_sweep = now + SWEEP_INTERVAL_S
             self._workspace.sweep()
             self._workspace.empty_trash()
             self._on_sweep()
-        self._scanner.look()
-        self._scanner.refresh(back)
+        self._scanner.scan()
+        self._scanner.refresh(requeued)
 
     def _is_empty(self) -> bool:
         """Nothing that we could do now or later."""
-        if len(self._crew) or self._scanner.unread or self._scanner.first(self._runner.accepts) is not None:
+        if len(self._running) or self._scanner.unread or self._scanner.first(self._runner.accepts) is not None:
             return False
         try:
-            open_jobs = self._workspace.open_jobs() - self.odd
-            open_jobs -= {job.job_id for job in self._scanner.left(self._runner.accepts)}
+            open_jobs = self._workspace.open_jobs() - self.blocked
+            open_jobs -= {job.job_id for job in self._scanner.unservable(self._runner.accepts)}
         except OSError as error:
             self.on_trouble(error)
             return False
         return not open_jobs
 
-    def _patience(self) -> float:
+    def _wait_seconds(self) -> float:
         now = time.monotonic()
-        due = self._next_look
-        due = min(due, now + self._crew.patience)
+        due = self._next_scan
+        due = min(due, now + self._running.seconds_until_due)
         if now < self._no_claims_before:
             due = min(due, self._no_claims_before)
         if self._missed:
-            due = min(due, now + MISSED_AGAIN)
+            due = min(due, now + MISSED_RETRY_S)
         if self._scanner.unread:
             due = now
         return max(0.001, due - now)
@@ -245,27 +245,27 @@ class Pool:
         """Most wanted first. A suspect runs alone: it waits until nothing else runs here, and nothing is taken beside it."""
         taken: list[str] = []
         try:
-            while not self._crew.has_a_suspect:
+            while not self._running.has_isolated_job:
                 waiting = self._scanner.first(lambda model: self._runner.accepts(model) and self._runner.ready(model))
-                if waiting is None or not self._has_room(waiting) or (waiting.suspect and len(self._crew)):
+                if waiting is None or not self._has_room(waiting) or (waiting.suspect and len(self._running)):
                     break
                 self._scanner.forget(waiting.job_id)
                 processor = self._take(waiting)
                 if processor is not None:
-                    self._crew.add(processor, waiting.priority)
+                    self._running.add(processor, waiting.priority)
                     self._conflicts.discard(waiting.job_id)
                     taken.append(waiting.job_id)
             if taken:
-                self._workspace.settle()
+                self._workspace.sync_claims()
         finally:
             for job_id in taken:
-                self._crew.begin(job_id)
+                self._running.begin(job_id)
 
     def _has_room(self, waiting: Waiting) -> bool:
         """Who is wanted more than others that run does not wait for their end, within reason."""
-        if len(self._crew) < self._max_running:
+        if len(self._running) < self._max_running:
             return True
-        return waiting.priority > self._crew.lowest_priority and len(self._crew) < 2 * self._max_running
+        return waiting.priority > self._running.lowest_priority and len(self._running) < 2 * self._max_running
 
     def _take(self, waiting: Waiting) -> Processor | None:
         held = self._claim(waiting)
@@ -278,7 +278,7 @@ class Pool:
                 self._count(JobEnd(waiting.job_id, end.place is Place.OUTPUT, {}))
                 return None
             suspect = self._workspace.is_suspect(held)
-            if suspect and len(self._crew):  # it has become one since we read of it
+            if suspect and len(self._running):  # it has become one since we read of it
                 self._workspace.give_back(held)
                 self._scanner.refresh([waiting.job_id])
                 return None
@@ -287,30 +287,30 @@ class Pool:
         except BaseException:
             with suppress(OSError):  # it has not run, so it has not died
                 self._workspace.give_back(held, survived=True)
-            held.let_go()
+            held.release()
             raise
-        return Processor(self._workspace, held, self._runner, self.wake, alone=suspect, max_deaths=self._max_deaths)
+        return Processor(self._workspace, held, self._runner, self.wake, isolated=suspect, max_deaths=self._max_deaths)
 
     def _claim(self, waiting: Waiting) -> HeldJob | None:
         try:
             held = self._workspace.claim(waiting.job_id)
         except OSError as error:
-            if error.errno in DISK_WIDE:
+            if error.errno in DISK_WIDE_ERRNOS:
                 raise
-            self._leave_alone(waiting.job_id, error)
+            self._block(waiting.job_id, error)
             return None
         if held is None:  # somebody holds it for a moment, or it is gone
             self._missed.add(waiting.job_id)
         return held
 
-    def _leave_alone(self, job_id: str, error: OSError) -> None:
+    def _block(self, job_id: str, error: OSError) -> None:
         if job_id not in self._conflicts:
             logger.warning("the job %s is left alone: %s", job_id, error.strerror or error)
             self._conflicts.add(job_id)
 
     def _pass_on_cancels(self) -> None:
         for job_id in self._workspace.cancel_requests():
-            if self._crew.cancel(job_id):
+            if self._running.cancel(job_id):
                 continue
             if self._workspace.find(job_id) in (None, *FINISHED):
                 self._workspace.forget_cancel(job_id)
@@ -320,9 +320,9 @@ class Pool:
                     if ended is not None:
                         self._count(JobEnd(job_id, ended is Place.OUTPUT, {}))
                 except OSError as error:
-                    if error.errno in DISK_WIDE:
+                    if error.errno in DISK_WIDE_ERRNOS:
                         raise
-                    self._leave_alone(job_id, error)
+                    self._block(job_id, error)
 
     # ---- what the crew tells ----
 
@@ -335,10 +335,10 @@ class Pool:
             return
         self._scanner.refresh([job_id])
         if not verdict.suspect:
-            self._no_claims_before = time.monotonic() + RETRY_AFTER  # whatever sent it back may last a while
+            self._no_claims_before = time.monotonic() + RETRY_DELAY_S  # whatever sent it back may last a while
 
     def on_taken_away(self, job_id: str) -> None:
-        self._leave_alone(job_id, FileExistsError(errno.EEXIST, "it was removed, or there is another of its id"))
+        self._block(job_id, FileExistsError(errno.EEXIST, "it was removed, or there is another of its id"))
 
     def _count(self, end: JobEnd) -> None:
         if end.done:
@@ -346,13 +346,13 @@ class Pool:
         else:
             self.failed += 1
         self._scanner.on_end(end.job_id)
-        facts = {name: end.facts[name] for name in LOGGED if name in end.facts}
+        facts = {name: end.facts[name] for name in LOGGED_FACTS if name in end.facts}
         logger.info("job", extra={"fields": {"id": end.job_id, "outcome": "done" if end.done else "failed", **facts}})
-        self._on_end(replace(end, left=len(self._scanner) + len(self._crew)))
+        self._on_end(replace(end, left=len(self._scanner) + len(self._running)))
 
     def on_trouble(self, error: OSError) -> None:
         """The disk is full or worse: what runs goes on in memory, and nothing more is taken until writing works again."""
-        if not self._in_trouble:
+        if not self._disk_failing:
             logger.error("%s: %s; no new jobs are taken until that is over", self._workspace.path, error.strerror or error)
-        self._in_trouble = True
-        self._no_claims_before = time.monotonic() + RETRY_AFTER
+        self._disk_failing = True
+        self._no_claims_before = time.monotonic() + RETRY_DELAY_S

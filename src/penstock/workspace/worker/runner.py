@@ -35,16 +35,16 @@ class TextWriter:
     """The result is what was said."""
 
     def __init__(self) -> None:
-        self._said: list[str] = []
+        self._parts: list[str] = []
 
     def take(self, update: JobUpdate | PartUpdate) -> str:
         if not isinstance(update, TokensOut):
             return ""
-        self._said.append(update.text)
+        self._parts.append(update.text)
         return update.text
 
     def result(self, usage: Usage) -> str:
-        return "".join(self._said)
+        return "".join(self._parts)
 
 
 class Task(Protocol):
@@ -69,8 +69,8 @@ class Task(Protocol):
     @property
     def writer(self) -> Writer: ...
 
-    def start(self, job_id: str, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
-        """Begin, or go on after the tokens `said`, which come first in the updates. Returns what cancels it. The last update is a
+    def start(self, job_id: str, seed: int, resume_tokens: Sequence[int], sink: Sink) -> Callable[[], None]:
+        """Begin, or go on after `resume_tokens`, which come first in the updates. Returns what cancels it. The last update is a
         JobDone or a JobFailed; `sink` may be called on any thread and is quick."""
 
 

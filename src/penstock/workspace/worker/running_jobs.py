@@ -12,16 +12,16 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from penstock.workspace.store.files import Outcome
-from penstock.workspace.worker.processor import PASSING, Processor, Requeue
+from penstock.workspace.worker.processor import TRANSIENT_ERRNOS, Processor, Requeue
 
 logger = logging.getLogger(__name__)
 
-SAVE_EVERY = 0.2  # seconds between two writes of what jobs have said
-RETRY_AFTER = 1.0  # seconds until what the disk refused is tried again
-MAX_REFUSALS = 10  # ... and how often, where it is not for want of room
-LAST_WORDS = 1.0  # seconds for the engine to let go of jobs when the server leaves
-WORKERS = 4  # threads that write: what they sync together, the file system writes together
-STARTERS = 2  # threads that read and tokenize: a long prompt must not keep others from being saved
+SAVE_INTERVAL_S = 0.2  # seconds between two writes of what jobs have said
+RETRY_DELAY_S = 1.0  # seconds until what the disk refused is tried again
+MAX_WRITE_FAILURES = 10  # ... and how often, where it is not for want of room
+STOP_TIMEOUT_S = 1.0  # seconds for the engine to let go of jobs when the server leaves
+WRITER_THREADS = 4  # threads that write: what they sync together, the file system writes together
+STARTER_THREADS = 2  # threads that read and tokenize: a long prompt must not keep others from being saved
 
 
 class JobEvents(Protocol):
@@ -46,7 +46,7 @@ class _Running:
     priority: int
     busy: Future[Any] | None = None  # what a worker does for it now
     not_before: float = 0.0  # the disk refused something; when to try again
-    refusals: int = 0  # ... and how often it did since something was written last
+    write_failures: int = 0  # ... and how often it did since something was written last
     saved: float = field(default_factory=time.monotonic)
 
 
@@ -55,44 +55,44 @@ class RunningJobs:
 
     def __init__(self, foreman: JobEvents) -> None:
         self._foreman = foreman
-        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="penstock-workspace")
-        self._starters = ThreadPoolExecutor(STARTERS, thread_name_prefix="penstock-workspace-begin")
+        self._writers = ThreadPoolExecutor(WRITER_THREADS, thread_name_prefix="penstock-workspace")
+        self._starters = ThreadPoolExecutor(STARTER_THREADS, thread_name_prefix="penstock-workspace-begin")
         self._running: dict[str, _Running] = {}
 
     def __enter__(self) -> RunningJobs:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._workers.shutdown()
+        self._writers.shutdown()
         self._starters.shutdown()
 
     def __len__(self) -> int:
         return len(self._running)
 
     @property
-    def has_a_suspect(self) -> bool:
-        return any(job.processor.alone for job in self._running.values())
+    def has_isolated_job(self) -> bool:
+        return any(job.processor.isolated for job in self._running.values())
 
     @property
-    def is_refused(self) -> bool:
+    def cannot_write(self) -> bool:
         """What a job said, or how it ended, could not be written, and was not since."""
-        return any(job.refusals for job in self._running.values())
+        return any(job.write_failures for job in self._running.values())
 
     @property
     def lowest_priority(self) -> int:
         return min(job.priority for job in self._running.values())
 
     @property
-    def patience(self) -> float:
+    def seconds_until_due(self) -> float:
         """Seconds until something is due."""
-        return SAVE_EVERY if self._running else math.inf
+        return SAVE_INTERVAL_S if self._running else math.inf
 
     def add(self, processor: Processor, priority: int) -> None:
         self._running[processor.job_id] = _Running(processor, priority)
 
     def begin(self, job_id: str) -> None:
         job = self._running[job_id]
-        self._put_to_work(job, job.processor.begin, self._starters)
+        self._submit(job, job.processor.begin, self._starters)
 
     def cancel(self, job_id: str) -> bool:
         """False if it does not run here."""
@@ -114,16 +114,16 @@ class RunningJobs:
             if now < job.not_before:
                 continue
             if job.processor.ended:
-                self._put_to_work(job, job.processor.end, self._workers)
-            elif job.processor.spoke or now - job.saved >= SAVE_EVERY:
+                self._submit(job, job.processor.end, self._writers)
+            elif job.processor.first_text_unsaved or now - job.saved >= SAVE_INTERVAL_S:
                 job.saved = now
-                self._put_to_work(job, job.processor.save, self._workers)
+                self._submit(job, job.processor.save, self._writers)
 
     def give_all_back(self, rest: Callable[[float], None]) -> None:
         """The engine is asked to stop, but not waited for: a pass may take a minute, and giving back takes milliseconds."""
         for job in self._running.values():
             job.processor.stop()
-        until = time.monotonic() + LAST_WORDS
+        until = time.monotonic() + STOP_TIMEOUT_S
         try:
             while self._running and time.monotonic() < until:
                 self.look_after()
@@ -135,7 +135,7 @@ class RunningJobs:
 
     # ---- inside ----
 
-    def _put_to_work(self, job: _Running, what: Callable[[], Any], workers: ThreadPoolExecutor) -> None:
+    def _submit(self, job: _Running, what: Callable[[], Any], workers: ThreadPoolExecutor) -> None:
         def on_done(_: Future[Any]) -> None:
             if job.processor.ended:
                 self._foreman.wake()
@@ -149,7 +149,7 @@ class RunningJobs:
         if error is not None:
             self._on_error(job_id, job, error)
             return False
-        job.refusals = 0
+        job.write_failures = 0
         verdict = finished.result()
         if verdict is None:
             return True  # it began, or was saved
@@ -162,8 +162,8 @@ class RunningJobs:
             logger.error("the job %s is left to recovery", job_id, exc_info=error)
         elif not job.processor.is_ours():
             self._foreman.on_taken_away(job_id)
-        elif self._may_pass(job, error):
-            job.not_before = time.monotonic() + RETRY_AFTER
+        elif self._should_retry(job, error):
+            job.not_before = time.monotonic() + RETRY_DELAY_S
             self._foreman.on_trouble(error)
             return
         else:
@@ -172,7 +172,7 @@ class RunningJobs:
         job.processor.abandon()
         del self._running[job_id]
 
-    def _may_pass(self, job: _Running, error: OSError) -> bool:
+    def _should_retry(self, job: _Running, error: OSError) -> bool:
         """Whether what the disk refused should be tried again. A full disk loses nothing, however long that lasts."""
-        job.refusals += 1
-        return error.errno in PASSING or not job.processor.ended or job.refusals < MAX_REFUSALS
+        job.write_failures += 1
+        return error.errno in TRANSIENT_ERRNOS or not job.processor.ended or job.write_failures < MAX_WRITE_FAILURES

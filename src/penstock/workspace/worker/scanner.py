@@ -27,9 +27,9 @@ from penstock.workspace.store.request import WorkRequest, read_request
 
 logger = logging.getLogger(__name__)
 
-STEP, DEBOUNCE = 10, 20  # milliseconds: a burst of new jobs is told at once, but not much later than its first
-READING = 0.05  # seconds at a time for the requests of new jobs
-SUSPECT_PATIENCE = 60.0  # seconds that a suspect lets others go first: it must run alone, and holds everybody up
+WATCH_STEP_MS, WATCH_DEBOUNCE_MS = 10, 20  # milliseconds: a burst of new jobs is told at once, but not much later than its first
+READ_BUDGET_S = 0.05  # seconds at a time for the requests of new jobs
+SUSPECT_DELAY_S = 60.0  # seconds that a suspect lets others go first: it must run alone, and holds everybody up
 
 Urgency = tuple[int, bool, float, tuple[int, int, int]]
 
@@ -50,7 +50,7 @@ class Waiting:
     @property
     def urgency(self) -> Urgency:
         """Lower is first: by priority, then those that can run beside others, then by deadline and age."""
-        patient = self.suspect and time.monotonic() - self.seen < SUSPECT_PATIENCE
+        patient = self.suspect and time.monotonic() - self.seen < SUSPECT_DELAY_S
         return -self.priority, patient, self.due, order(self.job_id)
 
 
@@ -64,11 +64,11 @@ class Scanner:
         self._queues: dict[str | None, list[tuple[Urgency, str]]] = {}  # a heap for each model; who left stays in it a while
         self._entered: dict[str, Urgency] = {}  # which of a job's entries counts
         self._children: dict[str, set[str]] = {}  # who is held back, by each whom it waits for
-        self._news: set[str] = set()  # told by the watcher
+        self._new_jobs: set[str] = set()  # told by the watcher
         self._unread: set[str] = set()
         self._lock, self._leaving = threading.Lock(), threading.Event()
-        self._told: set[str] = set()
-        self.closed: set[str] = set()  # jobs that we may not look into
+        self._logged_strays: set[str] = set()
+        self.unreadable: set[str] = set()  # jobs that we may not look into
         self._watcher = threading.Thread(target=self._watch, name="penstock-scanner", daemon=True)
 
     def start(self) -> None:
@@ -78,9 +78,9 @@ class Scanner:
         self._leaving.set()
         self._watcher.join(timeout=5)
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Go through the whole folder. Its cost is that of the jobs that wait, however many are finished."""
-        jobs, strays = self._workspace.look_through(Place.READY)
+        jobs, strays = self._workspace.scan(Place.READY)
         there = set(jobs)
         for job_id in self._waiting.keys() - there:
             self.forget(job_id)
@@ -91,13 +91,13 @@ class Scanner:
         for parent in self._children.keys() - there:  # it runs, or another server has ended it
             if self._workspace.find(parent) in (None, *FINISHED):
                 self.on_end(parent)
-        self._tell_strays(set(strays))
+        self._log_strays(set(strays))
 
-    def read_news(self, seconds: float = READING) -> None:
+    def read_new_jobs(self, seconds: float = READ_BUDGET_S) -> None:
         """Read the jobs that are new, for so long: there may be a great many, and those that run must be looked after."""
         with self._lock:
-            self._unread |= self._news
-            self._news = set()
+            self._unread |= self._new_jobs
+            self._new_jobs = set()
         until = time.monotonic() + seconds
         while self._unread and time.monotonic() < until:
             self._add(self._unread.pop())
@@ -128,16 +128,16 @@ class Scanner:
         return len(self._waiting) + len(self._unread)
 
     def first(self, accepts: Callable[[str | None], bool]) -> Waiting | None:
-        tops = [queue[0] for model in list(self._queues) if accepts(model) and (queue := self._cleared(model))]
+        tops = [queue[0] for model in list(self._queues) if accepts(model) and (queue := self._live_queue(model))]
         return self._waiting[min(tops)[1]] if tops else None
 
-    def left(self, accepts: Callable[[str | None], bool]) -> list[Waiting]:
+    def unservable(self, accepts: Callable[[str | None], bool]) -> list[Waiting]:
         """Those that wait for a model that is not here, and those that come after them; what the latter ask for may be here."""
         lacking = {job_id: job for job_id, job in self._waiting.items() if not accepts(job.model)}
-        behind = self.behind(lacking) - lacking.keys()
-        return [*lacking.values(), *(replace(self._waiting[job_id], model=None) for job_id in behind)]
+        descendants = self.descendants(lacking) - lacking.keys()
+        return [*lacking.values(), *(replace(self._waiting[job_id], model=None) for job_id in descendants)]
 
-    def behind(self, job_ids: Iterable[str]) -> set[str]:
+    def descendants(self, job_ids: Iterable[str]) -> set[str]:
         """Those that are held back by one of these, or by one that is."""
         found: set[str] = set()
         ahead = list(job_ids)
@@ -166,7 +166,7 @@ class Scanner:
             self._entered[job.job_id] = urgency
             heapq.heappush(self._queues.setdefault(job.model, []), (urgency, job.job_id))
 
-    def _cleared(self, model: str | None) -> list[tuple[Urgency, str]]:
+    def _live_queue(self, model: str | None) -> list[tuple[Urgency, str]]:
         """A model's queue without those at its head that have left it."""
         queue = self._queues[model]
         while queue and self._entered.get(queue[0][1]) != queue[0][0]:
@@ -180,16 +180,16 @@ class Scanner:
         try:
             folder = self._workspace.open_folder(job_id, Place.READY)
         except OSError as error:
-            if job_id not in self.closed:
+            if job_id not in self.unreadable:
                 logger.warning("the job %s is left alone: its folder cannot be opened: %s", job_id, error.strerror)
-                self.closed.add(job_id)
+                self.unreadable.add(job_id)
             return None
         if folder is None:
             return None  # taken meanwhile
         try:
             request = WorkRequest()
             with suppress(Exception):  # nobody's request must keep others from being seen
-                request = read_request(folder).dated(job_id)
+                request = read_request(folder).with_submit_time(job_id)
             due = math.inf if request.deadline is None else request.submitted + request.deadline
             suspect, model, waits_for = has_file(folder, SUSPECT), request.model, frozenset[str]()
             try:
@@ -208,21 +208,23 @@ class Scanner:
             for changes in watch(
                 *places,
                 watch_filter=None,
-                step=STEP,
-                debounce=DEBOUNCE,
+                step=WATCH_STEP_MS,
+                debounce=WATCH_DEBOUNCE_MS,
                 recursive=False,
                 stop_event=self._leaving,
                 raise_interrupt=False,
                 ignore_permission_denied=True,
             ):
                 with self._lock:
-                    self._news |= {path.name for _, changed in changes if (path := Path(changed)).parent.name == self._ready.name}
-                    self._news = {name for name in self._news if is_job_id(name)}
+                    self._new_jobs |= {
+                        path.name for _, changed in changes if (path := Path(changed)).parent.name == self._ready.name
+                    }
+                    self._new_jobs = {name for name in self._new_jobs if is_job_id(name)}
                 self._wake()
         except Exception as error:  # then the slow look is all there is
             logger.warning("new jobs are noticed later than usual, since the folder cannot be watched: %s", error)
 
-    def _tell_strays(self, strays: set[str]) -> None:
-        for name in sorted(strays - self._told)[:10]:
+    def _log_strays(self, strays: set[str]) -> None:
+        for name in sorted(strays - self._logged_strays)[:10]:
             logger.warning("%s holds %r, which is no job: it is left alone", self._ready, name[:80])
-        self._told = strays
+        self._logged_strays = strays
