@@ -60,7 +60,7 @@ def test_jobs_are_noticed_where_the_kernel_tells_nothing(
     if "library" in why:
         monkeypatch.setitem(sys.modules, "watchfiles", None)
     with queue.pool():
-        until(lambda: "noticed later than usual" in caplog.text, "the warning")
+        until(lambda: "noticed with a delay" in caplog.text, "the warning")
         queue.check(queue.submit("late"), ["late"])
 
 
@@ -72,7 +72,7 @@ def test_jobs_that_lost_their_process_together_are_told_in_one_line(queue: Queue
     with queue.pool():
         queue.check(jobs, texts)
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warnings == ["3 jobs had lost their process: they go on, each alone"]
+    assert warnings == ["the servers of 3 jobs died: each job will continue in isolation"]
 
 
 def test_a_pool_that_stumbles_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -87,7 +87,7 @@ def test_a_pool_that_stumbles_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(scanner_module.Scanner, "scan", stumbles)
     with queue.pool(queue.runner(holds_at=2)) as pool:
         (job,) = queue.submit("first")
-        until(lambda: caplog.text.count("stumbled and goes on") == 2, "both failures")
+        until(lambda: caplog.text.count("unexpected error in the workspace") == 2, "both failures")
         assert not queue.file(job, SUSPECT).exists()
         queue.runners[-1].holds_at = None
         queue.check([job], ["first"])
@@ -443,7 +443,7 @@ def test_a_full_disk_pauses_claims_and_loses_nothing(queue: Queue, caplog: pytes
         disk.full = True
         runner.holds_at = 6
         until(lambda: disk.refused, "the disk to refuse something")
-        until(lambda: "no new jobs are taken" in caplog.text, "the pool to tell")
+        until(lambda: "not taking jobs" in caplog.text, "the pool to tell")
         jobs += queue.submit(*texts[4:])  # from a disk with room
         seen = disk.refused
         until(lambda: disk.refused > seen + 20, "more of that")
