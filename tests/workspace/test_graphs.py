@@ -96,7 +96,7 @@ class Server:
         self.scanner.forget(waiting.job_id)
         held = self.workspace.claim(waiting.job_id)
         if held is not None:
-            processor = Processor(self.workspace, held, self, lambda: None, alone=False, max_deaths=3)
+            processor = Processor(self.workspace, held, self, lambda: None, isolated=False, max_deaths=3)
             self.running[waiting.job_id] = processor
             processor.begin()
             if processor.ended:

@@ -113,10 +113,10 @@ def test_a_batch_that_stumbles_does_not_stop_the_others_and_is_told_once(folder:
     for _ in range(3):
         server.turn()
     assert server.batches.get(good).status is BatchStatus.COMPLETED
-    assert caplog.text.count(f"the batch {bad} stumbled") == 1
+    assert caplog.text.count(f"unexpected error in batch {bad}") == 1
     assert open_batches(server.workspace) == [bad]
     broken = False
-    server.driver._put_off[bad] = 0.0  # its time has come
+    server.driver._retry_at[bad] = 0.0  # its time has come
     server.run()
     assert server.batches.get(bad, "bob").status is BatchStatus.COMPLETED
     server.end()
@@ -210,7 +210,7 @@ def test_what_was_not_offered_when_a_batch_was_made_is_an_error_whoever_drives_i
     assert (view.request.models, view.counts.completed) == (["small"], 1)
     errors = [one["response"]["body"]["error"] for one in server.lines_of(view.end.error_file)]
     assert [error["code"] for error in errors] == ["unknown_model", "unknown_model", "invalid_request"]
-    assert [error["message"] for error in errors[:2]] == ["No model is offered here.", "The model 'nowhere' is not here."]
+    assert [error["message"] for error in errors[:2]] == ["No model is served here.", "Model 'nowhere' is not served here."]
 
 
 def test_all_batches_together_have_no_more_jobs_than_there_is_room(folder: Path) -> None:

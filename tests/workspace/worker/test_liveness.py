@@ -38,8 +38,8 @@ NOBODY = 65534
 DRAIN_AS_NOBODY = """
 import os, sys
 import platform, watchfiles
-from penstock.workspace import pool
-from penstock.workspace.layout import Workspace
+from penstock.workspace.store.layout import Workspace
+from penstock.workspace.worker import pool
 from tests.workspace.runners import FakeRunner
 if os.getuid() == 0:
     os.setgroups([])
@@ -178,7 +178,7 @@ def test_nobody_serves_a_queue_whose_engine_has_died(
         monkeypatch.setattr(runner, "check", die)
         until(lambda: not queue.flow.is_served(), "the pool to leave")
         assert queue.names(Place.READY) == set(jobs)
-    assert "nobody works on" in caplog.text
+    assert "stopped working on" in caplog.text
     queue.drain()
     queue.check(jobs, texts)
 

@@ -1,4 +1,4 @@
-"""Where a batch is worked on: at a server, or in a workspace of this machine. Both are asked in the same way."""
+"""BatchBackend: where a batch is worked on, a server or a workspace on this machine."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from penstock.workspace.store.layout import Workspace
 
 OVER = ("completed", "failed", "expired", "cancelled")
-INPUT_METADATA = "penstock_input"  # in the metadata of a batch that this command made: the SHA-256 of its input
+INPUT_METADATA = "penstock_input"  # metadata field with the SHA-256 of the input, by which a batch is found again
 
 Offers = Callable[[str | None], bool]
-"""Whether a model is here, by any of its names; for lines that name none, whether there is any."""
+"""Whether a model is served, by any of its names; None asks whether any model is."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """A batch as it is now. The files are what `fetch` takes, `mistakes` what is wrong with the input, whose SHA-256 is `input`.
-    Its lines wait for `missing_models`."""
+    """A batch as it is now.
+
+    output_file, error_file: ids for `fetch`.
+    mistakes: what is wrong with the input.
+    missing_models: models that its lines wait for.
+    input: SHA-256 of the input."""
 
     id: str
     status: str
@@ -58,14 +62,14 @@ class BatchState:
 class BatchBackend(Protocol):
     @property
     def flags(self) -> str:
-        """How the command line names this place, so that a person comes back to it."""
+        """The options that select this backend, for commands that we suggest."""
 
     def create(self, batch_input: Input) -> str: ...
 
     def look(self, batch_id: str) -> BatchState: ...
 
     def all(self) -> Iterator[BatchState]:
-        """The newest first."""
+        """Yield all batches, newest first."""
 
     def cancel(self, batch_id: str) -> BatchState: ...
 
@@ -75,7 +79,7 @@ class BatchBackend(Protocol):
 
 
 def find_same(backend: BatchBackend, batch_input: Input) -> BatchState | None:
-    """A batch that asks the same, and is open, or was completed and has its files."""
+    """Find a batch with the same input that is open, or was completed and still has its files."""
     for state in backend.all():
         if (state.input, state.endpoint) == (batch_input.sha256, batch_input.endpoint):
             files = [file for file in (state.output_file, state.error_file) if file is not None]
@@ -130,7 +134,7 @@ class RemoteBatchBackend:
 
 
 class LocalBatchBackend:
-    """`offers` is None where nobody can tell."""
+    """A workspace on this machine. `offers` is None if the models are unknown."""
 
     def __init__(self, workspace: Workspace, offers: Offers | None, *, named: bool) -> None:
         from penstock.workspace.batch.batches import Batches
@@ -138,11 +142,13 @@ class LocalBatchBackend:
 
         self.workspace = workspace
         self.flags = f" --workspace {shlex.quote(str(workspace.path))}" if named else ""
-        self._batches, self._uploads, self._offered = Batches(workspace), Uploads(workspace), offers
+        self._batches = Batches(workspace)
+        self._uploads = Uploads(workspace)
+        self._offered = offers
 
     @property
     def _offers(self) -> Offers | None:
-        """While somebody else works on the folder, it is they who have the models."""
+        """None while another process serves the folder: its models are unknown here."""
         return None if self.workspace.is_served() else self._offered
 
     def create(self, batch_input: Input) -> str:
@@ -162,7 +168,7 @@ class LocalBatchBackend:
         return self._state(view).id
 
     def validate(self, batch_id: str) -> None:
-        """Before a model is loaded for it."""
+        """Check the input of a new batch before a model is loaded for it."""
         from penstock.workspace.worker.batch_supervisor import validate
 
         with wrap_os_errors(self.workspace.path):
@@ -206,7 +212,7 @@ class LocalBatchBackend:
 
 
 def _state(record: Any) -> BatchState:
-    """What a server tells."""
+    """Parse a batch object of the API."""
     try:
         counts, errors = record.get("request_counts") or {}, (record.get("errors") or {}).get("data") or ()
         return BatchState(
@@ -224,7 +230,7 @@ def _state(record: Any) -> BatchState:
             input=(record.get("metadata") or {}).get(INPUT_METADATA),
         )
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ServerRefused("The server sent a batch that is not of OpenAI's shape.") from None
+        raise ServerRefused("The server sent a batch object that is not in OpenAI's format.") from None
 
 
 def _mistake(get: Callable[[str], Any]) -> str:

@@ -1,4 +1,4 @@
-"""The requests of a batch as the command line is given them: a file or stdin, which is read more than once."""
+"""The input of `penstock batch`: a file or stdin, which is read more than once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 import typer
 
 STDIN = "-"
-DEFAULT_ENDPOINT = "/v1/chat/completions"  # what lines ask for that do not say it
+DEFAULT_ENDPOINT = "/v1/chat/completions"  # if no line has a url
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What is asked: the lines, and what the command line says about all of them."""
+    """The lines, and the options for all of them."""
 
     content: BinaryIO
     name: str
@@ -33,7 +33,7 @@ class Input:
 
 @contextmanager
 def open_input(file: str, endpoint: str | None, window: str) -> Iterator[Input]:
-    """Without an `endpoint` it is that of the lines."""
+    """Open the input. Without an `endpoint`, the url of the lines is used."""
     with ExitStack() as stack:
         content: BinaryIO
         if file == STDIN:
@@ -63,7 +63,7 @@ def _measure(content: BinaryIO, file: str) -> tuple[str, int]:
 
 
 def _find_endpoint(content: BinaryIO) -> str:
-    """What the first line asks for that says it: those before it are told as mistakes, like others."""
+    """Return the first url of a line. Lines without one are reported as mistakes later."""
     content.seek(0)
     return next((url for url in map(_url, content) if isinstance(url, str)), DEFAULT_ENDPOINT)
 

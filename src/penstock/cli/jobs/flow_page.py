@@ -1,4 +1,4 @@
-"""What `penstock flow` shows of a workspace: how many jobs are where, and the newest of them."""
+"""The output of `penstock flow`: counts of jobs, and a table of the newest."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ if TYPE_CHECKING:
     from penstock.workspace.flow import JobView
 
 HEADINGS = ["job", "status", "age", "tags", "tokens", "note"]
-TAGS, NOTE = 3, 5  # columns that give way when room is short
-MAX_NOTE_COLUMNS = 100  # columns of an error; `penstock flow WORKSPACE JOB` tells all of it
-MAX_STRAYS_NAMED = 5  # strays
+TAGS, NOTE = 3, 5  # columns that shrink on a narrow terminal
+MAX_NOTE_COLUMNS = 100  # `penstock flow WORKSPACE JOB` prints the whole error
+MAX_STRAYS_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """`counts` are of all jobs (that `about` tells of), `jobs` the newest of them; so many `batches` are open."""
+    """The state of a queue.
+
+    counts: of all jobs, or of those that `about` describes.
+    jobs: the newest of these.
+    batches: number of open batches."""
 
     path: Path
     served: bool
@@ -51,7 +55,7 @@ class Survey:
             lines += ["", *table(HEADINGS, rows, width, Ink(False), numbers=[2, 4], elastic=[TAGS, NOTE])]
         hidden = sum(self.counts.values()) - len(self.jobs)
         if self.jobs and hidden > 0:
-            lines += ["", f"{hidden} more: --limit N shows more of them."]
+            lines += ["", f"{hidden} more: use --limit N to see more."]
         if self.strays:
             lines += ["", _of_strays(self.path, self.strays)]
         return "\n".join(lines)
@@ -88,20 +92,20 @@ def row(view: JobView, served: bool) -> list[str]:
 
 
 def _note(view: JobView) -> str:
-    """How it ended; before that, how it will, or what it waits for."""
+    """How a job ended, or why it will fail, or what it waits for."""
     error = view.usage.get("error")
     if isinstance(error, Mapping):
         return str(error.get("message") or error.get("code") or "")
     if view.will_fail:
         return f"will fail: {view.will_fail}"
-    alone = ["runs alone, since its server died"] if view.suspect else []
+    isolated = ["runs in isolation, since its server died"] if view.suspect else []
     parents = [f"waits for {', '.join(view.waits_for)}"] if view.waits_for else []
     model = [f"asks for {view.request.model}"] if view.status == "queued" and view.request and view.request.model else []
     batch = [f"of {BATCH_PREFIX}{view.request.batch}"] if view.request and view.request.batch else []
-    return str(view.usage.get("finish_reason") or ", ".join([*alone, *parents, *model, *batch]))
+    return str(view.usage.get("finish_reason") or ", ".join([*isolated, *parents, *model, *batch]))
 
 
 def _of_strays(path: Path, strays: Sequence[str]) -> str:
     names = ", ".join(harmless(sorted(strays)[:MAX_STRAYS_NAMED]))
     more = f" and {len(strays) - MAX_STRAYS_NAMED} more" if len(strays) > MAX_STRAYS_NAMED else ""
-    return f"In {path / 'input' / 'ready'} lies what is no job and is left alone: {names}{more}."
+    return f"Ignored in {path / 'input' / 'ready'}, since they are not jobs: {names}{more}."

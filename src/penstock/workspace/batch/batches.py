@@ -1,11 +1,11 @@
-"""Batches: many requests in one file, as their folders in a workspace tell of them. Making one, looking at it, calling it off.
+"""Batches: files of many requests. Creates, lists and cancels them; BatchRun works on them.
 
 batches/ID/
   input.jsonl    the requests, one on each line       } never changed
-  batch.json     what is asked for all of them        }
-  results.jsonl  how lines ended, as they do: the journal
-  cancel         an empty file: it is to be called off
-  end.json       how it ended; when it is there and whole, the batch is over
+  batch.json     the settings of the batch            }
+  results.jsonl  the journal: how each line ended
+  cancel         an empty file: the batch is to be cancelled
+  end.json       how it ended; once it is whole, the batch is over
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.root import wrap_os_errors
 from penstock.workspace.store.uploads import Uploads
 
-INPUT_FILE, REQUEST_FILE, CANCEL_FILE, END_FILE = "input.jsonl", "batch.json", "cancel", "end.json"
+INPUT_FILE = "input.jsonl"
+REQUEST_FILE = "batch.json"
+CANCEL_FILE = "cancel"
+END_FILE = "end.json"
 MAX_WINDOW_S = 30 * DAY
-MAX_CACHED_JOURNALS = 1000  # journals that are not read again from their beginning
+MAX_CACHED_JOURNALS = 1000  # others are read again from their beginning
 
 
 class BatchStatus(StrEnum):
@@ -49,10 +52,13 @@ class BatchStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
-    """What is asked, as batch.json has it. `window` is in seconds after `created`, and `completion_window` the words for it;
-    `sha256` is that of the input. The files that it leaves are kept for `keep_output` seconds, None for good. Of the models that
-    its lines ask for, `models` were offered when it was made; None is a line that names none. Without such a list, whoever made
-    it could not tell."""
+    """The contents of batch.json.
+
+    window: seconds after `created`; `completion_window` is the same as the client wrote it.
+    sha256: of the input.
+    keep_output: seconds to keep the output files; None keeps them.
+    models: those of the models in its lines that were served when it was created; None in the list stands for lines
+        without a model. Without a list, that was unknown."""
 
     input_file: str
     endpoint: str
@@ -66,7 +72,7 @@ class BatchRequest:
     models: Sequence[str | None] | None = None
 
     def __post_init__(self) -> None:
-        """TypeError for a record that somebody changed."""
+        """Raise TypeError for a record that was tampered with."""
         about = {} if self.metadata is None else self.metadata
         texts = [self.input_file, self.endpoint, self.completion_window, self.sha256, *not_none(self.owner), *about.values()]
         texts += not_none(*(() if self.models is None else self.models))
@@ -99,7 +105,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEnd:
-    """As end.json has it. `mistakes` are why the input is no batch; the files are ids."""
+    """The contents of end.json. `mistakes` say why the input was refused; the files are ids."""
 
     status: BatchStatus
     ended: float
@@ -135,14 +141,14 @@ class BatchView:
     end: BatchEnd | None = None
 
     def missing_models(self, accepts: Callable[[str | None], bool]) -> list[str]:
-        """Models that its lines ask for, and wait for while they are not here."""
-        request = self.request.models or () if self.end is None else ()
-        return [model for model in request if model is not None and not accepts(model)]
+        """Models that lines of an open batch ask for and that are not served now."""
+        models = self.request.models or () if self.end is None else ()
+        return [model for model in models if model is not None and not accepts(model)]
 
 
 @dataclass(slots=True)
 class _JournalSummary:
-    """How far a journal was read, and what it told so far."""
+    """What the journal says up to `offset`."""
 
     offset: int = 0
     begun: float | None = None
@@ -163,10 +169,11 @@ class _JournalSummary:
 
 
 class Batches:
-    """Each owner finds only their own. What was read of a journal is kept: who looks again reads only what is new."""
+    """The batches of a workspace. An owner finds only its own. Journals are cached, so a second look reads only what is new."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self._workspace, self._uploads = workspace, Uploads(workspace)
+        self._workspace = workspace
+        self._uploads = Uploads(workspace)
         self._summaries: dict[str, _JournalSummary] = {}
         self._lock = threading.Lock()
 
@@ -182,8 +189,9 @@ class Batches:
         keep_output: float | None = None,
         offers: Callable[[str | None], bool] | None = None,
     ) -> BatchView:
-        """When this returns, the batch survives a power cut. It has a copy of its input, which may be deleted then. A line whose
-        model nobody `offers` now is an error, whoever drives the batch; None if nobody can tell."""
+        """Create a batch with its own copy of the input; it survives a power cut when this returns.
+
+        offers: whether a model is served now; lines that ask for other models will fail. None if that is unknown."""
         found = self._uploads.get(input_file, owner)
         models = None if offers is None else [*filter(offers, self._models(input_file, owner))]
         request = BatchRequest(
@@ -207,13 +215,11 @@ class Batches:
         with self._workspace.reading_folder(batch_id, Place.BATCHES) as folder:
             request = None if folder is None else read_batch_request(folder)
             if folder is None or request is None or request.owner != owner:
-                raise UnknownBatch(
-                    f"There is no batch {BATCH_PREFIX}{batch_id[:80]}.", hint="It was cleaned away, or was never here."
-                )
+                raise UnknownBatch(f"There is no batch {BATCH_PREFIX}{batch_id[:80]}.", hint="It was removed, or never existed.")
             return self._view(batch_id, folder, request)
 
     def all(self, owner: str | None = None) -> Iterator[BatchView]:
-        """The newest first."""
+        """Yield an owner's batches, newest first."""
         for batch_id in sorted(self._workspace.names(Place.BATCHES), key=order, reverse=True):
             with self._workspace.reading_folder(batch_id, Place.BATCHES) as folder:
                 request = None if folder is None else read_batch_request(folder)
@@ -223,7 +229,7 @@ class Batches:
             yield view
 
     def cancel(self, batch_id: str, owner: str | None = None) -> BatchView:
-        """Ask for its end. Whoever drives it sees that in a moment; one that is over stays as it is."""
+        """Request cancellation; the supervisor sees it within a second. A batch that has ended stays as it is."""
         view = self.get(batch_id, owner)
         if view.end is None:
             with wrap_os_errors(self._workspace.path), self._workspace.reading_folder(batch_id, Place.BATCHES) as folder:
@@ -259,7 +265,7 @@ class Batches:
 
 
 def parse_window(text: str) -> float:
-    """A completion window in seconds."""
+    """Parse a completion window into seconds."""
     found = parse_duration(text)
     if found is None or not 0 < found <= MAX_WINDOW_S:
         raise RequestError(
@@ -271,19 +277,19 @@ def parse_window(text: str) -> float:
 
 
 def is_open(workspace: Workspace, batch_id: str) -> bool:
-    """Whether there is such a batch, and it is not over."""
+    """Whether the batch exists and has not ended."""
     with workspace.reading_folder(batch_id, Place.BATCHES) as folder:
         return folder is not None and read_end(folder) is None and read_batch_request(folder) is not None
 
 
 def end_of(workspace: Workspace, batch_id: str) -> BatchEnd | None:
-    """How a batch ended; None if it is not over, or there is none."""
+    """How a batch ended; None if it has not, or does not exist."""
     with workspace.reading_folder(batch_id, Place.BATCHES) as folder:
         return None if folder is None else read_end(folder)
 
 
 def open_batches(workspace: Workspace, over: set[str] | None = None) -> list[str]:
-    """Who looks again and again keeps those that are `over`: they are not read twice."""
+    """Ids of the batches that have not ended. Pass the same set `over` again to skip those known to have ended."""
     over = set() if over is None else over
     found = [batch_id for batch_id in workspace.names(Place.BATCHES) if batch_id not in over]
     over.update(batch_id for batch_id in found if not is_open(workspace, batch_id))
@@ -307,7 +313,7 @@ def read_end(folder: int) -> BatchEnd | None:
         return BatchEnd(
             **record | {"status": BatchStatus(record["status"]), "counts": counts, "mistakes": tuple(record["mistakes"])}
         )
-    except (KeyError, TypeError, ValueError):  # as above
+    except (KeyError, TypeError, ValueError):  # made by hand, or by another version
         return None
 
 

@@ -1,4 +1,4 @@
-"""How jobs end, as files: the text of result.txt or error.txt, and the facts beside it."""
+"""Builds the Outcome of a job: the text of result.txt or error.txt, and the facts for usage.json."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def failed(error: PenstockError, facts: Mapping[str, Any] | None = None) -> Outc
 
 
 def error_record(error: PenstockError) -> dict[str, str]:
-    """An error as a record has it."""
+    """An error as it is stored in usage.json."""
     field = {"field": error.field} if isinstance(error, RequestError) and error.field else {}
     return {"code": error.code, "message": error.message, "hint": error.hint, **field}

@@ -1,4 +1,4 @@
-"""WorkRequest: what a workspace job asks for beside its prompt, as request.json holds it. Checked when made."""
+"""WorkRequest: the contents of request.json, which is everything about a job but its prompt. Checked on construction."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ from penstock.errors import BadJob, RequestError
 from penstock.workspace.store.files import MAX_NUMBER, MAX_PROMPT_BYTES, MAX_RECORD_BYTES, PROMPT, REQUEST, read_file
 from penstock.workspace.store.job_id import is_job_id, order
 
-MIN_PRIORITY, MAX_PRIORITY = -10, 10  # priorities; interactive requests have 0 unless they say otherwise
-DEFAULT_PRIORITY = -5  # the priority of a job that names none
+MIN_PRIORITY, MAX_PRIORITY = -10, 10  # interactive requests have 0 by default
+DEFAULT_PRIORITY = -5
 MAX_TAGS, MAX_NAME_CHARS = 32, 200
 MAX_PARENTS = 64
-NAME_PATTERN = r"[\w-]+"  # of a parent, as prompts write it in braces
+NAME_PATTERN = r"[\w-]+"  # of a parent, as prompts write it in {{braces}}
 
-NOT_IN_DIGEST = ("key", "retry_of", "submitted")  # what belongs to a submission, not to what it asks
+NOT_IN_DIGEST = ("key", "retry_of", "submitted")  # differ between two submissions of the same request
 OUTPUT_FORMATS = ("schema", "grammar", "regex")
-UNSUPPORTED_SAMPLING = ("n", "logprobs", "prompt_logprobs")  # a job's result is one text
+UNSUPPORTED_SAMPLING = ("n", "logprobs", "prompt_logprobs")  # a job's result is a single text
 SAMPLING_FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in UNSUPPORTED_SAMPLING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRequest:
-    """`raw`: the model continues the prompt as it stands, without a chat template. `sampling` has only what was given; the
-    model's own recommendation fills the rest. `deadline` is in seconds after `submitted` (Unix time) and orders the queue.
-    With an `endpoint` of the API, the prompt is the body of a request to it, and the result that of its answer. `after` are the
-    jobs that it comes after, by the names that the prompt has for their results. `batch` is the one that it is a line of."""
+    """What a job asks for.
+
+    endpoint: an API path; then the prompt is the body of a request to it, and the result the body of the answer.
+    raw: continue the prompt as plain text, without the chat template.
+    sampling: only explicit values; the model's recommended ones fill the rest.
+    deadline: seconds after `submitted` (Unix time); orders the queue.
+    after: parent jobs, by the names that the prompt has for their results.
+    batch: the batch that this job is a line of."""
 
     model: str | None = None
     endpoint: str | None = None
@@ -56,7 +60,7 @@ class WorkRequest:
         for name in ("model", "endpoint", "system", "grammar", "regex", "key"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
-                raise _invalid(name, value, "a text that is not empty")
+                raise _invalid(name, value, "non-empty text")
         for name in ("model", "endpoint", "key"):
             if len(getattr(self, name) or "") > MAX_NAME_CHARS:
                 raise _invalid(name, getattr(self, name), f"at most {MAX_NAME_CHARS} characters")
@@ -93,12 +97,12 @@ class WorkRequest:
         self._check_size()
 
     def _check_endpoint(self) -> None:
-        """The body says all that the model is asked: nobody should say it twice."""
+        """Refuse fields that the body of an API request has too."""
         if self.endpoint is None:
             return
         for name in ("system", "raw", "sampling", "after", *OUTPUT_FORMATS):
             if getattr(self, name) != _DEFAULTS[name]:
-                raise RequestError(f"{name} is not for a job with an endpoint: its body says that.", field=name)
+                raise RequestError(f"A job with an endpoint takes no {name}: write it in the body.", field=name)
 
     def _check_after(self) -> None:
         if not isinstance(self.after, Mapping) or len(self.after) > MAX_PARENTS:
@@ -109,7 +113,7 @@ class WorkRequest:
             if not isinstance(job_id, str) or not is_job_id(job_id):
                 raise _invalid("after", job_id, "the id of a job, as `penstock work` prints it")
             if is_job_id(name) and name != job_id:
-                raise RequestError(f"{name} is a job's id, and cannot be the name of {job_id}.", field="after")
+                raise RequestError(f"{name} is a job id, and cannot be the name of {job_id}.", field="after")
         object.__setattr__(self, "after", dict(self.after))
 
     def _check_sampling(self) -> None:
@@ -117,7 +121,7 @@ class WorkRequest:
             raise _invalid("sampling", self.sampling, "an object with names and values")
         for name in self.sampling:
             if name in UNSUPPORTED_SAMPLING:
-                raise RequestError(f"{name} is not for a job: its result is one text.", field=name, hint="Leave it out.")
+                raise RequestError(f"A job takes no {name}: its result is a single text.", field=name, hint="Leave it out.")
             if name not in SAMPLING_FIELDS:
                 raise _unknown_field(f"sampling.{name}", name, SAMPLING_FIELDS)
         SamplingParams(**self.sampling)
@@ -126,25 +130,25 @@ class WorkRequest:
         try:
             size = len(self.to_json())
         except UnicodeEncodeError:
-            raise RequestError("The request holds text that is not valid Unicode.", hint="Remove lone surrogates.") from None
+            raise RequestError("The request contains invalid Unicode.", hint="Remove lone surrogates.") from None
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"The request cannot be written as JSON: {error}.") from None
         if size > MAX_RECORD_BYTES:
-            raise RequestError(f"The request has {size} bytes beside its prompt.", hint=f"{MAX_RECORD_BYTES} are taken at most.")
+            raise RequestError(f"The request has {size} bytes without its prompt; the limit is {MAX_RECORD_BYTES}.")
 
     def to_json(self) -> bytes:
-        """Only what differs from the defaults, so that a person sees what was asked."""
+        """The contents of request.json: only what differs from the defaults."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         changed = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
         return json.dumps(changed, ensure_ascii=False, indent=1, default=_plain).encode() + b"\n"
 
     def digest(self, prompt: bytes) -> str:
-        """Of what is asked, whoever asks, whenever, and in which order: two requests of one key must agree in it."""
+        """Hash what is asked. Two requests with the same key must have the same digest."""
         content = {f.name: _normalized(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name not in NOT_IN_DIGEST}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode() + b"\0" + prompt).hexdigest()
 
     def with_submit_time(self, job_id: str) -> WorkRequest:
-        """One that does not say when it was submitted was made by hand; its id tells."""
+        """Take a missing time from the job's id: requests made by hand have none."""
         return self if self.submitted else dataclasses.replace(self, submitted=min(float(order(job_id)[0]), MAX_NUMBER - 1))
 
 
@@ -172,22 +176,22 @@ def read_request(folder: int) -> WorkRequest:
 
 
 def read_job(folder: int) -> tuple[WorkRequest, str]:
-    """Request and prompt of a job's folder. BadJob, or the error of the offending value, if they cannot be used."""
+    """Read the request and the prompt of a job. Raises BadJob or RequestError if they cannot be used."""
     request = read_request(folder)
     prompt = read_file(folder, PROMPT, MAX_PROMPT_BYTES)
     if prompt is None:
-        raise BadJob(f"There is no {PROMPT}.", hint="It holds what the model is asked, as UTF-8 text.")
+        raise BadJob(f"There is no {PROMPT}.", hint="It holds the prompt as UTF-8 text.")
     try:
         text = prompt.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadJob(f"{PROMPT} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
     if not text:
-        raise BadJob(f"{PROMPT} is empty.", hint="Ask something.")
+        raise BadJob(f"{PROMPT} is empty.", hint="Write a prompt into it.")
     return request, text
 
 
 def _normalized(value: Any) -> Any:
-    """1 and 1.0 ask for the same."""
+    """Make equal values compare equal as JSON: 1 and 1.0 ask for the same."""
     if isinstance(value, Mapping):
         return {str(name): _normalized(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -212,7 +216,7 @@ def _invalid(name: str, value: object, expected: str) -> RequestError:
 def _unknown_field(field_name: str, name: object, known: Any) -> RequestError:
     near = get_close_matches(str(name)[:80], list(known), n=1)
     if name in SAMPLING_FIELDS and known is not SAMPLING_FIELDS:
-        return RequestError(f"{name} stands in the wrong place.", field=str(name), hint=f'Write "sampling": {{"{name}": ...}}.')
-    hint = f"Did you mean {near[0]}?" if near else "Remove it: nothing is ignored silently here."
+        return RequestError(f"{name} is in the wrong place.", field=str(name), hint=f'Write "sampling": {{"{name}": ...}}.')
+    hint = f"Did you mean {near[0]}?" if near else "Remove it."
     label = str(field_name)[:80].encode("utf-8", "replace").decode()
     return RequestError(f"{label} is not a known parameter.", field=label, hint=hint)

@@ -1,8 +1,8 @@
-"""Drive: takes one batch, whose lock we hold, from its input to its end. Every step can be done again after a crash.
+"""BatchRun: takes one batch, whose lock we hold, from its input to its end. Every step can be repeated after a crash.
 
-A line that is not in the journal is a job, or becomes one; its key tells which, so that no line is two. When the job ended, that
-goes to the journal first, and only then the job is thrown away. When all lines are there, the journal says which files will be
-written, then they are, in the order of the input, and at last end.json.
+A line that is not in the journal is a job, or becomes one; the job's key names the batch and the line, so that no line becomes
+two jobs. The end of a job is written to the journal before the job is deleted. When all lines have ended, the journal gets the
+ids of the output files, then these are written, and last end.json.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from penstock.workspace.store.outcomes import error_record
 from penstock.workspace.store.request import MIN_PRIORITY, WorkRequest, read_request
 from penstock.workspace.work import Work, key_file
 
-SUBMIT_BUDGET_S = 0.5  # seconds at a time: a disk may be slow, and somebody may want us to stop
-MAX_NOTED_LINES = 500  # lines that are put into the journal together
+SUBMIT_BUDGET_S = 0.5  # for one step: a disk may be slow, and a stop must not wait
+MAX_NOTED_LINES = 500  # written to the journal together
 
 IsWanted = Callable[[str | None], bool | None]
-"""Whether an owner's batches are still wanted; None if nobody can tell now: then they wait."""
+"""Whether an owner's batches should still run; None if that is unknown now: then they wait."""
 Vet = Callable[[str | None, str | None], None]
 """Raises KeyForbids if an owner may not use a model."""
 Accepts = Callable[[str | None], bool]
-"""Whether jobs that ask for a model are run here."""
+"""Whether jobs for this model are run here."""
 
 
 class _Job(NamedTuple):
@@ -55,9 +55,10 @@ class _Job(NamedTuple):
 
 
 class BatchRun:
-    """`open` first, then `step` again and again until `over`. After an error it is of no use: another one, made of what is on the
-    disk, goes on. BadJob if the folder is no batch. Lines for models that are not here become jobs too, since others may share
-    the workspace; they take no room from those that can be run."""
+    """Call `open`, then `step` until `over`. After an error, close it and continue with a new one, made from the disk.
+
+    Raises BadJob if the folder is no batch. Lines for models that are not served here become jobs too, since other servers may
+    share the workspace; they are counted apart from those that can run here."""
 
     def __init__(
         self, workspace: Workspace, held: HeldJob, refusal: Refusal, is_wanted: IsWanted, vet: Vet, accepts: Accepts
@@ -65,10 +66,16 @@ class BatchRun:
         request = read_batch_request(held.folder)
         if request is None:
             raise BadJob("batch.json cannot be read.", hint="It was made by hand, or by another version.")
-        self.batch_id, self.over = held.job_id, False
-        self._workspace, self._held, self._request = workspace, held, request
-        self._is_wanted, self._vet, self._accepts = is_wanted, vet, accepts
-        self._work, self._flow = Work(workspace), Flow(workspace)
+        self.batch_id = held.job_id
+        self.over = False
+        self._workspace = workspace
+        self._held = held
+        self._request = request
+        self._is_wanted = is_wanted
+        self._vet = vet
+        self._accepts = accepts
+        self._work = Work(workspace)
+        self._flow = Flow(workspace)
         self._journal = Journal(workspace.disk, held.folder)
         self._results = Results(workspace, held, request, refusal)
         self._input: int | None = None
@@ -77,9 +84,9 @@ class BatchRun:
         self._cancellation: Cancellation | None = None
         self._closing: Fact | None = None
         self._jobs: dict[int, _Job] = {}  # lines that are jobs now
-        self._waiting: list[int] = []  # lines that are not yet, the first at the end
-        self._parked: dict[str | None, deque[int]] = {}  # those of them that were read, and whose model is not here
-        self._cancelled_jobs: set[str] = set()  # jobs
+        self._waiting: list[int] = []  # lines that are not jobs yet, the first at the end
+        self._parked: dict[str | None, deque[int]] = {}  # the same, by model, once we know that there is no room for that model
+        self._cancelled_jobs: set[str] = set()
 
     @property
     def due(self) -> float:
@@ -87,7 +94,7 @@ class BatchRun:
 
     @property
     def jobs(self) -> int:
-        """How many it has now that can be run here."""
+        """Number of its jobs that can run here."""
         return self._count_jobs()[True]
 
     @property
@@ -106,15 +113,16 @@ class BatchRun:
             self._fail(error)
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the batch, so that another server can take it."""
         if self._input is not None:
             os.close(self._input)
             self._input = None
         self._held.release()
 
     def step(self, room: int) -> bool:
-        """Do what can be done now, and tell whether there was anything. `room` are the jobs that it may have at once, of those
-        that can be run here, and of the others."""
+        """Do what can be done now, and return whether there was anything.
+
+        room: how many jobs it may have that can run here, and how many that cannot."""
         if self.over:
             return False
         try:
@@ -124,7 +132,7 @@ class BatchRun:
             return True
 
     def validate(self) -> None:
-        """The first step of a new one, which needs no model."""
+        """Check the input of a new batch, which needs no model."""
         if not self.over and self._begun is None:
             self.step(0)
 
@@ -133,7 +141,7 @@ class BatchRun:
         if self._input is None:
             raise BadJob(f"There is no {INPUT_FILE}.")
         self._lines = Lines(self._input)
-        last: deque[Entry] = deque(maxlen=MAX_NOTED_LINES)  # all before were cleaned away before these were noted
+        last: deque[Entry] = deque(maxlen=MAX_NOTED_LINES)  # the jobs of older entries were deleted before these were written
 
         def learn(entry: Entry) -> None:
             self._learn(entry)
@@ -159,7 +167,7 @@ class BatchRun:
             return self._submit(room) or changed
         return changed
 
-    # ---- what the journal tells ----
+    # ---- the journal ----
 
     def _learn(self, entry: Entry) -> None:
         match entry.fact:
@@ -180,7 +188,7 @@ class BatchRun:
         self._clean(noted)
 
     def _clean(self, noted: Iterable[Entry]) -> None:
-        """Throw away jobs whose ends are in the journal."""
+        """Delete jobs whose ends are in the journal."""
         jobs = {entry.fact["n"]: entry.fact["job"] for entry in noted if "job" in entry.fact}
         for n in jobs:
             self._workspace.forget_key(key_file(self._key(n)))
@@ -189,7 +197,7 @@ class BatchRun:
             self._workspace.throw_away([job for job, where in places.items() if where is place], place)
 
     def _find_jobs(self) -> None:
-        """Lines that are jobs already: who drove the batch before us may have died."""
+        """Find the lines that are jobs already: a server that had the batch before us may have died."""
         for n in range(len(self._lines) - 1, -1, -1):
             if n in self._results:
                 continue
@@ -200,7 +208,7 @@ class BatchRun:
                 self._jobs[n] = _Job(job, request.model)
 
     def _request_of(self, job: str) -> WorkRequest | None:
-        """None if it is not ours: keys are anybody's text."""
+        """Read a job's request; None if it is not of this batch, since users may choose any key."""
         with suppress(BadJob, RequestError, UnknownJob), self._workspace.reading_job(job) as (_, folder):
             request = read_request(folder)
             return request if request.batch == self.batch_id else None
@@ -249,14 +257,14 @@ class BatchRun:
         return submitted or bool(refused)
 
     def _count_jobs(self) -> Counter[bool]:
-        """How many jobs it has that can be run here, and how many that cannot."""
+        """Number of jobs that can run here (True), and that cannot (False)."""
         counts = Counter[bool]()
         for model, count in Counter(job.model for job in self._jobs.values()).items():
             counts[self._accepts(model)] += count
         return counts
 
     def _take_parked(self, jobs: Counter[bool], room: int) -> None:
-        """As many as there is room for now come first."""
+        """Put as many parked lines as there is room for at the front of the waiting ones."""
         free = {here: room - jobs[here] for here in (True, False)}
         for model, lines in self._parked.items():
             here = self._accepts(model)
@@ -267,11 +275,11 @@ class BatchRun:
 
     def _check_offered(self, model: str | None) -> None:
         if not self._request.offers(model):
-            what = "No model is offered here." if model is None else f"The model '{model[:100]}' is not here."
-            raise UnknownModel(what, hint="It was not when the batch was made; GET /v1/models lists those that are.")
+            what = "No model is served here." if model is None else f"Model '{model[:100]}' is not served here."
+            raise UnknownModel(what, hint="It was not when the batch was created. GET /v1/models lists those that are.")
 
     def _job_request(self, n: int, line: BatchLine) -> WorkRequest:
-        """The same whenever it is asked for: a key must not come with two requests."""
+        """The request of a line's job. It must be the same every time: a key belongs to one request."""
         return WorkRequest(
             model=line.model,
             endpoint=self._request.endpoint,
@@ -294,7 +302,7 @@ class BatchRun:
             if place in FINISHED:
                 outcome = {"job": job.job_id, **self._outcome(job.job_id, cancellation)}
                 facts.append({"n": n, "custom_id": self._lines.line(n).custom_id, **outcome})
-            elif place is None:  # somebody removed it: it is asked again
+            elif place is None:  # it was removed by hand: submit it again
                 del self._jobs[n]
                 self._waiting.append(n)
             if len(facts) == MAX_NOTED_LINES:
@@ -310,16 +318,17 @@ class BatchRun:
         except BadJob as error:
             return {"refused": error_record(error)}
         except (ValueError, RecursionError):
-            return {"refused": error_record(EngineError("The answer is not JSON."))}
+            return {"refused": error_record(EngineError("The job's result is not JSON."))}
         why = result.usage.get("error")
         if cancellation is not None and isinstance(why, dict) and why.get("code") == Cancelled.code:
             return {"off": cancellation.fact()}
         return {"refused": why if isinstance(why, dict) else error_record(EngineError(result.text.strip()))}
 
-    # ---- calling it off ----
+    # ---- cancelling ----
 
     def _check_cancellation(self) -> Cancellation | None:
-        """Noted before the first line hears of it. From then on it holds, whatever becomes of the clock, the key and the file."""
+        """Return why the batch is cancelled, or None. The first reason is written to the journal and holds from then on, whatever
+        happens to the clock, the API key and the file."""
         cancellation = self._cancellation or self._reason_to_cancel()
         if cancellation is not None and self._cancellation is None:
             self._note([{"off": dataclasses.asdict(cancellation)}])
@@ -333,7 +342,7 @@ class BatchRun:
         return EXPIRED if time.time() >= self._request.due else None
 
     def _cancel_lines(self, cancellation: Cancellation) -> bool:
-        """Lines that are no jobs yet end here; jobs are told to, and end when they hear of it."""
+        """Cancel the jobs, and end the lines that are not jobs yet."""
         jobs = {job.job_id for job in self._jobs.values()} - self._cancelled_jobs
         for job in jobs:
             with suppress(UnknownJob):
@@ -364,15 +373,15 @@ class BatchRun:
         )
 
     def _decide(self) -> Fact:
-        """How it ends, and the ids of the files that it leaves; the last decision counts. What was called off too late, when
-        every line had ended, is complete."""
+        """Decide the status and the ids of the output files, and note them; the last decision counts. A batch that was cancelled
+        after its last line had ended is complete."""
         status = self._cancellation.status if self._cancellation is not None and self._results.lost else BatchStatus.COMPLETED
         closing = {"closing": status, "at": round(time.time(), 3), **self._results.names(self._closing or {})}
         self._note([closing])
         return closing
 
     def _fail(self, error: BadJob) -> None:
-        """Somebody changed what it is made of: it cannot go on, and nobody should wait for it."""
+        """End the batch because its files were changed or removed."""
         for job in self._jobs.values():
             with suppress(UnknownJob):
                 self._work.cancel(job.job_id)

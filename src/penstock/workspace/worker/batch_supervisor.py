@@ -1,7 +1,6 @@
-"""BatchSupervisor: looks after the open batches of a workspace, beside the Pool that runs their jobs.
+"""BatchSupervisor: works on the open batches of a workspace, beside the Pool that runs their jobs.
 
-Any number of servers may share a workspace: a batch belongs to whoever holds the lock of its folder, and to the next one when
-that one dies.
+Any number of servers may share a workspace: a batch belongs to the one that holds the lock of its folder.
 """
 
 from __future__ import annotations
@@ -25,18 +24,21 @@ from penstock.workspace.worker.pool import DISK_WIDE_ERRNOS
 
 logger = logging.getLogger(__name__)
 
-SCAN_INTERVAL_S = 1.0  # seconds between two looks: at new batches, and at jobs that ended in other servers
-TURN_PAUSE_S = 0.05  # seconds: jobs that end in one moment share a sync
-RETRY_DELAY_S = 2.0  # seconds after the disk refused something
-BAD_BATCH_DELAY_S = 30.0  # seconds for a batch that something is wrong with
+SCAN_INTERVAL_S = 1.0  # for new batches, and jobs that ended in other servers
+TURN_PAUSE_S = 0.05  # jobs that end within it share a sync
+RETRY_DELAY_S = 2.0  # after an error of the disk
+BAD_BATCH_DELAY_S = 30.0  # after an unexpected error in a batch
 SWEEP_INTERVAL_S = 60.0
-MAX_OPEN_BATCHES = 64  # batches at once: each has files open; the others wait for their turn
+MAX_OPEN_BATCHES = 64  # each keeps files open; the others wait for their turn
 
 
 class BatchSupervisor:
-    """`room` are the jobs that the batches it holds may have at once, save that each may have one. `is_wanted` tells whether an
-    owner's batches are still wanted, `vet` refuses a model that is not for them, and `accepts` tells which are here. Between
-    `start` and `stop` it works on a thread of its own; `turn` and `refill` may be called from any."""
+    """Works on its own thread between `start` and `stop`; `turn` and `refill` may be called from any thread.
+
+    room: how many jobs all its batches together may have; but each may have at least one.
+    is_wanted: whether an owner's batches should still run.
+    vet: raises KeyForbids for a model that an owner may not use.
+    accepts: whether a model is served here."""
 
     def __init__(
         self,
@@ -48,17 +50,24 @@ class BatchSupervisor:
         vet: Vet = lambda owner, model: None,
         accepts: Accepts = lambda model: True,
     ) -> None:
-        self._workspace, self._room = workspace, room
-        self._refusal, self._is_wanted, self._vet, self._accepts = refusal, is_wanted, vet, accepts
-        self._lock, self._woken, self._stopping = threading.Lock(), threading.Event(), threading.Event()
+        self._workspace = workspace
+        self._room = room
+        self._refusal = refusal
+        self._is_wanted = is_wanted
+        self._vet = vet
+        self._accepts = accepts
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._stopping = threading.Event()
         self._opened = workspace.opened
-        self._runs: dict[str, BatchRun] = {}  # those that were taken first are the first
-        self._over: set[str] = set()  # batches that need no look any more
-        self._retry_at: dict[str, float] = {}  # until when, for those that something is wrong with
+        self._runs: dict[str, BatchRun] = {}  # in the order in which they were taken
+        self._over: set[str] = set()  # batches that have ended
+        self._retry_at: dict[str, float] = {}  # for batches that had an unexpected error
         self._yielded_in_turn: dict[str, int] = {}  # the turn in which a batch gave way to others
-        self._turns = self._waiting = 0  # so far; and batches that had no place in the last
-        self._changed = False  # since `refill` was last asked
-        self._disk_errors: list[Exception] = []  # of the disk, in this turn
+        self._turns = 0
+        self._waiting = 0  # batches that found no place in the last turn
+        self._changed = False  # since the last call of `refill`
+        self._disk_errors: list[Exception] = []  # in this turn
         self._disk_failing = False
         self._next_sweep = 0.0
         self._thread: threading.Thread | None = None
@@ -71,7 +80,7 @@ class BatchSupervisor:
         self._woken.set()
 
     def stop(self) -> None:
-        """Leave the batches where they are; whoever drives them next goes on there."""
+        """Stop, and release the batches; the next server continues them."""
         self._stopping.set()
         self.wake()
         if self._thread is not None:
@@ -80,14 +89,14 @@ class BatchSupervisor:
             self._drop_all()
 
     def turn(self) -> bool:
-        """Take every batch one step further, and tell whether there was one to take. Where there are too many, those that had
-        nothing to do give way to the others."""
+        """Take every batch one step further, and return whether any of them changed. If there are too many batches, those that
+        had nothing to do give way to the others."""
         with self._lock:
             return self._turn()
 
     def refill(self) -> bool:
-        """Take a turn; several, until every batch had one. False if nothing has changed since this was last asked, in those or in
-        any other turn: then there is no job that was not there before."""
+        """Take turns until every batch had one. Returns False if nothing has changed since the last call, in these or any other
+        turns: then there are no new jobs."""
         with self._lock:
             self._turn()
             for _ in range(math.ceil(self._waiting / self._places)):
@@ -106,9 +115,9 @@ class BatchSupervisor:
                     pause = 0.0
             except (OSError, WorkspaceError):
                 pause = RETRY_DELAY_S
-            except Exception:  # batches that nobody looks after would look like those that take their time
+            except Exception:  # a dead thread would look like slow batches
                 pause = RETRY_DELAY_S
-                logger.exception("the batches of %s stumbled and go on", self._workspace.path)
+                logger.exception("unexpected error in the batches of %s; continuing", self._workspace.path)
             if not self._stopping.is_set():
                 time.sleep(TURN_PAUSE_S)
             self._woken.wait(pause)
@@ -122,17 +131,17 @@ class BatchSupervisor:
                 raise trouble
         except (OSError, WorkspaceError) as error:
             if not self._disk_failing:
-                logger.error("%s: %s; batches wait until that is over", self._workspace.path, error)
+                logger.error("%s: %s; batches wait until the disk works again", self._workspace.path, error)
             self._disk_failing = True
             raise
         if self._disk_failing:
             self._disk_failing = False
-            logger.warning("%s: that is over, batches go on", self._workspace.path)
+            logger.warning("%s: the disk works again, batches continue", self._workspace.path)
         return changed
 
     def _take_turn(self) -> bool:
         if self._stopping.is_set() or not self._workspace.is_in_place():
-            return False  # whoever looks after the folder opens it again
+            return False  # the Pool reopens it
         if self._opened != self._workspace.opened:
             self._opened = self._workspace.opened
             self._drop_all()
@@ -157,8 +166,8 @@ class BatchSupervisor:
         return max(1, min(MAX_OPEN_BATCHES, self._room))
 
     def _guarded(self, batch_id: str, action: Callable[[], bool]) -> bool:
-        """One batch must not stop the others. After an error it is taken anew, as the disk has it: in the next turn if it was the
-        disk's, and after a while if something is wrong with the batch, or with us."""
+        """Run an action for one batch without letting an error stop the others. After an error the batch is dropped and taken
+        again from disk: in the next turn if the disk failed, after a delay otherwise."""
         try:
             return action()
         except Exception as error:
@@ -167,7 +176,7 @@ class BatchSupervisor:
                 self._disk_errors.append(error)
             else:
                 if batch_id not in self._retry_at:
-                    logger.exception("the batch %s stumbled, and is tried again now and then", batch_id)
+                    logger.exception("unexpected error in batch %s; retrying every %g seconds", batch_id, BAD_BATCH_DELAY_S)
                 self._retry_at[batch_id] = time.monotonic() + BAD_BATCH_DELAY_S
             return False
         except BaseException:
@@ -175,7 +184,7 @@ class BatchSupervisor:
             raise
 
     def _step(self, run: BatchRun) -> bool:
-        """A batch may have half of the room that the others leave: so the next one finds some, and in time all have as much."""
+        """Let a batch use half of the room that the others leave: so a new one finds some, and shares even out."""
         free = self._room - sum(other.jobs for other in self._runs.values() if other is not run)
         changed = run.step(max(1, free // 2))
         self._retry_at.pop(run.batch_id, None)
@@ -185,10 +194,10 @@ class BatchSupervisor:
             self._drop(run.batch_id)
         return changed
 
-    # ---- who is driven ----
+    # ---- taking batches ----
 
     def _take_batches(self) -> None:
-        """Those that have waited longest for a place."""
+        """Take batches that are not taken yet, those first that have waited longest for a place."""
         names, now, self._waiting = set(self._workspace.names(Place.BATCHES)), time.monotonic(), 0
         self._over &= names
         for known in (self._retry_at, self._yielded_in_turn):
@@ -200,7 +209,7 @@ class BatchSupervisor:
             self._waiting += self._guarded(batch_id, partial(self._take, batch_id, full=full))
 
     def _take(self, batch_id: str, *, full: bool) -> bool:
-        """Whether it waits for a place."""
+        """Take a batch, and return whether it must wait for a place."""
         if end_of(self._workspace, batch_id) is not None:
             self._over.add(batch_id)
             return False
@@ -215,7 +224,7 @@ class BatchSupervisor:
             self._runs[batch_id] = run
         except BadJob as error:
             held.release()
-            logger.warning("the batch %s is left alone: %s", batch_id, error)
+            logger.warning("ignoring batch %s: %s", batch_id, error)
             self._over.add(batch_id)
             return False
         except BaseException:
@@ -240,10 +249,10 @@ class BatchSupervisor:
 
 
 def validate(workspace: Workspace, batch_id: str) -> None:
-    """Whether the input of a new batch is one is known without a model, and without an API whose words its lines would get."""
+    """Check the input of a new batch, without a model or an API."""
     held = workspace.hold(batch_id, Place.BATCHES)
     if held is None:
-        return  # somebody drives it
+        return  # another process works on it
     run = BatchRun(workspace, held, lambda error: (500, error), lambda owner: True, lambda owner, model: None, lambda model: True)
     try:
         run.open()
