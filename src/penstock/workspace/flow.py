@@ -38,8 +38,7 @@ from penstock.workspace.store.root import wrap_os_errors
 from penstock.workspace.store.tokens import count_saved_tokens
 from penstock.workspace.work import key_file
 
-MIN_POLL_S = 0.01  # the pause grows from here
-MAX_POLL_S = 0.1  # ... to here
+MIN_POLL_S, MAX_POLL_S = 0.01, 0.1  # the pause between two looks grows
 
 
 class Status(StrEnum):

@@ -29,8 +29,7 @@ from penstock.workspace.store.root import wrap_os_errors
 if TYPE_CHECKING:
     from penstock.cli.batch.backends import BatchBackend, BatchState, LocalBatchBackend, Offers
 
-MIN_POLL_S = 0.1  # the pause grows from here
-MAX_POLL_S = 1.0  # ... to here
+MIN_POLL_S, MAX_POLL_S = 0.1, 1.0  # the pause between two looks grows
 SERVER_AWAY_TIMEOUT_S = 60.0
 MAX_MISTAKES_SHOWN = 5
 EXAMPLE_LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
@@ -220,14 +219,16 @@ def _watch(backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str
             if time.monotonic() - seen > SERVER_AWAY_TIMEOUT_S:
                 raise
             if not away:
-                _say(bars, f"{error.message} The batch is kept there; waiting for the server.")
+                _print_note(bars, f"{error.message} The batch is kept there; waiting for the server.")
             away = True
         else:
             if away:
-                _say(bars, "The server answers again.")
+                _print_note(bars, "The server answers again.")
             seen, away = time.monotonic(), False
             if state.missing_models not in ((), missing):
-                _say(bars, f"Lines wait for models that are not served now: {', '.join(map(harmless, state.missing_models))}.")
+                _print_note(
+                    bars, f"Lines wait for models that are not served now: {', '.join(map(harmless, state.missing_models))}."
+                )
             missing = state.missing_models
             if state.over or (local is not None and not local.workspace.is_served()):
                 return state
@@ -236,7 +237,7 @@ def _watch(backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str
         pause = min(MAX_POLL_S, pause * 1.2)
 
 
-def _say(bars: ProgressBars, text: str) -> None:
+def _print_note(bars: ProgressBars, text: str) -> None:
     bars.clear()
     print(text, file=sys.stderr, flush=True)
 

@@ -88,7 +88,7 @@ def drain(
     counts = {"done": report.done, "failed": report.failed, "left": report.left, "open_batches": report.open_batches}
     _conclude(workspace, counts, as_json)
     if report.left:
-        _tell_of_left(workspace, report)
+        _report_left(workspace, report)
     if report.blocked:
         tell(f"{report.blocked} more could not be started.", "See the log above; `penstock flow` shows where they are.")
     if report.open_batches:
@@ -157,7 +157,7 @@ def _conclude(workspace: Path, counts: Mapping[str, int], as_json: bool) -> None
         print(f"{counts['done']} done, {counts['failed']} failed{left}.")
 
 
-def _tell_of_left(workspace: Path, report: Drained) -> None:
+def _report_left(workspace: Path, report: Drained) -> None:
     jobs = "1 job waits" if report.left == 1 else f"{report.left} jobs wait"
     models = [harmless(name) for name in report.models if name]
     if not models:

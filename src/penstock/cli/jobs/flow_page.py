@@ -80,13 +80,13 @@ def to_json(view: JobView) -> dict[str, Any]:
 
 
 def row(view: JobView, served: bool) -> list[str]:
-    said = tokens(view.usage)
+    count = tokens(view.usage)
     return [
         view.job_id,
         status_word(view.status, served),
         age(time.time() - view.submitted),
         harmless(", ".join(view.request.tags)) if view.request else "?",
-        "" if said is None else str(said),
+        "" if count is None else str(count),
         shortened(harmless(_note(view)), MAX_NOTE_COLUMNS, tail=0.0),
     ]
 

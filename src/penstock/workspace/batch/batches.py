@@ -31,10 +31,7 @@ from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.root import wrap_os_errors
 from penstock.workspace.store.uploads import Uploads
 
-INPUT_FILE = "input.jsonl"
-REQUEST_FILE = "batch.json"
-CANCEL_FILE = "cancel"
-END_FILE = "end.json"
+INPUT_FILE, REQUEST_FILE, CANCEL_FILE, END_FILE = "input.jsonl", "batch.json", "cancel", "end.json"
 MAX_WINDOW_S = 30 * DAY
 MAX_CACHED_JOURNALS = 1000  # others are read again from their beginning
 
@@ -212,21 +209,16 @@ class Batches:
         return self.get(batch_id, owner)
 
     def get(self, batch_id: str, owner: str | None = None) -> BatchView:
-        with self._workspace.reading_folder(batch_id, Place.BATCHES) as folder:
-            request = None if folder is None else read_batch_request(folder)
-            if folder is None or request is None or request.owner != owner:
-                raise UnknownBatch(f"There is no batch {BATCH_PREFIX}{batch_id[:80]}.", hint="It was removed, or never existed.")
-            return self._view(batch_id, folder, request)
+        view = self._find(batch_id, owner)
+        if view is None:
+            raise UnknownBatch(f"There is no batch {BATCH_PREFIX}{batch_id[:80]}.", hint="It was removed, or never existed.")
+        return view
 
     def all(self, owner: str | None = None) -> Iterator[BatchView]:
         """Yield an owner's batches, newest first."""
         for batch_id in sorted(self._workspace.names(Place.BATCHES), key=order, reverse=True):
-            with self._workspace.reading_folder(batch_id, Place.BATCHES) as folder:
-                request = None if folder is None else read_batch_request(folder)
-                if folder is None or request is None or request.owner != owner:
-                    continue
-                view = self._view(batch_id, folder, request)
-            yield view
+            if (view := self._find(batch_id, owner)) is not None:
+                yield view
 
     def cancel(self, batch_id: str, owner: str | None = None) -> BatchView:
         """Request cancellation; the supervisor sees it within a second. A batch that has ended stays as it is."""
@@ -237,6 +229,13 @@ class Batches:
                     touch(self._workspace.disk, folder, CANCEL_FILE)
                     self._workspace.disk.sync(folder)
         return self.get(batch_id, owner)
+
+    def _find(self, batch_id: str, owner: str | None) -> BatchView | None:
+        with self._workspace.reading_folder(batch_id, Place.BATCHES) as folder:
+            request = None if folder is None else read_batch_request(folder)
+            if folder is None or request is None or request.owner != owner:
+                return None
+            return self._view(batch_id, folder, request)
 
     def _models(self, input_file: str, owner: str | None) -> list[str | None]:
         with self._uploads.opened(input_file, owner) as file:

@@ -29,11 +29,11 @@ from penstock.workspace.store.files import (
     SUSPECT,
     TOKENS,
     USAGE,
-    End,
     Outcome,
     Place,
     has_file,
     names_in,
+    proven_end,
 )
 from penstock.workspace.store.job_id import checked, later_than
 from penstock.workspace.store.places import HeldJob as HeldJob
@@ -184,11 +184,16 @@ class Workspace(Places):
         self.disk.sync(held.folder)
         self._move_to_end(held, outcome.place)
 
-    def roll_forward(self, held: HeldJob, end: End) -> None:
-        """Move a job whose outcome a dead process has written. Its result was synced before USAGE was begun; USAGE may not be."""
+    def roll_forward(self, held: HeldJob) -> Place | None:
+        """Move a job whose outcome a dead process has written, and return where; None if it has no outcome. Its result was
+        synced before USAGE was begun; USAGE may not have been."""
+        end = proven_end(held.folder)
+        if end is None:
+            return None
         rewrite_file(self.disk, held.folder, USAGE, end.record)
         self.disk.sync(held.folder)
         self._move_to_end(held, end.place)
+        return end.place
 
     def _move_to_end(self, held: HeldJob, place: Place) -> None:
         if place is Place.OUTPUT:

@@ -19,11 +19,9 @@ from penstock.workspace.store.files import (
     FOLDER,
     ISOLATED_RUN,
     SUSPECT,
-    End,
     Place,
     has_file,
     names_in,
-    proven_end,
     read_file,
     try_lock,
 )
@@ -181,10 +179,6 @@ class Places:
         finally:
             if held is not None:
                 held.release()
-
-    def end_of(self, held: HeldJob) -> End | None:
-        """How a job ended that was not moved yet; None if it has not ended."""
-        return proven_end(held.folder)
 
     def is_suspect(self, held: HeldJob) -> bool:
         return has_file(held.folder, SUSPECT)

@@ -38,10 +38,9 @@ def recover_job(workspace: Workspace, held: HeldJob, max_deaths: int = MAX_DEATH
     have killed the server. A job fails only after `max_deaths` servers died in its isolated runs."""
     if workspace.is_cancel_requested(held.job_id):
         return end_cancelled(workspace, held)
-    end = workspace.end_of(held)
-    if end is not None:
-        workspace.roll_forward(held, end)
-        return end.place
+    ended = workspace.roll_forward(held)
+    if ended is not None:
+        return ended
     runs = workspace.count_isolated_runs(held)
     if runs >= max_deaths:
         times = f"{runs} times" if runs > 1 else "once"
@@ -67,9 +66,7 @@ def cancel_unowned(workspace: Workspace, job_id: str) -> Place | None:
 
 def end_cancelled(workspace: Workspace, held: HeldJob) -> Place:
     """End a job as cancelled, unless it has ended already."""
-    end = workspace.end_of(held)
-    if end is not None:
-        workspace.roll_forward(held, end)
-        return end.place
-    workspace.finish(held, failed(Cancelled("The job was cancelled.")))
-    return Place.FAILED
+    ended = workspace.roll_forward(held)
+    if ended is None:
+        workspace.finish(held, failed(Cancelled("The job was cancelled.")))
+    return ended or Place.FAILED

@@ -52,10 +52,7 @@ class BatchSupervisor:
     ) -> None:
         self._workspace = workspace
         self._room = room
-        self._refusal = refusal
-        self._is_wanted = is_wanted
-        self._vet = vet
-        self._accepts = accepts
+        self._new_run = partial(BatchRun, workspace, refusal=refusal, is_wanted=is_wanted, vet=vet, accepts=accepts)
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._stopping = threading.Event()
@@ -220,8 +217,7 @@ class BatchSupervisor:
             held.release()
             return True
         try:
-            run = BatchRun(self._workspace, held, self._refusal, self._is_wanted, self._vet, self._accepts)
-            self._runs[batch_id] = run
+            run = self._runs[batch_id] = self._new_run(held)
         except BadJob as error:
             held.release()
             logger.warning("ignoring batch %s: %s", batch_id, error)

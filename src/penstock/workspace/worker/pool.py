@@ -292,10 +292,9 @@ class Pool:
         if held is None:
             return None
         try:
-            end = self._workspace.end_of(held)
-            if end is not None:
-                self._workspace.roll_forward(held, end)
-                self._count(JobEnd(waiting.job_id, end.place is Place.OUTPUT, {}))
+            ended = self._workspace.roll_forward(held)
+            if ended is not None:
+                self._count(JobEnd(waiting.job_id, ended is Place.OUTPUT, {}))
                 return None
             suspect = self._workspace.is_suspect(held)
             if suspect and len(self._running):  # it has become one since we read its request

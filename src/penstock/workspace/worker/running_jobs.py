@@ -91,7 +91,6 @@ class RunningJobs:
 
     @property
     def seconds_until_due(self) -> float:
-        """Seconds until `poll` is due."""
         return SAVE_INTERVAL_S if self._running else math.inf
 
     def add(self, processor: Processor, priority: int) -> None:
