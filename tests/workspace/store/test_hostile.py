@@ -75,9 +75,9 @@ def check_good_jobs(queue: Queue) -> None:
 def test_a_name_that_is_no_id_is_left_alone_and_told_once(queue: Queue, name: str, caplog: pytest.LogCaptureFixture) -> None:
     folder = queue.plant(name, {PROMPT: b"x"})
     with queue.pool():
-        until(lambda: "which is no job" in caplog.text, "the warning")
+        until(lambda: "it is not a job" in caplog.text, "the warning")
         check_good_jobs(queue)
-        assert caplog.text.count("which is no job") == 1
+        assert caplog.text.count("it is not a job") == 1
     assert [entry.name for entry in folder.iterdir()] == [PROMPT]
     assert queue.flow.strays() == [name]
 
@@ -103,7 +103,7 @@ def test_thousands_of_strangers_do_not_hold_up_a_job(queue: Queue, caplog: pytes
         (queue.path / Place.READY / f"stranger {number}").touch()
     with queue.pool():
         check_good_jobs(queue)
-    assert caplog.text.count("which is no job") <= 100
+    assert caplog.text.count("it is not a job") <= 100
 
 
 def test_thousands_of_waiting_jobs_do_not_hold_up_an_urgent_one(queue: Queue) -> None:
@@ -167,7 +167,7 @@ BAD_REQUESTS = {
     "huge": (b" " * (5 << 20), "request.json has 5242880 bytes"),
     "unknown": (request(modell="x"), "Did you mean model?"),
     "unknown and no Unicode": (b'{"\\ud800": 1}', "is not a known parameter"),
-    "no Unicode": (b'{"system": "\\ud800"}', "not valid Unicode"),
+    "no Unicode": (b'{"system": "\\ud800"}', "invalid Unicode"),
     "not a number": (b'{"deadline": NaN}', "deadline"),
     "no end": (b'{"deadline": Infinity}', "deadline"),
     "more digits than a number has": (b'{"deadline": 1' + b"0" * 400 + b"}", "deadline"),

@@ -226,9 +226,8 @@ def _watch(backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str
                 _print_note(bars, "The server answers again.")
             seen, away = time.monotonic(), False
             if state.missing_models not in ((), missing):
-                _print_note(
-                    bars, f"Lines wait for models that are not served now: {', '.join(map(harmless, state.missing_models))}."
-                )
+                names = ", ".join(map(harmless, state.missing_models))
+                _print_note(bars, f"Lines wait for models that are not served now: {names}.")
             missing = state.missing_models
             if state.over or (local is not None and not local.workspace.is_served()):
                 return state
