@@ -53,7 +53,7 @@ def claimed(path: Path, job: str) -> tuple[Workspace, HeldJob]:
     workspace = Workspace(path)
     held = workspace.claim(job)
     assert held is not None
-    workspace.settle()
+    workspace.sync_claims()
     return workspace, held
 
 

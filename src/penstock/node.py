@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Drained:
     """How many jobs ended here, and how many are `left`: they wait for `models` that this node does not host, or come after
-    one that does. The `odd` ones cannot be taken, and the log tells why. So many batches are not over."""
+    one that does. The `blocked` ones cannot be taken, and the log tells why. So many batches are not over."""
 
     done: int
     failed: int
     left: int
     models: Sequence[str] = ()
-    odd: int = 0
+    blocked: int = 0
     open_batches: int = 0
 
 
@@ -169,7 +169,7 @@ class Node:
             failed=pool.failed,
             left=len(left),
             models=sorted({job.model or "" for job in left}),
-            odd=len(pool.odd),
+            blocked=len(pool.blocked),
             open_batches=len(open_batches(self.workspace)),
         )
 

@@ -49,7 +49,7 @@ class Backlog:
             workspace,
             room=LINES_PER_RUNNING_JOB * config.jobs,
             refusal=job_api.refusal,
-            may_go_on=api.keys.is_valid,
+            is_wanted=api.keys.is_valid,
             vet=vet,
             accepts=runner.accepts,
         )

@@ -24,7 +24,7 @@ from penstock.doors.jobs.endpoints import JobEndpoint
 from penstock.engine.job_factory import JobHandle
 from penstock.errors import EngineStopped, NotReady, RequestError, UnknownModel
 from penstock.workspace.store.request import WorkRequest
-from penstock.workspace.store.tokens import FINGERPRINT
+from penstock.workspace.store.tokens import FINGERPRINT_BYTES
 from penstock.workspace.worker.runner import PartUpdate, Sink, TextWriter, Writer
 
 MIN_DEADLINE_S = 0.001  # for a deadline that has passed: still the most urgent
@@ -215,4 +215,6 @@ def _answer_format(request: WorkRequest) -> OutputFormat | None:
 def _fingerprint(model: str, request: WorkRequest, jobs: Sequence[JobRequest]) -> bytes:
     answer_format = [request.schema, request.grammar, request.regex, request.endpoint]
     params = [[list(job.prompt or ()), dataclasses.asdict(job.sampling)] for job in jobs]
-    return hashlib.blake2b(json.dumps([model, params, answer_format], sort_keys=True).encode(), digest_size=FINGERPRINT).digest()
+    return hashlib.blake2b(
+        json.dumps([model, params, answer_format], sort_keys=True).encode(), digest_size=FINGERPRINT_BYTES
+    ).digest()

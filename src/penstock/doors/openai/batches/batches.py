@@ -17,7 +17,7 @@ from penstock.doors.openai.batches.files import parse_file_id
 from penstock.doors.openai.batches.requests import BatchCreation
 from penstock.errors import UnknownBatch
 from penstock.workspace.batch.batches import Batches, BatchView
-from penstock.workspace.store.job_id import BATCH
+from penstock.workspace.store.job_id import BATCH_PREFIX
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100  # batches on a page
 
@@ -71,6 +71,6 @@ class BatchEndpoints:
 
 def _parse_batch_id(request: Request) -> str:
     name: str = request.path_params["batch"]
-    if not name.startswith(BATCH):
-        raise UnknownBatch(f"There is no batch {name[:80]}.", hint=f"Ids begin with {BATCH}")
-    return name.removeprefix(BATCH)
+    if not name.startswith(BATCH_PREFIX):
+        raise UnknownBatch(f"There is no batch {name[:80]}.", hint=f"Ids begin with {BATCH_PREFIX}")
+    return name.removeprefix(BATCH_PREFIX)

@@ -20,8 +20,8 @@ from penstock.doors.http.replies import json_reply
 from penstock.doors.openai.batches import wire
 from penstock.doors.openai.batches.requests import FileFields
 from penstock.errors import RequestError, RequestTimeout, UnknownFile
-from penstock.workspace.store.job_id import FILE
-from penstock.workspace.store.uploads import CHUNK, Uploads
+from penstock.workspace.store.job_id import FILE_PREFIX
+from penstock.workspace.store.uploads import CHUNK_BYTES, Uploads
 
 UPLOAD_TIMEOUT_S = 600.0  # for a whole upload
 MAX_FIELDS, MAX_FIELD_BYTES = 16, 1 << 16  # besides the file
@@ -44,7 +44,7 @@ class FileEndpoints:
             params = parse(FileFields, json.dumps(_fields(form)))
             keep = None if params.expires_after is None else params.expires_after.seconds
             name = (file.filename or "file")[:MAX_NAME]
-            chunks = iter(lambda: file.file.read(CHUNK), b"")
+            chunks = iter(lambda: file.file.read(CHUNK_BYTES), b"")
             made = await run_in_thread(
                 lambda: self._uploads.add(chunks, name=name, purpose=params.purpose, owner=owner, expires_after=keep)
             )
@@ -74,7 +74,7 @@ class FileEndpoints:
     async def delete(self, request: Request) -> Response:
         file_id, owner = parse_file_id(request.path_params["file"]), caller_of(request).owner
         await run_in_thread(lambda: self._uploads.remove(file_id, owner))
-        return json_reply(wire.FileDeleted(id=f"{FILE}{file_id}"))
+        return json_reply(wire.FileDeleted(id=f"{FILE_PREFIX}{file_id}"))
 
     def _chunks(self, file_id: str, owner: str | None) -> Iterator[bytes]:
         with self._uploads.reading(file_id, owner) as chunks:
@@ -83,9 +83,9 @@ class FileEndpoints:
 
 def parse_file_id(name: str) -> str:
     """Remove the prefix that clients know."""
-    if not name.startswith(FILE):
-        raise UnknownFile(f"There is no file {name[:80]}.", hint=f"Ids begin with {FILE}")
-    return name.removeprefix(FILE)
+    if not name.startswith(FILE_PREFIX):
+        raise UnknownFile(f"There is no file {name[:80]}.", hint=f"Ids begin with {FILE_PREFIX}")
+    return name.removeprefix(FILE_PREFIX)
 
 
 @asynccontextmanager
