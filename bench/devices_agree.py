@@ -25,6 +25,7 @@ from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import Embedded, JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
+from penstock.engine.routing.config import RoutingConfig
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.pipe import Pipe
 
@@ -91,7 +92,8 @@ def engines_on(device: str, *, nodes: int) -> tuple[list[Engine], int]:
     for node, segment in zip(NODES, segments, strict=True):
         pipe = Pipe("random", spec.num_layers, [segment], node=node, wire=DirectWire(node, engines), view=view)
         own = node == NODES[0]
-        engines[node] = Engine(config, pipe, ends if own else None, _no_text if own else None, width=spec.hidden, device=device)
+        routing = RoutingConfig(width=spec.hidden)
+        engines[node] = Engine(config, pipe, ends if own else None, _no_text if own else None, routing=routing, device=device)
     return list(engines.values()), spec.vocab
 
 

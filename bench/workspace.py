@@ -119,7 +119,7 @@ def _calls_of_a_life(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         jobs = [Work(workspace).submit(PROMPT) for _ in range(AT_ONCE)]
         disk.calls.clear()
         held = [found for job in jobs if (found := workspace.claim(job)) is not None]
-        workspace.settle()
+        workspace.sync_claims()
         steps["claim"] = {what: number / AT_ONCE for what, number in disk.calls.items()}
         disk.calls.clear()
         for job in held:

@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Run, in_this_process
+from tests.server import loaded_model as loaded_model
 from tests.server import penstock_server as penstock_server
+from tests.server import small_model as small_model
+from tests.server import small_model_folder as small_model_folder
 
 os.environ["PENSTOCK_HOME"] = os.devnull  # in no network, whatever whoever runs the tests has joined; nothing can be made there
 
 _state = tempfile.TemporaryDirectory(prefix="penstock-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name  # where servers keep their jobs by default, away from those of whoever runs the tests
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts would compile the source again
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers with a thread per core each would fight for the cores. Set before torch is imported, and inherited by
@@ -34,6 +39,14 @@ def default_model_folder() -> Path:
     from penstock.model.sources import DEFAULT_MODEL, resolve
 
     return resolve(DEFAULT_MODEL)
+
+
+@pytest.fixture(scope="session")
+def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory, default_model_folder: Path) -> Path:
+    """A folder with a model that loads at once and talks nonsense, for tests in which the words do not matter."""
+    from tests.small_model import write_small_model
+
+    return write_small_model(tmp_path_factory.mktemp("models") / "tiny", default_model_folder, layers=6, width=64)
 
 
 @pytest.fixture

@@ -13,12 +13,17 @@ from typing import Any
 from penstock.errors import ComputeFailed
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done, failed
+from tests import warm
 from tests.server import clean_environment
 
 STOPPED = {"completion_tokens": 7, "finish_reason": "stop"}
 
 
-def command(*args: str | Path) -> list[str]:
+command = warm.penstock
+
+
+def cold_command(*args: str | Path) -> list[str]:
+    """With all that a start takes: for tests of what a process inherits."""
     return [sys.executable, "-m", "penstock.cli", *map(str, args)]
 
 
@@ -48,7 +53,7 @@ def claimed(path: Path, job: str) -> tuple[Workspace, HeldJob]:
     workspace = Workspace(path)
     held = workspace.claim(job)
     assert held is not None
-    workspace.settle()
+    workspace.sync_claims()
     return workspace, held
 
 

@@ -1,25 +1,41 @@
-"""A real server for tests: `penstock serve` in a process of its own, on a port of its own."""
+"""Real servers for tests: `penstock serve` in a process of its own, and the same API in a thread of this process."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
 import json
+import logging
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests import warm
+
+if TYPE_CHECKING:
+    from penstock.doors.access.keys import Keys
+    from penstock.engine.hosted_model import HostedModel
+    from penstock.pipes.model_manager import LoadedModel
+
+KV_MEMORY = 400_000_000  # bytes; enough for the whole context of the default model. Memory is taken when it is written to.
+SMALL_KV_MEMORY = 5_000_000  # the same for the small model
+_in_use: set[int] = set()  # loaded models on which a server runs
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -30,14 +46,11 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 @dataclass
-class Server:
-    """`url` is without `/v1`."""
+class Api:
+    """A server as its clients see it. `url` is without `/v1`."""
 
     url: str
-    process: subprocess.Popen[bytes]
-    stdout: Path
-    stderr: Path
-    key: str = ""
+    key: str = field(default="", kw_only=True)
 
     @property
     def port(self) -> int:
@@ -54,13 +67,25 @@ class Server:
 
     def log(self) -> str:
         """All lines about requests that were answered before this call."""
-        if self.process.poll() is None:
-            self.get("/health")  # a line is written just after its answer; this one is taken up when that is done
-        return self.stderr.read_text(encoding="utf-8")
+        raise NotImplementedError
 
     def logged(self, field: str) -> list[int]:
         """That number of every chat so far, in the order in which they ended."""
         return [int(found) for found in re.findall(rf"path=/v1/chat/completions .*\b{field}=(\d+)", self.log())]
+
+
+@dataclass
+class Server(Api):
+    """A process."""
+
+    process: subprocess.Popen[bytes]
+    stdout: Path
+    stderr: Path
+
+    def log(self) -> str:
+        if self.process.poll() is None:
+            self.get("/health")  # a line is written just after its answer; this one is taken up when that is done
+        return self.stderr.read_text(encoding="utf-8")
 
     def leave(self, sig: int = signal.SIGTERM) -> int:
         """Ask it to go, and say how it went."""
@@ -71,6 +96,22 @@ class Server:
         """As the kernel does it when memory runs out: no goodbye."""
         self.process.kill()
         self.process.wait()
+        with contextlib.suppress(ConnectionError):  # what a warm start has forked dies a moment later
+            while True:
+                socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+                time.sleep(0.001)
+
+
+@dataclass
+class ServerThread(Api):
+    """A thread of this process; `hosted` is the model that it serves."""
+
+    hosted: HostedModel
+    lines: io.StringIO
+
+    def log(self) -> str:
+        self.get("/health")
+        return self.lines.getvalue()
 
 
 @contextmanager
@@ -82,13 +123,15 @@ def running_server(*args: str, config: str = "", ready: bool = True, **env: str)
         if config:
             Path(folder, "node.toml").write_text(config, encoding="utf-8")
             args = (*args, "--config", str(Path(folder, "node.toml")))
-        command = [sys.executable, "-m", "penstock.cli", "serve", "--port", "0", *args]
+        # a warm start does not obey Python's own variables
+        start = [sys.executable, "-m", "penstock.cli"] if "PYTHONPATH" in env else warm.penstock()
+        command = [*start, "serve", "--port", "0", *args]
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
                 command, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, env=clean_environment(**env)
             )
         try:
-            server = Server(_base_url(process, out, err), process, out, err, env.get("PENSTOCK_API_KEY", ""))
+            server = Server(_base_url(process, out, err), process, out, err, key=env.get("PENSTOCK_API_KEY", ""))
             if ready:
                 assert server.get("/ready") == {"status": "ready"}
             yield server
@@ -98,6 +141,115 @@ def running_server(*args: str, config: str = "", ready: bool = True, **env: str)
         finally:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def server_thread(
+    loaded: LoadedModel, *args: str, config: str = "", keys: Keys | None = None, key: str = ""
+) -> Iterator[ServerThread]:
+    """The API over a model that this process has loaded, with flags and a node file as `penstock serve` takes them, and a log as
+    it writes one. It starts in a moment. Two at the same time would write into the same KV memory, so that is refused."""
+    from penstock.cli.node.logs import KeyValue
+    from penstock.doors.access.keys import Keys
+    from penstock.doors.api_config import ApiConfig
+    from penstock.doors.app.listener import Listener, bind_port, start_listening
+    from penstock.doors.app.server import OAIHttpServer
+    from penstock.doors.generation.catalog import ModelCatalog
+    from penstock.doors.generation.served_model import ServedModel
+    from penstock.doors.jobs.backlog import Backlog
+    from penstock.doors.openai.job_endpoints import OPENAI_JOBS
+    from penstock.engine.hosted_model import host_standalone
+    from penstock.workspace.store.layout import Workspace
+
+    node = _node_config(args, config)
+    keys = keys or Keys(None, key or None)
+    assert id(loaded) not in _in_use, "another server runs on this model"
+    _in_use.add(id(loaded))
+    hosted = host_standalone(_with_kv(loaded, node.models[0].kv_memory), node.engine, max_jobs=node.limits.max_jobs)
+    catalog = ModelCatalog({hosted.name: ServedModel(hosted)}, node.aliases)
+    api = ApiConfig(catalog, node.server, node.limits, keys)
+    backlog = None
+    if node.workspace.path is not None:
+        workspace = Workspace(node.workspace.path, create=True)
+        backlog = Backlog(workspace, node.workspace, api, OPENAI_JOBS)
+    door = OAIHttpServer(api, node_id=node.node_id, backlog=backlog)
+    ready = threading.Event()
+    listener = Listener(door, drain_timeout=5.0, on_ready=ready.set, on_leaving=lambda: None, abort=hosted.stop)
+    taken = bind_port(node.server.host, node.server.port)
+    start_listening(taken)
+    thread = threading.Thread(target=listener.run, kwargs={"sockets": [taken]}, daemon=True)
+    with _log(node.log.level, KeyValue()) as lines:
+        hosted.start()
+        if backlog is not None:
+            backlog.start()
+        thread.start()
+        try:
+            assert ready.wait(60), lines.getvalue()
+            yield ServerThread(f"http://127.0.0.1:{taken.getsockname()[1]}", hosted, lines, key=key)
+            listener.handle_exit(signal.SIGTERM, None)
+            thread.join(60)
+            assert not thread.is_alive()
+            assert "Traceback" not in lines.getvalue(), lines.getvalue()
+        finally:
+            listener.should_exit = listener.force_exit = True
+            if backlog is not None:
+                backlog.stop()
+            hosted.stop()
+            thread.join(60)
+            taken.close()
+            _in_use.remove(id(loaded))
+
+
+def _node_config(args: tuple[str, ...], config: str) -> Any:
+    """No workspace where none is given: the default one would be shared with other servers."""
+    from penstock.config.settings import load_settings
+    from penstock.config.table import SETTINGS
+
+    keys = {setting.flag: setting.key for setting in SETTINGS}
+    given: Mapping[str, str] = dict(zip(args[::2], args[1::2], strict=True))
+    flags = {"--port": "0", "--workspace": "none", **given}
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "node.toml")
+        file.write_text(config, encoding="utf-8")
+        by_key = {keys[flag]: value for flag, value in flags.items()}
+        return load_settings(file, {"PENSTOCK_HOME": os.devnull}, by_key).node
+
+
+def _with_kv(loaded: LoadedModel, kv_memory: int | None) -> LoadedModel:
+    """The same weights with no more KV memory than that."""
+    if kv_memory is None:
+        return loaded
+    (segment,) = loaded.segments
+    size = segment.block_size * loaded.spec.kv_width * loaded.spec.num_layers * loaded.dtype.itemsize
+    smaller = copy.copy(segment)
+    smaller.kv_blocks = kv_memory // size
+    assert 2 <= smaller.kv_blocks <= segment.kv_blocks
+    return replace(loaded, segments=(smaller,))
+
+
+@contextmanager
+def _log(level: str, formatter: logging.Formatter) -> Iterator[io.StringIO]:
+    """What `penstock serve` would write to stderr."""
+    lines, root, own = io.StringIO(), logging.getLogger(), logging.getLogger("penstock")
+    handler, before = logging.StreamHandler(lines), own.level
+    handler.setFormatter(formatter)
+    root.addHandler(handler)
+    own.setLevel(level.upper())
+    try:
+        yield lines
+    finally:
+        root.removeHandler(handler)
+        own.setLevel(before)
+
+
+def load_small_model(folder: Path) -> LoadedModel:
+    """Once more, for a server beside another one."""
+    from penstock.config.engine import EngineConfig
+    from penstock.config.node import DEFAULT_MODEL
+    from penstock.pipes.model_manager import ModelManager
+
+    loaded = ModelManager(EngineConfig()).load(str(folder), dtype="float32", kv_memory=SMALL_KV_MEMORY)
+    return replace(loaded, name=DEFAULT_MODEL)
 
 
 def free_port() -> int:
@@ -129,8 +281,32 @@ def _base_url(process: subprocess.Popen[bytes], out: Path, err: Path) -> str:
     raise AssertionError(f"The server did not start (exit code {process.poll()}):\n{err.read_text(encoding='utf-8')}")
 
 
+@pytest.fixture(scope="session")
+def loaded_model(default_model_folder: Path) -> LoadedModel:
+    """The default model in float32, loaded once for all servers and engines of this process that come one after the other."""
+    from penstock.config.engine import EngineConfig
+    from penstock.config.node import DEFAULT_MODEL
+    from penstock.pipes.model_manager import ModelManager
+
+    return ModelManager(EngineConfig()).load(DEFAULT_MODEL, dtype="float32", kv_memory=KV_MEMORY)
+
+
+@pytest.fixture(scope="session")
+def small_model_folder(default_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.small_model import write_small_model
+
+    return write_small_model(tmp_path_factory.mktemp("model") / "small", default_model_folder)
+
+
+@pytest.fixture(scope="session")
+def small_model(small_model_folder: Path) -> LoadedModel:
+    """A small random model that goes by the name of the default one and has its tokenizer, for servers whose words do not
+    matter."""
+    return load_small_model(small_model_folder)
+
+
 @pytest.fixture(scope="module")
-def penstock_server(default_model_folder: Path) -> Iterator[Server]:
+def penstock_server(loaded_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     """One server with the default model for all tests of a module."""
-    with running_server() as server:
+    with server_thread(loaded_model, "--workspace", str(tmp_path_factory.mktemp("server") / "workspace")) as server:
         yield server

@@ -37,7 +37,7 @@ class Drained:
     failed: int = 0
     left: int = 0
     models: tuple[str, ...] = ()
-    odd: int = 0
+    blocked: int = 0
     open_batches: int = 0
 
 
@@ -57,7 +57,7 @@ class Node:
     def drain(self, on_end: Callable[[JobEnd], None]) -> Drained:
         report, workspace = Drained(), self._workspace
         recover(workspace)
-        batches = BatchSupervisor(workspace, room=8, refusal=recorded_error, may_go_on=self._keys.is_good)
+        batches = BatchSupervisor(workspace, room=8, refusal=recorded_error, is_wanted=self._keys.is_valid)
         while (names := sorted(workspace.names(Place.READY), key=order)[report.left :]) or batches.turn():
             if not names:
                 continue

@@ -7,10 +7,11 @@ import pty
 import re
 import select
 import signal
-import sys
 import time
 
+from tests import warm
 from tests.server import clean_environment
+from tests.warm import client
 
 CTRL_C, CTRL_D, UP, ENTER = "\x03", "\x04", "\x1b[A", "\r"
 
@@ -20,10 +21,11 @@ class Person:
 
     def __init__(self, *args: str, **env: str) -> None:
         self.screen, self._read = "", 0
-        self._pid, self._terminal = pty.fork()
-        if self._pid == 0:
-            more = {"TERM": "xterm", "COLUMNS": "200"} | env
-            os.execve(sys.executable, [sys.executable, "-m", "penstock.cli", *args], clean_environment(**more))
+        self._terminal, theirs = pty.openpty()
+        environment = clean_environment(**{"TERM": "xterm", "COLUMNS": "200"} | env)
+        self._process = client.start(warm.address(), "penstock.cli", args, environment, [theirs] * 3, terminal=True)
+        os.close(theirs)
+        self._pid = client.number(self._process)
 
     @property
     def new(self) -> str:
@@ -63,7 +65,9 @@ class Person:
         while self._more(0.1):
             assert time.monotonic() < until, f"it does not end; the screen has:\n{self.screen}"
         os.close(self._terminal)
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        code = client.number(self._process)
+        self._process.close()
+        return code
 
     def vanishes(self) -> None:
         """End the command as a lost connection or an impatient person would."""

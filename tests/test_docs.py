@@ -1,24 +1,29 @@
-"""The README does what it says: its commands and its Python are run as they stand."""
+"""The README and the pages that it leads to do what they say: their commands and their Python are run as they stand."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.server import Server, free_port, running_server, until_ready
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMAND_LINE = (ROOT / "docs/command_line.md").read_text(encoding="utf-8")
+PYTHON = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+MAX_README_LINES = 120
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
 def commands(text: str) -> list[str]:
@@ -32,11 +37,13 @@ def commands(text: str) -> list[str]:
 
 SECTION = README[README.index("## Several machines") :].partition("\n## ")[0]
 NETWORK = commands(SECTION)
-COMMANDS = commands(README.replace(SECTION, ""))
+COMMANDS = list(dict.fromkeys(commands(README.replace(SECTION, "")) + commands(COMMAND_LINE)))
 SERVED = "http://127.0.0.1:8080"  # where the README's server is
 TO_A_SERVER = [command for command in COMMANDS if SERVED in command or command.endswith("penstock chat")]
 SERVERS = [command for command in COMMANDS if "penstock serve" in command]
 ALONE = [command for command in COMMANDS if command not in TO_A_SERVER + SERVERS]
+ANSWERS = [command for command in ALONE if "penstock run" in command]
+SHORTENED = {"penstock run": "--max-tokens 8", "penstock bench": "--tokens 4"}  # with a model that loads at once
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +51,24 @@ def where(tmp_path_factory: pytest.TempPathFactory, default_model_folder: Path) 
     folder = tmp_path_factory.mktemp("readme")
     (folder / "notes.txt").write_text("The meeting is on Monday. Bring the plans for the new bridge.\n", encoding="utf-8")
     (folder / "node.toml").write_text('node_id = "here"\n', encoding="utf-8")
+    warm.script(folder / "bin")
     return folder
+
+
+@pytest.fixture(scope="module")
+def server(tiny_chat_model: Path) -> Iterator[Server]:
+    """Its model never ends an answer by itself."""
+    with running_server("--model", str(tiny_chat_model), config="[limits]\nmax_tokens = 16\n") as running:
+        yield running
 
 
 def run(
     command: list[str], where: Path, environment: Mapping[str, str] = os.environ, typed: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         command,
         cwd=where,
-        env={**environment, "PATH": path},
+        env={**environment, "PATH": f"{where / 'bin'}{os.pathsep}{os.environ['PATH']}"},
         input=typed,
         text=True,
         capture_output=True,
@@ -69,27 +83,27 @@ def test_the_readme_shows_commands() -> None:
     assert len(TO_A_SERVER) >= 3
     assert "make serve" in README
     assert "make test" in README
+    assert len(README.splitlines()) < MAX_README_LINES
 
 
 @pytest.mark.parametrize("command", TO_A_SERVER)
-def test_a_command_to_a_server_works(command: str, where: Path, penstock_server: Server) -> None:
-    command = command.replace(".venv/bin/", "").replace(SERVED, penstock_server.url)
-    environment = {**os.environ, "PENSTOCK_URL": penstock_server.url}
+def test_a_command_to_a_server_works(command: str, where: Path, server: Server) -> None:
+    command = command.replace(".venv/bin/", "").replace(SERVED, server.url)
+    environment = {**os.environ, "PENSTOCK_URL": server.url}
     done = run(["bash", "-c", command], where, environment, typed="What is the capital of France?\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
 
 @pytest.mark.parametrize("command", SERVERS)
-def test_a_server_of_the_readme_starts(
-    command: str, where: Path, default_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_of_the_readme_starts(command: str, where: Path, tiny_chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(where)
     flags = command.removeprefix("penstock serve").replace("--port 8080", "").split()
-    with running_server(*flags) as server:
+    with running_server(*flags, "--model", str(tiny_chat_model)) as server:
         assert server.get("/health")["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_the_machines_of_the_readme_answer_together(where: Path, tmp_path: Path, default_model_folder: Path) -> None:
     """The ports are ours, and each machine has a home of its own."""
     create, serve_a, invite, join, serve_b, status = NETWORK
@@ -114,19 +128,32 @@ def test_the_machines_of_the_readme_answer_together(where: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("command", ALONE)
-def test_a_command_of_the_readme_works(command: str, where: Path) -> None:
+def test_a_command_of_the_readme_works(command: str, where: Path, tiny_chat_model: Path) -> None:
+    for heavy, shorter in SHORTENED.items():
+        if heavy in command:
+            command += f" --model {tiny_chat_model} {shorter}"
     done = run(["bash", "-c", command], where)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
 
-def test_the_python_of_the_readme_works(where: Path) -> None:
-    first, second = blocks("python")
-    # the second example goes on inside the first one's `with`
-    body = "\n".join("    " + line for line in second.splitlines())
-    done = run([sys.executable, "-c", f"{first}\n{body}"], where)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ANSWERS)
+def test_an_answer_of_the_readme_comes_from_the_default_model(command: str, where: Path) -> None:
+    done = run(["bash", "-c", command], where)
     assert done.returncode == 0, done.stderr
-    assert "The capital of France is Paris." in done.stdout
+    assert done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_and_of_its_page_works() -> None:
+    (shown,) = blocks(README, "python")
+    first, second = blocks(PYTHON, "python")
+    assert first.startswith(shown)
+    body = "\n".join("    " + line for line in second.splitlines())  # it goes on inside the first one's `with`
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(f"{first}\n{body}", "python.md", "exec"), {"__name__": "__main__"})
+    assert "The capital of France is Paris." in printed.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -138,8 +165,8 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     assert all(((ROOT / page).parent / link).exists() for link in links), links
 
 
-@pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", (ROOT / "docs/architecture.md").read_text())))
-)
-def test_a_file_named_by_the_architecture_page_exists(path: str) -> None:
-    assert (ROOT / "src/penstock" / path).exists() or (ROOT / path).exists()
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/glossary.md"])
+def test_files_named_by_a_page_exist(page: str) -> None:
+    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", (ROOT / page).read_text(encoding="utf-8")))
+    assert len(named) > 10
+    assert [path for path in sorted(named) if not ((ROOT / "src/penstock" / path).exists() or (ROOT / path).exists())] == []

@@ -7,19 +7,22 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.node import HostedModelConfig, NodeConfig, WorkspaceConfig
 from penstock.doors.access.keys import Keys
-from penstock.doors.app.listener import Listener, begin_to_listen, ignoring_signals, take_port
+from penstock.doors.api_config import ApiConfig
+from penstock.doors.app.listener import Listener, bind_port, ignoring_signals, start_listening
 from penstock.doors.app.server import OAIHttpServer
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_standalone
+from penstock.engine.routing.config import RoutingConfig
 from penstock.errors import WorkspaceError
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
@@ -37,13 +40,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Drained:
     """How many jobs ended here, and how many are `left`: they wait for `models` that this node does not host, or come after
-    one that does. The `odd` ones cannot be taken, and the log tells why. So many batches are not over."""
+    one that does. The `blocked` ones cannot be taken, and the log tells why. So many batches are not over."""
 
     done: int
     failed: int
     left: int
     models: Sequence[str] = ()
-    odd: int = 0
+    blocked: int = 0
     open_batches: int = 0
 
 
@@ -97,7 +100,7 @@ class Node:
         config = self.config
         try:
             if self._door:
-                self._socket = take_port(config.server.host, config.server.port)  # before a model is loaded for nothing
+                self._socket = bind_port(config.server.host, config.server.port)  # before a model is loaded for nothing
             self.workspace = _workspace(config.workspace)
             if config.network.enabled:
                 self.membership = self._join()
@@ -119,18 +122,14 @@ class Node:
     def serve(self, *, on_ready: Callable[[], None] = lambda: None, on_leaving: Callable[[], None] = lambda: None) -> None:
         config = self.config
         assert self._socket is not None
-        served = self._served()
-        backlog = None if self.workspace is None else self._backlog(self.workspace, served)
+        api = self._api()
+        backlog = None if self.workspace is None else self._backlog(self.workspace, api)
         door = OAIHttpServer(
-            served,
+            api,
+            node_id=config.node_id,
             layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
             network=dict if self.membership is None else self._report,
             backlog=backlog,
-            node_id=config.node_id,
-            server=config.server,
-            limits=config.limits,
-            aliases=config.aliases,
-            keys=self.keys,
         )
 
         def leaving() -> None:
@@ -140,8 +139,10 @@ class Node:
             if self.membership is not None:
                 threading.Thread(target=self.membership.announce_leaving, daemon=True).start()
 
-        listener = Listener(door, patience=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, end=self._stop)
-        begin_to_listen(self._socket)
+        listener = Listener(
+            door, drain_timeout=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, abort=self._stop
+        )
+        start_listening(self._socket)
         try:
             if backlog is not None:
                 backlog.start()
@@ -156,7 +157,7 @@ class Node:
     def drain(self, on_end: Callable[[JobEnd], None] = lambda end: None) -> Drained:
         """Work on the workspace until it is empty."""
         assert self.workspace is not None
-        backlog = self._backlog(self.workspace, self._served(), on_end)
+        backlog = self._backlog(self.workspace, self._api(), on_end)
         backlog.batches.start()
         try:
             left = backlog.pool.drain()
@@ -168,7 +169,7 @@ class Node:
             failed=pool.failed,
             left=len(left),
             models=sorted({job.model or "" for job in left}),
-            odd=len(pool.odd),
+            blocked=len(pool.blocked),
             open_batches=len(open_batches(self.workspace)),
         )
 
@@ -178,23 +179,12 @@ class Node:
         assert self.membership is not None
         return report(self.membership)
 
-    def _served(self) -> dict[str, ServedModel]:
-        return {hosted.name: ServedModel(hosted) for hosted in self.models}
+    def _api(self) -> ApiConfig:
+        catalog = ModelCatalog({hosted.name: ServedModel(hosted) for hosted in self.models}, self.config.aliases)
+        return ApiConfig(catalog, self.config.server, self.config.limits, self.keys)
 
-    def _backlog(
-        self, workspace: Workspace, served: Mapping[str, ServedModel], on_end: Callable[[JobEnd], None] = lambda end: None
-    ) -> Backlog:
-        config = self.config
-        return Backlog(
-            workspace,
-            served,
-            config.workspace,
-            api=OPENAI_JOBS,
-            aliases=config.aliases,
-            limits=config.limits,
-            keys=self.keys,
-            on_end=on_end,
-        )
+    def _backlog(self, workspace: Workspace, api: ApiConfig, on_end: Callable[[JobEnd], None] = lambda end: None) -> Backlog:
+        return Backlog(workspace, self.config.workspace, api, OPENAI_JOBS, on_end=on_end)
 
     def _load(self, model: HostedModelConfig) -> HostedLayers:
         """All of it, without a network."""
@@ -240,7 +230,7 @@ class Node:
                 for model in wanted
             ]
         finally:
-            membership.taker.close()
+            membership.weights_fetcher.close()
             membership.leave()
 
     def _wanted(self, membership: Membership) -> Sequence[HostedModelConfig]:
@@ -249,7 +239,7 @@ class Node:
 
         if not self.config.adopts:
             return self.config.models
-        membership.wait_for_others()
+        membership.wait_for_peers()
         return [
             replace(
                 self.config.models[0],
@@ -264,22 +254,24 @@ class Node:
             pipe,
             config.engine,
             max_jobs=config.limits.max_jobs,
-            epoch=self._epoch,
-            lease=max(MIN_LEASE_S, 3 * config.network.lease_ms / 1000),
-            recovery_timeout=config.network.recovery_timeout,
-            route_numbers=self._route_numbers,
+            routing=RoutingConfig(
+                epoch=self._epoch,
+                lease=max(MIN_LEASE_S, 3 * config.network.lease_ms / 1000),
+                recovery_timeout=config.network.recovery_timeout,
+                route_numbers=self._route_numbers,
+            ),
         )
         self.hosted.append(hosted)
         return hosted
 
     def _join(self) -> Membership:
-        from penstock.network.trust.peers import remembered
+        from penstock.network.trust.peers import load_endpoints
         from penstock.network.zenoh_router import ZenohRouter
         from penstock.peers.membership import Membership
 
         network = self.config.network
         if network.peers_file is not None:
-            network = replace(network, connect=tuple(dict.fromkeys([*network.connect, *remembered(network.peers_file)])))
+            network = replace(network, connect=tuple(dict.fromkeys([*network.connect, *load_endpoints(network.peers_file)])))
         router = ZenohRouter(network, self.config.node_id, self._epoch)
         return Membership(router, network, node=self.config.node_id, epoch=self._epoch)
 
@@ -289,7 +281,7 @@ class Node:
 
     def _leave(self) -> None:
         if self.membership is not None:
-            self.membership.taker.close()  # who fetches weights would be waited for
+            self.membership.weights_fetcher.close()  # or leaving would wait for a fetch
         for agent in self._agents:
             agent.close()
         self._stop()

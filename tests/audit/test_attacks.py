@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.audit.attacks import Dictionary, LinearMap, fit, share
 from penstock.audit.cut_model import CutModel, kept_layers, load_cut
-from penstock.audit.search import FIRST, GROWTH, MOST, Known, Search, ranking_flops, try_flops
+from penstock.audit.search import BATCH_GROWTH, FIRST_BATCH, MAX_BATCH, Known, Search, ranking_flops, try_flops
 from penstock.model.shapes import max_layer_params
 
 KNOWN, SOUGHT = 16, 24
@@ -113,7 +113,7 @@ def test_an_answer_has_the_states_that_its_text_has_when_it_is_read_at_once(mode
 def known(model: CutModel, ids: list[int]) -> Known:
     blocks = range(1, len(ids) + 1)
     last = model.read(ids, blocks)[model.layers][-1:]
-    return Known(blocks, last, range(len(ids) + 1, len(ids) + 1 + MOST + SOUGHT))
+    return Known(blocks, last, range(len(ids) + 1, len(ids) + 1 + MAX_BATCH + SOUGHT))
 
 
 def search_at(depth: int, model: CutModel, dictionary: Dictionary, states: dict[int, Tensor], public: list[int]) -> Search:
@@ -133,10 +133,11 @@ def test_the_search_recovers_a_text_token_by_token(
     search = search_at(depth, model, dictionary, public_states, public)
     found = search.recover(known(model, sample[:KNOWN]), text[depth][KNOWN : KNOWN + SOUGHT])
     assert list(found.ids) == sample[KNOWN : KNOWN + SOUGHT]
-    assert found.tries >= SOUGHT * FIRST
+    assert found.tries >= SOUGHT * FIRST_BATCH
     assert found.passes >= 2 * SOUGHT
 
 
+@pytest.mark.slow
 def test_the_search_recovers_what_a_node_computes_in_bfloat16(
     default_model_folder: Path, public: list[int], sample: list[int]
 ) -> None:
@@ -151,7 +152,7 @@ def test_the_search_recovers_what_a_node_computes_in_bfloat16(
 def test_the_search_finds_nothing_in_random_states(
     model: CutModel, dictionary: Dictionary, sample: list[int], public_states: dict[int, Tensor], public: list[int]
 ) -> None:
-    patience = FIRST + GROWTH * FIRST + 7
+    patience = FIRST_BATCH + BATCH_GROWTH * FIRST_BATCH + 7
     search = search_at(2, model, dictionary, public_states, public)
     found = search.recover(known(model, sample[:KNOWN]), noise(4, model), patience)
     assert found.ids == ()
@@ -167,7 +168,7 @@ def test_the_search_finds_nothing_after_another_text(
     public: list[int],
 ) -> None:
     search = search_at(2, model, dictionary, public_states, public)
-    assert search.recover(known(model, public[:KNOWN]), text[2][KNOWN : KNOWN + 2], MOST).ids == ()
+    assert search.recover(known(model, public[:KNOWN]), text[2][KNOWN : KNOWN + 2], MAX_BATCH).ids == ()
 
 
 def test_the_price_grows_with_depth_and_position_and_counts_the_weights_twice(model: CutModel) -> None:

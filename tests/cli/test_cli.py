@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -13,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import penstock
+from tests import warm
+from tests.jobs import Run
+from tests.terminal import Person
 
 QUESTION = "What is the capital of France?"
 COMMANDS = [
@@ -41,26 +43,31 @@ COMMANDS = [
 needs_model = pytest.mark.usefixtures("default_model_folder")
 
 
-def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "penstock.cli", *args]
+def finished(command: list[str], stdin: bytes | str = b"", **env: str) -> subprocess.CompletedProcess[str]:
+    sent = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(command, input=sent, capture_output=True, env=os.environ | env, timeout=240, check=False)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def cli(*args: str, stdin: bytes | str = b"", **env: str) -> subprocess.CompletedProcess[str]:
-    sent = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run(command(*args), input=sent, capture_output=True, env=os.environ | env, timeout=240, check=False)
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    return finished(warm.penstock(*args), stdin, **env)
+
+
+def cold_cli(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """With all that a start takes, as a person starts it."""
+    return finished([sys.executable, "-m", "penstock.cli", *args], **env)
 
 
 # ---- help, versions, mistakes ----
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "penstock")
-def test_every_command_explains_itself(path: list[str]) -> None:
+def test_every_command_explains_itself(path: list[str], quickly: Run) -> None:
     for flag in ("--help", "-h"):
-        done = cli(*path, flag)
-        assert done.returncode == 0
-        assert done.stdout.startswith(f"Usage: {' '.join(['penstock', *path])}")
-        assert done.stderr == ""
+        code, out, told = quickly(*path, flag)
+        assert code == 0
+        assert out.startswith(f"Usage: {' '.join(['penstock', *path])}")
+        assert told == ""
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -78,7 +85,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_without_a_command_the_help_is_shown() -> None:
-    done = cli()
+    done = cold_cli()
     assert "Usage: penstock" in done.stdout + done.stderr
     assert "penstock doctor" in done.stdout + done.stderr
 
@@ -90,7 +97,7 @@ def test_the_version_is_that_of_the_package(args: list[str]) -> None:
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest_one() -> None:
-    done = cli("dcotor")
+    done = cold_cli("dcotor")
     assert done.returncode == 2
     assert done.stdout == ""
     assert "Did you mean 'doctor'?" in done.stderr
@@ -131,31 +138,13 @@ def test_a_prompt_that_is_not_utf8_is_refused() -> None:
 
 
 def test_run_at_a_terminal_without_a_prompt_says_what_to_type() -> None:
-    status, screen = at_a_terminal("run")
-    assert status == 2
-    assert 'Try: penstock run "What is the capital of France?"' in screen
-
-
-def at_a_terminal(*args: str) -> tuple[int, str]:
-    """Run with a terminal as stdin, stdout and stderr; returns the exit code and all that the terminal saw."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, command(*args), os.environ | {"TERM": "xterm", "COLUMNS": "200"})
-    seen = b""
-    while True:
-        try:
-            chunk = os.read(terminal, 65536)
-        except OSError:  # Linux's way to say that the other side has closed
-            break
-        if not chunk:
-            break
-        seen += chunk
-    os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.decode()
+    person = Person("run")
+    assert person.leaves() == 2
+    assert 'Try: penstock run "What is the capital of France?"' in person.screen
 
 
 def test_an_unknown_model_is_two_lines_and_leaves_with_1() -> None:
-    done = cli("models", "show", "smolm2")
+    done = cold_cli("models", "show", "smolm2")
     assert done.returncode == 1
     assert done.stdout == ""
     error, hint = done.stderr.splitlines()
@@ -243,7 +232,7 @@ def test_doctor_warns_of_a_thread_count_that_makes_no_sense() -> None:
 
 
 def test_a_terminal_that_cannot_show_a_character_does_not_end_the_command() -> None:
-    done = cli("doctor", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    done = cold_cli("doctor", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert done.returncode == 0
     assert " ? PyTorch" in done.stdout
 
@@ -257,24 +246,15 @@ def complaints(told: str) -> list[str]:
 
 
 @needs_model
-@pytest.mark.slow
 def test_run_answers_paris_and_nothing_else_on_stdout() -> None:
-    done = cli("run", QUESTION)
+    done = cold_cli("run", QUESTION)
     assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n")
     assert complaints(done.stderr) == []
 
 
 @needs_model
-@pytest.mark.slow
-@pytest.mark.parametrize("args", [["run"], ["run", "-"]])
-def test_run_reads_the_prompt_from_stdin(args: list[str]) -> None:
-    assert "Paris" in cli(*args, stdin=QUESTION + "\n").stdout
-
-
-@needs_model
-@pytest.mark.slow
 def test_run_json_is_one_object_with_everything() -> None:
-    done = cli("run", "--json", "--print-times", QUESTION)
+    done = cli("run", "--json", "--print-times", "-", stdin=QUESTION + "\n")
     answer = json.loads(done.stdout)
     assert answer["model"] == "smollm2-135m"
     assert answer["text"] == "The capital of France is Paris."
@@ -287,42 +267,55 @@ def test_run_json_is_one_object_with_everything() -> None:
 
 
 @needs_model
-@pytest.mark.slow
-def test_run_over_segments_gives_the_same_answer() -> None:
-    whole = cli("run", "--dtype", "float32", "--max-tokens", "24", "Name three rivers.")
-    cut = cli("run", "--dtype", "float32", "--max-tokens", "24", "--segments", "0:10,10:11,11:30", "Name three rivers.")
-    assert cut.stdout == whole.stdout != ""
+def test_at_a_terminal_the_answer_is_left_on_a_clean_screen() -> None:
+    person = Person("run", QUESTION)
+    assert person.leaves() == 0
+    assert person.screen.rstrip("\n").endswith("The capital of France is Paris.")
 
 
-@needs_model
-@pytest.mark.slow
-def test_segments_that_do_not_cover_the_model_are_refused() -> None:
-    done = cli("run", "--segments", "0:10,12:30", "hi")
+def test_run_reads_the_prompt_from_stdin(tiny_chat_model: Path) -> None:
+    args = ("run", "--model", str(tiny_chat_model), "--dtype", "float32", "--temperature", "0", "--max-tokens", "8")
+    told = cli(*args, QUESTION).stdout
+    assert cli(*args, stdin=QUESTION + "\n").stdout == cli(*args, "-", stdin=QUESTION + "\n").stdout == told != ""
+    assert cli(*args, "What is the capital of Italy?").stdout != told, "the model's answer depends on the prompt"
+
+
+def test_run_over_segments_gives_the_same_answer(tiny_chat_model: Path) -> None:
+    args = ("run", "--model", str(tiny_chat_model), "--dtype", "float32", "--max-tokens", "24", "Name three rivers.")
+    assert cli(*args, "--segments", "0:2,2:3,3:6").stdout == cli(*args).stdout != ""
+
+
+def test_segments_that_do_not_cover_the_model_are_refused(tiny_chat_model: Path) -> None:
+    done = cli("run", "--model", str(tiny_chat_model), "--segments", "0:2,4:6", "hi")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: Segment 12:30 does not continue at layer 10.")
+    assert done.stderr.startswith("error: Segment 4:6 does not continue at layer 2.")
 
 
-@needs_model
-@pytest.mark.slow
-def test_run_raw_max_tokens_and_stop_are_obeyed() -> None:
-    raw = json.loads(cli("run", "--raw", "--json", "--max-tokens", "3", "The capital of France is").stdout)
-    assert (raw["finish_reason"], len(raw["token_ids"])) == ("length", 3)
-    stopped = json.loads(cli("run", "--json", "--stop", " Paris", "--stop", "zzz", QUESTION).stdout)
-    assert (stopped["text"], stopped["finish_reason"]) == ("The capital of France is", "stop")
+def test_run_raw_max_tokens_and_stop_are_obeyed(tiny_chat_model: Path) -> None:
+    args = ("run", "--model", str(tiny_chat_model), "--dtype", "float32", "--temperature", "0", "--json")
+    raw = json.loads(cli(*args, "--raw", "--max-tokens", "9", "The capital of France is").stdout)
+    assert (raw["finish_reason"], len(raw["token_ids"])) == ("length", 9)
+    chat = json.loads(cli(*args, "--max-tokens", "9", "The capital of France is").stdout)
+    assert chat["usage"]["prompt_tokens"] > raw["usage"]["prompt_tokens"]
+    stop = raw["text"][12:18]
+    stops = ("--stop", stop, "--stop", "zzz")
+    stopped = json.loads(cli(*args, "--raw", *stops, "The capital of France is").stdout)
+    assert (stopped["text"], stopped["finish_reason"]) == (raw["text"].partition(stop)[0], "stop")
 
 
-@needs_model
-@pytest.mark.slow
-def test_a_seed_repeats_a_lively_answer() -> None:
-    args = ("run", "--temperature", "1.2", "--seed", "7", "--max-tokens", "16", "--dtype", "float32", "Tell me a story.")
-    assert cli(*args).stdout == cli(*args).stdout
+def test_a_seed_repeats_a_lively_answer(tiny_chat_model: Path) -> None:
+    args = ("run", "--model", str(tiny_chat_model), "--temperature", "1.2", "--max-tokens", "16", "--dtype", "float32", "Hi.")
+    once, again, other = (cli(*args, "--seed", seed).stdout for seed in ("7", "7", "8"))
+    assert once == again != other
 
 
-@needs_model
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_there_is_and_leaves_with_130() -> None:
-    args = command("run", "--max-tokens", "4000", "--repetition-penalty", "1.3", "Write a very long story about a river.")
-    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+def story(model: Path) -> subprocess.Popen[bytes]:
+    args = ("run", "--model", str(model), "--max-tokens", "4000", "Write a very long story about a river.")
+    return subprocess.Popen(warm.penstock(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_ctrl_c_keeps_what_there_is_and_leaves_with_130(tiny_chat_model: Path) -> None:
+    with story(tiny_chat_model) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         begun = process.stdout.read(20)
@@ -334,11 +327,8 @@ def test_ctrl_c_keeps_what_there_is_and_leaves_with_130() -> None:
     assert complaints(told.decode()) == []
 
 
-@needs_model
-@pytest.mark.slow
-def test_a_reader_that_has_enough_is_no_error() -> None:
-    args = command("run", "--max-tokens", "4000", "--repetition-penalty", "1.3", "Write a very long story about a river.")
-    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+def test_a_reader_that_has_enough_is_no_error(tiny_chat_model: Path) -> None:
+    with story(tiny_chat_model) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(20)
@@ -349,18 +339,18 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     assert process.returncode == 1
 
 
-@needs_model
-@pytest.mark.slow
-def test_at_a_terminal_the_answer_is_left_on_a_clean_screen() -> None:
-    status, screen = at_a_terminal("run", QUESTION)
-    assert status == 0
-    assert screen.rstrip("\r\n").endswith("The capital of France is Paris.")
-
-
-@needs_model
-@pytest.mark.slow
-def test_bench_measures_every_round() -> None:
-    report = json.loads(cli("bench", "--json", "--tokens", "4").stdout)
+def check_bench(model: str, *args: str) -> None:
+    report = json.loads(cli("bench", "--json", "--tokens", "4", *args).stdout)
     assert [r["round"]["streams"] for r in report["results"]] == [1, 8, 32, 1]
     assert all(r["tokens_per_second"] > 0 and r["first_token"] > 0 for r in report["results"])
-    assert report["model"] == "smollm2-135m"
+    assert report["model"] == model
+
+
+def test_bench_measures_every_round(tiny_chat_model: Path) -> None:
+    check_bench(str(tiny_chat_model), "--model", str(tiny_chat_model))
+
+
+@needs_model
+@pytest.mark.slow
+def test_bench_measures_the_default_model() -> None:
+    check_bench("smollm2-135m")

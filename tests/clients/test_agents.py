@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from tests.server import Server, running_server
+from tests.server import Server
 
 MODEL = "smollm2-135m"
 
@@ -18,12 +16,6 @@ MODEL = "smollm2-135m"
 def get_weather(city: str) -> str:
     """The weather of a city."""
     return f"In {city} it is sunny at 18 degrees."
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, default_model_folder: object) -> Iterator[Server]:
-    with running_server("--workspace", str(tmp_path_factory.mktemp("agents") / "workspace")) as running:
-        yield running
 
 
 def model_at(server: Server, **more: bool) -> ChatOpenAI:
@@ -37,8 +29,15 @@ def model_at(server: Server, **more: bool) -> ChatOpenAI:
     )
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("responses", [True, False], ids=["responses", "chat"])
+@pytest.mark.parametrize(
+    "responses, streaming",
+    [
+        pytest.param(True, True, id="responses-streamed"),
+        pytest.param(False, False, id="chat-whole"),
+        pytest.param(True, False, id="responses-whole", marks=pytest.mark.slow),
+        pytest.param(False, True, id="chat-streamed", marks=pytest.mark.slow),
+    ],
+)
 def test_an_agent_calls_its_tool_and_says_what_it_gave(server: Server, responses: bool, streaming: bool) -> None:
     model = model_at(server, use_responses_api=responses, streaming=streaming)
     messages = [HumanMessage("How is the weather in Paris?")]

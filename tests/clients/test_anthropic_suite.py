@@ -52,6 +52,7 @@ def recorders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_clients_own_tests_pass(tmp_path: Path, recorders: Path, default_model_folder: Path) -> None:
     suite = unpacked("anthropic", tmp_path)
     with running_server(config=CONFIG) as server:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.clients.examples import with_examples
 from tests.clients.suites import passed, unpacked
 from tests.server import running_server
@@ -44,6 +46,7 @@ max_tokens = 24
 """
 
 
+@pytest.mark.slow
 def test_the_clients_own_tests_pass(tmp_path: Path, default_model_folder: Path) -> None:
     suite = unpacked("openai", tmp_path)
     with running_server(config=ALIASES) as server, with_examples(server.url) as url:

@@ -6,18 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.server import Server, running_server
-
-
-@pytest.fixture(scope="module")
-def server(default_model_folder: Path) -> Iterator[Server]:
-    with running_server("--dtype", "float32") as running:
-        yield running
+from tests.server import Server
 
 
 def test_langchain_streams_a_conversation(server: Server) -> None:
@@ -52,6 +45,7 @@ def test_langchain_gets_an_object_of_the_right_shape(server: Server) -> None:
         assert set(found) == {"city", "country"}, method
 
 
+@pytest.mark.slow
 def test_llm_streams_a_conversation(server: Server, tmp_path: Path) -> None:
     pytest.importorskip("llm", reason="llm is installed by `make test`, not by `pip install`")
     (tmp_path / "extra-openai-models.yaml").write_text(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.config.settings import load_settings
 from penstock.config.table import OTHER_VARIABLES, SETTINGS, Setting
+from tests import warm
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("page")
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
     (where / "node.toml").write_text(text, encoding="utf-8")
+    warm.script(where / "bin")
     (where / "api-key.txt").write_text("a-long-enough-key\n", encoding="utf-8")
     return where
 
@@ -56,8 +57,7 @@ def test_the_node_file_of_the_page_can_be_used(folder: Path) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_page_works(command: str, folder: Path) -> None:
     """`penstock config` takes the flags of `penstock serve`, and ends."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = os.environ | {"PATH": path, "PENSTOCK_HOME": str(folder / "home")}
+    env = os.environ | {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "PENSTOCK_HOME": str(folder / "home")}
     checked = command.replace("penstock serve", "penstock config")
     done = subprocess.run(["bash", "-c", checked], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

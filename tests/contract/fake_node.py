@@ -17,19 +17,21 @@ from torch import Tensor
 
 from penstock.config.engine import EngineConfig
 from penstock.config.network import NetworkConfig
-from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
+from penstock.config.node import WorkspaceConfig
 from penstock.domain.messages import CloseRoute
 from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.request import JobRequest
 from penstock.domain.route import RouteId
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
-from penstock.doors.access.keys import Keys
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.server import OAIHttpServer
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedModel
+from penstock.engine.routing.config import RoutingConfig
 from penstock.model.attention import BatchPiece
 from penstock.model.spec import spec_from_config
 from penstock.network.codec import PROTOCOL, encode_record
@@ -105,7 +107,7 @@ def fake_node(folder: Path) -> Iterator[FakeNode]:
     loaded = LoadedModel(MODEL, Path(), spec, torch.float32, torch.device("cpu"), (layers,), None)  # type: ignore[arg-type]
     ends = TokenizedEnds()
     pipe = membership.pipes.make(loaded, CONFIG.block_size)
-    engine = Engine(CONFIG, pipe, ends, lambda skip_special: FakeStream(), width=1, epoch=1)
+    engine = Engine(CONFIG, pipe, ends, lambda skip_special: FakeStream(), routing=RoutingConfig(epoch=1))
     hosted = HostedModel(loaded, ends, engine)  # type: ignore[arg-type]
     cellar, attic = InProcessRouter(hub, "cellar"), InProcessRouter(hub, "attic")
     hosted.start()
@@ -144,21 +146,9 @@ def _request(max_tokens: int = 100) -> JobRequest:
 
 
 def _client(hosted: HostedModel, membership: Membership, folder: Path) -> TestClient:
-    keys, limits, aliases = Keys(None, None), LimitsConfig(), {"other": MODEL}
-    backlog = Backlog(
-        Workspace(folder, create=True), {}, WorkspaceConfig(), api=OPENAI_JOBS, aliases=aliases, limits=limits, keys=keys
-    )
-    server = OAIHttpServer(
-        {},
-        layers=[hosted],
-        network=lambda: report(membership),
-        backlog=backlog,
-        node_id="kitchen",
-        server=ServerConfig(),
-        limits=limits,
-        aliases=aliases,
-        keys=keys,
-    )
+    api = ApiConfig(ModelCatalog({}, {"other": MODEL}))
+    backlog = Backlog(Workspace(folder, create=True), WorkspaceConfig(), api, OPENAI_JOBS)
+    server = OAIHttpServer(api, node_id="kitchen", layers=[hosted], network=lambda: report(membership), backlog=backlog)
     return TestClient(server.app, base_url="http://127.0.0.1")
 
 

@@ -77,7 +77,7 @@ def test_json_of_flow_and_work_stays(ws: Path, quickly: Run) -> None:
         "flow --gc": ["flow", ws, "--gc", "--older-than", "7d"],
     }
     check_json("json_flow.json", shapes(quickly, commands))
-    held.let_go()
+    held.release()
 
 
 def test_json_of_drain_stays(ws: Path, quickly: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def open_jobs(workspace: Workspace) -> dict[str, str]:
     running = work.submit("Name a river, slowly.", regex="a+")
     taken = workspace.claim(running)
     assert taken is not None
-    workspace.settle()
+    workspace.sync_claims()
     Transcript(workspace.disk, taken.folder, SavedTokens(7, bytes(16))).append([1, 2, 3], b"The Rhine")
     work.cancel(running)
     asked = {"model": "m", "system": "s", "schema": SCHEMA, "priority": 3, "deadline": 60.0, "tags": ["t"], "key": "k"}

@@ -6,7 +6,9 @@ block, position or stale entry gives another hash and so other tokens, which the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ from penstock.pipes.pipe import Pipe
 VOCAB = 50
 EOS = 0
 PRIME = 1_000_003
+START = 17  # of every hash
 
 
 class FakeSegment:
@@ -83,18 +86,19 @@ class FakeStream:
         return ""
 
 
-def mix(values: object) -> int:
-    state = 17
-    for value in values:  # type: ignore[attr-defined]
-        state = (state * 31 + value) % PRIME
-    return state
+def mix_in(state: int, value: int) -> int:
+    return (state * 31 + value) % PRIME
+
+
+def mix(values: Iterable[int]) -> int:
+    return reduce(mix_in, values, START)
 
 
 def last_rows(tokens: Sequence[int], stages: int) -> list[int]:
     """What comes out of the last stage for each token."""
     row = [token + 7 for token in tokens]
     for _ in range(stages):
-        row = [mix(row[: i + 1]) for i in range(len(row))]
+        row = list(accumulate(row, mix_in, initial=START))[1:]
     return row
 
 

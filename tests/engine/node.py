@@ -14,6 +14,7 @@ from penstock.domain.meta_model import MetaModel, NodeRecord
 from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
 from penstock.engine.engine import Engine
 from penstock.engine.job_receiver import JobReceiver
+from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.origin import Origin
 from penstock.model.attention import BatchPiece
 from penstock.network.codec import PROTOCOL, decode
@@ -83,10 +84,7 @@ class Node:
             pipe,
             ends,
             text,
-            width=1,
-            epoch=epoch,
-            lease=world.lease,
-            recovery_timeout=world.recovery_timeout,
+            routing=RoutingConfig(epoch=epoch, lease=world.lease, recovery_timeout=world.recovery_timeout),
             clock=self.clock,
         )
         self.receiver = JobReceiver(decode, {MODEL: self.engine}, self.send)
@@ -99,7 +97,7 @@ class Node:
 
     @property
     def origin(self) -> Origin:
-        assert self.engine.origin is not None
+        assert isinstance(self.engine.origin, Origin)
         return self.engine.origin
 
     @property
@@ -167,7 +165,7 @@ class _View:
     def pipe(self) -> MetaPipe:
         return self._node.meta_pipe
 
-    def lives(self) -> Mapping[str, int]:
+    def epochs(self) -> Mapping[str, int]:
         return {record.node: record.epoch for record in self._node.records}
 
     def draining(self) -> frozenset[str]:

@@ -15,7 +15,7 @@ from penstock.domain.span import Span
 from penstock.domain.updates import Embedded, FinishReason, JobDone, JobUpdate, OutputFinished, PrefillProgress, TokensOut, Usage
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
-from penstock.engine.routing.outage import LEASE_WAIT
+from penstock.engine.routing.outage import LEASE_TIMEOUT_S
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from penstock.errors import NotReady, PromptTooLong, RequestError
 from tests.engine.fakes import VOCAB, embedding, finish, make_engine, make_job, oracle
@@ -86,12 +86,12 @@ def test_rows_that_were_home_before_a_preemption_are_not_asked_for_again() -> No
     job, updates = make_job(LONG, PLAIN, embed=True)
     engine.submit(job)
     engine.take_commands(wait=False)
-    while job.rows_home < 16:
+    while job.rows_returned < 16:
         engine.turn()
     urgent = embed(engine, [9] * 20, priority=1)
     while not job.preemptions:
         engine.turn()
-    home = job.rows_home
+    home = job.rows_returned
     finish(engine)
     assert vectors(urgent) == right([9] * 20, 1)
     assert vectors(updates) == right(LONG, 1)
@@ -161,7 +161,7 @@ def test_one_that_is_cancelled_has_no_embedding() -> None:
     job, updates = make_job(LONG, PLAIN, embed=True)
     engine.submit(job)
     engine.take_commands(wait=False)
-    while not job.rows_home:
+    while not job.rows_returned:
         engine.turn()
     engine.cancel(job)
     finish(engine)
@@ -225,7 +225,7 @@ def test_it_is_the_same_over_several_nodes() -> None:
 def test_a_stage_that_is_lost_half_way_makes_no_difference(restarts: bool) -> None:
     world = network()
     chat, asked = world.ask("a", [5, 6, 7]), world.embed("a", LONG)
-    world.run_until(lambda: 8 <= asked.job.rows_home < len(LONG))
+    world.run_until(lambda: 8 <= asked.job.rows_returned < len(LONG))
     route = world["a"].origin.route
     assert route is not None
     lost = route.hops[-1].node
@@ -243,11 +243,11 @@ def test_a_stage_that_is_lost_half_way_makes_no_difference(restarts: bool) -> No
 def test_the_pause_ends_when_an_embedding_goes_on() -> None:
     world = network()
     asked = world.embed("a", LONG)
-    world.run_until(lambda: asked.job.rows_home >= 8)
+    world.run_until(lambda: asked.job.rows_returned >= 8)
     world.restart("b")
     world.finish()
     assert world["a"].engine.stats.recoveries == 1
-    assert world["a"].origin._pause._still == {}
+    assert world["a"].origin._outage._stopped == {}
 
 
 @pytest.mark.parametrize(
@@ -275,14 +275,14 @@ def test_one_that_needs_all_of_the_memory_waits_until_it_is_free() -> None:
     asked = world.embed("a", [3 + i % 29 for i in range(world["a"].engine.max_tokens)])
     began = world.now
     world.all_answered([chat, asked])
-    assert world.now - began > LEASE_WAIT, "longer than one waits for memory that others have leased"
+    assert world.now - began > LEASE_TIMEOUT_S, "longer than one waits for memory that others have leased"
     world.finish()
 
 
 def test_one_that_fits_no_more_into_what_is_left_of_the_network_ends_with_the_reason() -> None:
     world = network()
     asked = world.embed("a", LONG, may_fail=True)
-    world.run_until(lambda: asked.job.rows_home > 0)
+    world.run_until(lambda: asked.job.rows_returned > 0)
     world.restart("b", blocks=9)  # of 4 tokens each: one block too few
     world.run_until(lambda: asked.final is not None)
     assert isinstance(asked.error, NotReady)

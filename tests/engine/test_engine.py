@@ -13,6 +13,7 @@ from penstock.domain.job import SequenceState
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, PrefillProgress, TokensOut
 from penstock.engine.engine import Engine
+from penstock.engine.routing.origin import Origin
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager, Step
@@ -344,7 +345,7 @@ def test_a_defect_in_the_loop_ends_the_jobs_instead_of_hanging_them(monkeypatch:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    assert engine.origin is not None
+    assert isinstance(engine.origin, Origin)
     monkeypatch.setattr(engine.origin._scheduler, "schedule", broken)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     engine.start()

@@ -62,7 +62,7 @@ class Authority:
         self.file = self.folder / "ca.pem"
         self.file.write_bytes(self.identity.certificate_pem())
         self._issued: dict[str, Identity] = {}
-        self._revoked = revocations.NOBODY
+        self._revoked = revocations.NO_REVOCATIONS
 
     def invite(self, node: str, *, trusting: Path | None = None, seconds: float = DAY) -> Papers:
         """Papers for a node; a rogue trusts another authority than the one that signed its own."""
@@ -80,4 +80,4 @@ class Authority:
 
     def forget(self) -> None:
         """As when its machine is restored from a copy that is older than all revocations."""
-        self._revoked = revocations.NOBODY
+        self._revoked = revocations.NO_REVOCATIONS

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import (
-    MAX_PIECE,
+    MAX_PIECE_BYTES,
     AskWeights,
     Bounce,
     BounceReason,
@@ -95,7 +95,7 @@ controls = st.one_of(
 )
 weight_hashes = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
 part_names = st.sampled_from(["ends", "layer:0", "layer:4095", "file:tokenizer.json"])
-lengths = st.integers(1, MAX_PIECE)
+lengths = st.integers(1, MAX_PIECE_BYTES)
 asks = st.builds(AskWeights, counts, names, weight_hashes, part_names, counts, lengths) | st.builds(
     AskWeights, counts, names, weight_hashes | st.just(""), st.just("manifest"), counts, lengths
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import (
-    MAX_PIECE,
+    MAX_PIECE_BYTES,
     AskWeights,
     BounceReason,
     CloseRoute,
@@ -136,7 +136,8 @@ def test_random_headers_in_a_sound_frame_are_malformed(kind: int, header: bytes,
 
 json_like = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
 )
 
 
@@ -205,7 +206,7 @@ def test_another_version_is_named_beside_ours() -> None:
     data[4] = 9
     error = refused(bytes(data))
     assert isinstance(error, WrongVersion)
-    assert f"version 9 came; this node speaks version {PROTOCOL}" in error.message
+    assert f"version 9; this node speaks version {PROTOCOL}" in error.message
     assert isinstance(refused(bytes(data), decode_record), WrongVersion)
 
 
@@ -255,8 +256,8 @@ def test_less_than_a_frame_is_malformed(size: int) -> None:
 
 def test_what_is_too_large_is_not_even_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode(decode_job())
-    monkeypatch.setattr(frame, "MAX_MESSAGE", len(data) - 1)
-    with pytest.raises(MalformedMessage, match="larger than nodes accept"):
+    monkeypatch.setattr(frame, "MAX_MESSAGE_BYTES", len(data) - 1)
+    with pytest.raises(MalformedMessage, match="too large to send"):
         encode(decode_job())
     assert isinstance(refused(data), MalformedMessage)
 
@@ -343,11 +344,11 @@ HIDDEN = JOB.hidden
         replace(ASK, part="ends\n"),
         replace(ASK, offset=-1),
         replace(ASK, length=0),
-        replace(ASK, length=MAX_PIECE + 1),
+        replace(ASK, length=MAX_PIECE_BYTES + 1),
         WeightsPart(1, 0, 10),
         WeightsPart(1, 0, 10, reason="busy", data=b"x"),
         WeightsPart(1, 8, 10, data=b"xyz"),
-        WeightsPart(1, 0, 2**40, data=bytes(MAX_PIECE + 1)),
+        WeightsPart(1, 0, 2**40, data=bytes(MAX_PIECE_BYTES + 1)),
         WeightsPart(1, reason="busy", retry_after=float("inf")),
     ],
     ids=lambda message: repr(message)[:200],
@@ -359,7 +360,7 @@ def test_a_value_beyond_its_limit_is_malformed(message: Message) -> None:
 @pytest.mark.parametrize("step", [step.value for step in ComputeStep if step not in (ComputeStep.LAYER, ComputeStep.HEAD)])
 def test_only_layer_and_head_travel(step: int) -> None:
     header = [ROUTE, 1, [], [], [], [], step, 0, None]
-    assert "does not travel" in str(refused(framed(1, header)))
+    assert "is never sent" in str(refused(framed(1, header)))
     header[6] = ComputeStep.LAYER.value
     assert decode(framed(1, header)) == NetworkJob(ROUTE, 1, [], step=ComputeStep.LAYER)
 

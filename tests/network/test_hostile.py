@@ -133,11 +133,11 @@ def epoch_of(session: Session, node: str) -> int:
 
 
 @pytest.mark.parametrize("protocol", ["tls", "quic"])
-@pytest.mark.parametrize("kind", ["another authority", "expired", "revoked"])
+@pytest.mark.parametrize("kind", ["not signed by this network's authority", "expired", "revoked"])
 def test_an_outsider_gets_nothing_and_is_not_seen(tmp_path: Path, protocol: str, kind: str) -> None:
     with contextlib.ExitStack() as stack:
         world = World(tmp_path, stack, protocol)
-        if kind == "another authority":
+        if kind == "not signed by this network's authority":
             papers = Authority(tmp_path, "stranger").invite("c", trusting=world.authority.file)
         else:
             papers = world.authority.invite("c", seconds=1 if kind == "expired" else 3600)
@@ -230,7 +230,7 @@ def test_an_insider_that_shows_signs_of_a_node_does_not_keep_it_from_starting(
     wait_for(insider.links, "the insider")
     b = world.join("b", lease_ms=500)
     wait_for(lambda: a.sees("a", "b"), "the node")
-    assert "does not answer; going on" in caplog.text
+    assert "does not answer; using it anyway" in caplog.text
     exchange(a, b, b"hello")
 
 
@@ -260,7 +260,7 @@ def test_an_answer_that_nobody_thought_of_does_not_keep_a_node_from_starting(
 
     a = world.join("a")
     with monkeypatch.context() as broken:
-        broken.setattr(PeerDirectory, "hear_answer", fail)
+        broken.setattr(PeerDirectory, "accept_answer", fail)
         b = world.join("b")
     assert b.router.refused().get("malformed_message", 0) > 0
     wait_for(lambda: a.sees("a", "b") and b.sees("a", "b"), "the members")
@@ -370,7 +370,7 @@ def test_a_node_that_meets_nobody_any_more_is_told_what_that_may_mean(
 ) -> None:
     a, b = world.join("a"), world.join("b")
     wait_for(lambda: a.sees("a", "b") and b.sees("a", "b"), "both")
-    monkeypatch.setattr(solitude, "PATIENCE", 0.1)
+    monkeypatch.setattr(solitude, "WARN_AFTER_S", 0.1)
     world.revoke("a", "b")  # nobody tells b
     hint = "refuse this node's certificate"
     wait_for(lambda: hint in caplog.text, "the hint")
@@ -408,7 +408,7 @@ def test_a_certificate_that_ends_takes_its_node_along(world: World, caplog: pyte
     b = world.join("b", world.authority.invite("b", seconds=6))
     wait_for(lambda: a.sees("a", "b"), "both")
     wait_for(lambda: a.sees("a"), "the certificate to end")
-    wait_for(lambda: "certificate of this node has ended" in caplog.text, "its own complaint")
+    wait_for(lambda: "certificate of this node has expired" in caplog.text, "its own complaint")
     with pytest.raises(Unreachable):
         a.router.send("b", b"hello")
     assert b.router.records().keys() <= {"a", "b"}

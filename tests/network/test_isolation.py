@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.network.isolation import PATIENCE, IsolationMonitor
+from penstock.network.isolation import WARN_AFTER_S, IsolationMonitor
 
 
 def told(solitude: IsolationMonitor, *looks: tuple[float, bool]) -> list[float]:
@@ -13,15 +13,19 @@ def told(solitude: IsolationMonitor, *looks: tuple[float, bool]) -> list[float]:
 
 
 def test_it_is_told_once_after_a_while() -> None:
-    assert told(IsolationMonitor(expects=True), (5, True), (6, True), (5 + PATIENCE, True), (99, True)) == [5 + PATIENCE]
+    assert told(IsolationMonitor(expects_peers=True), (5, True), (6, True), (5 + WARN_AFTER_S, True), (99, True)) == [
+        5 + WARN_AFTER_S
+    ]
 
 
 def test_who_is_the_first_one_expects_nobody() -> None:
-    assert told(IsolationMonitor(expects=False), (0, True), (PATIENCE, True), (99, True)) == []
+    assert told(IsolationMonitor(expects_peers=False), (0, True), (WARN_AFTER_S, True), (99, True)) == []
 
 
-@pytest.mark.parametrize("expects", [False, True])
-def test_who_has_met_somebody_expects_somebody_again(expects: bool) -> None:
-    solitude = IsolationMonitor(expects=expects)
-    assert told(solitude, (0, True), (20, False), (21, True), (20 + PATIENCE, True), (21 + PATIENCE, True)) == [21 + PATIENCE]
-    assert told(solitude, (90, False), (91, True), (92 + PATIENCE, True)) == [92 + PATIENCE], "and so each time"
+@pytest.mark.parametrize("expects_peers", [False, True])
+def test_who_has_met_somebody_expects_somebody_again(expects_peers: bool) -> None:
+    solitude = IsolationMonitor(expects_peers=expects_peers)
+    assert told(solitude, (0, True), (20, False), (21, True), (20 + WARN_AFTER_S, True), (21 + WARN_AFTER_S, True)) == [
+        21 + WARN_AFTER_S
+    ]
+    assert told(solitude, (90, False), (91, True), (92 + WARN_AFTER_S, True)) == [92 + WARN_AFTER_S], "and so each time"

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.errors import BadMessage, ConfigError, PenstockError, Untrusted
 from penstock.network.blocklist import Blocklist
-from penstock.network.peer_directory import COUNTER, MOST_RECORD, RECORD, PeerDirectory
-from penstock.network.roster import LONGEST_RETRY, REPEAT, Issue, Roster
+from penstock.network.peer_directory import COUNTER, MAX_RECORD_BYTES, RECORD, PeerDirectory
+from penstock.network.roster import MAX_RETRY_S, RESEND_INTERVAL_S, Issue, Roster
 from penstock.network.trust.keyring import Keyring, OpenKeyring, Sealed
 from tests.network.certificates import Authority, Papers
 
@@ -50,14 +50,14 @@ class Node:
 
     def publish(self) -> None:
         self.counter += 1
-        self.roster.heard(self.name, Issue(self.epoch, self.counter), self.record, float("inf"))
+        self.roster.store_record(self.name, Issue(self.epoch, self.counter), self.record, float("inf"))
 
     def sees(self, *others: Node) -> None:
         for other in others:
             self.roster.appeared(other.name, other.epoch)
 
     def asks(self, other: Node) -> None:
-        self.known.hear_answer(other.name, other.epoch, other.known.answer(self.known.question()))
+        self.known.accept_answer(other.name, other.epoch, other.known.answer(self.known.question()))
 
 
 @dataclass
@@ -128,10 +128,10 @@ class Meetings(RuleBasedStateMachine):
     def acts(self, one: int) -> None:
         node = self.node(one)
         by_life = {(other.name, other.epoch): other for other in self.nodes.values()}
-        for life in node.roster.due(self.now)[0]:
+        for life in node.roster.questions_due(self.now)[0]:
             if life in by_life:
                 self.packets.append(Packet(by_life[life], node, "question", node.known.question()))
-        for name, sealed in node.known.letters():
+        for name, sealed in node.known.outgoing():
             self.packets.append(Packet(self.nodes[name], node, "letter", sealed.body, sealed.envelope))
 
     @precondition(lambda self: self.packets)
@@ -162,7 +162,7 @@ class Meetings(RuleBasedStateMachine):
                 answer = to.known.answer(packet.data)
                 self.packets.append(Packet(packet.sender, to, "answer", answer))
             elif packet.kind == "answer":
-                to.known.hear_answer(packet.sender.name, packet.sender.epoch, packet.data)
+                to.known.accept_answer(packet.sender.name, packet.sender.epoch, packet.data)
             else:
                 assert to.known.open(packet.sender.name, Sealed(packet.envelope, packet.data)) is None
         except PenstockError as error:
@@ -190,7 +190,7 @@ class Meetings(RuleBasedStateMachine):
         for node in nodes:
             node.sees(*nodes)
         for _ in range(3):  # from now on nothing is lost
-            self.now += LONGEST_RETRY
+            self.now += MAX_RETRY_S
             self.all_act_and_deliver()
         self.all_agree()
         for node in nodes:
@@ -198,7 +198,7 @@ class Meetings(RuleBasedStateMachine):
         for number in range(len(nodes)):
             self.acts(number)
         self.packets.clear()  # but this
-        self.now += 2 * REPEAT
+        self.now += 2 * RESEND_INTERVAL_S
         self.all_act_and_deliver()
         self.all_agree()
 
@@ -246,48 +246,48 @@ def test_a_record_is_sent_again_until_there_is_a_receipt(authority: Authority) -
     b.sees(a)
     a.asks(b)
     b.asks(a)
-    ((to, lost),) = [letter for letter in a.known.letters() if len(letter[1].body) > 3 * COUNTER.size]
-    assert a.known.letters() == [], "not at once"
+    ((to, lost),) = [letter for letter in a.known.outgoing() if len(letter[1].body) > 3 * COUNTER.size]
+    assert a.known.outgoing() == [], "not at once"
     now[0] += 2
-    ((to, sealed),) = a.known.letters()
+    ((to, sealed),) = a.known.outgoing()
     assert to == "b"
     assert lost != sealed
     b.known.open("a", sealed)
-    receipts = b.known.letters()
+    receipts = b.known.outgoing()
     for _, receipt in receipts:
         a.known.open("b", receipt)
     now[0] += 2
-    assert [to for to, _ in a.known.letters()] == ["b"], "a receipt for b's record, that came with the receipt"
+    assert [to for to, _ in a.known.outgoing()] == ["b"], "a receipt for b's record, that came with the receipt"
     now[0] += 2
-    assert a.known.letters() == []
+    assert a.known.outgoing() == []
 
 
 def test_a_replayed_answer_proves_nothing(authority: Authority) -> None:
     a, b, again = member(authority, "a"), member(authority, "b"), member(authority, "a", 2)
     a.sees(b)
     answer = b.known.answer(a.known.question())
-    a.known.hear_answer("b", 1, answer)
+    a.known.accept_answer("b", 1, answer)
     a.roster.vanished("b", 1)
     a.sees(b)
     for asker in (a, again):
         with pytest.raises(BadMessage):
-            asker.known.hear_answer("b", 1, answer)
+            asker.known.accept_answer("b", 1, answer)
     assert not a.roster.is_live("b")
 
 
 def test_a_node_cannot_answer_for_another(authority: Authority) -> None:
     a, b, c = member(authority, "a"), member(authority, "b"), member(authority, "c")
     a.sees(b, c)
-    with pytest.raises(Untrusted, match="'c' answered for 'b'"):
-        a.known.hear_answer("b", 1, c.known.answer(a.known.question()))
+    with pytest.raises(Untrusted, match="'c' answered a question to 'b'"):
+        a.known.accept_answer("b", 1, c.known.answer(a.known.question()))
     greeting = msgspec.msgpack.decode(c.known.answer(a.known.question()))
     greeting[0] = b.keyring.card()  # which everybody can have
     with pytest.raises(BadMessage, match="not sealed by it"):
-        a.known.hear_answer("b", 1, msgspec.msgpack.encode(greeting))
+        a.known.accept_answer("b", 1, msgspec.msgpack.encode(greeting))
     assert not a.roster.is_live("b")
 
 
-@pytest.mark.parametrize("data", [b"", b"short", bytes(COUNTER.size + MOST_RECORD + 1)], ids=len)
+@pytest.mark.parametrize("data", [b"", b"short", bytes(COUNTER.size + MAX_RECORD_BYTES + 1)], ids=len)
 def test_a_record_of_an_impossible_size_is_refused(authority: Authority, data: bytes) -> None:
     a, b = member(authority, "a"), member(authority, "b")
     a.sees(b)
@@ -318,9 +318,9 @@ def test_a_list_spreads_with_greetings_and_letters_and_is_kept(authority: Author
     assert "d" in b.roster.records()
     newest = authority.revoke("d")
     (authority.folder / "a.revoked").write_bytes(newest)
-    a.known.look()
+    a.known.refresh()
     a.asks(b)  # takes it along
-    c.known.open("b", dict(b.known.warnings())["c"])
+    c.known.open("b", dict(b.known.revocation_notices())["c"])
     for node in (a, b, c):
         assert not node.roster.is_live("d")
         assert node.revocations == 1
@@ -344,10 +344,10 @@ def test_a_file_that_could_not_be_read_is_told_once_and_read_when_it_can_be(
     with monkeypatch.context() as broken:
         broken.setattr(Path, "open", too_many_files)
         for _ in range(3):
-            a.known.look()
+            a.known.refresh()
     assert caplog.text.count("Too many open files") == 1
     assert a.revocations == 0
-    a.known.look()
+    a.known.refresh()
     assert a.revocations == 1
 
 
@@ -358,8 +358,8 @@ def test_a_damaged_list_on_disk_is_told_at_the_start_and_ignored_later(
     file = authority.folder / "a.revoked"
     file.write_bytes(b"damaged")
     for _ in range(3):
-        a.known.look()
+        a.known.refresh()
     assert caplog.text.count("cannot be used") == 1
     assert a.revocations == 0
-    with pytest.raises(ConfigError, match=r"a\.revoked cannot be used.*Remove it"):
+    with pytest.raises(ConfigError, match=r"a\.revoked cannot be used.*Remove the file"):
         Blocklist(file, a.keyring.authority)  # type: ignore[attr-defined]

@@ -89,11 +89,11 @@ def test_a_signature_is_good_for_its_own_record_alone(change: tuple[str, str]) -
 
 def test_a_list_is_never_larger_than_a_node_would_read() -> None:
     largest = revocations.Record("f" * 40, "x" * 64, bytes(72))
-    crowd = Revocations(dict.fromkeys(range(2, 2 + revocations.MOST), largest))
-    assert len(crowd.encode()) <= revocations.MOST_BYTES
-    with pytest.raises(ConfigError, match="more than a list can hold"):
+    crowd = Revocations(dict.fromkeys(range(2, 2 + revocations.MAX_RECORDS), largest))
+    assert len(crowd.encode()) <= revocations.MAX_LIST_BYTES
+    with pytest.raises(ConfigError, match="can hold 4096 certificates"):
         _ = crowd | LIST
-    with pytest.raises(Untrusted, match="larger than"):
+    with pytest.raises(Untrusted, match="the limit is"):
         revocations.read(SIGNED + bytes(1 << 20), AUTHORITY.certificate)
 
 
@@ -116,13 +116,13 @@ def test_a_forged_or_older_list_changes_nothing(authority: Authority, blocklist:
     first, second = authority.revoke("b"), authority.revoke("c")
     stranger = Authority(tmp_path, "stranger")
     stranger.invite("b")
-    assert blocklist.offer(second)
-    assert not blocklist.offer(first)
-    assert not blocklist.offer(second)
-    assert not blocklist.offer(second[:-1] + bytes([second[-1] ^ 1])), "what is known is not checked again, nor taken again"
+    assert blocklist.merge(second)
+    assert not blocklist.merge(first)
+    assert not blocklist.merge(second)
+    assert not blocklist.merge(second[:-1] + bytes([second[-1] ^ 1])), "what is known is not checked again, nor taken again"
     for forged in (stranger.revoke("b"), second[:-1], b"nonsense"):
         with pytest.raises(Untrusted):
-            blocklist.offer(forged)
+            blocklist.merge(forged)
     assert blocklist.data == second
     assert (authority.folder / "a.revoked").read_bytes() == second
 
@@ -130,14 +130,14 @@ def test_a_forged_or_older_list_changes_nothing(authority: Authority, blocklist:
 def test_a_file_that_knows_less_adds_to_what_is_known_and_is_made_whole(authority: Authority, blocklist: Blocklist) -> None:
     for name in "bcd":
         authority.invite(name)
-    blocklist.offer(authority.revoke("b", "c"))
+    blocklist.merge(authority.revoke("b", "c"))
     known = blocklist.current
     authority.forget()
     (authority.folder / "a.revoked").write_bytes(authority.revoke("d"))
-    assert blocklist.look()
+    assert blocklist.reload()
     assert known.common_names() < blocklist.current.common_names()
     assert (authority.folder / "a.revoked").read_bytes() == blocklist.data
-    assert not blocklist.look()
+    assert not blocklist.reload()
 
 
 def test_what_is_revoked_while_a_list_of_others_is_kept_is_not_written_over(
@@ -155,7 +155,7 @@ def test_what_is_revoked_while_a_list_of_others_is_kept_is_not_written_over(
         return locked_folder(folder)
 
     monkeypatch.setattr(files, "locked_folder", after_a_command)
-    assert blocklist.offer(of_others)
+    assert blocklist.merge(of_others)
     assert {record.node for record in blocklist.current.records.values()} == {"b", "c"}
     assert (authority.folder / "a.revoked").read_bytes() == blocklist.data
 
@@ -165,12 +165,12 @@ def test_two_nodes_that_share_a_file_and_got_different_signatures_leave_it_alone
 ) -> None:
     authority.invite("b")
     other = Blocklist(None, blocklist._authority)
-    blocklist.offer(authority.revoke("b"))
+    blocklist.merge(authority.revoke("b"))
     authority.forget()
-    other.offer(authority.revoke("b"))
+    other.merge(authority.revoke("b"))
     other._file = blocklist._file
     assert other.data != blocklist.data
-    assert not other.look()
+    assert not other.reload()
     assert (authority.folder / "a.revoked").read_bytes() == blocklist.data
 
 
@@ -182,13 +182,13 @@ def test_what_an_authority_revokes_counts_also_after_it_was_restored_from_a_copy
     issuing.revoke(network, "phone")
     vouching = invited["laptop"].authority
     member = Blocklist(tmp_path / "member.bin", vouching)
-    assert member.offer(network.revocations_file.read_bytes())
+    assert member.merge(network.revocations_file.read_bytes())
 
     files.replace(network.folder, copy)
     assert issuing.revoke(network, "tablet") == 1
     restored = Blocklist(network.revocations_file, vouching)
-    assert member.offer(restored.data)
-    assert restored.offer(member.data)
+    assert member.merge(restored.data)
+    assert restored.merge(member.data)
     out = {one.identity.certificate.serial_number for one in invited.values()}
     assert member.current.records.keys() == restored.current.records.keys() == out
     assert all(member.revoked for member in issuing.members(network)), "what the others knew is back on the disk"

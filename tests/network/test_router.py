@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.errors import ConfigError, Unreachable
-from penstock.network.roster import DOUBT, LONGEST_RETRY, MOST_SIGNS, Issue, Roster
+from penstock.network.roster import MAX_RETRY_S, MAX_SESSIONS, MAX_UNANSWERED, Issue, Roster
 from tests.network.nets import ClosedNet, InProcessNet, Net, ZenohNet, closing, wait_for
 
 
@@ -176,7 +176,7 @@ def test_a_callback_may_close_its_router(net: Net) -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "*", "a*", "$*", "a#b", "a?b", "@a", "-a", ".a", "a b", "ä", "a" * 65, "a\n"])
 def test_a_name_that_would_break_a_key_is_refused(open_net: Net, name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot name a node"):
+    with pytest.raises(ConfigError, match="cannot be the name of a node"):
         open_net.router(name)
 
 
@@ -211,20 +211,20 @@ def test_a_name_is_given_once_in_a_hub() -> None:
 def test_an_older_record_never_replaces_a_newer_one() -> None:
     roster = Roster()
     roster.appeared("a", 5)
-    assert roster.heard("a", Issue(5, 2), b"newer")
-    assert not roster.heard("a", Issue(5, 1), b"older")
-    assert not roster.heard("a", Issue(5, 2), b"again")
+    assert roster.store_record("a", Issue(5, 2), b"newer")
+    assert not roster.store_record("a", Issue(5, 1), b"older")
+    assert not roster.store_record("a", Issue(5, 2), b"again")
     assert roster.records() == {"a": b"newer"}
 
 
 def test_of_two_lives_the_later_one_counts() -> None:
     roster = Roster()
     roster.appeared("a", 5)
-    roster.heard("a", Issue(5, 9), b"old life")
+    roster.store_record("a", Issue(5, 9), b"old life")
     roster.appeared("a", 6)
     assert roster.records() == {"a": b"old life"}, "anybody can show signs of a life"
-    roster.heard("a", Issue(6, 1), b"new life")
-    roster.heard("a", Issue(5, 10), b"old life still talks")
+    roster.store_record("a", Issue(6, 1), b"new life")
+    roster.store_record("a", Issue(5, 10), b"old life still talks")
     assert roster.records() == {"a": b"new life"}
     roster.vanished("a", 5)
     assert roster.records() == {"a": b"new life"}
@@ -238,7 +238,7 @@ def test_a_record_of_a_life_that_is_over_is_not_kept() -> None:
     roster = Roster()
     roster.appeared("a", 5)
     roster.vanished("a", 5)
-    assert not roster.heard("a", Issue(5, 1), b"late")
+    assert not roster.store_record("a", Issue(5, 1), b"late")
     roster.appeared("a", 5)
     assert roster.records() == {}
 
@@ -247,7 +247,7 @@ def test_a_life_counts_when_it_has_proved_itself_not_when_there_are_signs_of_it(
     roster = Roster()
     roster.appeared("a", 5)
     assert not roster.is_live("a")
-    assert roster.heard("a", Issue(5, 0), None)
+    assert roster.store_record("a", Issue(5, 0), None)
     assert roster.is_live("a")
     assert roster.records() == {}, "it has none yet"
 
@@ -256,42 +256,42 @@ def test_a_life_is_asked_until_it_answers_and_less_and_less_often() -> None:
     roster, now, asked = Roster(), 0.0, []
     roster.appeared("a", 5)
     while now < 300:
-        due, wait = roster.due(now)
+        due, wait = roster.questions_due(now)
         assert wait > 0
         asked += [now] * len(due)
         now += wait
     waits = [round(later - earlier, 3) for earlier, later in itertools.pairwise(asked)]
     assert waits == sorted(waits)
     assert waits[0] <= 0.1
-    assert waits[-1] == LONGEST_RETRY
-    roster.heard("a", Issue(5, 1), b"here", now)
-    assert roster.due(now)[0] == []
+    assert waits[-1] == MAX_RETRY_S
+    roster.store_record("a", Issue(5, 1), b"here", now)
+    assert roster.questions_due(now)[0] == []
 
 
 def test_a_silent_life_is_asked_and_no_longer_counts_when_it_stays_silent() -> None:
     """Somebody else may keep up its sign of life."""
     roster, now = Roster(), 0.0
     roster.appeared("a", 5)
-    roster.heard("a", Issue(5, 1), b"here", now)
-    for _ in range(DOUBT):
-        now += roster.due(now)[1]
-        assert roster.due(now)[0] == [("a", 5)]
+    roster.store_record("a", Issue(5, 1), b"here", now)
+    for _ in range(MAX_UNANSWERED):
+        now += roster.questions_due(now)[1]
+        assert roster.questions_due(now)[0] == [("a", 5)]
     assert roster.is_live("a")
-    now += roster.due(now)[1]
-    roster.due(now)
+    now += roster.questions_due(now)[1]
+    roster.questions_due(now)
     assert not roster.is_live("a")
-    roster.heard("a", Issue(5, 1), b"here", now)
+    roster.store_record("a", Issue(5, 1), b"here", now)
     assert roster.records() == {"a": b"here"}
 
 
 def test_made_up_signs_of_life_are_bounded_and_displace_nobody() -> None:
     roster = Roster()
     roster.appeared("true", 1)
-    roster.heard("true", Issue(1, 1), b"true", 0.0)
-    for number in range(2 * MOST_SIGNS):
+    roster.store_record("true", Issue(1, 1), b"true", 0.0)
+    for number in range(2 * MAX_SESSIONS):
         roster.appeared(f"ghost-{number}", 1)
     assert roster.records() == {"true": b"true"}
-    assert len(roster.due(1.0)[0]) < MOST_SIGNS
+    assert len(roster.questions_due(1.0)[0]) < MAX_SESSIONS
     roster.appeared("late", 1)
-    roster.heard("late", Issue(1, 1), b"late", 1.0)
+    roster.store_record("late", Issue(1, 1), b"late", 1.0)
     assert set(roster.records()) == {"true", "late"}

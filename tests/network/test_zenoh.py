@@ -143,7 +143,7 @@ def test_a_node_can_start_before_the_one_it_knows(caplog: pytest.LogCaptureFixtu
     contact = f"tcp/127.0.0.1:{free_port()}"
     with contextlib.ExitStack() as stack:
         early = joined(stack, NetworkConfig(connect=(contact,), open=True), "early")
-        assert "trying on" in caplog.text
+        assert "still trying" in caplog.text
         joined(stack, NetworkConfig(listen=(contact,), open=True), "late")
         wait_for(lambda: early.sees("early", "late"), "the late one")
 
@@ -154,7 +154,7 @@ def test_a_node_can_start_before_the_one_it_knows(caplog: pytest.LogCaptureFixtu
 def test_a_taken_port_is_an_error_that_names_it(net: ZenohNet) -> None:
     net.join("home")
     router = ZenohRouter(NetworkConfig(listen=(net.contact,), open=True), "other", 1)
-    with pytest.raises(ConfigError, match=f"cannot listen at {net.contact}: the port is taken") as caught:
+    with pytest.raises(ConfigError, match=f"cannot listen at {net.contact}: the port is in use") as caught:
         router.start(lambda sender, data: None, lambda: None)
     assert "network.listen" in caught.value.hint
     router.close()
@@ -196,7 +196,7 @@ def test_of_two_that_took_a_name_at_once_the_later_one_wins(caplog: pytest.LogCa
         newer.router.publish(b"newer")
         third = joined(stack, NetworkConfig(connect=(ours, theirs), open=True), "third")  # brings them together
         wait_for(lambda: third.router.records().get("twin") == b"newer", "the record of the winner")
-        wait_for(lambda: caplog.text.count("another node took the name 'twin'") == 1, "the loser's warning")
+        wait_for(lambda: caplog.text.count("another node has taken the name 'twin'") == 1, "the loser's warning")
         newer.router.close()
         wait_for(lambda: third.router.records().get("twin") == b"older", "the one that is left")
 
@@ -325,7 +325,7 @@ one.close()
     assert done.returncode == 0
     assert done.stdout == ""
     assert [
-        line for line in done.stderr.splitlines() if "trying on" not in line
+        line for line in done.stderr.splitlines() if "still trying" not in line
     ] == []  # our own warning, by logging's last resort
 
 

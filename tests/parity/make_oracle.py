@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import importlib.metadata
 import json
 import shlex
 import sys
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import safe_open
 
 from penstock.model.sources import DEFAULT_MODEL, cache_dir, resolve
@@ -32,6 +32,8 @@ from penstock.model.sources.catalogue import find
 from penstock.model.tokenizer import Tokenizer
 
 NEW_TOKENS = 32
+LONG = 100  # tokens of the longest prompt that is embedded
+TEACHERS = ("python", "table", "chat system", "chat turns", "story")  # texts on which bf16 is judged
 HERE = Path(__file__).parent
 LICENCE = HERE.parent.parent / "LICENSE"
 
@@ -104,7 +106,9 @@ def all_prompts(folder: Path) -> dict[str, list[int]]:
 
 
 def load(gguf: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(
+    from transformers import AutoModelForCausalLM  # here: the test that reads the prompts does without
+
+    return AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()
 
@@ -149,6 +153,29 @@ def answer(model: Any, prompt: list[int]) -> tuple[list[int], list[float]]:
     return made.sequences[0, len(prompt) :].tolist(), margins
 
 
+@torch.inference_mode()
+def embeddings(model: Any, prompts: dict[str, list[int]]) -> list[dict[str, Any]]:
+    """The mean of the last hidden states of some prompts."""
+    texts = {name: prompts[name] for name in ("one token", "emoji", "chat turns")}
+    texts |= {"emoji without its end": prompts["emoji"][:-1], "long": prompts["long licence"][:LONG]}
+    found = []
+    for name, tokens in texts.items():
+        vector = model.model(torch.tensor([tokens])).last_hidden_state[0].mean(dim=0)
+        found.append({"name": name, "tokens": tokens, "vector": [round(value, 6) for value in vector.tolist()]})
+    return found
+
+
+@torch.inference_mode()
+def bf16_error(model: Any, folder: Path, answers: dict[str, dict[str, Any]]) -> float:
+    """How far transformers' logits in bf16 are from its own in fp32: the mean over all of them."""
+    from transformers import AutoModelForCausalLM
+
+    rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    texts = [torch.tensor([answers[name]["prompt"] + answers[name]["output"]]) for name in TEACHERS]
+    differences = [(rounded(text).logits[0].float() - model(text).logits[0]).abs() for text in texts]
+    return round(float(torch.cat(differences).mean()), 6)
+
+
 def main() -> None:
     torch.set_num_threads(2)
     known = find(DEFAULT_MODEL)
@@ -168,13 +195,24 @@ def main() -> None:
         "weights_sha256": weights,
         "eos_ids": model.generation_config.eos_token_id,
         "new_tokens": NEW_TOKENS,
-        "transformers": transformers.__version__,
+        "bf16_texts": TEACHERS,
+        "bf16_error": bf16_error(model, folder, {row["name"]: row for row in rows}),
+        "transformers": importlib.metadata.version("transformers"),
         "torch": torch.__version__,
         "date": datetime.date.today().isoformat(),
         "command": shlex.join(["python", *sys.argv]),
     }
-    lines = ",\n".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in rows)
-    (HERE / "oracle.json").write_text(f'{{"meta":{json.dumps(meta)},\n"prompts":[\n{lines}\n]}}\n', encoding="utf-8")
+    write(meta, rows, embeddings(model, {row["name"]: row["prompt"] for row in rows}))
+
+
+def write(meta: dict[str, Any], answers: list[dict[str, Any]], embedded: list[dict[str, Any]]) -> None:
+    """One row a line: whoever reads a diff sees which of them changed."""
+    lists = {"prompts": answers, "embeddings": embedded}
+    parts = [f'"meta":{json.dumps(meta)}']
+    for name, rows in lists.items():
+        lines = ",\n".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in rows)
+        parts.append(f'"{name}":[\n{lines}\n]')
+    (HERE / "oracle.json").write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

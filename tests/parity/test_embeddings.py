@@ -1,4 +1,7 @@
-"""The default model's embeddings are the mean of transformers' last hidden states, whatever the engine does around it."""
+"""The default model's embeddings are the mean of transformers' last hidden states, whatever the engine does around it.
+
+`oracle.json` holds those of transformers (see `make_oracle.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.memory import release_memory
 
 from penstock import LLM, SamplingParams
 from penstock.domain.request import JobRequest
@@ -18,46 +22,36 @@ from penstock.domain.updates import Embedded, JobDone, JobFailed, JobUpdate, Tok
 BLOCK = 16 * 384 * 30 * 4  # bytes of 16 tokens' keys and values in 30 layers of fp32
 ORACLE = json.loads((Path(__file__).parent / "oracle.json").read_text(encoding="utf-8"))
 PROMPTS = {row["name"]: row["prompt"] for row in ORACLE["prompts"]}
-LONG = PROMPTS["long licence"][:200]
+THEIRS = {row["name"]: torch.tensor(row["vector"]) for row in ORACLE["embeddings"]}
+EMBEDDED = {row["name"]: row["tokens"] for row in ORACLE["embeddings"]}
+LONG = EMBEDDED["long"]
 CHATS = SamplingParams(n=2, temperature=0, max_tokens=24, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def theirs(default_model_folder: Path) -> Any:
-    from transformers import AutoModel
-
-    model = AutoModel.from_pretrained(default_model_folder, dtype=torch.float32, attn_implementation="eager").eval()
-
-    def embed(prompt: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            found: torch.Tensor = model(torch.tensor([prompt])).last_hidden_state[0].mean(dim=0)
-        return found
-
-    return embed
 
 
 @pytest.fixture(scope="module")
 def llm(default_model_folder: Path) -> Iterator[LLM]:
     """Cut in two, with room for little more than the long prompt, which is read in several chunks."""
-    with LLM(dtype="float32", device="cpu", segments=[(0, 11), (11, 30)], kv_memory=16 * BLOCK, chunk=32) as found:
+    with LLM(dtype="float32", device="cpu", segments=[(0, 11), (11, 30)], kv_memory=10 * BLOCK, chunk=16) as found:
         yield found
+    del found
+    release_memory()
 
 
 def same(ours: Any, theirs: torch.Tensor) -> bool:
     return torch.allclose(torch.tensor(ours), theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_prompts_of_all_lengths_have_the_embeddings_of_transformers(llm: LLM, theirs: Any) -> None:
-    prompts = [PROMPTS["one token"], PROMPTS["emoji"], LONG, PROMPTS["chat turns"]]
-    right = [theirs(prompt) for prompt in prompts]
+def test_prompts_of_all_lengths_have_the_embeddings_of_transformers(llm: LLM) -> None:
+    names = ["one token", "emoji", "long", "chat turns"]
+    prompts, right = [EMBEDDED[name] for name in names], [THEIRS[name] for name in names]
     for _ in range(2):  # the second time their beginnings are known
         found = llm.embed(prompts, use_tqdm=False)
         assert [same(*pair) for pair in zip(found, right, strict=True)] == [True] * len(prompts)
-    assert not same(found[1], theirs(PROMPTS["emoji"][:-1])), "a token less can be told apart"
+    assert not same(found[1], THEIRS["emoji without its end"]), "a token less can be told apart"
 
 
-def test_an_embedding_among_running_chats_is_the_same(llm: LLM, theirs: Any) -> None:
-    prompt, said, ended = PROMPTS["chat turns"], list[JobUpdate](), threading.Event()
+def test_an_embedding_among_running_chats_is_the_same(llm: LLM) -> None:
+    prompt, said, ended = EMBEDDED["chat turns"], list[JobUpdate](), threading.Event()
 
     def hear_chats(update: JobUpdate) -> None:
         if isinstance(update, TokensOut) and not any(isinstance(earlier, TokensOut) for earlier in said):
@@ -71,16 +65,16 @@ def test_an_embedding_among_running_chats_is_the_same(llm: LLM, theirs: Any) -> 
     kinds = [type(update) for update in said]
     at = kinds.index(Embedded)
     assert TokensOut in kinds[at:], "the chats went on behind it"
-    assert same(said[at].vector, theirs(prompt))  # type: ignore[union-attr]
+    assert same(said[at].vector, THEIRS["chat turns"])  # type: ignore[union-attr]
 
 
-def test_a_preempted_embedding_is_the_same(llm: LLM, theirs: Any) -> None:
+def test_a_preempted_embedding_is_the_same(llm: LLM) -> None:
     said, ended, urgent = list[JobUpdate](), threading.Event(), list[JobUpdate]()
 
     def hear(update: JobUpdate) -> None:
         said.append(update)
         if len(said) == 4:  # chunks have passed the first segment, and those before them are home
-            llm._jobs.start_job(JobRequest(prompt=LONG[100:], sampling=CHATS, priority=1), urgent.append)
+            llm._jobs.start_job(JobRequest(prompt=LONG[50:], sampling=CHATS, priority=1), urgent.append)
         if isinstance(update, JobDone | JobFailed):
             ended.set()
 
@@ -90,4 +84,4 @@ def test_a_preempted_embedding_is_the_same(llm: LLM, theirs: Any) -> None:
     *_, embedded, _, done = said
     assert isinstance(done, JobDone)
     assert done.timings.preemptions > 0
-    assert same(embedded.vector, theirs(LONG))  # type: ignore[union-attr]
+    assert same(embedded.vector, THEIRS["long"])  # type: ignore[union-attr]

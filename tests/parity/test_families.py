@@ -34,6 +34,7 @@ BF16 = 1.25  # mean error, against that of transformers in bf16; measured: 0.8 t
 LENGTHS = (1, 7, 8, 9, 40, 75, 150)
 
 Made = Callable[[str], tuple[Path, Any]]
+Judge = Callable[[str, int], Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         return folder, make(KINDS[kind], folder)
 
     return once
+
+
+@pytest.fixture(scope="module")
+def judge(made: Made) -> Judge:
+    """transformers' logits of `text(length)` in a kind of model; asked once for all the ways to compute them here."""
+    return cache(lambda kind, length: judged(made(kind)[1], text(length)))
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -62,37 +69,41 @@ def shuffled_tables(lengths: Sequence[int], blocks: int, chance: random.Random) 
     return [[places.pop() for _ in range(-(-length // BLOCK_SIZE) + chance.randint(0, 1))] for length in lengths]
 
 
+def ways(*names: str) -> list[Any]:
+    """Ways to cut a model; where much is computed, only two segments are in every run."""
+    return [pytest.param(CUTS[name], id=name, marks=[] if name == "two segments" else pytest.mark.slow) for name in names]
+
+
 def test_every_family_has_a_tiny_model_here() -> None:
     assert {kind.family for kind in KINDS.values()} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_whole_prompt_has_the_logits_of_transformers(kind: str, cuts: list[tuple[int, int]], made: Made) -> None:
-    folder, reference = made(kind)
-    tokens = text(90)
-    assert difference(Pipeline(folder, cuts).alone(tokens), judged(reference, tokens)) < RELATIVE
+def test_a_whole_prompt_has_the_logits_of_transformers(kind: str, cuts: list[tuple[int, int]], made: Made, judge: Judge) -> None:
+    folder, _ = made(kind)
+    assert difference(Pipeline(folder, cuts).alone(text(90)), judge(kind, 90)) < RELATIVE
 
 
-@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("cuts", ways("one segment", "two segments", "four segments"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_in_chunks_and_then_single_tokens_has_the_logits_of_transformers(
-    kind: str, cuts: list[tuple[int, int]], made: Made
+    kind: str, cuts: list[tuple[int, int]], made: Made, judge: Judge
 ) -> None:
-    folder, reference = made(kind)
+    folder, _ = made(kind)
     tokens, pipeline = text(90), Pipeline(folder, cuts)
     table = shuffled_tables([len(tokens)], 40, random.Random(1))[0]
     edges = [0, 8, 25, 26, 30, 64, 71, *range(72, 91)]
     rows = [pipeline.step([(tokens[start:end], start, table)])[0] for start, end in pairwise(edges)]
-    assert difference(torch.cat(rows), judged(reference, tokens)) < RELATIVE
+    assert difference(torch.cat(rows), judge(kind, 90)) < RELATIVE
 
 
-@pytest.mark.parametrize("cuts", [CUTS["one segment"], CUTS["two segments"]], ids=["one segment", "two segments"])
+@pytest.mark.parametrize("cuts", ways("one segment", "two segments"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequences_of_any_lengths_in_one_batch_have_the_logits_that_transformers_gives_each_alone(
-    kind: str, cuts: list[tuple[int, int]], made: Made
+    kind: str, cuts: list[tuple[int, int]], made: Made, judge: Judge
 ) -> None:
-    folder, reference = made(kind)
+    folder, _ = made(kind)
     pipeline, chance = Pipeline(folder, cuts), random.Random(kind)
     lengths = [length for length in LENGTHS if length > KINDS[kind].beyond]
     texts = [text(length) for length in lengths]
@@ -110,16 +121,15 @@ def test_sequences_of_any_lengths_in_one_batch_have_the_logits_that_transformers
             done[i] += n
     assert mixed > 3
     for tokens, found in zip(texts, rows, strict=True):
-        assert difference(torch.cat(found), judged(reference, tokens)) < RELATIVE, f"the text of {len(tokens)} tokens"
+        assert difference(torch.cat(found), judge(kind, len(tokens))) < RELATIVE, f"the text of {len(tokens)} tokens"
 
 
 @pytest.mark.parametrize("kind, change", [(kind, change) for kind in KINDS for change in KINDS[kind].off])
-def test_what_makes_a_model_special_shows_in_its_logits(kind: str, change: Change, made: Made) -> None:
+def test_what_makes_a_model_special_shows_in_its_logits(kind: str, change: Change, made: Made, judge: Judge) -> None:
     """Otherwise the comparisons above would hold for a decoder that leaves it out."""
-    folder, reference = made(kind)
-    tokens = text(90)
-    without = Pipeline(folder, change=change).alone(tokens)
-    assert difference(without, judged(reference, tokens)) > 100 * RELATIVE
+    folder, _ = made(kind)
+    without = Pipeline(folder, change=change).alone(text(90))
+    assert difference(without, judge(kind, 90)) > 100 * RELATIVE
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipes.footprint import KV_TOKENS, Budget, Footprint
+from penstock.pipes.footprint import DEFAULT_KV_TOKENS, Budget, Footprint
 from tests.server import clean_environment
 
 CONTEXT = 131072
-FOOTPRINT = Footprint(num_layers=12, layer=70, ends=1000, kv_block=3, peak=20, least_blocks=10, most_blocks=1000)
+FOOTPRINT = Footprint(num_layers=12, layer=70, ends=1000, kv_block=3, peak=20, min_blocks=10, max_blocks=1000)
 
 
 def test_a_budget_counts_ends_layers_kv_and_the_peak_of_loading() -> None:
-    assert FOOTPRINT.least == 100
+    assert FOOTPRINT.min_layer == 100
     assert Budget(FOOTPRINT, 1320, ends=True).capacity == 3
     assert Budget(FOOTPRINT, 1319, ends=True).capacity == 2
     assert Budget(FOOTPRINT, 1120, ends=False).capacity == 11
@@ -30,7 +30,7 @@ def test_a_budget_counts_ends_layers_kv_and_the_peak_of_loading() -> None:
 def test_what_is_left_beside_the_layers_is_kv_for_all_of_them() -> None:
     assert Budget(FOOTPRINT, 20 + 12 * 100, ends=False).blocks == 10
     assert Budget(FOOTPRINT, 20 + 12 * 160, ends=False).blocks == 30
-    assert Budget(FOOTPRINT, 10**9, ends=False).blocks == FOOTPRINT.most_blocks
+    assert Budget(FOOTPRINT, 10**9, ends=False).blocks == FOOTPRINT.max_blocks
     assert Budget(FOOTPRINT, 20 + 3 * 160, ends=False, layers=3).blocks == 30  # as many as the settings ask for
 
 
@@ -58,8 +58,8 @@ def llama(num_layers: int, hidden: int, intermediate: int) -> Footprint:
         ends=2 * 2 * 128256 * hidden,
         kv_block=2 * 2 * 16 * 1024,
         peak=2 * 2 * hidden * intermediate,
-        least_blocks=KV_TOKENS // 16 + 1,
-        most_blocks=256 * CONTEXT // 16,
+        min_blocks=DEFAULT_KV_TOKENS // 16 + 1,
+        max_blocks=256 * CONTEXT // 16,
     )
 
 

@@ -14,7 +14,7 @@ from penstock.domain.meta_model import MetaModel
 from penstock.domain.route import Hop
 from penstock.domain.topology import LayerRange, PrivateLayers
 from penstock.pipes.meta_pipe import MetaPipe, weights_differ
-from penstock.pipes.path import FAILED, FULL, MOST_LOAD, Path
+from penstock.pipes.path import FAILED_PENALTY_S, FULL_PENALTY_S, MAX_LOAD, Path
 from tests.pipes.network_of import pipe, segment
 
 # ---- what is there ----
@@ -97,7 +97,7 @@ def test_segments_of_different_block_sizes_do_not_make_a_path() -> None:
     assert not mixed.is_complete()
     assert mixed.path("a") is None
     assert mixed.explain() == (
-        "The segments of smollm2-135m cannot work together, since their KV blocks differ in size: 16 at a and 32 at b."
+        "The segments of smollm2-135m cannot work together because their KV block sizes differ: 16 at a and 32 at b."
     )
 
 
@@ -152,7 +152,7 @@ def test_going_home_counts() -> None:
 def test_the_quickest_path_is_taken_and_compared_with_the_next() -> None:
     found = pipe(segment("a", "0:10"), segment("b", "10:30"), segment("c", "10:30", seconds=0.030)).path("a")
     assert taken(found) == "a0:10 b10:30"
-    assert why(found) == "It is the quickest with 31.0 ms per token; a 0:10 → c 10:30 → a would take 41.0 ms."
+    assert why(found) == "It is the fastest with 31.0 ms per token; a 0:10 → c 10:30 → a would take 41.0 ms."
 
 
 def test_a_busy_node_counts_as_slower() -> None:
@@ -175,10 +175,10 @@ def test_a_node_that_failed_lately_is_the_last_choice_but_is_one() -> None:
     replicas = pipe(segment("a", "0:10"), segment("b", "10:30"), segment("c", "10:30", seconds=3.0))
     found = replicas.path("a", avoid={"b"})
     assert taken(found) == "a0:10 c10:30"
-    assert why(found) == "It is taken rather than a 0:10 → b 10:30 → a, because b failed lately."
+    assert why(found) == "It was chosen over a 0:10 → b 10:30 → a because b failed recently."
     alone = pipe(segment("a", "0:10"), segment("b", "10:30")).path("a", avoid=["b"])
     assert taken(alone) == "a0:10 b10:30"
-    assert why(alone) == "It is the only one, although b failed lately."
+    assert why(alone) == "It is the only one, although b failed recently."
     assert alone is not None
     assert alone.seconds < 1  # what is added for trouble is no time that it takes
 
@@ -187,7 +187,7 @@ def test_a_segment_without_free_memory_is_a_bad_choice_except_at_home() -> None:
     full = segment("b", "10:30", kv_free=0, seconds=0.001)
     found = pipe(segment("a", "0:10"), full, segment("c", "10:30")).path("a")
     assert taken(found) == "a0:10 c10:30"
-    assert why(found) == "It is taken rather than a 0:10 → b 10:30 → a, because b has no free KV memory."
+    assert why(found) == "It was chosen over a 0:10 → b 10:30 → a because b has no free KV memory."
     at_home = pipe(segment("a", "0:10"), full, segment("c", "10:30")).path("b")
     assert taken(at_home) == "a0:10 b10:30"
 
@@ -199,10 +199,10 @@ def test_of_two_equal_paths_the_one_with_more_at_home_is_taken() -> None:
     assert why(found) == "It is the only one that keeps the first and the last layers that c has there."
     found = pipe(segment("b", "0:10"), segment("b", "10:30"), segment("c", "0:30")).path("a", round_trips=near)
     assert taken(found) == "c0:30"
-    assert why(found) == "It is as quick as b 0:10 → b 10:30 → a, and has fewer hops."
+    assert why(found) == "It is as fast as b 0:10 → b 10:30 → a and has fewer hops."
     found = pipe(segment("c", "0:30"), segment("b", "0:30")).path("a", round_trips=near)
     assert taken(found) == "b0:30"
-    assert why(found) == "It is as quick as c 0:30 → a, and comes first by name."
+    assert why(found) == "It is as fast as c 0:30 → a and comes first by name."
 
 
 def test_a_node_may_be_visited_twice() -> None:
@@ -241,7 +241,7 @@ def test_a_segment_is_left_where_a_quicker_one_begins() -> None:
     slow, quick = segment("b", "0:20", seconds=0.2), segment("c", "10:30")
     found = pipe(slow, quick).path("a")
     assert taken(found) == "b0:10 c10:30"
-    assert why(found) == "It is the quickest with 121.5 ms per token; b 0:20 → c 20:30 → a would take 211.5 ms."
+    assert why(found) == "It is the fastest with 121.5 ms per token; b 0:20 → c 20:30 → a would take 211.5 ms."
 
 
 def test_a_segment_is_entered_where_a_quicker_one_ends() -> None:
@@ -368,8 +368,8 @@ def cost(
             seconds += max(trips.get(node, 0.001) for node in (here, there) if node != origin) / 2
     for found, start, end in path:
         share = (end - start) / found.layers.size
-        seconds += share * (found.seconds or per_layer * found.layers.size) / (1 - min(found.load, MOST_LOAD))
-        trouble += FAILED * (found.node in avoid) + FULL * (found.kv_free == 0 and found.node != origin)
+        seconds += share * (found.seconds or per_layer * found.layers.size) / (1 - min(found.load, MAX_LOAD))
+        trouble += FAILED_PENALTY_S * (found.node in avoid) + FULL_PENALTY_S * (found.kv_free == 0 and found.node != origin)
     return seconds + trouble, seconds
 
 
@@ -463,4 +463,4 @@ def test_replicas_with_other_weights_are_told() -> None:
     assert weights_differ([*same, segment("e", "10:20", weight_hash="y"), segment("f", "10:30", weight_hash="")]) == []
     (found,) = weights_differ([*same, segment("e", "10:30", weight_hash="x")])
     assert (found.layers, found.dtype, found.holders) == (LayerRange(10, 30), "float32", (("b", "c"), ("e",)))
-    assert str(found) == "The weights of layers 10:30 (float32) of b and c and those of e are not the same."
+    assert str(found) == "The weights of layers 10:30 (float32) of b and c and those of e differ."

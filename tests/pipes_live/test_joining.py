@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from tests.pipes_live.tiny import write_tiny_model
 from tests.server import Server, clean_environment, free_port, running_server, until_ready
+from tests.small_model import write_small_model
 
 pytestmark = pytest.mark.slow
 
@@ -139,7 +139,7 @@ def test_private_layers_work_beside_a_node_that_holds_everything_and_a_long_prom
 ) -> None:
     """A tiny model: only how many tokens there is memory for is the point (some 25,000 at b, some 20,000 at a)."""
     (tmp_path / "model").mkdir()
-    model = str(write_tiny_model(tmp_path / "model", default_model_folder, layers=30))
+    model = str(write_small_model(tmp_path / "model", default_model_folder, layers=30, width=64))
     a, b = machine("a", own_cache=False), machine("b", own_cache=False)
     b.create("home")
     a.join(b.penstock("network", "invite", "a"))

@@ -15,8 +15,8 @@ import pytest
 from tests.jobs import in_this_process
 from tests.pipes_live.answers import Oracle, question, start_streams, wait_for_all, wait_for_tokens
 from tests.pipes_live.nodes import until
-from tests.pipes_live.tiny import write_tiny_model
 from tests.server import Server, free_port, running_server, until_ready
+from tests.small_model import write_small_model
 
 TOKENS = 120  # the kill comes after six of them
 
@@ -25,7 +25,7 @@ Serve = Callable[..., Server]
 
 @pytest.fixture(scope="module")
 def tiny_model(default_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"), default_model_folder, layers=4)
+    return write_small_model(tmp_path_factory.mktemp("model"), default_model_folder, layers=4, width=64)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 
 from tests.pipes_live.answers import Oracle, Stream, mixed, question, start_streams, wait_for_all, wait_for_tokens
 from tests.pipes_live.nodes import Cluster, Json, Spec, cluster, until
-from tests.pipes_live.tiny import write_tiny_model
 from tests.server import running_server
+from tests.small_model import write_small_model
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ GENEROUS = 30.0  # seconds; pauses are aimed to be below two
 
 @pytest.fixture(scope="module")
 def tiny_model(default_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("model"), default_model_folder, layers=30))
+    return str(write_small_model(tmp_path_factory.mktemp("model"), default_model_folder, layers=30, width=64))
 
 
 @pytest.fixture(scope="module")

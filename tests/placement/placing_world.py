@@ -125,7 +125,7 @@ class World:
             held=node.held,
             claims=node.placer.claims,
             pinned=machine.pinned,
-            room=0 if node.placer.holding_back(self.now) else room,
+            room=0 if node.placer.is_backing_off(self.now) else room,
             max_pipes=machine.max_pipes,
         )
 
@@ -154,11 +154,11 @@ class World:
     def _look(self, name: str, node: Node) -> None:
         if self.nodes.get(name) is not node or not self.machines[name].listens:
             return
-        act = node.placer.look(self.now, [record for _, record in node.view.values() if record])
+        act = node.placer.next_act(self.now, [record for _, record in node.view.values() if record])
         if isinstance(act, Wait):
             assert act.until > self.now, "a wait that is over already"
             if act.until < inf:
-                rooms_again = node.placer.holding_back(self.now)
+                rooms_again = node.placer.is_backing_off(self.now)
                 self._at(act.until, lambda: self._publish(name) if rooms_again else self._look(name, node))
             return
         event = Event(self.now, name, act)

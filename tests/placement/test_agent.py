@@ -26,11 +26,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside one process records arrive at once, or nearly so on a busy machine."""
-    for name, seconds in {"SETTLE": 0.3, "CLAIM_WAIT": 0.4, "PATIENCE": 0.5, "OVERDUE": 1.0}.items():
+    for name, seconds in {"SETTLE_S": 0.3, "CLAIM_DELAY_S": 0.4, "GAP_DELAY_S": 0.5, "FILL_TIMEOUT_S": 1.0}.items():
         monkeypatch.setattr(placer, name, seconds)
-    monkeypatch.setattr("penstock.placement.agent.SETTLE", 0.3)
-    monkeypatch.setattr("penstock.peers.membership.MEETING", 0.1)
-    monkeypatch.setattr("penstock.peers.membership.OFFERING", 0.1)
+    monkeypatch.setattr("penstock.placement.agent.SETTLE_S", 0.3)
+    monkeypatch.setattr("penstock.peers.membership.FIRST_RECORD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("penstock.peers.membership.FIRST_OFFER_TIMEOUT_S", 0.1)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_tampered_file_is_refused_by_name(node: Callable[..., FleetNode], tmp_
         flip_a_bit(file, len(kept) - 100)
         try:
             with (
-                pytest.raises(CorruptWeights, match=r"model\.safetensors is not what the other nodes have"),
+                pytest.raises(CorruptWeights, match=r"model\.safetensors differs from the other nodes"),
                 running(node("b", 12)),
             ):
                 pass
@@ -118,14 +118,14 @@ def test_a_tampered_file_is_refused_by_name(node: Callable[..., FleetNode], tmp_
 
 
 def test_a_budget_without_room_for_a_layer_is_refused_with_what_would_do(node: Callable[..., FleetNode]) -> None:
-    with pytest.raises(NotEnoughMemory, match=r"too small for a single layer .* Give max_memory of"), running(node("a", 0)):
+    with pytest.raises(NotEnoughMemory, match=r"too small for a single layer .* Set max_memory to"), running(node("a", 0)):
         pass
 
 
 def test_a_load_that_fails_is_told_to_the_others_and_tried_again(
     node: Callable[..., FleetNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placer, "FIRST_PAUSE", 0.5)
+    monkeypatch.setattr(placer, "MIN_BACKOFF_S", 0.5)
     a, b = node("a", 5), node("b", 12)
     with running(a), running(b):
         manager = b.placing._manager  # type: ignore[union-attr]
@@ -141,7 +141,7 @@ def test_a_load_that_fails_is_told_to_the_others_and_tried_again(
         a.stop()
         wait_for(lambda: failures, "the first try")
         wait_for(lambda: held(b) == set(range(LAYERS)), "the second one")
-        assert b.membership._offers[b.config.models[0].id].claims == ()
+        wait_for(lambda: b.membership._offers[b.config.models[0].id].claims == (), "the record that follows")
 
 
 def test_weights_that_changed_after_they_were_checked_are_not_used(
@@ -157,7 +157,7 @@ def test_weights_that_changed_after_they_were_checked_are_not_used(
         offer(told)
 
     monkeypatch.setattr(a.membership, "offer", damage_and_offer)
-    with pytest.raises(CorruptWeights, match="are not what they were when they were checked"), running(a):
+    with pytest.raises(CorruptWeights, match="have changed since they were checked"), running(a):
         pass
 
 
@@ -173,7 +173,7 @@ def test_all_ranges_of_a_node_have_the_kv_memory_that_was_asked_for(node: Callab
 def test_a_claim_that_is_never_loaded_counts_for_nothing_in_the_end(
     node: Callable[..., FleetNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.placement.agent.STALE_CLAIM", 1.0)
+    monkeypatch.setattr("penstock.placement.agent.STALE_CLAIM_S", 1.0)
     a, b = node("a", 5), node("b", 12)
     with running(a):
         offer = a.membership._offers[a.config.models[0].id]

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.placement.controller import (
-    CLAIM_WAIT,
-    FIRST_PAUSE,
-    OVERDUE,
-    PATIENCE,
-    SETTLE,
-    SETTLE_MOST,
+    CLAIM_DELAY_S,
+    FILL_TIMEOUT_S,
+    GAP_DELAY_S,
+    MAX_SETTLE_S,
+    MIN_BACKOFF_S,
+    SETTLE_S,
     Claim,
     Drop,
     Load,
@@ -36,18 +36,18 @@ def placer(node: str = "b") -> PlacementController:
 
 
 def claimed(*others: Member, room: int = 15) -> PlacementController:
-    """`b`, which came to `others` at 0 and has claimed something at SETTLE."""
+    """`b`, which came to `others` at 0 and has claimed something at SETTLE_S."""
     found = placer()
-    found.look(0.0, [*others, member("b", room=room)])
-    assert isinstance(found.look(SETTLE, [*others, member("b", room=room)]), Claim)
+    found.next_act(0.0, [*others, member("b", room=room)])
+    assert isinstance(found.next_act(SETTLE_S, [*others, member("b", room=room)]), Claim)
     return found
 
 
 def loading(*others: Member) -> PlacementController:
     found = claimed(*others)
     me = Member(node="b", claims=found.claims)
-    found.look(SETTLE, [*others, me])
-    assert isinstance(found.look(SETTLE + CLAIM_WAIT, [*others, me]), Load)
+    found.next_act(SETTLE_S, [*others, me])
+    assert isinstance(found.next_act(SETTLE_S + CLAIM_DELAY_S, [*others, me]), Load)
     return found
 
 
@@ -57,28 +57,28 @@ def loading(*others: Member) -> PlacementController:
 def test_a_newcomer_looks_around_before_it_claims() -> None:
     found = placer()
     view = [member("a", "0:15"), member("b", room=15)]
-    assert found.look(0.0, view) == Wait(SETTLE)
+    assert found.next_act(0.0, view) == Wait(SETTLE_S)
     assert found.claims == ()
-    assert found.look(SETTLE, view) == Claim(B, "Layers 15:30 of smollm2-135m are missing, and all of them fit here.")
+    assert found.next_act(SETTLE_S, view) == Claim(B, "Layers 15:30 of smollm2-135m are missing, and all of them fit here.")
     assert found.claims == B
 
 
 def test_a_change_makes_it_look_around_again_but_not_for_ever() -> None:
     found, now = placer(), 0.0
-    while isinstance(act := found.look(now, [member("a", "0:15", room=0 if now % 1 else 1), member("b", room=15)]), Wait):
+    while isinstance(act := found.next_act(now, [member("a", "0:15", room=0 if now % 1 else 1), member("b", room=15)]), Wait):
         assert act.until > now
         now += 0.5
     assert isinstance(act, Claim)
-    assert now == SETTLE_MOST
+    assert now == MAX_SETTLE_S
 
 
 def test_it_loads_what_it_claimed_when_its_record_has_been_seen_for_a_while() -> None:
     other = member("a", "0:15")
     found = claimed(other)
-    assert found.look(5.0, [other, member("b", room=15)]) == Wait(inf)  # the record is not published yet
+    assert found.next_act(5.0, [other, member("b", room=15)]) == Wait(inf)  # the record is not published yet
     mine = member("b", claims="15:30")
-    assert found.look(6.0, [other, mine]) == Wait(6.0 + CLAIM_WAIT)
-    assert found.look(6.0 + CLAIM_WAIT, [other, mine]) == Load(
+    assert found.next_act(6.0, [other, mine]) == Wait(6.0 + CLAIM_DELAY_S)
+    assert found.next_act(6.0 + CLAIM_DELAY_S, [other, mine]) == Load(
         B, "Layers 15:30 of smollm2-135m are missing, and all of them fit here."
     )
     assert found.claims == B
@@ -91,12 +91,12 @@ def test_it_withdraws_when_another_has_a_better_right_and_decides_anew() -> None
     found = claimed(member("a", "0:10"))
     assert found.claims == ranges("10:25")
     rival = member("a", "0:10", claims="10:25")
-    act = found.look(1.1, [rival, member("b", claims="10:25")])
+    act = found.next_act(1.1, [rival, member("b", claims="10:25")])
     assert isinstance(act, Withdraw)
-    assert act.why.endswith("Others have a better right to some of them.")
+    assert act.why.endswith("Another node takes some of them.")
     assert found.claims == ()
-    assert found.look(1.2, [rival, member("b", room=15)]) == Wait(1.2 + SETTLE)
-    assert found.look(1.2 + SETTLE, [rival, member("b", room=15)]) == Claim(
+    assert found.next_act(1.2, [rival, member("b", room=15)]) == Wait(1.2 + SETTLE_S)
+    assert found.next_act(1.2 + SETTLE_S, [rival, member("b", room=15)]) == Claim(
         ranges("25:30"), "Layers 25:30 of smollm2-135m are missing, and all of them fit here."
     )
 
@@ -104,55 +104,55 @@ def test_it_withdraws_when_another_has_a_better_right_and_decides_anew() -> None
 def test_it_goes_on_when_its_claim_has_become_a_copy_and_nothing_is_missing() -> None:
     found = claimed(member("a", "0:15"))
     view = [member("a", "0:15", claims="15:30"), member("b", claims="15:30")]
-    found.look(1.1, view)
-    act = found.look(1.1 + CLAIM_WAIT, view)
+    found.next_act(1.1, view)
+    act = found.next_act(1.1 + CLAIM_DELAY_S, view)
     assert isinstance(act, Load)
 
 
 def test_it_goes_on_with_the_part_of_a_claim_that_nobody_else_wants() -> None:
     found = claimed(member("a", "0:15"))
-    act = found.look(1.1, [member("a", "0:15", claims="15:20"), member("b", claims="15:30")])
+    act = found.next_act(1.1, [member("a", "0:15", claims="15:20"), member("b", claims="15:30")])
     assert isinstance(act, Claim)
     assert (act.layers, found.claims) == (ranges("20:30"), ranges("20:30"))
 
 
 def test_it_does_not_withdraw_for_a_name_that_comes_later() -> None:
     found = claimed(member("a", "0:15"))
-    assert isinstance(found.look(1.1, [member("a", "0:15"), member("b", claims="15:30"), member("c", claims="15:30")]), Wait)
+    assert isinstance(found.next_act(1.1, [member("a", "0:15"), member("b", claims="15:30"), member("c", claims="15:30")]), Wait)
 
 
 def test_it_does_one_thing_at_a_time() -> None:
     found = loading(member("a", "0:15"))
-    assert found.look(50.0, [member("b", claims="15:30", room=40)]) == Wait(inf)
+    assert found.next_act(50.0, [member("b", claims="15:30", room=40)]) == Wait(inf)
     found.loaded(B)
     assert found.claims == ()
-    assert found.look(50.0, [member("b", claims="15:30", room=40)]) == Wait(inf)  # its record still says that it loads
-    assert found.look(51.0, [member("b", "15:30", room=40)]) == Wait(50.0 + PATIENCE)
+    assert found.next_act(50.0, [member("b", claims="15:30", room=40)]) == Wait(inf)  # its record still says that it loads
+    assert found.next_act(51.0, [member("b", "15:30", room=40)]) == Wait(50.0 + GAP_DELAY_S)
 
 
 def test_a_node_that_has_something_gives_others_time_to_come_back() -> None:
     found = placer()
     both = [member("a", "0:15"), member("b", "15:30", room=15)]
-    assert found.look(0.0, both) == Wait(inf)
+    assert found.next_act(0.0, both) == Wait(inf)
     alone = both[1:]
-    assert found.look(100.0, alone) == Wait(100.0 + PATIENCE)
-    assert found.look(105.0, both) == Wait(inf)
-    assert found.look(200.0, alone) == Wait(200.0 + PATIENCE)
-    assert isinstance(found.look(200.0 + PATIENCE, alone), Claim)
+    assert found.next_act(100.0, alone) == Wait(100.0 + GAP_DELAY_S)
+    assert found.next_act(105.0, both) == Wait(inf)
+    assert found.next_act(200.0, alone) == Wait(200.0 + GAP_DELAY_S)
+    assert isinstance(found.next_act(200.0 + GAP_DELAY_S, alone), Claim)
 
 
 def test_a_node_that_stands_by_with_nothing_is_quicker() -> None:
     found = placer()
-    assert found.look(0.0, [member("a", "0:30"), member("b", room=20)]) == Wait(inf)
+    assert found.next_act(0.0, [member("a", "0:30"), member("b", room=20)]) == Wait(inf)
     view = [member("c", "0:15"), member("b", room=20)]
-    assert found.look(100.0, view) == Wait(100.0 + SETTLE)
+    assert found.next_act(100.0, view) == Wait(100.0 + SETTLE_S)
 
 
 def test_pinned_ranges_do_not_make_a_newcomer_slow() -> None:
     ends = member("b", "0:2,28:30", room=26, pinned="0:2,28:30")
     found = placer()
-    assert found.look(0.0, [ends]) == Wait(SETTLE)
-    assert found.look(SETTLE, [ends]) == Claim(
+    assert found.next_act(0.0, [ends]) == Wait(SETTLE_S)
+    assert found.next_act(SETTLE_S, [ends]) == Claim(
         ranges("2:28"), "Layers 2:28 of smollm2-135m are missing, and all of them fit here."
     )
 
@@ -160,62 +160,64 @@ def test_pinned_ranges_do_not_make_a_newcomer_slow() -> None:
 def test_pinned_ranges_that_are_still_being_loaded_are_not_its_business() -> None:
     found = placer()
     ends = member("b", claims="0:2,28:30", room=26, pinned="0:2,28:30")
-    found.look(0.0, [ends])
-    assert isinstance(found.look(SETTLE, [ends]), Claim)
+    found.next_act(0.0, [ends])
+    assert isinstance(found.next_act(SETTLE_S, [ends]), Claim)
 
 
 def test_a_load_that_failed_is_not_tried_again_at_once_and_ever_more_seldom() -> None:
     found = loading(member("a", "0:15"))
     found.failed(10.0, B, "The disk is full.")
     view = [member("a", "0:15"), member("b", room=15)]
-    assert (found.claims, found.holding_back(10.0)) == ((), True)
-    assert found.explain().endswith("The last load failed: The disk is full. For 60 seconds this node takes nothing.")
-    assert found.look(11.0, view) == Wait(10.0 + FIRST_PAUSE)
-    assert not found.holding_back(10.0 + FIRST_PAUSE)
-    assert isinstance(found.look(10.0 + FIRST_PAUSE, view), Claim)
+    assert (found.claims, found.is_backing_off(10.0)) == ((), True)
+    assert found.explain().endswith("The last load failed: The disk is full. This node tries again in 60 seconds.")
+    assert found.next_act(11.0, view) == Wait(10.0 + MIN_BACKOFF_S)
+    assert not found.is_backing_off(10.0 + MIN_BACKOFF_S)
+    assert isinstance(found.next_act(10.0 + MIN_BACKOFF_S, view), Claim)
     found.failed(100.0, B, "The disk is full.")
-    assert found.look(101.0, view) == Wait(100.0 + 2 * FIRST_PAUSE)
+    assert found.next_act(101.0, view) == Wait(100.0 + 2 * MIN_BACKOFF_S)
 
 
 def test_a_load_may_fail_in_part() -> None:
     found = claimed(member("a", "5:15"), room=20)
     mine = member("b", claims="0:5,15:30")
-    found.look(1.0, [member("a", "5:15"), mine])
-    assert isinstance(found.look(2.0, [member("a", "5:15"), mine]), Load)
+    found.next_act(1.0, [member("a", "5:15"), mine])
+    assert isinstance(found.next_act(2.0, [member("a", "5:15"), mine]), Load)
     found.loaded(ranges("0:5"))
     assert found.claims == B
     found.failed(3.0, B, "The peer went away.")
     assert found.claims == ()
-    assert found.look(4.0, [member("a", "5:15"), member("b", "0:5")]) == Wait(3.0 + FIRST_PAUSE)
+    assert found.next_act(4.0, [member("a", "5:15"), member("b", "0:5")]) == Wait(3.0 + MIN_BACKOFF_S)
 
 
 def test_what_is_superfluous_is_dropped_after_a_while_and_once() -> None:
     found = placer()
     view = [member("a", "0:15"), member("b", "0:15")]
-    assert found.look(0.0, view) == Wait(PATIENCE)
-    act = found.look(PATIENCE, view)
+    assert found.next_act(0.0, view) == Wait(GAP_DELAY_S)
+    act = found.next_act(GAP_DELAY_S, view)
     assert isinstance(act, Drop)
     assert act.layers == A
-    assert found.look(PATIENCE, view) == Wait(inf)  # its owner is at it
+    assert found.next_act(GAP_DELAY_S, view) == Wait(inf)  # its owner is at it
     found.dropped(A)
-    assert found.look(11.0, view) == Wait(inf)  # its record still has them
+    assert found.next_act(11.0, view) == Wait(inf)  # its record still has them
     moved = [member("a", "0:15"), member("b", room=15)]
-    assert found.look(12.0, moved) == Wait(12.0 + SETTLE)
-    assert found.look(12.0 + SETTLE, moved) == Claim(B, "Layers 15:30 of smollm2-135m are missing, and all of them fit here.")
+    assert found.next_act(12.0, moved) == Wait(12.0 + SETTLE_S)
+    assert found.next_act(12.0 + SETTLE_S, moved) == Claim(
+        B, "Layers 15:30 of smollm2-135m are missing, and all of them fit here."
+    )
 
 
 def test_what_was_superfluous_for_a_moment_stays() -> None:
     found = placer()
-    found.look(0.0, [member("a", "0:15"), member("b", "0:15")])
-    assert found.look(9.0, [member("a", "0:15"), member("b", "0:15"), member("c", "15:30")]) == Wait(inf)
-    assert found.look(11.0, [member("a", "0:15"), member("b", "0:15")]) == Wait(11.0 + PATIENCE)
+    found.next_act(0.0, [member("a", "0:15"), member("b", "0:15")])
+    assert found.next_act(9.0, [member("a", "0:15"), member("b", "0:15"), member("c", "15:30")]) == Wait(inf)
+    assert found.next_act(11.0, [member("a", "0:15"), member("b", "0:15")]) == Wait(11.0 + GAP_DELAY_S)
 
 
 def test_another_that_should_fill_a_hole_is_waited_for_but_not_for_ever() -> None:
     view = [member("a", room=15), member("b", room=20), member("c", "0:15")]
     found = placer()
-    assert found.look(0.0, view) == Wait(OVERDUE)
-    act = found.look(OVERDUE, view)
+    assert found.next_act(0.0, view) == Wait(FILL_TIMEOUT_S)
+    act = found.next_act(FILL_TIMEOUT_S, view)
     assert isinstance(act, Claim)
     assert act.layers == B
 
@@ -248,12 +250,12 @@ def test_a_node_that_leaves_is_replaced_by_one_with_room_but_not_before_it_could
     world = pinned_and_free().run(130.0)
     assert world.held() == {"b": "0:15,15:30"}
     (claim,) = (event for event in world.acts(Claim) if event.at > 100.0)
-    assert claim.at == 100.0 + PATIENCE
+    assert claim.at == 100.0 + GAP_DELAY_S
 
 
 def test_a_node_that_restarts_in_time_is_not_replaced() -> None:
     world = pinned_and_free()
-    world.starts("a", 100.0 + PATIENCE - 1)
+    world.starts("a", 100.0 + GAP_DELAY_S - 1)
     assert world.run(200.0).held() == {"a": "0:15", "b": "15:30"}
 
 
@@ -344,7 +346,7 @@ def test_whatever_happens_the_model_is_complete_in_the_end_if_the_rooms_allow_it
 def test_among_a_hundred_nodes_each_knows_its_part() -> None:
     view = [Member(node=f"n{number:02}", room=3) for number in range(100)]
     found = placer("n07")
-    found.look(0.0, view)
-    act = found.look(SETTLE, view)
+    found.next_act(0.0, view)
+    act = found.next_act(SETTLE_S, view)
     assert isinstance(act, Claim)
     assert act.layers == ranges("21:24")

@@ -28,11 +28,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"SETTLE": 0.15, "CLAIM_WAIT": 0.15, "PATIENCE": 0.5}.items():
+    for name, seconds in {"SETTLE_S": 0.15, "CLAIM_DELAY_S": 0.15, "GAP_DELAY_S": 0.5}.items():
         monkeypatch.setattr(placer, name, seconds)
-    monkeypatch.setattr("penstock.placement.agent.SETTLE", 0.15)
-    monkeypatch.setattr("penstock.peers.membership.MEETING", 0.1)
-    monkeypatch.setattr("penstock.peers.membership.OFFERING", 0.1)
+    monkeypatch.setattr("penstock.placement.agent.SETTLE_S", 0.15)
+    monkeypatch.setattr("penstock.peers.membership.FIRST_RECORD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("penstock.peers.membership.FIRST_OFFER_TIMEOUT_S", 0.1)
 
 
 @pytest.fixture
@@ -145,8 +145,8 @@ def test_what_cannot_be_a_record_is_refused_and_its_node_named(
         ]
         for data in hostile:
             liar.publish(data)
-            wait_for(lambda: "m" in a.membership.strangers, "the refusal")
+            wait_for(lambda: "m" in a.membership.unreadable_peers, "the refusal")
             assert [found.node for found in a.membership.records] == ["a"]
             assert a.hosted.engine.pipe.is_complete()  # type: ignore[union-attr]
             liar.publish(encode_record(record()))
-            wait_for(lambda: "m" not in a.membership.strangers, "a record that can be read")
+            wait_for(lambda: "m" not in a.membership.unreadable_peers, "a record that can be read")

@@ -51,13 +51,13 @@ def test_a_node_that_can_hold_everything_does() -> None:
 def test_a_hole_is_filled_as_far_as_there_is_room() -> None:
     found = decided("b", member("a", "0:9"), member("b", room=12))
     assert found.layers == ranges("9:21")
-    assert found.why == "Layers 9:30 of smollm2-135m are missing; 12 of them fit here, so it takes 9:21."
+    assert found.why == "Layers 9:30 of smollm2-135m are missing. 12 of them fit here, so this node loads 9:21."
 
 
 def test_three_nodes_make_three_parts_of_which_the_last_has_room_to_spare() -> None:
     trio = [member("a", room=10), member("b", room=10), member("c", room=12)]
     assert planned(*trio) == {"c": "0:12", "a": "12:22", "b": "22:30"}
-    assert decided("b", *trio).why == "Layers 0:30 of smollm2-135m are missing; this node takes 22:30 of them."
+    assert decided("b", *trio).why == "Layers 0:30 of smollm2-135m are missing. This node loads 22:30."
 
 
 def test_the_smallest_node_that_can_take_a_whole_hole_does() -> None:
@@ -116,13 +116,13 @@ def test_a_range_that_the_model_cannot_have_counts_for_nothing(layers: str) -> N
 
 def test_who_takes_nothing_says_why() -> None:
     members = [member("a", "0:20"), member("b", room=10), member("c", room=5)]
-    assert decided("c", *members).why == "Nothing to do. Layers 20:30 of smollm2-135m are missing, and b should take them."
+    assert decided("c", *members).why == "Nothing to do. Layers 20:30 of smollm2-135m are missing, and b should load them."
     assert decided("a", member("a", "0:20")).why == (
         "Nothing to do. Layers 20:30 of smollm2-135m are missing, and no node has room for them."
     )
     assert decided("a", member("a", "0:30", 10)).why == "Nothing to do. The pipe is complete."
     assert decided("b", member("a", "0:30"), member("b", room=10)).why == (
-        "Nothing to do. The pipe is complete, and none of its ranges fits into the room for 10 layers that is here."
+        "Nothing to do. The pipe is complete, and this node has room for 10 layers, too few for any of its ranges."
     )
 
 
@@ -149,7 +149,7 @@ def test_smaller_nodes_open_a_pipe_together_and_cut_it_where_the_other_is_cut() 
     together = [member("c", room=20, max_pipes=2), member("d", room=20, max_pipes=2)]
     assert planned(*first, *together) == {"c": "0:15", "d": "15:30"}
     assert decided("c", *first, *together).why == (
-        "The pipe is complete, and max_pipes = 2 allows another: this node takes layers 0:15 of it."
+        "The pipe is complete, and max_pipes = 2 allows another: this node loads layers 0:15 of it."
     )
     tight = [member("c", room=20, max_pipes=2), member("d", room=10, max_pipes=2)]
     assert planned(*first, *tight) == {"c": "0:20", "d": "20:30"}
@@ -176,7 +176,7 @@ def test_a_replica_is_a_beginning_of_the_next_pipe() -> None:
 def test_a_replica_is_one_of_the_range_that_the_fewest_nodes_have() -> None:
     found = decided("d", member("a", "0:9"), member("b", "9:30"), member("c", "9:30"), member("d", room=21))
     assert found == Decision(
-        DecisionKind.REPLICA, ranges("0:9"), "The pipe is complete. This node takes a copy of layers 0:9, which only a has."
+        DecisionKind.REPLICA, ranges("0:9"), "The pipe is complete. This node loads a copy of layers 0:9, which only a has."
     )
 
 

@@ -51,7 +51,7 @@ class Machines:
 
     def loads(self) -> int:
         """How many times layers were claimed and not withdrawn; each line of the log is one."""
-        return sum(self._file(name, "err").read_text().count("this node is to hold layers") for name in NAMES)
+        return sum(self._file(name, "err").read_text().count("this node claims layers") for name in NAMES)
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -92,6 +92,6 @@ def test_the_pipe_is_complete_and_no_layer_was_loaded_twice_while_another_was_mi
         print(f"{attempt}: complete after {took:.1f} s: {', '.join(f'{node} {start}:{end}' for (start, end), node in spread)}")
         extra = sum(end - start for (start, end), _ in spread) - 30
         if extra:  # copies are welcome when the pipe was complete before
-            assert any("takes a copy" in machines._file(name, "err").read_text() for name in NAMES)
+            assert any("loads a copy" in machines._file(name, "err").read_text() for name in NAMES)
     finally:
         machines.stop()

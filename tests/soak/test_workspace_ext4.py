@@ -211,7 +211,7 @@ def test_a_disk_without_room_loses_nothing(ext4: Ext4) -> None:
     jobs = [life.submit(f"prompt {number}") for number in range(5)]
     for job in jobs:
         assert life.claim(job)
-    life.settle()
+    life.sync_claims()
     fill(ext4.mounted / "ballast")
     refused = []
     for job in jobs:

@@ -120,7 +120,7 @@ def test_a_layer_that_comes_later_can_be_read(shards: Path) -> None:
     (shards / "model.safetensors.index.json").unlink()
     later = (shards / "model-1.safetensors").rename(shards / "later")
     reader = PartReader(shards, manifest)
-    with pytest.raises(CorruptWeights, match="lack the tensor"):
+    with pytest.raises(CorruptWeights, match="is missing in"):
         reader.read(ModelPart(1), 0, 10)
     later.rename(shards / "model-1.safetensors")
     assert reader.read(ModelPart(1), 0, 10)
@@ -138,7 +138,7 @@ def test_a_file_that_was_replaced_is_looked_at_again(shards: Path, tmp_path: Pat
 def test_a_file_that_became_another_models_is_not_handed_out(shards: Path) -> None:
     manifest = manifest_of(shards, read_spec(shards))
     (shards / "model-2.safetensors").rename(shards / "model-1.safetensors")
-    with pytest.raises(CorruptWeights, match="is not what it was"):
+    with pytest.raises(CorruptWeights, match="has changed"):
         PartReader(shards, manifest).read(ModelPart(1), 0, 10)
 
 

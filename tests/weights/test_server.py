@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from penstock.domain.messages import MAX_PIECE, AskWeights, WeightsPart
+from penstock.domain.messages import MAX_PIECE_BYTES, AskWeights, WeightsPart
 from penstock.model.spec import read_spec
 from penstock.weights.hashing import manifest_of
 from penstock.weights.manifest import ENDS, Manifest, ModelPart
 from penstock.weights.parts import PartReader
 from penstock.weights.peer_store import PeerStore
-from penstock.weights.server import BURST, MOST_ASKS, MOST_ASKS_OF_ONE, WeightsServer
+from penstock.weights.server import BURST_S, MAX_QUEUED, MAX_QUEUED_PER_NODE, WeightsServer
 from tests.weights.neighbours import MODEL
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -54,7 +54,7 @@ def answer_to(folder: Path, manifest: Manifest, ask: AskWeights) -> WeightsPart:
         {"offset": 1 << 40},
         {"length": 0},
         {"length": -1},
-        {"length": MAX_PIECE + 1},
+        {"length": MAX_PIECE_BYTES + 1},
         {"part": "manifest", "weights": "0" * 64},
         {"part": "manifest", "offset": 1 << 40},
     ],
@@ -158,7 +158,7 @@ def held(folder: Path, manifest: Manifest) -> Iterator[Held]:
 
 
 def test_one_node_may_not_queue_more_than_its_share(held: Held, manifest: Manifest) -> None:
-    for request in range(MOST_ASKS_OF_ONE + 2):  # one is with the thread already, or will be
+    for request in range(MAX_QUEUED_PER_NODE + 2):  # one is with the thread already, or will be
         held.giver.on_ask("greedy", AskWeights(request, MODEL, manifest.hash, "ends", 0, 10))
     held.wait_for(1)
     node, answer = held.answers[0]
@@ -166,12 +166,12 @@ def test_one_node_may_not_queue_more_than_its_share(held: Held, manifest: Manife
     assert answer.retry_after > 0
     held.giver.on_ask("modest", AskWeights(99, MODEL, manifest.hash, "ends", 0, 10))
     held.gate.set()
-    held.wait_for(MOST_ASKS_OF_ONE + 3)
+    held.wait_for(MAX_QUEUED_PER_NODE + 3)
     assert [bytes(answer.data) for node, answer in held.answers if node == "modest"] != [b""]
 
 
 def test_all_nodes_together_may_not_queue_more_than_there_is_room_for(held: Held, manifest: Manifest) -> None:
-    for number in range(MOST_ASKS + 2):
+    for number in range(MAX_QUEUED + 2):
         held.giver.on_ask(f"node{number}", AskWeights(number, MODEL, manifest.hash, "ends", 0, 10))
     held.wait_for(1)
     assert held.answers[0][1].reason == "it is busy"
@@ -226,15 +226,15 @@ def test_no_more_bytes_go_than_the_rate_allows(folder: Path, manifest: Manifest)
     giver.close()
     total = 0
     for at, size in sent:
-        assert total <= rate * (at + BURST) + 1
+        assert total <= rate * (at + BURST_S) + 1
         total += size
-    assert sent[-1][0] == pytest.approx(total / rate - BURST, rel=0.02)  # and no fewer either
+    assert sent[-1][0] == pytest.approx(total / rate - BURST_S, rel=0.02)  # and no fewer either
 
 
 def test_who_would_wait_too_long_is_told_to_come_again(folder: Path, manifest: Manifest) -> None:
     held = Held(folder, manifest, rate=1e5)
     for request in range(4):
-        held.giver.on_ask("a", AskWeights(request, MODEL, manifest.hash, "ends", 0, MAX_PIECE))
+        held.giver.on_ask("a", AskWeights(request, MODEL, manifest.hash, "ends", 0, MAX_PIECE_BYTES))
     held.wait_for(1)
     assert held.answers[0][1].reason == "it is busy"
     held.gate.set()

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("empty_cache")
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a part of a tiny model takes many."""
-    monkeypatch.setattr(weights_stream, "PIECE", 1000)
-    monkeypatch.setattr(weights_taker, "PIECE", 1000)
+    monkeypatch.setattr(weights_stream, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(weights_taker, "PIECE_BYTES", 1000)
 
 
 class Ticking:
@@ -47,7 +47,7 @@ class Ticking:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Ticking:
-    monkeypatch.setattr(weights_taker, "LOOK", 0.01)
+    monkeypatch.setattr(weights_taker, "POLL_INTERVAL_S", 0.01)
     return Ticking()
 
 
@@ -79,12 +79,12 @@ def test_a_slow_node_goes_on_where_no_other_has_the_part(
     store = PeerStore(manifest, MODEL)
     slowly.taker.fetch(manifest, [ModelPart(0)], store, MODEL, clock.progress)
     assert store.has(ModelPart(0))
-    assert clock.now - 100 > 2 * weights_stream.SPAN
+    assert clock.now - 100 > 2 * weights_stream.RATE_PERIOD_S
 
 
 def test_a_manifest_is_taken_from_who_is_not_slow(slowly: Neighbours, clock: Ticking, folder: Path, manifest: Manifest) -> None:
     def sluggish(ask: AskWeights, answer: WeightsPart) -> WeightsPart:
-        clock.now += weights_stream.SPAN
+        clock.now += weights_stream.RATE_PERIOD_S
         return answer
 
     slowly.add("a", folder, manifest, sluggish)

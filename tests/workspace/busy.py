@@ -86,7 +86,7 @@ class Busy:
         ready = [job_id for job_id in sorted(self.server.workspace.names(Place.READY)) if job_id in self.ledger.jobs]
         for job_id in self.chance.sample(ready, min(2, len(ready))):
             self.server.claim(job_id)
-        self.server.settle()
+        self.server.sync_claims()
 
     def go_on(self) -> None:
         for job_id in self.server.held:

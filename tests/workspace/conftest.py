@@ -37,7 +37,7 @@ def queue() -> Iterator[Queue]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools look, save and try again more often, so that tests need not wait."""
-    monkeypatch.setattr(pool_module, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(crew_module, "SAVE_EVERY", 0.01)
-    monkeypatch.setattr(crew_module, "RETRY_AFTER", 0.05)
-    monkeypatch.setattr(pool_module, "RETRY_AFTER", 0.05)
+    monkeypatch.setattr(pool_module, "SCAN_INTERVAL_S", 0.05)
+    monkeypatch.setattr(crew_module, "SAVE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(crew_module, "RETRY_DELAY_S", 0.05)
+    monkeypatch.setattr(pool_module, "RETRY_DELAY_S", 0.05)

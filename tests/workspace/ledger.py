@@ -9,7 +9,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.workspace.store.files import ALONE, ERROR, FINISHED, PARTIAL, PROMPT, REQUEST, RESULT, SUSPECT, TOKENS, USAGE, Place
+from penstock.workspace.store.files import (
+    ERROR,
+    FINISHED,
+    ISOLATED_RUN,
+    PARTIAL,
+    PROMPT,
+    REQUEST,
+    RESULT,
+    SUSPECT,
+    TOKENS,
+    USAGE,
+    Place,
+)
 from penstock.workspace.store.recovery import MAX_DEATHS
 
 ASKED_TO_CANCEL = "cancel/"  # stands among a job's files for the one in `cancel`
@@ -192,7 +204,7 @@ def ending(place: Place, files: Files) -> bytes:
 
 
 def runs_alone(files: Files) -> int:
-    return sum(name.startswith(ALONE) for name in files)
+    return sum(name.startswith(ISOLATED_RUN) for name in files)
 
 
 def is_asked(asked: Attempt, files: Files) -> bool:

@@ -18,7 +18,7 @@ from penstock.workspace.work import Submission, Work
 from tests.workspace.crashing import SteppingDisk
 from tests.workspace.ledger import Attempt, Broken, Ledger, look, seals
 
-SEED, FINGERPRINT = 7, b"what is answered"
+SEED, FINGERPRINT_BYTES = 7, b"what is answered"
 TOKENS = tuple(range(1, 9))  # what the model says, whoever runs it
 HOURS = 1e5  # seconds: what nobody has touched for so long is stale
 
@@ -57,7 +57,7 @@ class Life:
     def end(self) -> None:
         """Only closes what is open, as the kernel does when a process ends: nothing on the disk changes."""
         for held in self.held.values():
-            held.let_go()
+            held.release()
         self.transcripts, self.held = {}, {}
         if self._workspace is not None:
             self._close()
@@ -131,8 +131,8 @@ class Life:
             self.held[job_id] = held
         return held is not None
 
-    def settle(self) -> None:
-        self.workspace.settle()
+    def sync_claims(self) -> None:
+        self.workspace.sync_claims()
         for job_id in self.held:
             self.ledger.is_at(job_id, Place.PROCESSING)
 
@@ -146,7 +146,7 @@ class Life:
         """The next tokens, after those that are said already."""
         held = self.held[job_id]
         if job_id not in self.transcripts:
-            said = read_tokens(held.folder) or SavedTokens(SEED, FINGERPRINT)
+            said = read_tokens(held.folder) or SavedTokens(SEED, FINGERPRINT_BYTES)
             if said.tokens != TOKENS[: len(said.tokens)]:
                 raise Broken("a resume goes on where it stopped", f"{job_id} is said to have said {said.tokens}")
             self.transcripts[job_id] = Transcript(self.disk, held.folder, said)
@@ -159,7 +159,7 @@ class Life:
         for job_id in self.transcripts:
             folder, count = self.held[job_id].folder, self.said[job_id]
             said, text = read_tokens(folder), read_file(folder, PARTIAL, 1000)
-            assert said == SavedTokens(SEED, FINGERPRINT, TOKENS[:count])
+            assert said == SavedTokens(SEED, FINGERPRINT_BYTES, TOKENS[:count])
             assert text == words(0, count)
 
     def finish(self, job_id: str) -> bytes:
@@ -208,7 +208,7 @@ class Life:
         return moved
 
     def _let_go(self, job_id: str) -> None:
-        self.held.pop(job_id).let_go()
+        self.held.pop(job_id).release()
         self.transcripts.pop(job_id, None)
 
     def moved_on(self, jobs: list[str]) -> bool:
@@ -222,9 +222,9 @@ class Life:
         """What a server does with one job, from claim to end. After an error it goes on."""
         if job_id not in self.held and not self.claim(job_id):
             raise Broken("nothing is stuck", f"{job_id} is ready and cannot be claimed")
-        self.settle()
+        self.sync_claims()
         held = self.held[job_id]
-        if self.workspace.is_asked_to_cancel(job_id):
+        if self.workspace.is_cancel_requested(job_id):
             self.cancelled(job_id)
             return
         read_job(held.folder)

@@ -159,7 +159,8 @@ def _caller() -> str:
     """The function of the workspace that wants a sync, below which only its own small parts lie."""
     frame = sys._getframe(2)
     while (
-        frame.f_code.co_name in ("put_file", "put_again", "_fill", "_move", "_sync", "_grow", "_put") and frame.f_back is not None
+        frame.f_code.co_name in ("put_file", "rewrite_file", "_fill", "_move", "_sync", "grow_file", "_put")
+        and frame.f_back is not None
     ):
         frame = frame.f_back
     return frame.f_code.co_name.strip("_")

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.workspace.flow import Flow, JobResult
 from penstock.workspace.store.disk import Disk
-from penstock.workspace.store.files import ALONE, FOLDER, Place
+from penstock.workspace.store.files import FOLDER, ISOLATED_RUN, Place
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.tokens import read_tokens
 from penstock.workspace.work import Work
@@ -111,7 +111,7 @@ class Queue:
         return found / name
 
     def runs_alone(self, job_id: str) -> int:
-        return sum(entry.name.startswith(ALONE) for entry in self.file(job_id, "").iterdir())
+        return sum(entry.name.startswith(ISOLATED_RUN) for entry in self.file(job_id, "").iterdir())
 
     def said_on_disk(self, job_id: str) -> tuple[int, ...]:
         folder = os.open(self.file(job_id, ""), FOLDER)

@@ -151,9 +151,9 @@ def main() -> None:
     options.add_argument("made", type=Path)
     options.add_argument("--drain", action="store_true")
     options.add_argument("--step", type=float, default=0.002)
-    options.add_argument("--save-every", type=float, default=crew_module.SAVE_EVERY)
+    options.add_argument("--save-every", type=float, default=crew_module.SAVE_INTERVAL_S)
     asked = options.parse_args()
-    crew_module.SAVE_EVERY = asked.save_every
+    crew_module.SAVE_INTERVAL_S = asked.save_every
     pool = Pool(Workspace(asked.workspace, create=True), FakeRunner(step=asked.step, made=asked.made), max_running=8)
     if asked.drain:
         pool.drain()

@@ -73,7 +73,7 @@ def a_waiting_job(life: Life) -> list[str]:
 def a_running_job(life: Life) -> list[str]:
     (job,) = a_waiting_job(life)
     assert life.claim(job)
-    life.settle()
+    life.sync_claims()
     return [job]
 
 
@@ -99,7 +99,7 @@ def two_finished_jobs(life: Life) -> list[str]:
     done, failed = life.submit("a", key="the key"), life.submit("b")
     for job in (done, failed):
         assert life.claim(job)
-    life.settle()
+    life.sync_claims()
     life.finish(done)
     life.fail(failed)
     life.submit("c")
@@ -117,7 +117,7 @@ def a_talking_orphan_again(life: Life) -> list[str]:
     (job,) = an_orphan(life)
     life.recover()
     assert life.claim(job)
-    life.settle()
+    life.sync_claims()
     return [job]
 
 
@@ -144,7 +144,7 @@ def a_deadly_orphan(life: Life) -> list[str]:
         life.recover()
         earlier = Life(life.path, life.ledger, life.disk, name=f"victim {number}")
         assert earlier.claim(job)
-        earlier.settle()
+        earlier.sync_claims()
         earlier.run_alone(job)
         earlier.end()
     return [job]
@@ -187,7 +187,7 @@ def submit_with_key(life: Life, jobs: list[str]) -> None:
 def claim(life: Life, jobs: list[str]) -> None:
     if jobs[0] not in life.held:
         assert life.claim(jobs[0])
-    life.settle()
+    life.sync_claims()
 
 
 def say_first(life: Life, jobs: list[str]) -> None:

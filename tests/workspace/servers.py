@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.workspace.flow import Flow, Status
-from penstock.workspace.store.files import ALONE, FINISHED, RESULT, USAGE, Place
+from penstock.workspace.store.files import FINISHED, ISOLATED_RUN, RESULT, USAGE, Place
 from penstock.workspace.work import Work
 from tests.server import clean_environment
 
@@ -155,4 +155,4 @@ def usage_of(path: Path, job: str, place: Place = Place.OUTPUT) -> dict[str, Any
 
 
 def runs_alone(path: Path, job: str) -> int:
-    return sum(name.startswith(ALONE) for name in os.listdir(path / Place.FAILED / job))
+    return sum(name.startswith(ISOLATED_RUN) for name in os.listdir(path / Place.FAILED / job))

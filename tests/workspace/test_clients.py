@@ -81,7 +81,7 @@ def test_a_waiting_job_is_cancelled_for_a_client_that_died_asking(queue: Queue, 
     (job,) = queue.submit("unwanted", model=model)
     with queue.pool(runner, max_running=1):
         until(lambda: len(runner.said()) == 1, "the first to run")
-        queue.workspace.ask_to_cancel(job)
+        queue.workspace.request_cancel(job)
         assert queue.flow.wait(job, timeout=PATIENCE).text == "The job was cancelled.\n"
         until(lambda: not queue.names(Place.CANCEL), "the request to be forgotten")
         until(lambda: [(end.job_id, end.done) for end in queue.ends] == [(job, False)], "the pool to count it")
@@ -92,7 +92,7 @@ def test_a_job_that_was_over_before_it_was_cancelled_counts_as_done(queue: Queue
     runner.is_ready = False
     queue.plant(ID, {PROMPT: b"x", RESULT: outcome.text, USAGE: outcome.record()})
     with queue.pool(runner):
-        queue.workspace.ask_to_cancel(ID)
+        queue.workspace.request_cancel(ID)
         until(lambda: queue.ends, "its end")
     assert [(end.job_id, end.done) for end in queue.ends] == [(ID, True)]
     assert queue.flow.get(ID).text == "its result"
@@ -183,7 +183,7 @@ def test_cleaning_goes_on_when_one_job_cannot_be_moved(queue: Queue, caplog: pyt
     time.sleep(0.01)
     assert cleaner.gc(older_than=0).jobs == 2
     assert queue.names(Place.OUTPUT) == set(jobs[1:3])
-    assert caplog.text.count("cannot be removed: Permission denied") == 2
+    assert caplog.text.count(": Permission denied") == 2
 
 
 def test_what_cannot_be_removed_from_the_trash_keeps_nobody_from_being_cleaned_away(
@@ -201,7 +201,7 @@ def test_what_cannot_be_removed_from_the_trash_keeps_nobody_from_being_cleaned_a
     assert cleaner.gc(older_than=-1).jobs == 2
     assert cleaner.gc(older_than=-1).jobs == 0
     assert cleaner.status(first) == cleaner.status(second) == "missing"
-    assert f"{first} cannot be removed" in caplog.text
+    assert f"cannot remove {first}" in caplog.text
 
 
 def test_threads_that_list_one_folder_at_once_see_all_of_it(queue: Queue) -> None:
@@ -244,7 +244,7 @@ def test_a_path_that_is_a_file_is_told_as_such(queue: Queue, create: bool) -> No
 def test_a_place_that_is_a_file_is_named(queue: Queue) -> None:
     (queue.path / Place.OUTPUT).rmdir()
     (queue.path / Place.OUTPUT).touch()
-    with pytest.raises(WorkspaceError, match=f"{queue.path / Place.OUTPUT}: .* Something there is a file"):
+    with pytest.raises(WorkspaceError, match=f"{queue.path / Place.OUTPUT}: .* A file is where a folder is needed"):
         Workspace(queue.path)
 
 
@@ -252,7 +252,7 @@ def test_a_place_that_is_a_file_is_named(queue: Queue) -> None:
 
 
 def test_one_text_is_no_list_of_tags(queue: Queue) -> None:
-    with pytest.raises(RequestError, match="tags = 'abc' is one text"):
+    with pytest.raises(RequestError, match="tags = 'abc' is a string"):
         queue.work.submit("x", tags="abc")
     assert not queue.names(Place.READY)
 

@@ -84,19 +84,19 @@ class Server:
         return Silent(self, prompt)
 
     def look(self) -> None:
-        self.scanner.look()
-        self.scanner.read_news(seconds=10.0)
+        self.scanner.scan()
+        self.scanner.read_new_jobs(seconds=10.0)
 
     def take(self) -> bool:
         """The next that is offered; one that ends before it begins has ended here."""
-        self.scanner.read_news(seconds=10.0)
+        self.scanner.read_new_jobs(seconds=10.0)
         waiting = self.scanner.first(self.accepts)
         if waiting is None:
             return False
         self.scanner.forget(waiting.job_id)
         held = self.workspace.claim(waiting.job_id)
         if held is not None:
-            processor = Processor(self.workspace, held, self, lambda: None, alone=False, max_deaths=3)
+            processor = Processor(self.workspace, held, self, lambda: None, isolated=False, max_deaths=3)
             self.running[waiting.job_id] = processor
             processor.begin()
             if processor.ended:
@@ -110,7 +110,7 @@ class Server:
         return self.end(job_id)
 
     def end(self, job_id: str) -> bool:
-        if self.workspace.is_asked_to_cancel(job_id):
+        if self.workspace.is_cancel_requested(job_id):
             self.running[job_id].cancel()
         verdict = self.running.pop(job_id).end()
         if isinstance(verdict, Outcome):
@@ -233,7 +233,7 @@ class Graphs(RuleBasedStateMachine):
 
     def say_all(self, server: Server, job_id: str) -> None:
         answer = f"{job_id} says {{{{left}}}} <{{{{right}}}}>"  # what a careless second pass would replace
-        cancelled = self.workspace.is_asked_to_cancel(job_id)
+        cancelled = self.workspace.is_cancel_requested(job_id)
         reason = FinishReason.CANCELLED if cancelled else FinishReason.STOP
         last = (TokensOut(0, answer, (1, 2)), OutputFinished(0, reason), JobDone(Usage(1, 2), Timings()))
         self.completed[job_id] += server.hear(job_id, *last) and not cancelled

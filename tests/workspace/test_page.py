@@ -116,7 +116,7 @@ def test_a_jobs_life_is_written_in_the_order_of_the_table(tmp_path: Path) -> Non
     disk.calls.clear()
     held = workspace.claim(job)
     assert held is not None
-    workspace.settle()
+    workspace.sync_claims()
     assert disk.calls == ["rename ready/ID to processing/ID", "sync processing", "sync ready"]
     disk.calls.clear()
     workspace.finish(held, done("The Rhine.", {}))

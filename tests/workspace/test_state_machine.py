@@ -116,7 +116,7 @@ class Queue(RuleBasedStateMachine):
         ready = self.at(Place.READY)
         assert self.servers[server].claim(ready[which % len(ready)])
         if settled:
-            self.servers[server].settle()
+            self.servers[server].sync_claims()
 
     @precondition(is_anyone_running)
     @rule(which=some_one, count=st.integers(0, 3), alone=st.booleans())

@@ -1,1 +1,1 @@
-"""What hidden states give away: attacks on what leaves a node, by somebody who has the same weights."""
+"""What hidden states reveal: attacks on what leaves a node, by an attacker with the same weights."""

@@ -1,4 +1,4 @@
-"""What follows from an audit: which layers to keep, said only as far as the figures say it."""
+"""Advice from an audit: which layers to keep private, as far as the figures support it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.audit.report import PATIENCE, PROMPT, AnswerLeak, PromptLeak, Report
+from penstock.audit.report import MAX_CANDIDATES, PROMPT_TOKENS, AnswerLeak, PromptLeak, Report
 
-PROMPT_LIMIT = 0.05  # share of a prompt's tokens that somebody else may read
-ANSWER_LIMIT = 0.20  # of an answer's: whoever knows what came before guesses many of these without any state
+PROMPT_LIMIT = 0.05  # share of a prompt's tokens that a peer may recover
+ANSWER_LIMIT = 0.20  # of an answer's: many of these can be guessed from the context alone
 
 IN_ANY_CASE = (
-    "Hidden states keep a casual or curious peer out, not a determined one with the same weights: "
-    "what protects then is whom you invite, and which layers you keep."
+    "Hidden states stop a curious peer, but not a determined one with the same weights: "
+    "invite only people you trust, and keep layers private."
 )
 
 Row = TypeVar("Row", PromptLeak, AnswerLeak)
@@ -21,7 +21,7 @@ Row = TypeVar("Row", PromptLeak, AnswerLeak)
 
 @dataclass(frozen=True, slots=True)
 class KeptLayers:
-    """Layers to keep at the front and at the back; None where no depth of the table is enough."""
+    """Layers to keep at the front and at the back; None if no depth in the table is enough."""
 
     front: PromptLeak | None
     back: AnswerLeak | None
@@ -47,7 +47,7 @@ def advise(report: Report) -> Advice:
 
 
 def _shallowest(rows: Sequence[Row], read: Callable[[Row], float], limit: float) -> Row | None:
-    """The first row from which on all stay below the limit: one lucky depth is no protection."""
+    """The first row from which all are below the limit: one lucky depth is no protection."""
     found = None
     for row in reversed(rows):
         if read(row) >= limit:
@@ -93,13 +93,14 @@ def _prepared(kept: KeptLayers, report: Report) -> str:
 def _search(report: Report) -> str:
     row = report.front[-1]
     return (
-        f"The search recovers {percent(row.search.recovered)} of the tokens behind {row.kept} layers, with at most {PATIENCE:,} "
-        f"candidates for each; a prompt of {PROMPT:,} tokens takes it {duration(row.search.prompt_seconds)} on this machine."
+        f"The search recovers {percent(row.search.recovered)} of the tokens behind {row.kept} layers, "
+        f"with at most {MAX_CANDIDATES:,} candidates for each; a prompt of {PROMPT_TOKENS:,} tokens takes it "
+        f"{duration(row.search.prompt_seconds)} on this machine."
     )
 
 
 def _private(front: PromptLeak, back: AnswerLeak) -> str:
-    """As the configuration spells it."""
+    """The setting for the configuration."""
     return f'private_layers = "{front.kept},{back.kept}"'
 
 

@@ -1,4 +1,4 @@
-"""The cheap attacks: one look at each state, with nothing but the public weights and a public text."""
+"""The cheap attacks, which look at each state once, with only the public weights and a public text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.audit.cut_model import ROWS
+from penstock.audit.cut_model import ROWS_PER_BATCH
 from penstock.model.ends import EndModel
 
 RIDGE = 1e-3  # of the mean variance of a state's numbers
 
 
 class Dictionary:
-    """The embeddings of all tokens, to look states up in by their direction (cosine): lengths grow from layer to layer."""
+    """The embeddings of all tokens, searched by cosine, since the lengths of states grow from layer to layer."""
 
     def __init__(self, ends: EndModel) -> None:
         self._directions = F.normalize(ends.compute_embed(range(ends.spec.vocab)), dim=1)  # [vocab, hidden]
@@ -33,7 +33,7 @@ class Dictionary:
 
     def nearest(self, states: Tensor, count: int) -> Tensor:
         """[R, count] token ids, the nearest first."""
-        return torch.cat([self.cosines(rows).topk(count).indices for rows in torch.split(states, ROWS)])
+        return torch.cat([self.cosines(rows).topk(count).indices for rows in torch.split(states, ROWS_PER_BATCH)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class LinearMap:
 
 
 def fit(states: Tensor, targets: Tensor) -> LinearMap:
-    """The ridge regression from states to targets, row by row."""
-    # on the CPU, since not every GPU has the double precision that keeps the figures the same everywhere
+    """Fit a ridge regression from states to targets, row by row."""
+    # on the CPU: fp64 keeps the figures the same everywhere, and not every GPU has it
     x, y = _level(states).cpu().double(), targets.cpu().double()
     source, target = x.mean(0), y.mean(0)
     x, y = x - source, y - target
@@ -59,11 +59,11 @@ def fit(states: Tensor, targets: Tensor) -> LinearMap:
 
 
 def share(guesses: Tensor, ids: Sequence[int]) -> float:
-    """How many of the tokens are among their guesses: [R] or [R, count]."""
+    """The share of tokens that are among their guesses, [R] or [R, count]."""
     right = guesses.view(len(ids), -1) == torch.tensor(ids, device=guesses.device).unsqueeze(1)
     return right.any(1).double().mean().item()
 
 
 def _level(states: Tensor) -> Tensor:
-    """Rows of equal length: the few that are a thousand times longer would otherwise decide the fit alone."""
+    """Scale rows to equal length: a few are a thousand times longer and would dominate the fit."""
     return F.rms_norm(states, states.shape[1:])

@@ -1,4 +1,4 @@
-"""The audit itself: every attack, at every depth, on one text."""
+"""Runs an audit: every attack, at every depth, on one text."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from torch import Tensor
 
 from penstock.audit.attacks import Dictionary, LinearMap, fit, share
 from penstock.audit.cut_model import CutModel, SampledAnswer, kept_layers
-from penstock.audit.report import FEWEST, AnswerLeak, PromptLeak, Report, SearchCost
-from penstock.audit.search import MOST, Known, Search
+from penstock.audit.report import MIN_TOKENS, AnswerLeak, PromptLeak, Report, SearchCost
+from penstock.audit.search import MAX_BATCH, Known, Search
 from penstock.errors import RequestError
 from penstock.progress import Progress, silent
 
-WINDOW = 512  # tokens of the public text that are read at once: every model's context has room for so many
+WINDOW = 512  # tokens of the public text read at once; every model's context is longer
 ANSWERS, ANSWER_TOKENS = 16, 16
-OPENING = 16  # tokens that the search takes as known: a chat template begins every prompt alike
-RUNS, RUN_TOKENS = 4, 8  # places of the text at which the search is tried, and how far it goes there
-BEST = 10
+KNOWN_TOKENS = 16  # that the search starts from: a chat template begins every prompt alike
+RUNS, RUN_TOKENS = 4, 8  # positions at which the search starts, and tokens that it looks for
+TOP = 10  # guesses per token
 
 
 def sample_text() -> str:
-    """A text to audit for whoever has none at hand: letters, lists, code, another language; all of it invented."""
+    """A sample text to audit: letters, lists, code, another language; all of it invented."""
     return _text("sample.txt")
 
 
 def public_text() -> str:
-    """What the attacker's maps are fitted to."""
+    """The text that the attacker's maps are fitted to."""
     return _text("public.txt")
 
 
 def audit(model: CutModel, ids: Sequence[int], public: Sequence[int], progress: Progress = silent) -> Report:
-    """`ids` are the tokens of the audited text, `public` those of the text that the attacker has."""
-    if len(ids) < FEWEST:
+    """Audit the text with tokens `ids`, by an attacker that has the text with tokens `public`."""
+    if len(ids) < MIN_TOKENS:
         raise RequestError(
-            f"The text has {len(ids)} tokens, and an audit needs at least {FEWEST}.",
+            f"The text has {len(ids)} tokens, and an audit needs at least {MIN_TOKENS}.",
             field="text",
-            hint="Give a longer one, like those that you would send.",
+            hint="Use a longer text, like those that you would send.",
         )
     ids = ids[: model.spec.context - ANSWER_TOKENS]
-    table = range(1, 1 + len(ids) + max(ANSWERS * ANSWER_TOKENS, MOST + RUN_TOKENS))
+    table = range(1, 1 + len(ids) + max(ANSWERS * ANSWER_TOKENS, MAX_BATCH + RUN_TOKENS))
     model.check_memory(max(len(table), WINDOW))
 
     learned = _read_public(model, public, progress)
@@ -71,19 +71,21 @@ def audit(model: CutModel, ids: Sequence[int], public: Sequence[int], progress: 
 
 
 class _Attacker:
-    """Somebody with the weights, a public text, and the states of both texts. `table`: where the audited one was read."""
+    """An attacker with the weights, a public text, and the states of both texts. `table` has the audited text's blocks."""
 
     def __init__(self, model: CutModel, public: Sequence[int], learned: Mapping[int, Tensor], table: Sequence[int]) -> None:
-        self._model, self._learned, self._table = model, learned, table
+        self._model = model
+        self._learned = learned
+        self._table = table
         self._dictionary = Dictionary(model.ends)
-        # the first token of a window is like no other: all later ones look at it when they have nothing to look for
+        # the first token of a window is left out: it is an attention sink, with a state like no other
         self._ordinary = [place for place in range(len(public)) if place % WINDOW]
         self._public = [public[place] for place in self._ordinary]
 
     def front(self, kept: int, ids: Sequence[int], text: Mapping[int, Tensor]) -> PromptLeak:
         seen = text[kept]
         mapped = self._fit(kept, self._dictionary.directions(self._public))
-        plain, guessed = self._dictionary.nearest(seen, BEST), self._dictionary.nearest(mapped(seen), BEST)
+        plain, guessed = self._dictionary.nearest(seen, TOP), self._dictionary.nearest(mapped(seen), TOP)
         return PromptLeak(
             kept=kept,
             nearest=share(plain[:, :1], ids),
@@ -110,7 +112,7 @@ class _Attacker:
     def _search(self, kept: int, ids: Sequence[int], text: Mapping[int, Tensor], mapped: LinearMap) -> SearchCost:
         search = Search(self._model, kept, self._dictionary, mapped)
         runs = []
-        for start in _spread(RUNS, first=OPENING, last=len(ids) - RUN_TOKENS):
+        for start in _spread(RUNS, first=KNOWN_TOKENS, last=len(ids) - RUN_TOKENS):
             last = text[self._model.layers][start - 1 : start]
             known = Known(self._table[:start], last, self._table[len(ids) :])
             found = search.recover(known, text[kept][start : start + RUN_TOKENS])
@@ -137,7 +139,7 @@ def _read_public(model: CutModel, ids: Sequence[int], progress: Progress) -> dic
 
 
 def _spread(count: int, first: int, last: int) -> list[int]:
-    """So many places from the first to the last, evenly."""
+    """Spread `count` positions evenly from the first to the last."""
     return [first + round(i * (last - first) / (count - 1)) for i in range(count)]
 
 

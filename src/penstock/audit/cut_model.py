@@ -1,4 +1,4 @@
-"""CutModel: a model cut at the depths that an audit looks at, and what states a text has there."""
+"""CutModel: a model cut into segments at the depths of an audit, and the states of a text there."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from penstock.model.spec import ModelSpec, read_spec
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.progress import Progress, silent
 
-KEPT = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # layers that a node may keep to itself at either end
-ROWS = 256  # states that are multiplied with the vocabulary at once
+CANDIDATE_DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # private layers at either end to try
+ROWS_PER_BATCH = 256  # of states multiplied with the vocabulary at once
 
 
 def kept_layers(layers: int) -> list[int]:
-    """Up to half of the model at either end: whoever keeps more hardly needs the others."""
-    return [kept for kept in KEPT if kept <= layers // 2]
+    """The depths to audit, up to half of the model: a node that keeps more hardly needs others."""
+    return [kept for kept in CANDIDATE_DEPTHS if kept <= layers // 2]
 
 
 @dataclass(frozen=True, slots=True)
 class SampledAnswer:
-    """Tokens that the model chose, and the states that it chose them from."""
+    """Tokens that the model chose, and the states they were chosen from."""
 
     ids: tuple[int, ...]
     states: Mapping[int, Tensor]  # by depth
@@ -39,7 +39,10 @@ class SampledAnswer:
 class CutModel:
     def __init__(self, loaded: LoadedModel) -> None:
         assert loaded.ends is not None
-        self.name, self.spec, self.dtype, self.device = loaded.name, loaded.spec, loaded.dtype, loaded.device
+        self.name = loaded.name
+        self.spec = loaded.spec
+        self.dtype = loaded.dtype
+        self.device = loaded.device
         self.ends: EndModel = loaded.ends
         self.kv_tokens = loaded.segments[0].kv_blocks  # a block holds one token
         self._segments = loaded.segments
@@ -56,20 +59,20 @@ class CutModel:
             )
 
     def run(self, hidden: Tensor, pieces: Sequence[BatchPiece], start: int, end: int) -> Tensor:
-        """Through the layers from one cut to another."""
+        """Run hidden states through the layers from one cut to another."""
         for segment in self._segments:
             if start <= segment.layers.start < end:
                 hidden = segment.process(hidden, pieces)
         return hidden
 
     def read(self, ids: Sequence[int], table: Sequence[int]) -> dict[int, Tensor]:
-        """The states of a text at every cut, by depth: [T, hidden]. Its keys and values are left in the blocks of `table`."""
+        """The states of a text at every cut, by depth: [T, hidden]. Leaves its keys and values in the blocks of `table`."""
         return self._states(ids, [BatchPiece(0, len(ids), table)])
 
     def answer(self, table: Sequence[int], starts: Sequence[int], text: Mapping[int, Tensor], tokens: int) -> SampledAnswer:
-        """Go on with the likeliest tokens after the first `start` tokens of a text that was read, once for each of `starts`.
+        """Generate `tokens` greedily after the first `start` tokens of a text that was read, for each of `starts`.
 
-        `table` holds the text's blocks, and behind them `tokens` for each start.
+        `table` has the text's blocks, followed by `tokens` blocks for each start.
         """
         length = len(text[0])
         own = [table[length + i * tokens : length + (i + 1) * tokens] for i in range(len(starts))]
@@ -83,8 +86,10 @@ class CutModel:
         return SampledAnswer(tuple(torch.cat(chosen).tolist()), {depth: torch.cat(found) for depth, found in states.items()})
 
     def likeliest(self, states: Tensor) -> Tensor:
-        """What norm and head make of states, wherever they come from: the first choice of each. [R]"""
-        return torch.cat([argmax(self.ends.compute_head(self.ends.compute_norm(rows))) for rows in torch.split(states, ROWS)])
+        """The most likely token of each state, from norm and head: [R]."""
+        return torch.cat(
+            [argmax(self.ends.compute_head(self.ends.compute_norm(rows))) for rows in torch.split(states, ROWS_PER_BATCH)]
+        )
 
     def _states(self, ids: Sequence[int], pieces: Sequence[BatchPiece]) -> dict[int, Tensor]:
         hidden = self.ends.compute_embed(ids)
@@ -97,7 +102,7 @@ class CutModel:
 
 def load_cut(model: str, *, dtype: str = "float32", device: str = "auto", progress: Progress = silent) -> CutModel:
     spec = read_spec(resolve(model, progress=progress))
-    # a block of one token can be shared or not token by token: candidates differ in their last one only
+    # with blocks of one token, candidates share all but their last block
     manager = ModelManager(EngineConfig(block_size=1), progress)
     return CutModel(manager.load(model, dtype=dtype, device=device, segments=_segments(spec)))
 

@@ -1,19 +1,19 @@
-"""What an audit found, as figures: nothing of the text is in here."""
+"""The figures that an audit found, without any of the text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-FEWEST = 64  # tokens of a text; shares of fewer say nothing
-PATIENCE = 1024  # candidates that the search tries for one token; a real attacker would go on to the end of the vocabulary
-PROMPT = 1000  # tokens of the prompt whose price is named
+MIN_TOKENS = 64  # of a text; shares of fewer mean nothing
+MAX_CANDIDATES = 1024  # that the search tries for one token; a real attacker would try the whole vocabulary
+PROMPT_TOKENS = 1000  # of the prompt whose cost is reported
 
 
 @dataclass(frozen=True, slots=True)
 class SearchCost:
-    """Of the exact attack. Tries are candidates run through the layers; all but `tokens` and `recovered` are for one token."""
+    """The cost of the exact attack. All but `tokens` and `recovered` are per token; a try is one candidate."""
 
-    tokens: int  # that were searched for
+    tokens: int  # searched for
     recovered: float  # share of them
     tries: float
     passes: float
@@ -22,17 +22,17 @@ class SearchCost:
 
     @property
     def prompt_seconds(self) -> float:
-        return PROMPT * self.seconds
+        return PROMPT_TOKENS * self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLeak:
-    """Shares of the prompt's tokens that are read from what leaves after the first `kept` layers."""
+    """Shares of the prompt's tokens recovered from the states after the first `kept` layers."""
 
     kept: int
     nearest: float  # the nearest embedding is the token
     nearest_10: float  # it is one of the ten nearest
-    mapped: float  # the same behind a linear map that was fitted to a public text
+    mapped: float  # the same after a linear map fitted to a public text
     mapped_10: float
     search: SearchCost
 
@@ -44,12 +44,12 @@ class PromptLeak:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLeak:
-    """Shares of tokens that are read from what comes home before the last `kept` layers."""
+    """Shares of tokens recovered from the states before the last `kept` layers."""
 
     kept: int
     head_text: float  # norm and head name the next token of the text
     head_answer: float  # and the token that the model chooses
-    mapped_text: float  # the same behind a linear map to the last layer's states
+    mapped_text: float  # the same after a linear map to the last layer's states
     mapped_answer: float
 
     @property

@@ -1,7 +1,7 @@
-"""Blocks of KV memory: who holds which, how often it is shared, and what it contains (the prefix cache).
+"""BlockPool: which blocks of KV memory are held, how often each is shared, and what it contains (the prefix cache).
 
-The same pool runs at each stage, where a block is a place in a tensor, and at the origin, where it is only counted:
-given the same calls in the same order both come to the same end, so the origin knows what fits without asking.
+The same pool runs at each stage, where a block is part of a tensor, and at the origin, where it is only counted. The same calls
+in the same order have the same result in both, so the origin knows what fits without asking.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ NULL_BLOCK = 0  # never handed out; padding points here
 
 
 class BlockPool:
-    """Blocks of `block_size` tokens each: those given, or 1 to `blocks`. Nothing depends on what they are called.
+    """Blocks of `block_size` tokens each, with the ids in `blocks`, or 1 to `blocks` if that is a number.
 
-    A block is free, held (reference count > 0), or idle: nobody holds it but its content is known by key, so it can be
-    shared again until the least recently used of them is taken for something else.
+    A block is free, held (reference count > 0), or idle: not held, but its content can be found by key and shared again,
+    until it is the least recently used one and is taken for something else.
     """
 
     def __init__(self, blocks: int | Sequence[int], block_size: int, *, prefix_cache: bool = True) -> None:
         assert block_size > 0
         ids = range(1, blocks + 1) if isinstance(blocks, int) else blocks
-        self.capacity, self.block_size, self.prefix_cache = len(ids), block_size, prefix_cache
+        self.capacity = len(ids)
+        self.block_size = block_size
+        self.prefix_cache = prefix_cache
         self._free = list(reversed(ids))  # a stack: warm blocks are used again first
         self._refs = dict.fromkeys(ids, 0)
         self._key: dict[int, bytes | None] = dict.fromkeys(ids)
@@ -31,7 +33,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that can be allocated now (the published headroom)."""
+        """Blocks that can be allocated now."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -46,21 +48,21 @@ class BlockPool:
         return -(-tokens // self.block_size)
 
     def allocate(self) -> int:
-        """One block for new content. The caller has looked at `available`."""
+        """Take one block for new content. The caller must check `available` first."""
         block = self._take()
         self._refs[block] = 1
         return block
 
-    def give_up(self, count: int) -> list[int]:
-        """Make the pool smaller by so many blocks (`available` at most), and say which."""
-        given = [self._take() for _ in range(count)]
-        for block in given:
+    def shrink(self, count: int) -> list[int]:
+        """Remove this many blocks (at most `available`), and return them."""
+        removed = [self._take() for _ in range(count)]
+        for block in removed:
             del self._refs[block], self._key[block]
         self.capacity -= count
-        return given
+        return removed
 
-    def take_in(self, blocks: Iterable[int]) -> None:
-        """Make the pool larger."""
+    def grow(self, blocks: Iterable[int]) -> None:
+        """Add blocks to the pool."""
         for block in blocks:
             assert block not in self._refs
             self._refs[block], self._key[block] = 0, None
@@ -68,7 +70,7 @@ class BlockPool:
             self.capacity += 1
 
     def lookup(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks that hold the longest known prefix of the key chain. Takes nothing."""
+        """Find the blocks of the longest cached prefix of the key chain, without holding them."""
         found: list[int] = []
         for key in keys:
             block = self._by_key.get(key)
@@ -86,13 +88,13 @@ class BlockPool:
         self._refs[block] += 1
 
     def commit(self, block: int, key: bytes) -> None:
-        """From now on the block can be found by its content. A content that another block holds already stays there."""
+        """Make a block findable by its key, unless another block has that key already."""
         if self.prefix_cache and self._key[block] is None and key not in self._by_key:
             self._key[block] = key
             self._by_key[key] = block
 
     def release(self, table: Iterable[int]) -> None:
-        """Give the blocks of a table back, the last first, so that the head of a prefix outlives its tail."""
+        """Release the blocks of a table, the last first, so that the start of a prefix outlives its end."""
         for block in reversed(list(table)):
             self._refs[block] -= 1
             if self._refs[block] == 0:
@@ -102,7 +104,7 @@ class BlockPool:
                     self._idle[block] = None
 
     def exclusive(self, table: Iterable[int]) -> list[int]:
-        """The blocks that become available when this table alone is released."""
+        """The blocks that become available if only this table is released."""
         return [block for block in table if self._refs[block] == 1]
 
     def refs(self, block: int) -> int:
@@ -124,17 +126,18 @@ class BlockPool:
 
 
 class KeyChain:
-    """The keys of a sequence's full blocks: each covers its block and all before it.
+    """The keys of a sequence's full blocks. Each is a hash of its block and all before it.
 
-    Keyed with a secret of the origin's: a stage can compare keys but cannot try out texts against them.
+    Keyed with a secret of the origin, so that a stage can compare keys but cannot test texts against them.
     """
 
     def __init__(self, secret: bytes, block_size: int) -> None:
-        self._secret, self._size = secret, block_size
+        self._secret = secret
+        self._size = block_size
         self.keys: list[bytes] = []
 
     def up_to(self, tokens: Sequence[int], count: int) -> list[bytes]:
-        """The keys of the first `count` blocks of `tokens`, whose earlier part never changes."""
+        """The keys of the first `count` blocks of `tokens`. Tokens are only ever appended."""
         keys, size = self.keys, self._size
         while len(keys) < count:
             at = len(keys) * size

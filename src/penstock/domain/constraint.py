@@ -1,4 +1,4 @@
-"""Constraint: which tokens one output may say next. The engine obeys it; whoever knows grammars implements it."""
+"""Constraint: the tokens that may come next in one output. The engine obeys it; doors/grammar implements it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, Protocol
 
 
 class Constraint(Protocol):
-    """The state of one output. Made anew for each output and used on the compute thread alone."""
+    """The state of one output. Created for each output, and used only on the compute thread."""
 
     def mask(self) -> Any:
-        """The tokens that may come now, as a numpy array of uint32 words: token t is bit t % 32 of word t // 32."""
+        """The tokens allowed now, as a numpy array of uint32 words: token t is bit t % 32 of word t // 32."""
 
     def accept(self, token_id: int) -> bool:
-        """Take the chosen token. True: the text is complete, and nothing can follow."""
+        """Advance by the chosen token. True if the text is complete and nothing can follow."""
 
     def rollback(self, count: int) -> None:
-        """Take the last `count` tokens back."""
+        """Undo the last `count` tokens."""
 
 
 ConstraintFactory = Callable[[], Constraint]

@@ -1,4 +1,4 @@
-"""Spans of time, as people write them."""
+"""Durations as people write them, such as "10m"."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ PATTERN = r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([smhd]?)"
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds: `"90s"`, `"10m"`, `"2h"`, `"7d"`; a number alone is seconds. None if it is no span of time."""
+    """Parse `"90s"`, `"10m"`, `"2h"` or `"7d"` into seconds; a bare number is seconds. None if it is not a duration."""
     found = re.fullmatch(PATTERN, text.strip().lower())
     return None if found is None else float(found[1]) * UNITS.get(found[2], 1)

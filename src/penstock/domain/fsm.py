@@ -1,9 +1,9 @@
-"""The visit's clock: what happens next to a job on a node, as one pure function.
+"""The state machine of a visit: what happens next to a job on a node, as one pure function.
 
-The table is the one of the Language Pipes seed, with two corrections. HEAD leads to EMBED, never to SEND or
-PROCESS_LAYERS: nobody has embedded the new token yet, and EMBED decides local or remote one step later. And a
-pipelined prompt adds a row: a chunk that comes home while the rest of its prompt is already on its way has nothing
-left to do, so its visit is DONE while the sequence lives on.
+The table comes from Language Pipes, with two corrections. HEAD leads to EMBED, never to SEND or PROCESS_LAYERS: the new
+token is not embedded yet, and EMBED decides between local and remote one step later. And a pipelined prompt adds a row:
+a chunk that returns while the rest of its prompt is in flight has nothing left to do, so its visit is DONE while the
+sequence continues.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class JobState(Enum):
 
 
 class ComputeStep(Enum):
-    """What a job needs next. NORM is done together with HEAD, so no visit ever waits for it."""
+    """What a job needs next. NORM is computed together with HEAD, so no visit waits for it."""
 
     TOKENIZE = auto()
     EMBED = auto()
@@ -32,7 +32,7 @@ class ComputeStep(Enum):
 
 
 class NextLayer(Enum):
-    """Where the layer that a job needs next lies."""
+    """Where the next layer of a job is."""
 
     MISSING = auto()
     LOCAL = auto()
@@ -41,22 +41,22 @@ class NextLayer(Enum):
 
 
 class Facts(NamedTuple):
-    """All that a transition may look at."""
+    """Everything that a transition may depend on."""
 
     step: ComputeStep = ComputeStep.LAYER
     job_exists: bool = True
     pipe_complete: bool = True
     at_origin: bool = True
     has_ends: bool = True
-    prefill_left: bool = False  # the prompt has tokens that have not passed all layers
-    grantable: bool = True  # ... and some of them are not on their way yet
+    prefill_left: bool = False  # the prompt has tokens that did not pass all layers yet
+    grantable: bool = True  # ... and some of them are not in flight
     next_layer: NextLayer = NextLayer.LOCAL
     update_sent: bool = True
     complete: bool = False  # end of text, a stop, or the length limit
 
 
 class IllegalTransition(AssertionError):
-    """A state was left with facts that cannot occur there: a defect of ours, never of a user's."""
+    """A state was left with facts that cannot occur there: always a bug of ours."""
 
 
 def next_state(state: JobState, facts: Facts) -> JobState:

@@ -1,4 +1,4 @@
-"""Job: one accepted request on its origin. Sequence: one of its outputs, with its tokens and its progress."""
+"""Job: one accepted request on its origin. Sequence: one of its outputs, with its tokens and progress."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate
 
 class SequenceState(Enum):
     WAITING = auto()
-    RUNNING = auto()  # a Span is on its way and the next one depends on it
+    RUNNING = auto()  # a Span is in flight and the next one depends on it
     PAUSED = auto()  # holds KV and may be granted a Span now
-    WAITING_PREEMPT = auto()  # lost its KV, here or on a server that is gone; will be computed again
+    WAITING_PREEMPT = auto()  # lost its KV, here or on a server that died; will be computed again
     FINISHED = auto()
     IGNORED = auto()  # can never fit
 
@@ -40,20 +40,20 @@ _ALLOWED = {
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """An accepted request on its origin: whole only here."""
+    """An accepted request. Only its origin has all of it."""
 
     job_id: str
     request: JobRequest
     prompt_ids: list[int]
-    max_tokens: int  # what was asked for, cut to what the context and the memory allow
+    max_tokens: int  # as requested, but no more than context and memory allow
     seed: int
     arrival: float
     sink: Callable[[JobUpdate], None]
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
-    prefilled: int = 0  # prompt tokens reported as read
-    rows_home: int = 0  # prompt tokens whose rows have come home and were used, where all of them are wanted
-    row_sum: Any = None  # ... and their sum, where an embedding is: a numpy array in fp64
+    prefilled: int = 0  # prompt tokens reported to the client as read
+    rows_returned: int = 0  # prompt tokens whose rows were used, if all of them are wanted
+    row_sum: Any = None  # ... and their sum for an embedding, a numpy array in fp64
     preemptions: int = 0
     deadline: float = math.inf  # seconds from arrival
     first_grant: float | None = None
@@ -61,10 +61,10 @@ class Job:
     open: bool = True  # no final update was emitted yet
     on_end: Callable[[Job], None] | None = None
     reachable: bool = True  # the client takes updates
-    lifted: bool = False  # it stood still for so long that it is not put off any more
+    promoted: bool = False  # it was stalled for so long that it ranks like priority 0
 
     def emit(self, update: JobUpdate) -> None:
-        """Hand an update to the client. A client that fails to take it is not asked again."""
+        """Send an update to the client. After a failure nothing more is sent."""
         if isinstance(update, JobDone | JobFailed) and self.on_end is not None:
             self.on_end(self)
         if self.reachable:
@@ -83,15 +83,16 @@ class Job:
 
     @property
     def effective_priority(self) -> int:
-        """What it is ranked by: a background job that was lifted is like any other."""
-        return 0 if self.lifted else self.priority
+        """The priority it is ranked by: 0 for a promoted background job."""
+        return 0 if self.promoted else self.priority
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Cursors: scheduled >= stage_processed >= step_processed, each a count of tokens.
+    """One output of a job.
 
-    `stage_processed` has passed the first stage, `step_processed` all stages: only the latter counts for stops and text.
+    Its cursors count tokens: scheduled >= stage_processed >= step_processed. Tokens below `stage_processed` have passed the first
+    stage, below `step_processed` all stages; only the latter counts for stops and text.
     """
 
     seq_id: int
@@ -113,9 +114,9 @@ class Sequence:
     in_flight: int = 0
     table: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
-    prefix_trusted: bool = True  # False once a stage did not hold a prefix that we counted on
-    constraint: Constraint | None = None  # which tokens may come next; it has seen all that were generated
-    last_token: float = 0.0  # when
+    prefix_trusted: bool = True  # False once a stage lacked a prefix that we expected there
+    constraint: Constraint | None = None  # has seen all generated tokens
+    last_token: float = 0.0  # when it was generated
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,7 +124,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that no Span was granted for yet: what is left of a prompt, or the one token to decode from."""
+        """Tokens without a granted Span: the rest of a prompt, or the one token to decode from."""
         return len(self.tokens) - self.scheduled
 
     @property
@@ -132,20 +133,20 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Everything but the newest token has passed all stages: the next Span is a single decode token."""
+        """Whether all but the newest token passed all stages, so that the next Span is one decode token."""
         return self.step_processed == len(self.tokens) - 1 and self.generated > 0
 
     @property
     def wants_rows(self) -> bool:
-        """Its prompt's own likelihood or embedding was asked for and is not known yet, so all of it must be computed."""
+        """Whether prompt logprobs or an embedding are still missing, so that every row of the prompt is needed."""
         if self.job.request.embed:
-            return self.job.rows_home < self.prompt_len
+            return self.job.rows_returned < self.prompt_len
         wanted = self.index == 0 and self.job.sampling.prompt_logprobs is not None
-        return wanted and self.job.rows_home < self.prompt_len - 1  # the last row foretells no token of the prompt
+        return wanted and self.job.rows_returned < self.prompt_len - 1  # the last row predicts no token of the prompt
 
     @property
-    def least_length(self) -> int:
-        """Tokens that there must be memory for: those it has, and one more if anything is to be generated."""
+    def min_length(self) -> int:
+        """Tokens that need memory: those it has, and one more unless it is an embedding."""
         return len(self.tokens) + (not self.job.request.embed)
 
     def move(self, state: SequenceState) -> None:

@@ -1,4 +1,4 @@
-"""What nodes say to each other beside NetworkJobs: opening, keeping and closing routes, and asking for weights."""
+"""Messages between nodes besides NetworkJobs: opening, keeping and closing routes, and fetching weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.domain.span import NetworkJob
 
 @dataclass(frozen=True, slots=True)
 class OpenRoute:
-    """An origin asks a node to run `legs` for it, with `blocks` of KV at each of the segments, or as many as can be had."""
+    """Asks a node to run `legs` for an origin, with `blocks` of KV at each segment, or as many as are free."""
 
     route: RouteId
     model: str
@@ -26,63 +26,65 @@ class OpenRoute:
 
 @dataclass(frozen=True, slots=True)
 class RouteOffer:
-    """The answer. No blocks: refused, with the `reason`; asking again after `retry_after` seconds may help (0: it will not)."""
+    """Answers OpenRoute. Without blocks it is refused for `reason`; retry after `retry_after` seconds, unless that is 0."""
 
     route: RouteId
     blocks: int = 0
-    credits: int = 0  # NetworkJobs that may be under way at once
+    credits: int = 0  # NetworkJobs that may be in flight at once
     reason: str = ""
     retry_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CloseRoute:
-    """Forget the route and free what it holds."""
+    """Asks a node to forget a route and free its memory."""
 
     route: RouteId
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Keeps a route open. Answered by the compute thread, so that a computation that hangs shows."""
+    """Keeps a route open. Answered by the compute thread, so that a hanging computation is noticed."""
 
     route: RouteId
-    stamp: int  # the origin's clock, sent back as it is
+    stamp: int  # the origin's clock; the Pong repeats it
     blocks: int  # wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
+    """Answers a Ping, or recalls blocks unasked."""
+
     route: RouteId
-    stamp: int  # 0: nobody asked
-    blocks: int  # what the origin may count on
-    target: int  # what it should come down to, because others need some; not below `blocks` if nobody does
+    stamp: int  # of the Ping; 0 for a recall
+    blocks: int  # that the origin may use
+    target: int  # blocks that it should come down to; not below `blocks` unless other origins need some
 
 
 class BounceReason(Enum):
-    UNKNOWN_ROUTE = auto()  # never opened, or forgotten since
-    DAMAGED = auto()  # the checksum does not fit
+    UNKNOWN_ROUTE = auto()  # never opened, or closed
+    DAMAGED = auto()  # wrong checksum
     MALFORMED = auto()
-    FLOOD = auto()  # more than the credits allow
+    FLOOD = auto()  # more NetworkJobs than the credits allow
     UNREACHABLE = auto()  # the next node on the route could not be reached
 
 
 @dataclass(frozen=True, slots=True)
 class Bounce:
-    """A NetworkJob (or Ping) could not be taken at all; its origin must act."""
+    """Tells an origin that its NetworkJob or Ping could not be accepted."""
 
     route: RouteId
     number: int  # of the NetworkJob; -1 for a Ping
     reason: BounceReason
 
 
-MAX_PIECE = 1 << 20  # bytes of weights in one message
+MAX_PIECE_BYTES = 1 << 20  # weights in one message
 
 
 @dataclass(frozen=True, slots=True)
 class AskWeights:
-    """A node asks for `length` bytes of a part of a model. `weights` is the hash of the manifest that it goes by; the part
-    "manifest" may be asked for without one."""
+    """Requests `length` bytes of a part of a model. `weights` is the hash of the requester's manifest; the part "manifest" may be
+    requested without one."""
 
     request: int
     model: str
@@ -94,8 +96,8 @@ class AskWeights:
 
 @dataclass(frozen=True, slots=True)
 class WeightsPart:
-    """The answer: bytes from `offset` on of a part that has `total`. With a `reason`: refused; asking again after `retry_after`
-    seconds may help (0: it will not)."""
+    """Answers AskWeights: bytes from `offset` on, of a part with `total` bytes. With a `reason` it is refused; retry after
+    `retry_after` seconds, unless that is 0."""
 
     request: int
     offset: int = 0

@@ -1,4 +1,4 @@
-"""What nodes publish about themselves: one NodeRecord each, with a MetaModel for every segment that they hold."""
+"""What nodes publish: one NodeRecord each, with a MetaModel for every segment they hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.domain.topology import LayerRange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetaModel:
-    """A loaded segment. `pipe` names the group of segments that can work together: same model, same architecture."""
+    """A loaded segment. `pipe` names the segments that can work together: same model, same architecture."""
 
     node: str
     process: str  # unique per loaded segment and start of the node
@@ -23,31 +23,31 @@ class MetaModel:
     device: str
     kv_blocks: int
     kv_free: int  # blocks that no route has leased
-    kv_held: int = 0  # blocks that hold something now
+    kv_held: int = 0  # blocks in use now
     block_size: int
-    seconds: float = 0.0  # what a pass through the segment took lately; 0: never used
-    load: float = 0.0  # share of the last seconds in which its node computed
+    seconds: float = 0.0  # of a recent pass through the segment; 0 if never used
+    load: float = 0.0  # share of the last seconds that its node spent computing
     draining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a node could still take of a model, and what it is about to. `claims` are layers that it loads now, or will next."""
+    """What a node could still load of a model. `claims` are layers that it is loading, or will load next."""
 
     model: str
     shape: str
     num_layers: int
-    room: int  # layers that would fit beside those that it holds and claims
+    room: int  # layers that fit beside those that it holds and claims
     claims: tuple[LayerRange, ...] = ()
-    pinned: tuple[LayerRange, ...] = ()  # of all that it holds and claims: what its settings ask for
+    pinned: tuple[LayerRange, ...] = ()  # of those that it holds and claims, the ones its settings name
     max_pipes: int = 1
-    weights: str = ""  # hash of all weights of the model, as this node has them; empty while it does not know
-    gives: bool = False  # whether it hands weights to other nodes
+    weights: str = ""  # hash of all weights of the model on this node; empty while unknown
+    gives: bool = False  # whether it sends weights to other nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """`serves` are the models whose ends the node has: those that its own API offers. `endpoints` are where it can be reached."""
+    """Describes a node. `serves` are the models that its API offers (it has their ends); `endpoints` are its addresses."""
 
     node: str
     epoch: int  # grows with each start

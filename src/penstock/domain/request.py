@@ -1,4 +1,4 @@
-"""JobRequest: what a client asks for, checked when made."""
+"""JobRequest: what a client wants, checked when it is created."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def new_job_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What a client asks for. Exactly one of `prompt` (text or token ids) and `messages` is given."""
+    """What a client wants. Exactly one of `prompt` (text or token ids) and `messages` is set."""
 
     prompt: str | Sequence[int] | None = None
     messages: Sequence[Message] | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0  # higher is more urgent
     deadline: float | None = None  # seconds from arrival; orders the queue under EDF and LRS
-    constraint: ConstraintFactory | None = None  # makes, for each output, what decides which tokens may come
-    template: Mapping[str, Any] = field(default_factory=dict)  # further variables for the chat template, such as tools
-    resume: Sequence[int] = ()  # tokens that were generated for this very request before: the answer goes on behind them
-    embed: bool = False  # nothing is generated: the prompt's embedding is asked for
+    constraint: ConstraintFactory | None = None  # called once for each output
+    template: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template, such as tools
+    resume: Sequence[int] = ()  # tokens generated for this request before; the answer continues after them
+    embed: bool = False  # return the prompt's embedding instead of generating
 
     def __post_init__(self) -> None:
         if type(self.priority) is not int:
@@ -53,7 +53,7 @@ class JobRequest:
         if self.constraint is not None and (self.sampling.ignore_eos or self.sampling.min_tokens):
             name = "ignore_eos" if self.sampling.ignore_eos else "min_tokens"
             raise RequestError(
-                f"{name} and a grammar contradict each other: the grammar says when the text ends.",
+                f"{name} cannot be used with a grammar, which decides when the text ends.",
                 field=name,
                 hint="Leave one of them out.",
             )
@@ -75,15 +75,15 @@ class JobRequest:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self.sampling, name) is not None:
                 raise RequestError(
-                    f"resume cannot be used with {name}: how likely its tokens were is not known any more.",
+                    f"resume cannot be used with {name}: the logprobs of the earlier tokens are lost.",
                     field="resume",
                     hint=f"Leave {name} out, or start from the beginning.",
                 )
 
     def _check_embed(self) -> None:
-        """Whatever is about an answer contradicts it. `max_tokens` does not: nothing comes near it."""
-        asked, plain = self.sampling, SamplingParams()
-        names = [one.name for one in fields(plain) if getattr(asked, one.name) != getattr(plain, one.name)]
+        """Refuse all options that are about an answer, except `max_tokens`, which has no effect."""
+        sampling, plain = self.sampling, SamplingParams()
+        names = [one.name for one in fields(plain) if getattr(sampling, one.name) != getattr(plain, one.name)]
         names += ["constraint"] * (self.constraint is not None) + ["resume"] * bool(self.resume)
         for name in names:
             if name != "max_tokens":

@@ -1,4 +1,4 @@
-"""A route: the path that one origin's Spans take over the nodes that hold the layers."""
+"""Route ids, and the hops and legs of a route: the path of one origin's Spans over the nodes that hold the layers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class RouteId(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """A segment on the path, or a part of it: the layers that are run there."""
+    """A segment on the path, or a part of one: the layers that are run there."""
 
     layers: LayerRange
     node: str
 
 
 class Leg(NamedTuple):
-    """A stay on one node: the layers that are run there, who hands Spans over, and to whom they go on."""
+    """Consecutive layers that one node runs for a route, and the nodes before and after it."""
 
     layers: LayerRange
     predecessor: str
@@ -33,7 +33,7 @@ class Leg(NamedTuple):
 
 
 def legs_of(hops: Sequence[Hop], origin: str) -> dict[str, tuple[Leg, ...]]:
-    """What each node must know of a route, and no more. Segments that follow each other on one node are one stay."""
+    """The legs of each node: all that it needs to know of a route. Adjacent segments on one node are one leg."""
     stays: list[Hop] = []
     for hop in hops:
         if stays and stays[-1].node == hop.node:
@@ -42,7 +42,7 @@ def legs_of(hops: Sequence[Hop], origin: str) -> dict[str, tuple[Leg, ...]]:
             stays.append(hop)
     nodes = [origin, *(stay.node for stay in stays), origin]
     legs: dict[str, tuple[Leg, ...]] = {}
-    for place, stay in enumerate(stays):
-        leg = Leg(stay.layers, predecessor=nodes[place], successor=nodes[place + 2])
+    for index, stay in enumerate(stays):
+        leg = Leg(stay.layers, predecessor=nodes[index], successor=nodes[index + 2])
         legs[stay.node] = (*legs.get(stay.node, ()), leg)
     return legs

@@ -1,4 +1,4 @@
-"""SamplingParams: how the next token of a request is chosen, and when it stops."""
+"""SamplingParams: how the tokens of a request are chosen, and when they end."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 256  # characters
 MAX_STOP_TOKENS = 128
 MAX_N = 128
-MAX_BIASES = 1024  # each costs at every token, and everybody in the batch waits for it
+MAX_BIASES = 1024  # each costs time at every token of the whole batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Checked when made: an instance that exists can be run.
+    """Sampling options, checked when created: every instance can be run.
 
-    temperature 0 is greedy. `top_k` 0 and `top_p` 1 are off. `seed` None draws a new one for each request.
-    `logprobs` None gives none, 0 the chosen token's alone, k also the k most likely ones; `prompt_logprobs` the same for the
-    tokens of the prompt (which is then computed whole: what the prefix cache knows of it is not used).
+    temperature: 0 is greedy.
+    top_k, top_p: off at 0 and 1.
+    seed: None draws a new one for each request.
+    logprobs: None returns none, 0 the chosen token's, k also those of the k most likely tokens.
+    prompt_logprobs: the same for the prompt, which is then computed without the prefix cache.
     """
 
     n: int = 1
@@ -41,7 +43,7 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
-    skip_special_tokens: bool = True  # leave the tokenizer's special tokens out of the text
+    skip_special_tokens: bool = True  # omit the tokenizer's special tokens from the text
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -112,7 +114,7 @@ class SamplingParams:
 
 
 def _token_id(key: object) -> int:
-    """OpenAI's clients send the token ids of `logit_bias` as strings."""
+    """Parse a token id of `logit_bias`. OpenAI's clients send them as strings."""
     try:
         token = int(key)  # type: ignore[call-overload]
     except (TypeError, ValueError):
@@ -123,5 +125,5 @@ def _token_id(key: object) -> int:
 
 
 def _bad(name: str, value: object, expected: str) -> InvalidSampling:
-    shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}..."
-    return InvalidSampling(f"{name} = {shown} cannot be used.", field=name, hint=f"Give {expected}.")
+    text = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}..."
+    return InvalidSampling(f"{name} = {text} cannot be used.", field=name, hint=f"Give {expected}.")

@@ -1,4 +1,4 @@
-"""What travels through the layers: Spans of sequences, packed into NetworkJobs. No text and no token ids."""
+"""What travels through the layers: Spans of sequences, packed into NetworkJobs, without text or token ids."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from penstock.domain.route import RouteId
 class Span(NamedTuple):
     """`n` tokens of a sequence from `start_pos` on: a write into its KV log at an offset.
 
-    `incarnation` counts how often the KV was dropped, `attempt` how often it was cut back to `base`; whatever is older
-    than a stage has seen is dropped silently. `rows` is how many of the last rows must come home as hidden states.
-    `keys` name the prefix blocks before `start_pos` that the stage should hold already (on an incarnation's first Span).
+    incarnation, attempt: how often the KV was dropped, and how often it was cut back to `base`. Stages ignore Spans that are
+        older than what they have seen.
+    rows: how many of the last rows must return as hidden states.
+    keys: the prefix blocks before `start_pos` that a stage should hold already (on an incarnation's first Spans).
     """
 
     seq_id: int
@@ -33,14 +34,14 @@ class Span(NamedTuple):
 
 
 class NoticeKind(Enum):
-    STEP_COMPLETED = auto()  # the blocks with these keys passed all stages: they may be shared from now on
+    STEP_COMPLETED = auto()  # the blocks with these keys passed all stages and may be shared
     PREEMPTED = auto()  # drop the KV; the sequence comes back as a new incarnation
-    FREED = auto()  # drop the KV; the sequence is over
-    RESIZED = auto()  # the origin counts on `blocks` blocks at each segment from now on
+    FREED = auto()  # drop the KV; the sequence has ended
+    RESIZED = auto()  # the origin uses `blocks` blocks at each segment from now on
 
 
 class Notice(NamedTuple):
-    """News about a sequence for every stage, numbered by the origin so that a repetition changes nothing."""
+    """A change of a sequence for every stage, numbered by the origin so that duplicates have no effect."""
 
     number: int
     kind: NoticeKind
@@ -52,38 +53,38 @@ class Notice(NamedTuple):
 
 
 class Verdict(Enum):
-    """What a stage does with a Span that reached it."""
+    """What a stage does with a Span."""
 
     APPEND = auto()
-    DUPLICATE = auto()  # already written: dropped silently
-    STALE = auto()  # of an older incarnation or attempt: dropped silently
+    DUPLICATE = auto()  # already written: ignored
+    STALE = auto()  # of an older incarnation or attempt: ignored
     GAP = auto()  # tokens before it are missing: the origin must rewind
-    MALFORMED = auto()  # overlaps what is written without being a repetition
+    MALFORMED = auto()  # overlaps what is written without being a duplicate
     NO_ROOM = auto()  # the stage is out of blocks: the origin must preempt
     FAILED = auto()  # the computation failed there
 
 
 class Refusal(NamedTuple):
-    """A Span that a stage could not take, and why; it travels home with its NetworkJob, and the origin acts."""
+    """A Span that a stage refused, and why. It returns to the origin with its NetworkJob."""
 
     seq_id: int
     incarnation: int
     attempt: int
     verdict: Verdict
-    kv_len: int  # what the stage holds of the sequence
+    kv_len: int  # tokens of the sequence that the stage holds
     node: str
 
 
 @dataclass(slots=True)
 class NetworkJob:
-    """What hops from segment to segment: a header, Spans, and one packed hidden-state tensor.
+    """What moves from segment to segment: a header, Spans, and one packed hidden-state tensor.
 
-    On the way through the layers it has a row for every token, [sum of n, hidden]; on the way home (step HEAD) only those that
-    were asked for, [sum of rows, hidden].
+    On its way through the layers the tensor has a row for every token, [sum of n, hidden]; on the way back (step HEAD) only the
+    wanted ones, [sum of rows, hidden].
     """
 
     route: RouteId
-    number: int  # in the order in which the origin sent them, from 0 on
+    number: int  # in the order of sending, from 0 on
     spans: list[Span]
     notices: list[Notice] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
@@ -102,8 +103,8 @@ class PackedHidden(NamedTuple):
     data: bytes | bytearray | memoryview
 
 
-def place(kv_len: int, span: Span) -> Verdict:
-    """The KV log's rule within one attempt."""
+def verdict_on(kv_len: int, span: Span) -> Verdict:
+    """What to do with a Span of the current attempt, given the length of its KV log."""
     if span.start_pos == kv_len:
         return Verdict.APPEND
     if span.end <= kv_len:

@@ -1,15 +1,15 @@
-"""Layer ranges: which part of a model something is about."""
+"""Layer ranges and private layers of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from penstock.errors import ConfigError
 
 
 class LayerRange(NamedTuple):
-    """Half-open: `LayerRange(0, 10)` is layers 0 to 9."""
+    """A half-open range: `LayerRange(0, 10)` is layers 0 to 9."""
 
     start: int
     end: int
@@ -39,8 +39,15 @@ class LayerRange(NamedTuple):
         return found
 
 
+def contiguous_ranges(layers: Collection[int]) -> tuple[LayerRange, ...]:
+    """Return as few ranges as possible that have exactly these layers."""
+    starts = sorted(layer for layer in layers if layer - 1 not in layers)
+    ends = sorted(layer + 1 for layer in layers if layer + 1 not in layers)
+    return tuple(map(LayerRange, starts, ends))
+
+
 class PrivateLayers(NamedTuple):
-    """How many of the first and of the last layers a node keeps to itself: nobody else computes them for its text."""
+    """How many of the first and last layers only the node itself may compute for its own text."""
 
     first: int = 0
     last: int = 0
@@ -61,10 +68,10 @@ class PrivateLayers(NamedTuple):
             found = cls(int(first), int(last))
         except ValueError:
             raise ConfigError(
-                f"'{text}' does not say which layers are private.", hint='Write it as "FIRST,LAST", such as "2,2".'
+                f"'{text}' is not a pair of private layer counts.", hint='Write it as "FIRST,LAST", such as "2,2".'
             ) from None
         if min(found) < 0:
-            raise ConfigError(f"The private layers {text} are negative.", hint='Write how many of the first and the last: "2,2".')
+            raise ConfigError(f"The private layers {text} are negative.", hint='Write it as "FIRST,LAST", such as "2,2".')
         return found
 
 

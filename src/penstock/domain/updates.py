@@ -1,4 +1,4 @@
-"""JobUpdate: what a job tells its client while it runs. The last update is always one JobDone or one JobFailed."""
+"""JobUpdate: what a job sends to its client while it runs. The last one is always a JobDone or a JobFailed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds. `queued` is until the first Span was granted, `first_token` until the first token, both from arrival."""
+    """Seconds from arrival: `queued` until the first Span was granted, `first_token` until the first token."""
 
     queued: float = 0.0
     first_token: float = 0.0
@@ -55,7 +55,7 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """How likely prompt tokens from position `start` on were after those before them. The first token has no value."""
+    """Logprobs of the prompt's tokens from position `start` on. The first token of a prompt has none."""
 
     start: int
     logprobs: tuple[TokenLogprob, ...]
@@ -63,10 +63,9 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The prompt's embedding: the mean of the last hidden states of all its tokens, after the final norm, as fp32 numbers.
+    """The prompt's embedding: the mean of the last hidden states of all its tokens, after the final norm, in fp32.
 
-    It is the whole of what such a job says, and comes once. Then the job ends as any other does: its one output is finished,
-    with the reason `stop`. One that was cancelled has none.
+    Sent once, before the one output finishes with the reason `stop`. Not sent if the job was cancelled.
     """
 
     vector: tuple[float, ...]
@@ -74,7 +73,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class TokensOut:
-    """New tokens of output `index`. `text` may be empty while bytes of a character or a possible stop string are held back."""
+    """New tokens of output `index`. `text` may be empty while an incomplete character or a possible stop string is held back."""
 
     index: int
     text: str

@@ -1,4 +1,4 @@
-"""What other threads ask of the compute thread."""
+"""Commands that other threads put into the inbox of the compute thread."""
 
 from __future__ import annotations
 

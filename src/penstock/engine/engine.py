@@ -1,15 +1,14 @@
-"""The Engine: one compute thread for one model on this node. It runs the stages for everybody whose route passes here, and
-where the model's ends are, it is the origin of its own jobs."""
+"""Engine: the compute thread of one model on this node. It runs the local stages for every route that passes here and, where
+the node has the model's ends, is the origin of its own jobs."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
@@ -21,6 +20,8 @@ from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobFailed
 from penstock.engine.commands import AddSegment, Cancel, Command, Deliver, DropSegment, NetworkChanged, Stop, Submit, Unsent
+from penstock.engine.routing.config import RoutingConfig
+from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.stage import Stage
@@ -37,15 +38,15 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.engine")
 
-MAX_PENDING = 1 << 29  # bytes of hidden states that may wait for the compute thread, whoever sends them
-IDLE_LOOK = 0.05  # seconds between looks when there is work that cannot go on yet
-LOG_EVERY = 10.0  # seconds between two lines about the same kind of refusal
-TICK = 0.01  # seconds between looks at the clock on behalf of the network
-RECALL_EVERY = 0.25  # seconds
+MAX_PENDING_BYTES = 1 << 29  # hidden states that may wait for the compute thread, of all senders together
+IDLE_POLL_S = 0.05  # while there is work that cannot continue yet
+LOG_INTERVAL_S = 10.0  # between two log lines about the same kind of refusal
+TICK_S = 0.01  # between checks of timeouts in a network
+RECALL_INTERVAL_S = 0.25
 
 
 class Engine:
-    """`ends` and `text` are None on a node that holds only layers of the model: it runs them for others."""
+    """Owns all sequences and stages of a model. `ends` and `text` are None on a node that only runs layers for others."""
 
     def __init__(
         self,
@@ -54,26 +55,27 @@ class Engine:
         ends: Ends | None = None,
         text: TextStreams | None = None,
         *,
-        width: int = 1,
+        routing: RoutingConfig | None = None,
         device: str = "cpu",
-        epoch: int = 0,
-        lease: float = 10.0,
-        recovery_timeout: float = 60.0,
-        route_numbers: Iterator[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.pipe, self.stats, self._clock = config, pipe, EngineStats(), clock
-        predictor = self._predictor = StepTimePredictor()
+        routing = routing or RoutingConfig()
+        self.config = config
+        self.pipe = pipe
+        self.stats = EngineStats()
+        self._clock = clock
+        self._epoch = routing.epoch
+        self._predictor = StepTimePredictor()
         self.stages = {segment.layers.start: self._stage(segment) for segment in pipe.segments}
         self.host = RouteHost(
             self.stages,
             model=pipe.model,
             shape=pipe.shape,
-            width=width,
+            width=routing.width,
             block_size=config.block_size,
             clock=clock,
         )
-        self.origin: Origin | None = None
+        self.origin: Origin | NoOrigin = NoOrigin()
         if ends is not None and text is not None:
             sequences = EngineSequenceManager(
                 BlockPool(0, config.block_size),
@@ -83,41 +85,29 @@ class Engine:
                 stats=self.stats,
                 clock=clock,
             )
-            self.origin = Origin(
-                config,
-                pipe,
-                self.host,
-                sequences,
-                predictor,
-                self.stats,
-                epoch=epoch,
-                width=width,
-                lease=lease,
-                recovery_timeout=recovery_timeout,
-                route_numbers=route_numbers or itertools.count(),
-                clock=clock,
-            )
+            self.origin = Origin(config, routing, pipe, self.host, sequences, self._predictor, self.stats, clock=clock)
             if not pipe.networked and pipe.is_complete():
                 self.origin.open_route()
-        context = JobContext(config, pipe, self.host, self.stats, predictor, ends, self.origin, clock, device)
+        context = JobContext(config, pipe, self.host, self.stats, self._predictor, ends, self.origin, clock, device)
         self._processor = JobProcessor(context)
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._closing = threading.Lock()  # a job is either seen by the loop or refused, never in between
-        self._next_tick = self._next_recall = 0.0
-        self._counting, self._pending = threading.Lock(), 0
-        self._logged: dict[str, float] = {}
+        self._closing = threading.Lock()  # a job is either seen by the loop or refused, never lost in between
+        self._next_tick = 0.0
+        self._next_recall = 0.0
+        self._counting = threading.Lock()
+        self._pending = 0  # bytes of hidden states in the inbox
+        self._logged: dict[str, float] = {}  # kind of refusal -> when it was last logged
 
     @property
     def sequences(self) -> EngineSequenceManager:
-        assert self.origin is not None, "a node without the model's ends has no sequences of its own"
         return self.origin.sequences
 
     @property
     def max_tokens(self) -> int:
         """The longest sequence, prompt and output together, that the KV memory can hold."""
-        route = None if self.origin is None else self.origin.route
+        route = self.origin.route
         return (self.pipe.kv_blocks if route is None else route.reach) * self.config.block_size
 
     # ---- from any thread ----
@@ -136,49 +126,49 @@ class Engine:
         self._inbox.put(Cancel(job))
 
     def deliver(self, sender: str, message: Message) -> None:
-        """A message from another node, decoded and checked. What is too much is dropped: its origin will notice."""
+        """Queue a decoded message from another node. It is dropped if too much is waiting: its origin notices the loss."""
         if self._stopped:
-            return  # nobody will read it
+            return
         size = _size(message)
         with self._counting:
-            if size and self._pending + size > MAX_PENDING:
+            if size and self._pending + size > MAX_PENDING_BYTES:
                 self.count_refused("backlog", sender)
                 return
             self._pending += size
         self._inbox.put(Deliver(sender, message))
 
     def count_refused(self, why: str, sender: str, detail: str = "") -> None:
-        """Something that another node sent was not taken. Each kind is logged once in a while."""
+        """Count a message from another node that was not accepted. Each kind is logged now and then."""
         count = self.stats.refused[why] = self.stats.refused.get(why, 0) + 1
         now = self._clock()
-        if why == BounceReason.UNKNOWN_ROUTE.name.lower() or now - self._logged.get(why, -LOG_EVERY) < LOG_EVERY:
-            return  # that somebody has not heard yet that a route is closed is normal
+        if why == BounceReason.UNKNOWN_ROUTE.name.lower() or now - self._logged.get(why, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
+            return  # an unknown route is normal: its sender does not know yet that it was closed
         self._logged[why] = now
-        logger.warning("refused a message of node %s: %s (%d so far) %s", sender, why.replace("_", " "), count, detail)
+        logger.warning("refused a message from node %s: %s (%d so far) %s", sender, why.replace("_", " "), count, detail)
 
     def on_unsent(self, node: str, message: Message) -> None:
-        """A message could not be handed to another node."""
+        """Report that a message could not be sent to another node."""
         self._inbox.put(Unsent(node, message))
 
     def on_network_change(self) -> None:
         self._inbox.put(NetworkChanged())
 
     def add_segment(self, segment: Segment) -> None:
-        """Run these layers too, from now on. Waits for the compute thread."""
+        """Run these layers too from now on. Waits for the compute thread."""
         start, end = segment.layers
-        assert all(held.layers.end <= start or end <= held.layers.start for held in self.pipe.segments), "layers are held once"
+        assert all(held.layers.end <= start or end <= held.layers.start for held in self.pipe.segments), "no layer is held twice"
         if self._thread is None:
             self._add(segment)
         else:
-            self._ask(AddSegment(segment, threading.Event()))
+            self._run_on_compute_thread(AddSegment(segment, threading.Event()))
 
     def drop_segment(self, layers: LayerRange) -> None:
-        """Run these layers no more: whoever has a route through them must find another. Waits for the compute thread."""
-        self._ask(DropSegment(layers, threading.Event()))
+        """Stop running these layers, and close all routes through them. Waits for the compute thread."""
+        self._run_on_compute_thread(DropSegment(layers, threading.Event()))
 
-    def _ask(self, command: AddSegment | DropSegment) -> None:
+    def _run_on_compute_thread(self, command: AddSegment | DropSegment) -> None:
         self._inbox.put(command)
-        while self.running and not command.done.wait(IDLE_LOOK):
+        while self.running and not command.done.wait(IDLE_POLL_S):
             pass
 
     @property
@@ -186,12 +176,11 @@ class Engine:
         return self._thread is not None and self._thread.is_alive() and not self._stopped
 
     def concerns(self, route: RouteId) -> bool:
-        """Whether a route passes here, or is ours."""
-        ours = () if self.origin is None else (self.origin.route, self.origin.opener.opening)
-        return route in self.host.routes or any(found is not None and found.id == route for found in ours)
+        """Whether a route passes this node, or is its own."""
+        return route in self.host.routes or self.origin.owns(route)
 
     def stop(self) -> None:
-        """End all jobs with an error, then the thread."""
+        """Fail all open jobs and end the compute thread."""
         with self._closing:
             self._stopped = True
             self._inbox.put(Stop())
@@ -221,9 +210,8 @@ class Engine:
                 self._leave()
 
     def _leave(self) -> None:
-        """Tell the others that nothing goes on here: whoever has a route over this node finds another one."""
-        if self.origin is not None:
-            self.origin.leave()
+        """Close all routes, so that their origins find other ones at once."""
+        self.origin.leave()
         for route in list(self.host.routes):
             self._close(route)
 
@@ -231,8 +219,8 @@ class Engine:
         self.host.close(route)
         gone = Bounce(route, -1, BounceReason.UNKNOWN_ROUTE)
         if route.origin != self.pipe.node:
-            self.pipe.tell(route.origin, gone)
-        elif self.origin is not None:
+            self.pipe.send_control(route.origin, gone)
+        else:
             self.origin.on_bounce(self.pipe.node, gone)
 
     def _stage(self, segment: Segment) -> Stage:
@@ -250,22 +238,20 @@ class Engine:
         self.pipe.segments = [segment for segment in self.pipe.segments if segment.layers != layers]
 
     def turn(self) -> bool:
-        """Grant what can be granted, then run one batch. False if there was nothing to do."""
+        """Grant what can be granted, then run one batch. Returns False if there was nothing to do."""
         if self.pipe.networked:
-            self._look_at_the_clock()
-        decided = False
-        if self.origin is not None:
-            job, decided = self.origin.grant()
-            if job is not None:
-                self._processor.accept(job)
+            self._tick()
+        job, decided = self.origin.grant()
+        if job is not None:
+            self._processor.accept(job)
         if not self._processor.in_flight:
             return decided
         self._processor.step()
         return True
 
     def take_commands(self, *, wait: bool) -> bool:
-        """Apply what others asked for; with nothing else to do, wait for it. False: stop."""
-        timeout = self._patience()
+        """Apply all commands in the inbox. `wait`: block until there is one. Returns False if the engine must stop."""
+        timeout = self._idle_timeout()
         while True:
             try:
                 command = self._inbox.get(block=wait, timeout=timeout)
@@ -280,7 +266,7 @@ class Engine:
                 case Deliver(sender, message):
                     with self._counting:
                         self._pending -= _size(message)
-                    self._take(sender, message)
+                    self._handle(sender, message)
                 case Unsent(node, message):
                     self._on_unsent(node, message)
                 case NetworkChanged():
@@ -294,38 +280,35 @@ class Engine:
                 case Stop():
                     return False
 
-    def _patience(self) -> float | None:
-        """How long the thread may sleep when there is nothing to do."""
+    def _idle_timeout(self) -> float | None:
+        """Seconds that the thread may sleep when there is nothing to do; None for any time."""
         if self.pipe.networked:
-            busy = self.host.reordering or (self.origin is not None and (self.origin.in_flight or self.origin.opener.opening))
-            return TICK if busy else IDLE_LOOK
-        waiting = self.origin is not None and (self.sequences.queued or self.sequences.holders)
-        return IDLE_LOOK if waiting else None
+            return TICK_S if self.host.reordering or self.origin.awaits_network else IDLE_POLL_S
+        return IDLE_POLL_S if self.origin.has_jobs else None
 
     def _enter(self, job: Job) -> None:
-        """A new job's first visit: from VALIDATING to the joint, where it waits for the scheduler."""
-        missing = self.pipe.explain()  # read once: the network may change at any time
+        """Take a new job from VALIDATING to EMBED, where it waits for the scheduler."""
+        missing = self.pipe.explain()  # read once, since the network may change at any time
         facts = Facts(step=ComputeStep.TOKENIZE, pipe_complete=not missing)
         if next_state(JobState.VALIDATING, facts) is JobState.DONE:
-            self.sequences.fail(job, NotReady(missing, hint="`penstock network status` shows who holds what, and what to run."))
+            hint = "`penstock network status` shows which node holds what, and what to run."
+            self.sequences.fail(job, NotReady(missing, hint=hint))
         else:
             try:
-                # decided once, here: what is predicted later must not change who was promised what
+                # fixed here, so that later predictions do not reorder jobs
                 reading = self._predictor.prefill(len(job.prompt_ids) + len(job.request.resume), self.config.chunk)
                 wanted = job.request.deadline or fair_deadline(reading)
-                job.deadline = max(wanted, reading)  # an impossible one would come before all that are possible
+                job.deadline = max(wanted, reading)  # an impossible deadline would come before all possible ones
                 self.sequences.add(job)
             except Exception as error:
                 known = error if isinstance(error, PenstockError) else EngineError(f"The job could not be started: {error}.")
                 self.sequences.fail(job, known)
 
     def _end_all(self, error: EngineError) -> None:
-        """Whatever is still open ends with this error, also what was submitted in the meantime."""
+        """Fail all open jobs with this error, and those submitted in the meantime."""
         with self._closing:
             self._stopped = True
-        open_jobs: set[Job] = set()
-        if self.origin is not None:
-            open_jobs = {seq.job for seq in [*self.sequences.queued.values(), *self.sequences.holders.values()]}
+        open_jobs = self.origin.jobs()
         while True:
             try:
                 command = self._inbox.get_nowait()
@@ -333,43 +316,42 @@ class Engine:
                 break
             if isinstance(command, Submit):
                 open_jobs.add(command.job)
-        for job in open_jobs:  # no bookkeeping: whatever broke may have left it in pieces, and nobody will need it
+        for job in open_jobs:  # the sequence manager is left alone: its state may be broken, and is not needed any more
             if job.open:
                 job.open = False
                 job.emit(JobFailed(error))
 
     # ---- the network ----
 
-    def _take(self, sender: str, message: Message) -> None:
-        origin = self.origin
+    def _handle(self, sender: str, message: Message) -> None:
         match message:
             case NetworkJob():
-                self._take_job(sender, message)
+                self._handle_job(sender, message)
             case OpenRoute():
-                self.pipe.tell(sender, self.host.open(sender, message))
+                self.pipe.send_control(sender, self.host.open(sender, message))
             case CloseRoute(route):
                 if route.origin == sender:
                     self.host.close(route)
             case Ping():
-                self.pipe.tell(sender, self.host.ping(sender, message))
-            case RouteOffer() if origin is not None:
-                origin.on_offer(sender, message)
-            case Pong() if origin is not None:
-                origin.on_pong(sender, message)
-            case Bounce() if origin is not None:
-                origin.on_bounce(sender, message)
+                self.pipe.send_control(sender, self.host.ping(sender, message))
+            case RouteOffer():
+                self.origin.on_offer(sender, message)
+            case Pong():
+                self.origin.on_pong(sender, message)
+            case Bounce():
+                self.origin.on_bounce(sender, message)
 
-    def _take_job(self, sender: str, job: NetworkJob) -> None:
+    def _handle_job(self, sender: str, job: NetworkJob) -> None:
         if job.step is ComputeStep.HEAD:
-            if self.origin is not None and self.origin.expects(sender, job):
+            if self.origin.expects(sender, job):
                 self._accept(job)
             return
         arrived = self.host.arrive(sender, job)
         if isinstance(arrived, Bounce):
             self.count_refused(arrived.reason.name.lower(), sender)
-            known = arrived.reason is BounceReason.UNKNOWN_ROUTE and job.route.origin in self.pipe.lives()
-            if known or self.host.hands_over(sender, job.route):
-                self.pipe.tell(job.route.origin, arrived)
+            known = arrived.reason is BounceReason.UNKNOWN_ROUTE and job.route.origin in self.pipe.epochs()
+            if known or self.host.is_predecessor(sender, job.route):
+                self.pipe.send_control(job.route.origin, arrived)
             return
         for ready in arrived:
             self._accept(ready)
@@ -378,42 +360,37 @@ class Engine:
         self._processor.accept(job, JobState.VALIDATING)
 
     def _on_unsent(self, node: str, message: Message) -> None:
-        if isinstance(message, OpenRoute) and self.origin is not None:
-            self.origin.on_unasked(node, message.route)
+        if isinstance(message, OpenRoute):
+            self.origin.on_open_unsent(node, message.route)
         if not isinstance(message, NetworkJob):
-            return  # it is asked for again, or a lease ends
+            return  # other messages are repeated, or replaced by a lease that expires
         if message.route.origin != self.pipe.node:
-            self.pipe.tell(message.route.origin, Bounce(message.route, message.number, BounceReason.UNREACHABLE))
-        elif self.origin is not None and self.origin.route is not None and message.route == self.origin.route.id:
-            self.origin.on_unsent(node, message.number)
+            self.pipe.send_control(message.route.origin, Bounce(message.route, message.number, BounceReason.UNREACHABLE))
+        else:
+            self.origin.on_unsent(node, message)
 
     def _on_change(self) -> None:
-        lives = dict(self.pipe.lives())
-        if self.origin is not None:
-            lives[self.pipe.node] = self.origin.epoch
-        self.host.close_others(lives)
-        if self.origin is not None:
-            self.origin.on_change()
+        self.host.close_dead_origins({**self.pipe.epochs(), self.pipe.node: self._epoch})
+        self.origin.on_change()
 
-    def _look_at_the_clock(self) -> None:
+    def _tick(self) -> None:
         now = self._clock()
         if now < self._next_tick:
             return
-        self._next_tick = now + TICK
+        self._next_tick = now + TICK_S
         for job in self.host.overdue():
             self._accept(job)
         if now >= self._next_recall:
-            self._next_recall = now + RECALL_EVERY
+            self._next_recall = now + RECALL_INTERVAL_S
             self.host.expire()
             for pong in self.host.recalls():
-                if pong.route.origin == self.pipe.node and self.origin is not None:
+                if pong.route.origin == self.pipe.node:
                     self.origin.on_pong(self.pipe.node, pong)
                 else:
-                    self.pipe.tell(pong.route.origin, pong)
-        if self.origin is not None:
-            self.origin.tick()
+                    self.pipe.send_control(pong.route.origin, pong)
+        self.origin.tick()
 
 
 def _size(message: Message) -> int:
-    """Bytes of hidden states."""
+    """Bytes of hidden states in a message."""
     return len(message.hidden.data) if isinstance(message, NetworkJob) and isinstance(message.hidden, PackedHidden) else 0

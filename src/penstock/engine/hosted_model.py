@@ -1,39 +1,44 @@
-"""What a node runs of a model: layers for others, and where it has the ends too, jobs of its own."""
+"""HostedLayers and HostedModel: what a node runs of a model, without and with jobs of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
+from penstock.engine.routing.config import RoutingConfig
 from penstock.model.ends import EndModel
 from penstock.pipes.model_manager import LoadedModel
 from penstock.pipes.pipe import Pipe
 
 
 class HostedLayers:
-    """Layers of a model with the engine that runs them for all whose route passes here."""
+    """Layers of a model, and the engine that runs them for every route that passes here."""
 
     def __init__(self, loaded: LoadedModel, engine: Engine) -> None:
-        self.name, self.folder, self.spec = loaded.name, loaded.folder, loaded.spec
-        self.dtype, self.device = str(loaded.dtype).removeprefix("torch."), str(loaded.device)
+        self.name = loaded.name
+        self.folder = loaded.folder
+        self.spec = loaded.spec
+        self.dtype = str(loaded.dtype).removeprefix("torch.")
+        self.device = str(loaded.device)
         self.engine = engine
 
     def start(self) -> None:
         self.engine.start()
 
     def stop(self) -> None:
-        """End what is running, with an error for those who wait."""
+        """Stop the engine. Open jobs fail."""
         self.engine.stop()
 
 
 class HostedModel(HostedLayers):
-    """... and the factory that takes the jobs of this node."""
+    """Layers and ends of a model, and the factory that takes this node's jobs."""
 
     def __init__(self, loaded: LoadedModel, ends: EndModel, engine: Engine, *, max_jobs: int | None = None) -> None:
         super().__init__(loaded, engine)
-        self.tokenizer, self.eos_ids = ends.tokenizer, ends.eos_ids
+        self.tokenizer = ends.tokenizer
+        self.eos_ids = ends.eos_ids
         self.jobs = JobFactory(
             self.engine, self.tokenizer, context=loaded.spec.context, vocab=loaded.spec.vocab, max_jobs=max_jobs
         )
@@ -50,24 +55,17 @@ def host(
     config: EngineConfig,
     *,
     max_jobs: int | None = None,
-    epoch: int = 0,
-    lease: float = 10.0,
-    recovery_timeout: float = 60.0,
-    route_numbers: Iterator[int] | None = None,
+    routing: RoutingConfig | None = None,
 ) -> HostedModel | HostedLayers:
-    """Make the engine of a loaded model. Without its ends, a node has no jobs of its own."""
+    """Make the engine of a loaded model. Returns a HostedModel if the model has its ends."""
     ends = loaded.ends
     engine = Engine(
         config,
         pipe,
         ends,
         None if ends is None else ends.tokenizer.stream,
-        width=loaded.spec.hidden,
+        routing=replace(routing or RoutingConfig(), width=loaded.spec.hidden),
         device=str(loaded.device),
-        epoch=epoch,
-        lease=lease,
-        recovery_timeout=recovery_timeout,
-        route_numbers=route_numbers,
     )
     return HostedLayers(loaded, engine) if ends is None else HostedModel(loaded, ends, engine, max_jobs=max_jobs)
 
@@ -75,7 +73,7 @@ def host(
 def host_standalone(
     loaded: LoadedModel, config: EngineConfig, *, node: str = "local", max_jobs: int | None = None
 ) -> HostedModel:
-    """A whole model on this machine, without a network."""
+    """Host a whole model on this machine, without a network."""
     pipe = Pipe(loaded.name, loaded.spec.num_layers, loaded.segments, node=node)
     hosted = host(loaded, pipe, config, max_jobs=max_jobs)
     assert isinstance(hosted, HostedModel)

@@ -1,4 +1,4 @@
-"""JobFactory: turns a request into a running Job, and gives back a handle that streams its updates and always ends."""
+"""JobFactory: turns a request into a running Job, and returns a handle that streams its updates."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ class PromptEncoder(Protocol):
 
 
 class JobHandle:
-    """A job that was accepted. Iterating yields its updates until the last, a JobDone or a JobFailed.
+    """An accepted job. Iterating yields its updates up to the last, a JobDone or a JobFailed.
 
-    `updates` is None if they go to a sink. A handle that nobody holds any more cancels its job.
+    `updates` is None if they go to a sink. Otherwise the job is cancelled when its handle is garbage-collected.
     """
 
     def __init__(self, job: Job, cancel: Callable[[Job], None], updates: queue.SimpleQueue[JobUpdate] | None) -> None:
-        self._job, self._cancel, self._updates = job, cancel, updates
+        self._job = job
+        self._cancel = cancel
+        self._updates = updates
         self._last: JobUpdate | None = None
         if updates is not None:
             weakref.finalize(self, cancel, job).atexit = False
@@ -51,17 +53,17 @@ class JobHandle:
             update = self._updates.get()
             if isinstance(update, JobDone | JobFailed):
                 self._last = update
-                self._updates.put(update)  # wakes whoever else waits for it
+                self._updates.put(update)  # wakes other threads that iterate
             yield update
 
     def cancel(self) -> None:
-        """Stop it. What was generated so far stays; each open output ends as cancelled, then the job is done."""
+        """Cancel the job. Each open output keeps its text and ends as cancelled, then the job is done."""
         self._cancel(self._job)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A job that was checked and tokenized, and is not in the engine yet."""
+    """A job that is checked and tokenized, but not in the engine yet."""
 
     job: Job
     updates: queue.SimpleQueue[JobUpdate] | None
@@ -71,11 +73,14 @@ class JobFactory:
     def __init__(
         self, engine: Engine, tokenizer: PromptEncoder, *, context: int, vocab: int, max_jobs: int | None = None
     ) -> None:
-        """`max_jobs` is how many outputs may be open at once, running or waiting; None for any number."""
-        self._engine, self._tokenizer, self._vocab = engine, tokenizer, vocab
-        self._context, self._max_jobs = context, max_jobs
-        self._open: set[Job] = set()  # those that `max_jobs` is about
-        self._uncounted: set[Job] = set()  # open, too
+        """max_jobs: outputs that may be open at once, running or waiting; None for any number."""
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._vocab = vocab
+        self._context = context
+        self._max_jobs = max_jobs
+        self._open: set[Job] = set()  # jobs that count towards `max_jobs`
+        self._uncounted: set[Job] = set()  # open jobs that do not
         self._id_hint = f"Ids go from 0 to {vocab - 1}."
 
     def start_job(
@@ -86,8 +91,7 @@ class JobFactory:
         counted: bool = True,
         job_id: str | None = None,
     ) -> JobHandle:
-        """Check, tokenize and submit. Updates go to the handle, or to `sink` (called on the compute thread: it must be quick)
-        if one is given."""
+        """Check, tokenize and submit. Updates go to `sink` (on the compute thread, so it must be quick), or to the handle."""
         if counted:
             self.check_room(request.sampling.n)
         return self.submit(self.prepare(request, sink, job_id=job_id), counted=counted)
@@ -98,7 +102,7 @@ class JobFactory:
         """Check and tokenize in the caller's thread, so that bad input is refused at once and costs the engine nothing."""
         prompt = self._prompt(request)
         if not all(0 <= token < self._vocab for token in request.resume):
-            raise RequestError("resume holds ids that are no tokens.", field="resume", hint=self._id_hint)
+            raise RequestError("resume contains ids outside the vocabulary.", field="resume", hint=self._id_hint)
         sampling = request.sampling
         for name in ("logit_bias", "stop_token_ids"):
             beyond = [token for token in getattr(sampling, name) if token >= self._vocab]
@@ -130,13 +134,15 @@ class JobFactory:
         return PreparedJob(job, updates)
 
     def submit(self, prepared: PreparedJob, *, counted: bool = True) -> JobHandle:
-        """One that is not `counted` is never refused with QueueFull and takes no room from others: it comes from a queue with its
-        own bound."""
+        """Hand a prepared job to the engine.
+
+        counted: whether it counts towards `max_jobs`. Jobs from a queue with its own limit do not, and never get QueueFull.
+        """
         job = prepared.job
         if counted:
             self.check_room(job.sampling.n)
         among = self._open if counted else self._uncounted
-        job.arrival = time.monotonic()  # whoever was prepared long ago does not go before those who were here first
+        job.arrival = time.monotonic()  # a job prepared earlier must not overtake those submitted before it
         among.add(job)
         job.on_end = among.discard
         try:
@@ -148,16 +154,16 @@ class JobFactory:
 
     @property
     def open_jobs(self) -> list[Job]:
-        """Accepted and not ended, in no particular order. They belong to the compute thread: look, do not touch."""
+        """Accepted jobs that have not ended, in no particular order. The compute thread owns them: read only."""
         return [*self._open, *self._uncounted]
 
     @property
     def counted_jobs(self) -> int:
-        """Those of `open_jobs` that somebody waits for."""
+        """How many of `open_jobs` count towards `max_jobs`."""
         return len(self._open)
 
     def check_room(self, outputs: int = 1) -> None:
-        """Refuse a job of so many outputs while too many are open. A lone one is always taken."""
+        """Raise QueueFull if this many more outputs are too many. The only open job is always accepted."""
         open_outputs = sum(job.sampling.n for job in list(self._open))
         if self._max_jobs is None or not open_outputs or open_outputs + outputs <= self._max_jobs:
             return
@@ -174,24 +180,24 @@ class JobFactory:
             raise RequestError("Give either a prompt or messages.", field="prompt")
         if request.messages is not None:
             if not request.messages:
-                raise EmptyPrompt("The conversation has no messages.", field="messages", hint="Give at least one.")
+                raise EmptyPrompt("The conversation has no messages.", field="messages", hint="Send at least one message.")
             messages, extra = request.messages, request.template
-            ids = self._encoded(lambda: self._tokenizer.encode_chat(messages, **extra), "messages")
+            ids = self._encode(lambda: self._tokenizer.encode_chat(messages, **extra), "messages")
         elif isinstance(request.prompt, str):
             text = request.prompt
-            ids = self._encoded(lambda: self._tokenizer.encode(text), "prompt")
+            ids = self._encode(lambda: self._tokenizer.encode(text), "prompt")
         else:
             try:
                 ids = [operator.index(token) for token in request.prompt or ()]
             except TypeError:
                 raise RequestError("The prompt is neither text nor a list of token ids.", field="prompt") from None
         if not ids:
-            raise EmptyPrompt("The prompt is empty.", field="prompt", hint="Give at least one character.")
+            raise EmptyPrompt("The prompt is empty.", field="prompt", hint="Send at least one character.")
         if not all(0 <= token < self._vocab for token in ids):
-            raise RequestError("The prompt holds ids that are no tokens.", field="prompt", hint=self._id_hint)
+            raise RequestError("The prompt contains ids outside the vocabulary.", field="prompt", hint=self._id_hint)
         return ids
 
-    def _encoded(self, encode: Callable[[], list[int]], field: str) -> list[int]:
+    def _encode(self, encode: Callable[[], list[int]], field: str) -> list[int]:
         try:
             return encode()
         except (UnicodeEncodeError, TypeError):  # how the tokenizer refuses lone surrogates

@@ -1,4 +1,4 @@
-"""JobReceiver: takes what other nodes send. Checks it, and hands it to the engine that it is for, or back to its origin."""
+"""JobReceiver: decodes messages from other nodes and hands each to its engine, or bounces it to its origin."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from penstock.errors import BadMessage, DamagedMessage
 
 
 class JobReceiver:
-    """Runs on the network's thread, while models come to `engines`. `decode` checks length, version, checksum and shape before
-    anything else is looked at."""
+    """Runs on the network's thread.
+
+    decode: checks length, version, checksum and shape before anything else is read.
+    engines: by model; may grow at any time.
+    """
 
     def __init__(
         self,
@@ -22,7 +25,10 @@ class JobReceiver:
         send: Callable[[str, Message], None],
         on_weights: Callable[[str, AskWeights | WeightsPart], None] = lambda sender, message: None,
     ) -> None:
-        self._decode, self._engines, self._send, self._on_weights = decode, engines, send, on_weights
+        self._decode = decode
+        self._engines = engines
+        self._send = send
+        self._on_weights = on_weights
 
     def on_message(self, sender: str, data: bytes) -> None:
         try:
@@ -42,26 +48,30 @@ class JobReceiver:
                 sender, RouteOffer(message.route, reason=f"it does not hold {message.model} (it holds {known or 'nothing yet'})")
             )
             return
-        if isinstance(message, NetworkJob) and message.step is ComputeStep.LAYER and not self._is_handed_over(sender, message):
-            message.hidden = None  # it will be refused, and need not take any memory until then
+        if (
+            isinstance(message, NetworkJob)
+            and message.step is ComputeStep.LAYER
+            and not self._is_from_predecessor(sender, message)
+        ):
+            message.hidden = None  # it will be refused: free its memory now
         for engine in self._engines_of(message):
             engine.deliver(sender, message)
 
     def _engines_of(self, message: Control | NetworkJob) -> list[Engine]:
-        """Routes are opened by model; later messages name only the route, and an engine that does not know it says so."""
+        """The engines that a message is for. Only OpenRoute names the model; the first engine answers for an unknown route."""
         if isinstance(message, OpenRoute):
             return [self._engines[message.model]]
         return [engine for engine in list(self._engines.values()) if engine.concerns(message.route)] or list(
             self._engines.values()
         )[:1]
 
-    def _is_handed_over(self, sender: str, job: NetworkJob) -> bool:
-        return any(engine.host.hands_over(sender, job.route) for engine in list(self._engines.values()))
+    def _is_from_predecessor(self, sender: str, job: NetworkJob) -> bool:
+        return any(engine.host.is_predecessor(sender, job.route) for engine in list(self._engines.values()))
 
     def _bounce(self, sender: str, bounce: Bounce) -> None:
-        """Its origin must act, if it was on its way here at all: anybody can name a route."""
+        """Tell the origin, but only if the sender is our predecessor on that route: any node can name any route."""
         for engine in list(self._engines.values()):
             if bounce.route.origin == engine.pipe.node:
                 engine.deliver(sender, bounce)
-            elif engine.host.hands_over(sender, bounce.route):
+            elif engine.host.is_predecessor(sender, bounce.route):
                 self._send(bounce.route.origin, bounce)

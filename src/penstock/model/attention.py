@@ -56,7 +56,7 @@ class AttentionPlan:
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
         positions, slots = _positions_and_slots(pieces, block_size)
         self.tokens = len(positions)
-        self.end_position = int(positions.max()) + 1
+        self.max_position = int(positions.max())
         self.positions = torch.from_numpy(positions).to(device)
         self.slots = torch.from_numpy(slots).to(device)
         singles: list[tuple[int, BatchPiece]] = []

@@ -80,7 +80,7 @@ class LlmModel:
         spec, first = self.spec, self.layers.start
         part = self._layers if layers is None else self._layers[layers.start - first : layers.end - first]
         plan = AttentionPlan(pieces, self.block_size, self.dtype, self.device)
-        rotations = [table.rows(plan.positions, plan.end_position) for table in self._ropes]
+        rotations = [table.rows(plan.positions, plan.max_position + 1) for table in self._ropes]
         rotated = spec.heads + spec.kv_heads
         q_width, head_dim, eps = spec.heads * spec.head_dim, spec.head_dim, spec.norm_eps
         # the residual stream stays in fp32: in bf16 its rounding is half of the total error, and it is no faster

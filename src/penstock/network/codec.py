@@ -1,4 +1,4 @@
-"""Messages and records as bytes. Whatever comes, `decode` gives a message within the limits below or raises a BadMessage.
+"""Messages and records as bytes. For any bytes, `decode` returns a message within the limits below or raises BadMessage.
 
 A header is a msgpack array with the fields of the message in their order; enums travel as their numbers.
 """
@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import (
-    MAX_PIECE,
+    MAX_PIECE_BYTES,
     AskWeights,
     Bounce,
     BounceReason,
@@ -36,15 +36,15 @@ from penstock.network import frame
 from penstock.network.frame import PROTOCOL as PROTOCOL
 from penstock.network.frame import Bytes
 
-# ---- the limits; frame.py has those of the whole message ----
+# ---- limits; frame.py has those of the whole message ----
 
-MAX_COUNT = 1 << 48  # of tokens, blocks, jobs, …
+MAX_COUNT = 1 << 48  # tokens, blocks, jobs, …
 MAX_CLOCK = 1 << 62  # epochs and time stamps, which may be nanoseconds
 MAX_SECONDS = 1e9
 MAX_SPANS = 1 << 16
 MAX_NOTICES = 1 << 16
 MAX_REFUSALS = 1 << 16
-MAX_KEYS = 1 << 16  # of one Span or Notice: a million tokens in blocks of 16
+MAX_KEYS = 1 << 16  # per Span or Notice: a million tokens in blocks of 16
 KEY_SIZE = 16
 MAX_LAYERS = 1 << 12
 MAX_LEGS = 1 << 8
@@ -53,8 +53,8 @@ MAX_BLOCK_SIZE = 1 << 16
 MAX_MODEL = 512  # characters, as are the next two
 MAX_REASON = 1024
 MAX_NAME = 128
-MAX_ENDPOINTS = 1 << 5  # of one node
-MAX_SEGMENTS = 1 << 10  # of one node, and models that it serves
+MAX_ENDPOINTS = 1 << 5  # per node
+MAX_SEGMENTS = 1 << 10  # per node; also its models
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2}
 
@@ -73,7 +73,7 @@ Width = Annotated[int, Meta(ge=1, le=MAX_WIDTH)]
 BlockSize = Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
 Keys = Annotated[tuple[Annotated[bytes, Meta(min_length=KEY_SIZE, max_length=KEY_SIZE)], ...], Meta(max_length=MAX_KEYS)]
 
-# ---- what each header looks like; plain tuples, whose limits msgspec checks while it reads them ----
+# ---- headers: plain tuples, whose limits msgspec checks as it reads them ----
 
 WireRoute = tuple[NodeId, Clock, Count]
 WireRange = tuple[Layer, Layer]
@@ -100,7 +100,7 @@ WireBounce = tuple[WireRoute, Annotated[int, Meta(ge=-1, lt=MAX_COUNT)], BounceR
 WireSegment = tuple[
     NodeId, Name, Model, Model, Name, Layer, WireRange, Name, Name, Name, Count, Count, Count, BlockSize, Seconds, Seconds, bool
 ]
-WireAskWeights = tuple[Count, Model, WeightsHash, PartName, Count, Annotated[int, Meta(ge=1, le=MAX_PIECE)]]
+WireAskWeights = tuple[Count, Model, WeightsHash, PartName, Count, Annotated[int, Meta(ge=1, le=MAX_PIECE_BYTES)]]
 WireWeightsPart = tuple[Count, Count, Count, Reason, Seconds]
 WireClaims = Annotated[tuple[WireRange, ...], Meta(max_length=MAX_LAYERS)]
 WireOfferOfLayers = tuple[Model, Name, Layer, Layer, WireClaims, WireClaims, Count, WeightsHash, bool]
@@ -119,7 +119,7 @@ WireRecord = tuple[
 
 
 class JobHeaderPrefix(msgspec.Struct, array_like=True):
-    """The beginning of a NetworkJob's header; what follows is skipped."""
+    """The start of a NetworkJob's header: enough to tell which job could not be read."""
 
     route: WireRoute
     number: Count
@@ -137,11 +137,11 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: Bytes) -> Message:
-    """The hidden states of a NetworkJob, and the bytes of a WeightsPart, are a view of `data`."""
-    found = _sound_frame(data)
+    """Decode a message. The hidden states of a NetworkJob, and the bytes of a WeightsPart, are views of `data`."""
+    found = _intact_frame(data)
     codec = _BY_KIND.get(found.kind)
     if codec is None:
-        raise MalformedMessage(f"There is no message of kind {found.kind}.")
+        raise MalformedMessage(f"Message kind {found.kind} is unknown.")
     try:
         header = codec.decoder.decode(found.header)
         if codec.type is NetworkJob:
@@ -161,9 +161,9 @@ def encode_record(record: NodeRecord) -> bytes:
 
 
 def decode_record(data: Bytes) -> NodeRecord:
-    found = _sound_frame(data)
+    found = _intact_frame(data)
     if found.kind != _RECORD:
-        raise MalformedMessage(f"A message of kind {found.kind} is no record of a node.")
+        raise MalformedMessage(f"This is a message of kind {found.kind}, not the record of a node.")
     try:
         _refuse_tensor(found)
         return _record(_RECORD_DECODER.decode(found.header))
@@ -174,41 +174,42 @@ def decode_record(data: Bytes) -> NodeRecord:
 # ---- reading and refusing ----
 
 
-def _sound_frame(data: Bytes) -> frame.Frame:
+def _intact_frame(data: Bytes) -> frame.Frame:
     found = frame.unpack(data)
-    if not found.sound:
-        raise _with_whose(frame.damaged(found), found)
+    if not found.intact:
+        raise _with_route(frame.damaged(found), found)
     return found
 
 
 def _malformed(kind: type, error: Exception, found: frame.Frame) -> BadMessage:
-    return _with_whose(MalformedMessage(f"A {kind.__name__} came that cannot be: {error}"), found)
+    return _with_route(MalformedMessage(f"Invalid {kind.__name__}: {error}"), found)
 
 
-def _with_whose(error: BadMessage, found: frame.Frame) -> BadMessage:
+def _with_route(error: BadMessage, found: frame.Frame) -> BadMessage:
+    """Add the route and number of a NetworkJob to the error, if they can be read."""
     if found.kind == _JOB:
         try:
-            whose = _WHOSE_DECODER.decode(found.header)
+            prefix = _PREFIX_DECODER.decode(found.header)
         except _UNREADABLE:
             return error
-        error.route, error.number = RouteId(*whose.route), whose.number
+        error.route, error.number = RouteId(*prefix.route), prefix.number
     return error
 
 
 def _refuse(condition: bool, why: str) -> None:
     if condition:
-        raise _Impossible(why)
+        raise _Inconsistent(why)
 
 
 def _refuse_tensor(found: frame.Frame) -> None:
     _refuse(found.tensor.nbytes != 0, "it has hidden states")
 
 
-class _Impossible(ValueError):
-    """Each value is within its limits, but they do not fit together."""
+class _Inconsistent(ValueError):
+    """Each value is within its limits, but the values contradict each other."""
 
 
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _Impossible)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _Inconsistent)
 
 
 # ---- NetworkJobs ----
@@ -216,8 +217,8 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _Impossi
 
 def _parts_of_job(job: NetworkJob) -> tuple[bytes, Bytes]:
     hidden = job.hidden
-    assert job.step in (ComputeStep.LAYER, ComputeStep.HEAD), "only these two travel"
-    assert hidden is None or isinstance(hidden, PackedHidden), "a tensor is packed before it travels"
+    assert job.step in (ComputeStep.LAYER, ComputeStep.HEAD), "only these two are sent"
+    assert hidden is None or isinstance(hidden, PackedHidden), "a tensor is packed before it is sent"
     wire = hidden and hidden[:3]
     header = (job.route, job.number, job.spans, job.notices, job.refusals, job.services, job.step, job.current_layer, wire)
     return _encode(header), hidden.data if hidden else b""
@@ -230,17 +231,17 @@ def _job(header: Any, tensor: memoryview) -> NetworkJob:
     elif step is ComputeStep.HEAD:
         rows = sum([span[6] for span in spans])
     else:
-        raise _Impossible(f"the step {step.name} does not travel")
+        raise _Inconsistent(f"the step {step.name} is never sent")
     for span in spans:
         if span[6] > span[5]:
-            raise _Impossible("more rows are asked for than a Span has tokens")
+            raise _Inconsistent("a Span has more rows than tokens")
     hidden = None
     if wire is None:
-        _refuse(rows > 0 or tensor.nbytes > 0, f"its Spans have {rows} rows, and none are described")
+        _refuse(rows > 0 or tensor.nbytes > 0, f"its Spans have {rows} rows, but it describes none")
     else:
-        dtype, there, width = wire
-        _refuse(there != rows, f"its Spans have {rows} rows, and {there} are described")
-        _refuse(tensor.nbytes != rows * width * ITEM_SIZES[dtype], f"{rows} rows do not have {tensor.nbytes} bytes")
+        dtype, described, width = wire
+        _refuse(described != rows, f"its Spans have {rows} rows, but it describes {described}")
+        _refuse(tensor.nbytes != rows * width * ITEM_SIZES[dtype], f"{rows} rows cannot have {tensor.nbytes} bytes")
         hidden = PackedHidden(dtype, rows, width, tensor)
     return NetworkJob(
         RouteId(*route),
@@ -255,7 +256,7 @@ def _job(header: Any, tensor: memoryview) -> NetworkJob:
     )
 
 
-# ---- the others ----
+# ---- all other messages ----
 
 
 def _range(wire: tuple[int, int], end: int = MAX_LAYERS) -> LayerRange:
@@ -272,16 +273,16 @@ def _open_route(header: Any) -> OpenRoute:
 
 def _ask_weights(header: Any) -> AskWeights:
     ask = AskWeights(*header)
-    _refuse(not ask.weights and ask.part != "manifest", f"it asks for {ask.part} of weights that it does not name")
+    _refuse(not ask.weights and ask.part != "manifest", f"it asks for {ask.part} without the hash of the weights")
     return ask
 
 
 def _weights_part(header: Any, data: memoryview) -> WeightsPart:
     request, offset, total, reason, retry_after = header
     part = WeightsPart(request, offset, total, reason, retry_after, data)
-    _refuse(data.nbytes > MAX_PIECE, f"{data.nbytes} bytes of weights are more than anybody may ask for")
-    _refuse(bool(part.reason) == bool(data.nbytes), "it has to have either a reason or bytes")
-    _refuse(part.offset + data.nbytes > part.total and not part.reason, f"it goes beyond the {part.total} bytes that there are")
+    _refuse(data.nbytes > MAX_PIECE_BYTES, f"it has {data.nbytes} bytes of weights; the limit is {MAX_PIECE_BYTES}")
+    _refuse(bool(part.reason) == bool(data.nbytes), "it must have either a reason or bytes")
+    _refuse(part.offset + data.nbytes > part.total and not part.reason, f"it goes beyond the part's {part.total} bytes")
     return part
 
 
@@ -296,8 +297,8 @@ def _record(header: Any) -> NodeRecord:
         segments=tuple(_segment(segment, plain[0]) for segment in segments),
         offers=tuple(_offer(offer) for offer in offers),
     )
-    _refuse(len({offer.model for offer in record.offers}) < len(record.offers), "it offers for one model twice")
-    _refuse(record.protocol != PROTOCOL, f"it speaks protocol version {record.protocol}")
+    _refuse(len({offer.model for offer in record.offers}) < len(record.offers), "it has two offers for one model")
+    _refuse(record.protocol != PROTOCOL, f"it speaks protocol version {record.protocol}, this node {PROTOCOL}")
     return record
 
 
@@ -305,7 +306,7 @@ def _segment(wire: Any, node: str) -> MetaModel:
     fields = dict(zip(_SEGMENT_NAMES, wire, strict=True))
     fields["layers"] = _range(fields["layers"], fields["num_layers"])
     segment = MetaModel(**fields)
-    _refuse(segment.node != node, f"{node} speaks for {segment.node}")
+    _refuse(segment.node != node, f"the record of {node} has a segment of {segment.node}")
     _refuse(segment.kv_free > segment.kv_blocks, f"{segment.kv_free} of {segment.kv_blocks} blocks cannot be free")
     return segment
 
@@ -317,7 +318,7 @@ def _offer(wire: Any) -> Offer:
     return Offer(**fields)
 
 
-# ---- the kinds; their numbers are part of the protocol ----
+# ---- kinds of messages; their numbers are part of the protocol ----
 
 
 class _Codec(NamedTuple):
@@ -355,7 +356,7 @@ _CODECS = (
 )
 _BY_TYPE = {codec.type: codec for codec in _CODECS}
 _BY_KIND = {codec.kind: codec for codec in _CODECS}
-_WHOSE_DECODER = msgspec.msgpack.Decoder(JobHeaderPrefix)
+_PREFIX_DECODER = msgspec.msgpack.Decoder(JobHeaderPrefix)
 _RECORD_DECODER = msgspec.msgpack.Decoder(WireRecord)
 _RECORD_NAMES, _RECORD_FIELDS = _names(NodeRecord), _fields(NodeRecord)
 _SEGMENT_NAMES, _SEGMENT_FIELDS = _names(MetaModel), _fields(MetaModel)

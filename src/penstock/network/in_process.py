@@ -1,4 +1,4 @@
-"""InProcessRouter: a network inside one process, for tests and for a node that is alone."""
+"""InProcessRouter: a network inside one process, for tests and for a node on its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("penstock.network")
 
 
 class Hub:
-    """What joins the routers of one process."""
+    """Connects the routers of one process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,13 +32,13 @@ class Hub:
     def leave(self, router: InProcessRouter) -> None:
         with self._lock:
             if self._members.get(router.node_id) is not router:
-                return  # killed before, and perhaps another has the name now
+                return  # killed earlier, and another router may have the name now
             del self._members[router.node_id]
             self._records.pop(router.node_id, None)
         self._changed()
 
     def kill(self, node_id: str) -> None:
-        """The node vanishes without a goodbye: it hears nothing any more, and nobody hears it."""
+        """Cut a node off without a goodbye: it receives nothing more, and nothing it sends arrives."""
         with self._lock:
             router = self._members.get(node_id)
         if router is not None:
@@ -65,15 +65,16 @@ class Hub:
             self._snapshot = MappingProxyType(dict(self._records))
             members = list(self._members.values())
         for member in members:
-            member.ring()
+            member.notify()
 
 
 class InProcessRouter:
     def __init__(self, hub: Hub, node_id: str) -> None:
-        self._hub, self._node_id = hub, check_node_id(node_id)
+        self._hub = hub
+        self._node_id = check_node_id(node_id)
         self._inbox: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
         self._record: bytes | None = None
-        self._bell: ChangeNotifier | None = None
+        self._notifier: ChangeNotifier | None = None
         self._receiver: threading.Thread | None = None
         self._closed = False
 
@@ -84,7 +85,7 @@ class InProcessRouter:
     def start(self, on_message: OnMessage, on_change: OnChange) -> None:
         assert self._receiver is None and not self._closed, "a router starts once"
         self._hub.join(self)
-        self._bell = ChangeNotifier(on_change, f"network-changes-{self._node_id}")
+        self._notifier = ChangeNotifier(on_change, f"network-changes-{self._node_id}")
         self._receiver = threading.Thread(
             target=self._receive, args=(on_message,), name=f"network-inbox-{self._node_id}", daemon=True
         )
@@ -114,8 +115,8 @@ class InProcessRouter:
         self._closed = True
         self._hub.leave(self)
         self._inbox.put(None)
-        if self._bell is not None:
-            self._bell.stop()
+        if self._notifier is not None:
+            self._notifier.stop()
         if self._receiver is not None:
             join(self._receiver)
 
@@ -124,15 +125,15 @@ class InProcessRouter:
     def deliver(self, sender: str, data: bytes) -> None:
         self._inbox.put((sender, data))
 
-    def ring(self) -> None:
-        if self._bell is not None:
-            self._bell.ring()
+    def notify(self) -> None:
+        if self._notifier is not None:
+            self._notifier.notify()
 
     def _receive(self, on_message: OnMessage) -> None:
         while (message := self._inbox.get()) is not None:
             if not self._hub.has(self):
-                continue  # what still lies in a dead node's inbox
+                continue  # left in the inbox of a node that was killed
             try:
                 on_message(*message)
             except Exception:
-                logger.exception("a message could not be handled", extra={"sender": message[0]})
+                logger.exception("failed to handle a message", extra={"sender": message[0]})

@@ -1,26 +1,30 @@
-"""Solitude: when to tell the user of a closed network that this node meets nobody, for it may be this node that is shut out."""
+"""IsolationMonitor: when to warn that a node of a closed network meets no other node, for it may have been shut out."""
 
 from __future__ import annotations
 
-PATIENCE = 30.0  # seconds
+WARN_AFTER_S = 30.0
 
 
 class IsolationMonitor:
-    """Nobody tells a node that it was revoked: the others do not answer any more. To it they might as well be off."""
+    """Decides when to warn about isolation.
 
-    def __init__(self, *, expects: bool) -> None:
-        """`expects` whether there is somebody to be met; after the first meeting there is."""
-        self._expects = expects
+    A node is never told that it was revoked: other nodes just stop answering, as if they were off.
+    """
+
+    def __init__(self, *, expects_peers: bool) -> None:
+        """`expects_peers`: there should be other nodes. It becomes true when the first one is met."""
+        self._expects_peers = expects_peers
         self._since: float | None = None
 
     def should_warn(self, alone: bool, now: float) -> bool:
-        """Whether to tell, now. Once, until somebody is met again."""
+        """Whether to warn now. Warns once, then not again before another node was met."""
         if not alone:
-            self._expects, self._since = True, None
+            self._expects_peers = True
+            self._since = None
             return False
         if self._since is None:
             self._since = now
-        if not self._expects or now - self._since < PATIENCE:
+        if not self._expects_peers or now - self._since < WARN_AFTER_S:
             return False
-        self._expects = False
+        self._expects_peers = False
         return True

@@ -1,21 +1,21 @@
-"""LogThrottle: lets one of many log lines through, since others can cause as many as they like."""
+"""LogThrottle: limits how often a line is logged, because other nodes can cause any number of them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-QUIET = 10.0  # seconds between two log lines
+MIN_INTERVAL_S = 10.0  # between two log lines
 
 
 class LogThrottle:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._quiet_until = -QUIET
+        self._next_at = -MIN_INTERVAL_S
 
     def should_log(self) -> bool:
         now = self._clock()
-        if now < self._quiet_until:
+        if now < self._next_at:
             return False
-        self._quiet_until = now + QUIET
+        self._next_at = now + MIN_INTERVAL_S
         return True

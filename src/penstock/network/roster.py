@@ -1,4 +1,4 @@
-"""The Roster: who is live, in which life, and the newest record of each; folded from what the network tells, in any order."""
+"""The Roster: which nodes are live, in which epoch, and the newest record of each. Events may arrive in any order."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-MOST_SIGNS = 4096  # of life, that nobody has stood up for: an insider can make up as many as it likes
-FIRST_RETRY, LONGEST_RETRY = 0.05, 30.0  # seconds until a life that has not answered is asked again: twice as long each time
-REPEAT = 1.0  # seconds until a record is sent again that nobody gave a receipt for
-SILENCE, INSIST = 10.0, 5.0  # seconds after which a life is asked whether it still is there, and asked again
-DOUBT = 4  # questions without an answer: a busy process may hang for half a minute
+MAX_SESSIONS = 4096  # a hostile member can announce any number that never answer
+MIN_RETRY_S = 0.05  # until a session that has not answered is asked again; doubles each time
+MAX_RETRY_S = 30.0
+RESEND_INTERVAL_S = 1.0  # until a record without a receipt is sent again
+IDLE_BEFORE_CHECK_S = 10.0  # a session that is silent for longer is asked whether it is still there
+CHECK_INTERVAL_S = 5.0  # ... and asked again
+MAX_UNANSWERED = 4  # questions until a session no longer counts: a busy process may hang for half a minute
 
 
 class Issue(NamedTuple):
-    """Places a record in time: a later life of its node, or a later record of the same life, is greater."""
+    """Orders the records of a node: a later epoch, or a later record of the same epoch, is greater."""
 
     epoch: int
     counter: int
@@ -25,35 +27,39 @@ class Issue(NamedTuple):
 
 @dataclass(slots=True)
 class _PeerSession:
-    proven: bool = False  # it has said something that only it can have said
-    heard: float = 0.0
-    asked: float = -math.inf
-    questions: int = 0  # since it was last heard
+    """One epoch of a node: the time from a start of its process to its end."""
+
+    proven: bool = False  # it has sent something that only this session could seal
+    active_at: float = 0.0  # when it last sent something
+    asked_at: float = -math.inf
+    unanswered: int = 0  # questions since it last sent something
     counter: int = 0  # of its newest record; 0 while it has none
     record: bytes | None = None
-    receipt: bool = False  # whether it waits to hear that we have that record
-    told: int = 0  # the counter of the newest of our records that it has
-    sent: tuple[int, float] = (0, -math.inf)  # the counter of the one that was sent to it last, and when
+    receipt_due: bool = False  # it waits for our receipt for that record
+    acknowledged: int = 0  # the counter of our newest record that it has
+    sent: tuple[int, float] = (0, -math.inf)  # the counter of our record that was sent to it last, and when
 
     @property
     def next_question(self) -> float:
         if self.proven:
-            return max(self.heard + SILENCE, self.asked + INSIST)
-        return self.asked + min(FIRST_RETRY * 2.0 ** min(self.questions, 10), LONGEST_RETRY)
+            return max(self.active_at + IDLE_BEFORE_CHECK_S, self.asked_at + CHECK_INTERVAL_S)
+        return self.asked_at + min(MIN_RETRY_S * 2.0 ** min(self.unanswered, 10), MAX_RETRY_S)
 
 
 class Roster:
-    """A sign of life is a hint to ask, and its end is the end of that life. A life counts once it has proved itself, which nobody
-    can do in another's name: so signs that somebody makes up hide nothing. A node that crashed and came back may be seen twice
-    for a while: its life with the larger epoch counts.
+    """The sessions that were announced, and whether they count.
 
-    Records of lives without a sign are not kept: whoever hears of a new life must ask for its record. And since a sign may also
-    be kept up by somebody else when its node has died, lives that are silent are asked again.
+    An announcement is only a reason to ask; its end is the end of that session. A session counts once it has proved itself, which
+    no other node can do for it: made-up announcements hide nothing. A node that crashed and came back may be announced twice for
+    a while; its larger epoch counts.
+
+    Records of sessions that were not announced are dropped, so the record of a new session must be asked for. Since another node
+    may keep up the announcement of one that has died, silent sessions are asked again.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._lives: dict[tuple[str, int], _PeerSession] = {}
+        self._sessions: dict[tuple[str, int], _PeerSession] = {}  # by node and epoch
         self._newest: Mapping[str, int] = {}  # node -> the epoch that counts
         self._snapshot: Mapping[str, bytes] = MappingProxyType({})
 
@@ -61,132 +67,144 @@ class Roster:
         return self._snapshot
 
     def nodes(self) -> Collection[str]:
-        """All that are live, with a record or without one."""
+        """All live nodes, with or without a record."""
         return self._newest.keys()
 
     def is_live(self, node: str) -> bool:
         return node in self._newest
 
-    def life(self, node: str) -> int | None:
-        """The epoch of its life that counts."""
+    def current_epoch(self, node: str) -> int | None:
+        """The epoch of the session that counts."""
         return self._newest.get(node)
 
-    # ---- what is heard ----
+    # ---- events ----
 
     def appeared(self, node: str, epoch: int) -> None:
         with self._lock:
-            if (node, epoch) in self._lives:
+            if (node, epoch) in self._sessions:
                 return
-            if len(self._lives) >= MOST_SIGNS:
-                unproven = next((key for key, life in self._lives.items() if not life.proven), None)
+            if len(self._sessions) >= MAX_SESSIONS:
+                unproven = next((key for key, session in self._sessions.items() if not session.proven), None)
                 if unproven is None:
                     return
-                del self._lives[unproven]
-            self._lives[node, epoch] = _PeerSession()
+                del self._sessions[unproven]
+            self._sessions[node, epoch] = _PeerSession()
 
     def vanished(self, node: str, epoch: int) -> None:
         with self._lock:
-            if self._lives.pop((node, epoch), None) is not None:
+            if self._sessions.pop((node, epoch), None) is not None:
                 self._take_snapshot()
 
-    def heard(self, node: str, issue: Issue, record: bytes | None, now: float = 0.0) -> bool:
-        """A life has proved itself, and this is its record (none yet, when the counter is 0). Whether that is news."""
+    def store_record(self, node: str, issue: Issue, record: bytes | None, now: float = 0.0) -> bool:
+        """Store the record of a session that has proved itself (None while its counter is 0). True if that is news."""
         with self._lock:
-            life = self._lives.get((node, issue.epoch))
-            if life is None:
+            session = self._sessions.get((node, issue.epoch))
+            if session is None:
                 return False
-            news = not life.proven
-            life.proven, life.heard, life.questions, life.receipt = True, now, 0, True
-            if issue.counter > life.counter:
-                life.counter, life.record, news = issue.counter, record, True
+            news = not session.proven
+            session.proven = True
+            session.active_at = now
+            session.unanswered = 0
+            session.receipt_due = True
+            if issue.counter > session.counter:
+                session.counter = issue.counter
+                session.record = record
+                news = True
             if news:
                 self._take_snapshot()
             return news
 
-    def spoke(self, node: str, epoch: int, now: float) -> None:
-        """A life that is known has said something that is no record."""
-        life = self._lives.get((node, epoch))
-        if life is not None:
-            life.heard, life.questions = now, 0
+    def mark_active(self, node: str, epoch: int, now: float) -> None:
+        """Note that a known session has sent something."""
+        session = self._sessions.get((node, epoch))
+        if session is not None:
+            session.active_at = now
+            session.unanswered = 0
 
     def keep_only(self, node: str, epoch: int) -> None:
         with self._lock:
-            self._lives = {key: life for key, life in self._lives.items() if key == (node, epoch)}
+            self._sessions = {key: session for key, session in self._sessions.items() if key == (node, epoch)}
             self._take_snapshot()
 
     def clear(self) -> None:
         with self._lock:
-            self._lives.clear()
+            self._sessions.clear()
             self._take_snapshot()
 
-    # ---- what is to be done ----
+    # ---- what is due ----
 
-    def due(self, now: float) -> tuple[list[tuple[str, int]], float]:
-        """The lives to ask now, and the time until the next is due. One that has left too many questions open does not count
-        until it answers."""
+    def questions_due(self, now: float) -> tuple[list[tuple[str, int]], float]:
+        """Return the sessions to ask now, and the seconds until the next is due.
+
+        A session that left too many questions unanswered does not count until it answers.
+        """
         due, wait = [], math.inf
         with self._lock:
-            for key, life in self._lives.items():
-                if now < life.next_question:
-                    wait = min(wait, life.next_question - now)
+            for key, session in self._sessions.items():
+                if now < session.next_question:
+                    wait = min(wait, session.next_question - now)
                     continue
-                if life.proven and life.questions >= DOUBT:
-                    self._lives[key] = life = _PeerSession()
+                if session.proven and session.unanswered >= MAX_UNANSWERED:
+                    self._sessions[key] = session = _PeerSession()
                     self._take_snapshot()
-                life.questions += 1
-                life.asked = now
-                wait = min(wait, life.next_question - now)
+                session.unanswered += 1
+                session.asked_at = now
+                wait = min(wait, session.next_question - now)
                 due.append(key)
         return due, wait
 
-    def unread(self, node: str, epoch: int) -> bool:
-        """A life has sent what we have no keys for: it is asked soon, and does not count before it answers. Whether it did."""
+    def mark_unproven(self, node: str, epoch: int) -> bool:
+        """Ask a session again soon, because it sent something we have no keys for. True if it counted until now."""
         with self._lock:
-            life = self._lives.get((node, epoch))
-            if life is None:
+            session = self._sessions.get((node, epoch))
+            if session is None:
                 return False
-            counted, life.proven = life.proven, False
-            life.questions = min(life.questions, 1)
+            counted = session.proven
+            session.proven = False
+            session.unanswered = min(session.unanswered, 1)
             self._take_snapshot()
             return counted
 
-    def to_tell(self, counter: int, now: float) -> list[tuple[str, int]]:
-        """The lives that do not have our record of this counter, as far as we know, and were not sent it just now."""
+    def records_due(self, counter: int, now: float) -> list[tuple[str, int]]:
+        """Return the sessions to send our record with this counter to: no receipt came, and it was not sent just now."""
         due = []
         with self._lock:
-            for key, life in self._lives.items():
-                if life.proven and life.told < counter and (life.sent[0] < counter or now - life.sent[1] >= REPEAT):
-                    life.sent = (counter, now)
+            for key, session in self._sessions.items():
+                sent_counter, sent_at = session.sent
+                resend = sent_counter < counter or now - sent_at >= RESEND_INTERVAL_S
+                if session.proven and session.acknowledged < counter and resend:
+                    session.sent = (counter, now)
                     due.append(key)
         return due
 
-    def told(self, node: str, epoch: int, counter: int) -> None:
+    def acknowledge(self, node: str, epoch: int, counter: int) -> None:
+        """Note a receipt: that session has our record with this counter."""
         with self._lock:
-            life = self._lives.get((node, epoch))
-            if life is not None:
-                life.told = max(life.told, counter)
+            session = self._sessions.get((node, epoch))
+            if session is not None:
+                session.acknowledged = max(session.acknowledged, counter)
 
-    def receipts(self) -> list[tuple[str, int, int]]:
-        """The lives that wait to hear which of their records we have, and its counter. Each is named once."""
+    def receipts_due(self) -> list[tuple[str, int, int]]:
+        """Return the sessions that wait for a receipt, with the counter of the record that we have. Each is returned once."""
         due = []
         with self._lock:
-            for (node, epoch), life in self._lives.items():
-                if life.receipt:
-                    life.receipt = False
-                    due.append((node, epoch, life.counter))
+            for (node, epoch), session in self._sessions.items():
+                if session.receipt_due:
+                    session.receipt_due = False
+                    due.append((node, epoch, session.counter))
         return due
 
-    def issue(self, node: str, epoch: int) -> tuple[int, bytes | None]:
-        """The counter of a life's newest record, and the record."""
+    def newest_record(self, node: str, epoch: int) -> tuple[int, bytes | None]:
+        """Return the counter of a session's newest record, and the record."""
         with self._lock:
-            life = self._lives.get((node, epoch))
-            return (0, None) if life is None else (life.counter, life.record)
+            session = self._sessions.get((node, epoch))
+            return (0, None) if session is None else (session.counter, session.record)
 
     def _take_snapshot(self) -> None:
         newest: dict[str, int] = {}
-        for (node, epoch), life in self._lives.items():
-            if life.proven and epoch > newest.get(node, -1):
+        for (node, epoch), session in self._sessions.items():
+            if session.proven and epoch > newest.get(node, -1):
                 newest[node] = epoch
         self._newest = newest
-        records = {node: self._lives[node, epoch].record for node, epoch in newest.items()}
+        records = {node: self._sessions[node, epoch].record for node, epoch in newest.items()}
         self._snapshot = MappingProxyType({node: record for node, record in records.items() if record is not None})

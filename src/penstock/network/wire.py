@@ -1,4 +1,4 @@
-"""The Wire: sends messages to other nodes without ever making the sender wait."""
+"""The Wire: sends messages to other nodes without ever blocking the caller."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from penstock.network.router import Router
 
 OnLost = Callable[[str, Message], None]
 
-CAPACITY = 1024  # messages that may wait for one node
-CAPACITY_BYTES = 1 << 28
-MOST_NODES = 256  # with an outbox at once: names that a hostile peer makes up must not cost a thread each
-IDLE = 60.0  # seconds after which an outbox that nobody uses ends
+MAX_QUEUED = 1024  # messages per node
+MAX_QUEUED_BYTES = 1 << 28  # per node
+MAX_OUTBOXES = 256  # each has a thread: a hostile peer that makes up names must not cost more of them
+IDLE_TIMEOUT_S = 60.0  # after which an unused outbox ends
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What went to one node since the Wire was made."""
+    """Messages to one node since the Wire was created."""
 
     sent: int = 0
     sent_bytes: int = 0
@@ -35,11 +35,10 @@ class Traffic:
 
 
 class Wire:
-    """Each destination has an outbox with a thread of its own, so that a slow node delays nobody else, and what goes to one node
-    goes in order.
+    """One outbox per destination, each with its own thread: a slow node delays no other, and messages to a node stay in order.
 
-    What does not fit into an outbox, or cannot be delivered, is dropped and told to `on_lost(node, message)`: on the thread that
-    sends, or on the outbox's. It must be quick. That nothing was told does not mean that a message arrived.
+    on_lost: called as `on_lost(node, message)` for a message that does not fit into its outbox or cannot be delivered, on the
+        sender's or the outbox's thread. It must be quick. A message may get lost without it being called.
     """
 
     def __init__(
@@ -48,44 +47,48 @@ class Wire:
         *,
         encode: Callable[[Message], bytes] = encode,
         on_lost: OnLost = lambda node, message: None,
-        capacity: int = CAPACITY,
-        capacity_bytes: int = CAPACITY_BYTES,
-        idle: float = IDLE,
+        capacity: int = MAX_QUEUED,
+        capacity_bytes: int = MAX_QUEUED_BYTES,
+        idle: float = IDLE_TIMEOUT_S,
     ) -> None:
-        self._router, self._encode, self._on_lost = router, encode, on_lost
-        self._capacity, self._capacity_bytes, self._idle = capacity, capacity_bytes, idle
+        self._router = router
+        self._encode = encode
+        self._on_lost = on_lost
+        self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._idle = idle
         self._lock = threading.Lock()
         self._outboxes: dict[str, _Outbox] = {}
         self._traffic: dict[str, Traffic] = {}
         self._closed = False
 
     def send(self, node: str, message: Message) -> None:
-        """Never waits. The message must not be changed afterwards: it is encoded later, on another thread."""
+        """Queue a message; never blocks. It must not be changed afterwards: another thread encodes it later."""
         with self._lock:
-            known = node in self._outboxes or len(self._outboxes) < MOST_NODES
+            known = node in self._outboxes or len(self._outboxes) < MAX_OUTBOXES
             taken = known and not self._closed and self._outbox(node).put(message, self._capacity, self._capacity_bytes)
         if not taken:
-            self._lose(node, message, "this node leaves" if self._closed else "too much waits for it already")
+            self._drop(node, message, "this node is leaving" if self._closed else "its queue is full")
 
     def traffic(self) -> Mapping[str, Traffic]:
-        """By node: a snapshot."""
+        """Return a snapshot of the traffic, by node."""
         with self._lock:
             return {node: replace(traffic) for node, traffic in self._traffic.items()}
 
     def waiting(self, node: str) -> int:
-        """Messages that are not handed to the router yet."""
+        """Count the messages to a node that were not handed to the router yet."""
         with self._lock:
             outbox = self._outboxes.get(node)
             return outbox.unsent if outbox else 0
 
-    def close(self, patience: float = 1.0) -> None:
-        """Send what waits, for at most `patience` seconds in all; drop the rest. A router that hangs is left to itself."""
+    def close(self, timeout: float = 1.0) -> None:
+        """Send queued messages for up to `timeout` seconds in all, then drop the rest. Does not wait for a router that hangs."""
         with self._lock:
             self._closed = True
             outboxes = list(self._outboxes.values())
             for outbox in outboxes:
                 outbox.more.notify()
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         for outbox in outboxes:
             if outbox.thread is not threading.current_thread():
                 outbox.thread.join(max(0.0, deadline - time.monotonic()))
@@ -94,9 +97,9 @@ class Wire:
             for outbox in outboxes:
                 left += [(outbox.node, message) for message in outbox.take_all()]
         for node, message in left:
-            self._lose(node, message, "this node leaves")
+            self._drop(node, message, "this node is leaving")
 
-    # ---- the outboxes; all that is theirs is changed under the lock ----
+    # ---- outboxes; changed only under the lock ----
 
     def _outbox(self, node: str) -> _Outbox:
         if node not in self._outboxes:
@@ -112,26 +115,26 @@ class Wire:
                 data = self._encode(message)
                 self._router.send(outbox.node, data)
             except (Unreachable, BadMessage) as error:
-                self._lose(outbox.node, message, str(error))
-            except Exception as error:  # a defect, but a thread that ends with it would hold up everything behind
-                log.exception("a message could not be sent to %s", outbox.node)
-                self._lose(outbox.node, message, str(error))
+                self._drop(outbox.node, message, str(error))
+            except Exception as error:  # a bug, but if the thread ended here the whole queue would be stuck
+                log.exception("failed to send a message to %s", outbox.node)
+                self._drop(outbox.node, message, str(error))
             else:
                 self._count(outbox.node, len(data))
 
     def _next(self, outbox: _Outbox) -> Message | None:
-        """The next message, or None when the outbox is to end."""
+        """Wait for the next message; None when the outbox should end."""
         with self._lock:
             outbox.unsent = len(outbox.messages)
             while not outbox.messages:
                 if self._closed or not outbox.more.wait(self._idle):
                     if outbox.messages:
-                        continue  # it came as the wait ran out
+                        continue  # it arrived just as the wait ended
                     del self._outboxes[outbox.node]
                     return None
             return outbox.take()
 
-    # ---- the counters ----
+    # ---- counters ----
 
     def _count(self, node: str, size: int) -> None:
         with self._lock:
@@ -139,18 +142,18 @@ class Wire:
             traffic.sent += 1
             traffic.sent_bytes += size
 
-    def _lose(self, node: str, message: Message, why: str) -> None:
+    def _drop(self, node: str, message: Message, why: str) -> None:
         with self._lock:
             self._traffic.setdefault(node, Traffic()).dropped += 1
-        log.debug("a %s for %s was dropped: %s", type(message).__name__, node, why)
+        log.debug("dropped a %s for %s: %s", type(message).__name__, node, why)
         try:
             self._on_lost(node, message)
         except Exception:
-            log.exception("the loss of a message for %s could not be handled", node)
+            log.exception("failed to handle the loss of a message for %s", node)
 
 
 class _Outbox:
-    """What waits for one node. `unsent` counts the message in its thread's hands too."""
+    """The queue of one node. `unsent` includes the message that its thread is sending now."""
 
     thread: threading.Thread
 
@@ -162,7 +165,7 @@ class _Outbox:
         self._bytes = 0
 
     def put(self, message: Message, capacity: int, capacity_bytes: int) -> bool:
-        size = _weight(message)
+        size = _payload_bytes(message)
         if len(self.messages) >= capacity or (self.messages and self._bytes + size > capacity_bytes):
             return False
         self.messages.append((message, size))
@@ -180,8 +183,8 @@ class _Outbox:
         return [self.take() for _ in range(len(self.messages))]
 
 
-def _weight(message: Message) -> int:
-    """Bytes of hidden states and weights; the rest is small."""
+def _payload_bytes(message: Message) -> int:
+    """Return the bytes of hidden states or weights; everything else is small."""
     if isinstance(message, WeightsPart):
         return memoryview(message.data).nbytes
     if not isinstance(message, NetworkJob) or message.hidden is None:

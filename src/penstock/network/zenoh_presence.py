@@ -1,12 +1,12 @@
-"""Presence: an open Zenoh session and all that a node has declared in it. A node may have several, one after the other.
+"""Presence: an open Zenoh session and what a node declares in it. A node may have several, one after the other.
 
 Keys, all under `penstock/<network>/`:
 
     alive/<node>/<epoch>           a liveliness token; it vanishes with the process, or when its machine is silent for a lease
-    meet/<node>/<epoch>/<asker>    questions to a life, which it answers
-    inbox/<destination>/<sender>   letters: an envelope as the attachment, and a body
+    meet/<node>/<epoch>/<asker>    questions to that epoch of a node, which it answers
+    inbox/<destination>/<sender>   sealed messages: the envelope as the attachment, and the body
 
-Whoever is in the network can declare and write any of them. What is to be believed is decided elsewhere.
+Any member of the network can declare and write any of them. PeerDirectory decides what to believe.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from penstock.network.trust.keyring import Sealed
 if TYPE_CHECKING:
     from zenoh import Publisher, Query, Reply, Sample
 
-INBOX_DEPTH = 4096  # messages; a full one would stall the link, and with it everything else that the sender says
-NEWS_DEPTH = 1024
-ANSWER_WAIT = 2.0  # seconds for an answer
-EAR_WAIT = 2.0  # for the inbox of a node that has just appeared
-FAREWELL_WAIT = 2.0  # a peer that is frozen and has a full wire takes Zenoh ten seconds to leave
-LAST_EPOCH = 1 << 63
+INBOX_DEPTH = 4096  # messages; a full inbox would stall the link and everything else that the sender sends
+EVENTS_DEPTH = 1024
+ANSWER_TIMEOUT_S = 2.0
+SUBSCRIBER_TIMEOUT_S = 2.0  # for the inbox of a node that has just appeared
+CLOSE_TIMEOUT_S = 2.0  # with a frozen peer and a full wire, Zenoh takes ten seconds to close
+MAX_EPOCH = 1 << 63
 
 logger = logging.getLogger("penstock.network")
 
@@ -49,45 +49,46 @@ class Address(NamedTuple):
 
 
 class PresenceListener(Protocol):
-    """What hears of all that comes. Each method is called on a thread of its own; what it raises is logged, now and then."""
+    """Receives all that arrives. Each method is called on its own thread; its exceptions are logged, now and then."""
 
-    def on_letter(self, sender: str, sealed: Sealed) -> None: ...
+    def on_sealed(self, sender: str, sealed: Sealed) -> None: ...
 
     def on_question(self, question: bytes) -> bytes | None: ...
 
     def on_answer(self, node: str, epoch: int, answer: bytes) -> None: ...
 
-    def on_life(self, node: str, epoch: int, *, begins: bool) -> None: ...
+    def on_liveliness(self, node: str, epoch: int, *, alive: bool) -> None: ...
 
 
 class Presence:
-    """Zenoh is never called from its own callbacks: what it brings goes through channels to the threads of this object."""
+    """An open session. Zenoh is never called from its own callbacks: events go through channels to threads of this object."""
 
-    def __init__(self, session: Any, place: Address) -> None:
-        self.session, self._place = session, place
+    def __init__(self, session: Any, address: Address) -> None:
+        self.session = session
+        self._address = address
         self._publishers: dict[str, Publisher] = {}
         self._connecting = threading.Lock()
         self._ended = threading.Event()
-        self._answers: queue.Queue[Reply | None] = queue.Queue(NEWS_DEPTH)
+        self._answers: queue.Queue[Reply | None] = queue.Queue(EVENTS_DEPTH)
         self._threads: list[threading.Thread] = []
         self._token: Any = None
 
     def declare(self, listener: PresenceListener) -> None:
-        """The token comes last: whoever sees it finds the inbox, and somebody who answers."""
+        """Declare the keys of this node. The token comes last: a node that sees it can already send and ask."""
         from zenoh.handlers import FifoChannel
 
-        session, (root, node, epoch) = self.session, (self._place.root, self._place.node, self._place.epoch)
+        session, (root, node, epoch) = self.session, (self._address.root, self._address.node, self._address.epoch)
         inbox = session.declare_subscriber(f"{root}/inbox/{node}/*", FifoChannel(INBOX_DEPTH))
-        questions = session.declare_queryable(f"{root}/meet/{node}/{epoch}/*", FifoChannel(NEWS_DEPTH))
-        self._listen("inbox", inbox, lambda sample: self._hear_letter(sample, listener))
-        self._listen("questions", questions, lambda query: self._hear_question(query, listener))
-        self._listen("answers", iter(self._answers.get, None), lambda reply: self._hear_answer(reply, listener))
+        questions = session.declare_queryable(f"{root}/meet/{node}/{epoch}/*", FifoChannel(EVENTS_DEPTH))
+        self._start_reader("inbox", inbox, lambda sample: self._on_sample(sample, listener))
+        self._start_reader("questions", questions, lambda query: self._on_query(query, listener))
+        self._start_reader("answers", iter(self._answers.get, None), lambda reply: self._on_reply(reply, listener))
         self._token = session.liveliness().declare_token(f"{root}/alive/{node}/{epoch}")
-        lives = session.liveliness().declare_subscriber(f"{root}/alive/*/*", FifoChannel(NEWS_DEPTH), history=True)
-        self._listen("lives", lives, lambda sample: self._hear_life(sample, listener))
+        tokens = session.liveliness().declare_subscriber(f"{root}/alive/*/*", FifoChannel(EVENTS_DEPTH), history=True)
+        self._start_reader("liveliness", tokens, lambda sample: self._on_liveliness(sample, listener))
 
-    def _listen(self, name: str, source: Iterable[Any], handle: Callable[[Any], None]) -> None:
-        telling = LogThrottle()
+    def _start_reader(self, name: str, source: Iterable[Any], handle: Callable[[Any], None]) -> None:
+        throttle = LogThrottle()
 
         def run() -> None:
             for item in source:  # ends when the session is closed
@@ -97,100 +98,102 @@ class Presence:
                     handle(item)
                 except Exception:
                     if not self._ended.is_set():
-                        level = logging.ERROR if telling.should_log() else logging.DEBUG
-                        logger.log(level, "what the network brought could not be handled (%s)", name, exc_info=True)
+                        level = logging.ERROR if throttle.should_log() else logging.DEBUG
+                        logger.log(level, "failed to handle network input (%s)", name, exc_info=True)
 
-        thread = threading.Thread(target=run, name=f"network-{name}-{self._place.node}", daemon=True)
+        thread = threading.Thread(target=run, name=f"network-{name}-{self._address.node}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    # ---- what comes ----
+    # ---- receiving ----
 
-    def _hear_letter(self, sample: Sample, listener: PresenceListener) -> None:
+    def _on_sample(self, sample: Sample, listener: PresenceListener) -> None:
         sender = str(sample.key_expr).rpartition("/")[2]
         envelope = sample.attachment.to_bytes() if sample.attachment is not None else b""
         if not is_node_id(sender):
-            logger.debug("a letter without a sender was dropped (%.80s)", sample.key_expr)
+            logger.debug("dropped a message without a sender (%.80s)", sample.key_expr)
             return
-        listener.on_letter(sender, Sealed(envelope, sample.payload.to_bytes()))
+        listener.on_sealed(sender, Sealed(envelope, sample.payload.to_bytes()))
 
-    def _hear_question(self, query: Query, listener: PresenceListener) -> None:
-        with query:  # leaving it tells the asker that no more comes
+    def _on_query(self, query: Query, listener: PresenceListener) -> None:
+        with query:  # leaving it tells the asker that no more answers come
             answer = listener.on_question(query.payload.to_bytes() if query.payload is not None else b"")
             if answer is not None:
-                place, asker = self._place, str(query.key_expr).rpartition("/")[2]
-                query.reply(f"{place.root}/meet/{place.node}/{place.epoch}/{asker}", answer)
+                address, asker = self._address, str(query.key_expr).rpartition("/")[2]
+                query.reply(f"{address.root}/meet/{address.node}/{address.epoch}/{asker}", answer)
 
-    def _hear_answer(self, reply: Reply, listener: PresenceListener) -> None:
+    def _on_reply(self, reply: Reply, listener: PresenceListener) -> None:
         if reply.ok is None:
             return
-        life = self._life(str(reply.ok.key_expr), "meet")
-        if life is not None:
-            listener.on_answer(*life, reply.ok.payload.to_bytes())
+        session_id = self._parse_key(str(reply.ok.key_expr), "meet")
+        if session_id is not None:
+            listener.on_answer(*session_id, reply.ok.payload.to_bytes())
 
-    def _hear_life(self, sample: Sample, listener: PresenceListener) -> None:
+    def _on_liveliness(self, sample: Sample, listener: PresenceListener) -> None:
         from zenoh import SampleKind
 
-        life = self._life(str(sample.key_expr), "alive")
-        if life is None:
-            logger.debug("a malformed sign of life was dropped (%.80s)", sample.key_expr)
+        session_id = self._parse_key(str(sample.key_expr), "alive")
+        if session_id is None:
+            logger.debug("dropped a malformed liveliness token (%.80s)", sample.key_expr)
             return
         if sample.kind != SampleKind.PUT:
             with self._connecting:
-                self._publishers.pop(life[0], None)
-        listener.on_life(*life, begins=sample.kind == SampleKind.PUT)
+                self._publishers.pop(session_id[0], None)
+        listener.on_liveliness(*session_id, alive=sample.kind == SampleKind.PUT)
 
-    def _life(self, key: str, kind: str) -> tuple[str, int] | None:
-        node, number, *_ = [*key.removeprefix(f"{self._place.root}/{kind}/").split("/"), ""]
+    def _parse_key(self, key: str, kind: str) -> tuple[str, int] | None:
+        node, number, *_ = [*key.removeprefix(f"{self._address.root}/{kind}/").split("/"), ""]
         if not is_node_id(node) or not (number.isascii() and number.isdecimal() and len(number) < 20):
             return None
-        return (node, int(number)) if int(number) < LAST_EPOCH else None
+        return (node, int(number)) if int(number) < MAX_EPOCH else None
 
-    # ---- what goes ----
+    # ---- sending ----
 
     def is_linked(self) -> bool:
         return bool(self.session.info.transports())
 
     def ask(self, node: str, epoch: int, question: bytes) -> None:
-        """The answers come to the listener. Several may: somebody else may answer for that life, and must not keep it from
-        being heard."""
+        """Ask one epoch of a node. The listener gets the answers, all of them: a false one must not hide the true one."""
 
-        def keep(reply: Reply) -> None:
-            with contextlib.suppress(queue.Full):  # whoever does not get through is asked again
+        def enqueue(reply: Reply) -> None:
+            with contextlib.suppress(queue.Full):  # a node whose answer is dropped is asked again
                 self._answers.put_nowait(reply)
 
-        self._get(f"{node}/{epoch}", question, keep)
+        self._get(f"{node}/{epoch}", question, enqueue)
 
     def ask_and_wait(self, question: bytes, node: str = "*") -> list[tuple[str, int, bytes]]:
-        """The answers of all lives of that node, or of everybody."""
+        """Ask all epochs of a node, or all nodes, and return (node, epoch, answer) of each that answers."""
         replies = [reply.ok for reply in self._get(f"{node}/*", question, None) if reply.ok is not None]
-        answers = [(self._life(str(reply.key_expr), "meet"), reply.payload.to_bytes()) for reply in replies]
-        return [(*life, answer) for life, answer in answers if life is not None]
+        answers = [(self._parse_key(str(reply.key_expr), "meet"), reply.payload.to_bytes()) for reply in replies]
+        return [(*session_id, answer) for session_id, answer in answers if session_id is not None]
 
-    def _get(self, lives: str, question: bytes, handler: Any) -> Any:
+    def _get(self, epochs: str, question: bytes, handler: Any) -> Any:
         from zenoh import ConsolidationMode, QueryTarget
 
         return self.session.get(
-            f"{self._place.root}/meet/{lives}/{self._place.node}",
+            f"{self._address.root}/meet/{epochs}/{self._address.node}",
             handler,
             payload=question,
             target=QueryTarget.ALL,
             consolidation=ConsolidationMode.NONE,
-            timeout=ANSWER_WAIT,
+            timeout=ANSWER_TIMEOUT_S,
         )
 
-    def has_signs_of(self, node: str) -> bool:
-        """Whether somebody declares that a node of this name lives."""
-        replies = self.session.liveliness().get(f"{self._place.root}/alive/{node}/*", timeout=ANSWER_WAIT)
+    def is_announced(self, node: str) -> bool:
+        """Whether there is a liveliness token for a node of this name."""
+        replies = self.session.liveliness().get(f"{self._address.root}/alive/{node}/*", timeout=ANSWER_TIMEOUT_S)
         return any(reply.ok is not None for reply in replies)
 
-    def put(self, node: str, sealed: Sealed, still: Callable[[], bool]) -> None:
-        """Hand a letter to the wire, waiting while it is full, or for an ear, `still` true. Raises Unreachable."""
+    def put(self, node: str, sealed: Sealed, is_wanted: Callable[[], bool]) -> None:
+        """Hand a sealed message to the wire, waiting while it is full. Raises Unreachable.
+
+        While `is_wanted` returns true, also waits a moment for the node to subscribe to its inbox.
+        """
         try:
             publisher = self._publisher_to(node)
-            deadline = time.monotonic() + EAR_WAIT
-            while not _is_heard(publisher):  # what is put for nobody is lost without a word
-                if time.monotonic() > deadline or self._ended.is_set() or not still():
+            deadline = time.monotonic() + SUBSCRIBER_TIMEOUT_S
+            while not _has_subscriber(publisher):  # without a subscriber the message would be lost silently
+                if time.monotonic() > deadline or self._ended.is_set() or not is_wanted():
                     raise unreachable(node)
                 time.sleep(0.001)
             publisher.put(sealed.body, attachment=sealed.envelope)
@@ -205,32 +208,32 @@ class Presence:
             return publisher
         with self._connecting:
             if node not in self._publishers:
-                key = f"{self._place.root}/inbox/{node}/{self._place.node}"
-                self._publishers[node] = self.session.declare_publisher(key, **_wire())
+                key = f"{self._address.root}/inbox/{node}/{self._address.node}"
+                self._publishers[node] = self.session.declare_publisher(key, **_publisher_options())
             return self._publishers[node]
 
-    # ---- leaving ----
+    # ---- closing ----
 
-    def end(self, hurry: threading.Event) -> None:
-        """Say goodbye to everybody. That may take long; once `hurry` is set, it goes on without being waited for."""
+    def close(self, give_up: threading.Event) -> None:
+        """Leave the network. That may take long: once `give_up` is set, it goes on in the background."""
         self._ended.set()
-        # No daemon: a thread that Python ends inside of Zenoh takes the process down with it.
-        farewell = threading.Thread(target=self.leave, name=f"network-farewell-{self._place.node}")
-        farewell.start()
-        while farewell.is_alive() and not hurry.is_set():
-            farewell.join(0.02)
-        farewell.join(FAREWELL_WAIT)
+        # Not a daemon thread: if Python ends a thread inside Zenoh, the process crashes.
+        closer = threading.Thread(target=self.close_session, name=f"network-close-{self._address.node}")
+        closer.start()
+        while closer.is_alive() and not give_up.is_set():
+            closer.join(0.02)
+        closer.join(CLOSE_TIMEOUT_S)
         for thread in self._threads:
-            while thread.is_alive() and not hurry.is_set():
+            while thread.is_alive() and not give_up.is_set():
                 thread.join(0.02)
 
-    def leave(self) -> None:
+    def close_session(self) -> None:
         self._ended.set()
         try:
-            self.session.close()  # ends the token and the channels first, then says goodbye on every link
+            self.session.close()  # ends the token and the channels first, then closes every link
         except Exception as error:
-            logger.info("the goodbye did not reach everybody: %s", error)
-        with contextlib.suppress(queue.Full):  # then its thread does not wait for one
+            logger.info("leaving the network was not announced to all nodes: %s", error)
+        with contextlib.suppress(queue.Full):  # if it is full, its thread is not waiting
             self._answers.put_nowait(None)
 
     def join(self) -> None:
@@ -238,8 +241,8 @@ class Presence:
             join(thread)
 
 
-def _wire() -> dict[str, Any]:
-    """Nothing is dropped, and nothing waits to be sent together with something else."""
+def _publisher_options() -> dict[str, Any]:
+    """Drop nothing, and send each message at once instead of in batches."""
     from zenoh import CongestionControl, Priority, Reliability
 
     return {
@@ -250,6 +253,6 @@ def _wire() -> dict[str, Any]:
     }
 
 
-def _is_heard(publisher: Publisher) -> bool:
+def _has_subscriber(publisher: Publisher) -> bool:
     status = publisher.matching_status
-    return bool(getattr(status, "matching", status))  # an object, whatever its stub says, and one that is always true
+    return bool(getattr(status, "matching", status))  # not a bool, as its stub says, but an object that is always true

@@ -1,6 +1,6 @@
-"""ZenohRouter: a network of processes and machines, carried by Eclipse Zenoh.
+"""ZenohRouter: a network of processes and machines over Eclipse Zenoh.
 
-`Presence` is what it has in the network, `PeerDirectory` what it knows and believes; this file has the threads between them.
+`Presence` is its Zenoh session, `PeerDirectory` is what it knows about other nodes; this file has the threads between them.
 """
 
 from __future__ import annotations
@@ -16,37 +16,40 @@ from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, MalformedMessage, PenstockError, Unreachable
 from penstock.network.blocklist import Blocklist
 from penstock.network.isolation import IsolationMonitor
-from penstock.network.peer_directory import MOST_RECORD, PeerDirectory
+from penstock.network.peer_directory import MAX_RECORD_BYTES, PeerDirectory
 from penstock.network.roster import Issue, Roster
 from penstock.network.router import ChangeNotifier, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
 from penstock.network.trust.keyring import ClosedKeyring, Keyring, OpenKeyring, Sealed
 from penstock.network.zenoh_presence import Address, Presence
-from penstock.network.zenoh_session import MAX_MESSAGE, check_certificates, knowing, open_session
+from penstock.network.zenoh_session import MAX_MESSAGE_BYTES, check_certificates, open_session, with_connected_peers
 
-LINK_WAIT = 1.0  # seconds for the first link of a starting node, before it looks whether its name is free
-GOSSIP_WAIT = 0.3  # and for the links that follow from it
-LOOK_EVERY = 1.0  # for lives that have not answered, records without a receipt, revocations, certificates that end
-OPEN_AGAIN = 0.2  # until a port is tried again that our own last session may not have left yet
+LINK_TIMEOUT_S = 1.0  # for the first link of a starting node, before it checks whether its name is free
+GOSSIP_DELAY_S = 0.3  # ... and for the links that follow from it
+CHECK_INTERVAL_S = 1.0  # between checks for unanswered questions, unacknowledged records, revocations, expired certificates
+REOPEN_INTERVAL_S = 0.2  # between attempts to open a port that our own last session may still hold
 
 logger = logging.getLogger("penstock.network")
 
 
 class ZenohRouter:
     def __init__(self, config: NetworkConfig, node_id: str, epoch: int) -> None:
-        self._config, self._node_id, self._epoch = config, check_node_id(node_id), epoch
+        self._config = config
+        self._node_id = check_node_id(node_id)
+        self._epoch = epoch
         self._roster = Roster()
         self._roster.appeared(node_id, epoch)
         self._counter = 0
-        self._note_own_record(None)
+        self._store_own_record(None)
         self._publishing = threading.Lock()
         self._closing = threading.Event()
-        self._asking, self._telling = threading.Event(), threading.Event()
+        self._maintain_now = threading.Event()
+        self._publish_now = threading.Event()
         self._presence: Presence | None = None
-        self._denying: Collection[str] = ()
-        self._solitude = self._expecting()
-        self._bell: ChangeNotifier | None = None
-        self._keeper = threading.Thread(target=self._keep, name=f"network-keeper-{node_id}", daemon=True)
-        self._herald = threading.Thread(target=self._tell, name=f"network-herald-{node_id}", daemon=True)
+        self._denied_at_open: Collection[str] = ()
+        self._isolation = self._new_isolation_monitor()
+        self._notifier: ChangeNotifier | None = None
+        self._maintainer = threading.Thread(target=self._maintain_loop, name=f"network-maintainer-{node_id}", daemon=True)
+        self._publisher = threading.Thread(target=self._publish_loop, name=f"network-publisher-{node_id}", daemon=True)
         self._started = False
 
     @property
@@ -58,26 +61,26 @@ class ZenohRouter:
     def start(self, on_message: OnMessage, on_change: OnChange) -> None:
         assert not self._started and not self._closing.is_set(), "a router starts once"
         self._on_message = on_message
-        self._keyring, self._blocklist = self._trust()
-        self._known = PeerDirectory(
-            self._keyring, self._roster, self._blocklist, on_change=self._ring, on_revoked=self._asking.set
+        self._keyring, self._blocklist = self._load_trust()
+        self._directory = PeerDirectory(
+            self._keyring, self._roster, self._blocklist, on_change=self._notify, on_revoked=self._maintain_now.set
         )
         self._started = True
         atexit.register(self._close_at_exit)
         try:
-            presence = self._arrive()
+            presence = self._connect()
             if presence is None:
                 return
             self._claim_name(presence)
-            self._bell = ChangeNotifier(on_change, f"network-changes-{self._node_id}")
+            self._notifier = ChangeNotifier(on_change, f"network-changes-{self._node_id}")
             presence.declare(self)
-            self._keeper.start()
-            self._herald.start()
+            self._maintainer.start()
+            self._publisher.start()
         except BaseException:
             self.close()
             raise
 
-    def _trust(self) -> tuple[Keyring, Blocklist | None]:
+    def _load_trust(self) -> tuple[Keyring, Blocklist | None]:
         config = self._config
         if config.open:
             return OpenKeyring(self._node_id, self._epoch), None
@@ -95,114 +98,117 @@ class ZenohRouter:
         keyring.revoke(blocklist.current)
         return keyring, blocklist
 
-    def _arrive(self) -> Presence | None:
-        presence = None if self._is_out() else self._open(self._config)
+    def _connect(self) -> Presence | None:
+        presence = None if self._is_revoked() else self._open(self._config)
         if presence is not None:
             self._wait_for_links(presence)
-            if self._missed_a_list(presence):
-                presence = self._open_again(presence)
+            if self._learn_revocations(presence):
+                presence = self._reopen(presence)
                 if presence is not None:
                     self._wait_for_links(presence)
         return presence
 
     def _open(self, config: NetworkConfig) -> Presence | None:
-        self._denying = self._denied()
-        session = open_session(config, self._closing, self._denying)
+        self._denied_at_open = self._revoked_names()
+        session = open_session(config, self._closing, self._denied_at_open)
         if session is not None and self._closing.is_set():
-            session.close()  # nobody else will
+            session.close()  # `close` has missed it
         elif session is not None:
             self._presence = Presence(session, Address(config.name, self._node_id, self._epoch))
         return self._presence
 
-    def _denied(self) -> Collection[str]:
+    def _revoked_names(self) -> Collection[str]:
         return self._blocklist.current.common_names() if self._blocklist is not None else ()
 
-    def _is_out(self) -> bool:
-        """Whether this node's own certificate was revoked. Then it has nobody."""
+    def _is_revoked(self) -> bool:
+        """Whether this node's own certificate was revoked, so that no other node accepts it."""
         if not self._keyring.is_revoked:
             return False
         logger.error(
-            "the certificate of this node was revoked: it is no member of the network '%s' any more. To let it in again, run "
-            "where the network was made: penstock network invite %s",
+            "the certificate of this node was revoked: it is no longer a member of the network '%s'. To let it in again, run on "
+            "the machine that created the network: penstock network invite %s",
             self._config.name,
             self._node_id,
         )
         return True
 
     def _wait_for_links(self, presence: Presence) -> None:
-        """Zenoh connects in the background, and a look at an empty network would find every name free."""
+        """Wait until Zenoh has connected: in a network that still looks empty, every name would seem free."""
         if not (self._config.connect or self._config.multicast):
             return
-        deadline = time.monotonic() + LINK_WAIT
+        deadline = time.monotonic() + LINK_TIMEOUT_S
         while not presence.is_linked():
             if time.monotonic() > deadline:
-                logger.warning("no answer from %s yet; trying on", ", ".join(self._config.connect) or "the network")
+                logger.warning("no answer from %s yet; still trying", ", ".join(self._config.connect) or "the network")
                 return
             self._closing.wait(0.01)
-        self._closing.wait(GOSSIP_WAIT)
+        self._closing.wait(GOSSIP_DELAY_S)
 
     def _claim_name(self, presence: Presence) -> None:
-        """A sign of life under this name may be left over from a crash, and then it vanishes within the lease; or somebody has
-        made it up. Only one who answers has the name."""
+        """Raise if another live node has this name.
+
+        A token of this name may be left over from a crash, and then vanishes within the lease, or be made up by a hostile
+        member. Only a node that answers has the name.
+        """
         deadline = time.monotonic() + self._config.lease_ms / 1000 + 1.0
-        while presence.has_signs_of(self._node_id) and not self._closing.is_set():
-            if any(self._proves(*answer) for answer in presence.ask_and_wait(self._known.question(), self._node_id)):
+        while presence.is_announced(self._node_id) and not self._closing.is_set():
+            if any(self._accepts(*answer) for answer in presence.ask_and_wait(self._directory.question(), self._node_id)):
                 raise name_taken(self._node_id)
             if time.monotonic() > deadline:
-                logger.warning("somebody shows signs of life of a node %r, but does not answer; going on", self._node_id)
+                logger.warning("another node announces the name %r but does not answer; using it anyway", self._node_id)
                 return
             self._closing.wait(0.1)
 
-    def _missed_a_list(self, presence: Presence) -> bool:
-        """Somebody may have been revoked while this node was away. It hears of that before anybody hears of it."""
+    def _learn_revocations(self, presence: Presence) -> bool:
+        """Ask all nodes for revocations that this node missed while it was off, before it announces itself. True if any."""
         if self._blocklist is None:
             return False
-        for answer in presence.ask_and_wait(self._known.question()):
-            self._proves(*answer)
-        return self._denied() != self._denying
+        for answer in presence.ask_and_wait(self._directory.question()):
+            self._accepts(*answer)
+        return self._revoked_names() != self._denied_at_open
 
-    def _proves(self, node: str, epoch: int, answer: bytes) -> bool:
-        """Whether that life has answered. One who sends what nobody thought of must not keep this node from starting."""
+    def _accepts(self, node: str, epoch: int, answer: bytes) -> bool:
+        """Whether this is a valid answer of that node and epoch. No answer, however odd, may keep this node from starting."""
         try:
-            self._known.hear_answer(node, epoch, answer)
+            self._directory.accept_answer(node, epoch, answer)
         except PenstockError as error:
-            self._known.refuse(error)
+            self._directory.refuse(error)
             return False
         except Exception as error:
-            logger.debug("an answer could not be handled", exc_info=True)
-            self._known.refuse(MalformedMessage(f"The answer of '{node}' could not be handled: {error!r:.200}."))
+            logger.debug("failed to handle an answer", exc_info=True)
+            self._directory.refuse(MalformedMessage(f"Failed to handle the answer of '{node}': {error!r:.200}."))
             return False
         return True
 
     def close(self) -> None:
         if self._closing.is_set():
             return
-        self._end_keeping()
+        self._stop_maintaining()
         atexit.unregister(self._close_at_exit)
         if self._presence is not None:
-            self._presence.end(self._closing)
+            self._presence.close(self._closing)
         self._end_threads()
 
     def _close_at_exit(self) -> None:
-        """For whoever forgot; no thread can be started any more."""
-        self._end_keeping()
+        """Close a router that was not closed. No thread can be started any more."""
+        self._stop_maintaining()
         if self._presence is not None:
-            self._presence.leave()
+            self._presence.close_session()
         self._end_threads()
 
-    def _end_keeping(self) -> None:
-        """After this nobody but the caller changes `_presence`."""
+    def _stop_maintaining(self) -> None:
+        """End the maintaining thread. After this only the caller changes `_presence`."""
         self._closing.set()
-        self._asking.set()
-        self._telling.set()
-        if self._keeper.ident is not None:
-            join(self._keeper)
+        self._maintain_now.set()
+        self._publish_now.set()
+        if self._maintainer.ident is not None:
+            join(self._maintainer)
 
     def _end_threads(self) -> None:
-        if self._bell is not None:
-            self._bell.stop()
-        if self._herald.ident is not None:
-            join(self._herald)
+        if self._notifier is not None:
+            self._notifier.stop()
+        if self._publisher.ident is not None:
+            join(self._publisher)
         if self._presence is not None:
             self._presence.join()
         self._roster.clear()
@@ -210,156 +216,157 @@ class ZenohRouter:
     # ---- records ----
 
     def publish(self, record: bytes) -> None:
-        assert len(record) <= MOST_RECORD, f"a record of {len(record):,} bytes would be refused"
+        assert len(record) <= MAX_RECORD_BYTES, f"other nodes would refuse a record of {len(record):,} bytes"
         with self._publishing:
             self._counter += 1
-            self._note_own_record(record)
-        self._telling.set()
-        self._ring()
+            self._store_own_record(record)
+        self._publish_now.set()
+        self._notify()
 
-    def _note_own_record(self, record: bytes | None) -> None:
-        """This node needs nobody to ask whether it lives."""
-        self._roster.heard(self._node_id, Issue(self._epoch, self._counter), record, math.inf)
+    def _store_own_record(self, record: bytes | None) -> None:
+        """Store this node's own record, as one that never needs to be asked for."""
+        self._roster.store_record(self._node_id, Issue(self._epoch, self._counter), record, math.inf)
 
     def records(self) -> Mapping[str, bytes]:
         return self._roster.records()
 
     def refused(self) -> Mapping[str, int]:
-        """How often something from the network was refused, by the kind of error."""
-        return dict(self._known.refused) if self._started else {}
+        return dict(self._directory.refused) if self._started else {}
 
-    def _ring(self) -> None:
-        if self._bell is not None:
-            self._bell.ring()
+    def _notify(self) -> None:
+        if self._notifier is not None:
+            self._notifier.notify()
 
-    def _tell(self) -> None:
-        """The herald: brings records and receipts to those who wait for them. What does not reach them is due again."""
+    def _publish_loop(self) -> None:
+        """Send records and receipts that are due. What does not arrive becomes due again."""
         while not self._closing.is_set():
-            self._telling.wait(LOOK_EVERY)
-            self._telling.clear()
+            self._publish_now.wait(CHECK_INTERVAL_S)
+            self._publish_now.clear()
             presence = self._presence
             if presence is not None and not self._closing.is_set():
-                self._deliver(presence, self._known.letters())
+                self._deliver(presence, self._directory.outgoing())
 
-    def _deliver(self, presence: Presence, letters: list[tuple[str, Sealed]]) -> None:
-        for node, sealed in letters:
+    def _deliver(self, presence: Presence, messages: list[tuple[str, Sealed]]) -> None:
+        for node, sealed in messages:
             try:
                 presence.put(node, sealed, lambda: False)
             except Unreachable:
                 pass
             except Exception:
-                logger.exception("a letter could not be sent to %s", node)
+                logger.exception("failed to send a message to %s", node)
 
     # ---- messages ----
 
     def send(self, node: str, data: bytes) -> None:
-        assert len(data) <= MAX_MESSAGE, f"a message of {len(data):,} bytes would end the link"
+        assert len(data) <= MAX_MESSAGE_BYTES, f"a message of {len(data):,} bytes would close the link"
         presence = self._presence
         if presence is None or self._closing.is_set() or not self._roster.is_live(node):
             raise unreachable(node)
-        presence.put(node, self._known.seal(node, data), lambda: self._roster.is_live(node))
+        presence.put(node, self._directory.seal(node, data), lambda: self._roster.is_live(node))
 
-    # ---- what the presence hears ----
+    # ---- what arrives (PresenceListener) ----
 
-    def on_letter(self, sender: str, sealed: Sealed) -> None:
+    def on_sealed(self, sender: str, sealed: Sealed) -> None:
         try:
-            message = self._known.open(sender, sealed)
+            message = self._directory.open(sender, sealed)
         except PenstockError as error:
-            self._known.refuse(error)
+            self._directory.refuse(error)
             return
         if message is None:
-            self._telling.set()  # a receipt may be due
+            self._publish_now.set()  # a receipt may be due
         else:
             self._on_message(sender, message)
 
     def on_question(self, question: bytes) -> bytes | None:
         try:
-            return self._known.answer(question)
+            return self._directory.answer(question)
         except PenstockError as error:
-            self._known.refuse(error)
+            self._directory.refuse(error)
             return None
 
     def on_answer(self, node: str, epoch: int, answer: bytes) -> None:
-        if not self._proves(node, epoch, answer):
+        if not self._accepts(node, epoch, answer):
             return
         if node == self._node_id:
-            logger.warning("another node took the name %r; set node_id to another and restart this one", node)
-            self._roster.vanished(node, epoch)  # that is all there is to it
-        self._telling.set()  # it waits for our record
+            logger.warning("another node has taken the name %r; set another node_id and restart this node", node)
+            self._roster.vanished(node, epoch)
+        self._publish_now.set()  # the other node waits for our record
 
-    def on_life(self, node: str, epoch: int, *, begins: bool) -> None:
+    def on_liveliness(self, node: str, epoch: int, *, alive: bool) -> None:
         if node == self._node_id and epoch <= self._epoch:
-            return  # our own, or one that we have replaced
-        if begins:
+            return  # our own token, or one of an earlier start
+        if alive:
             self._roster.appeared(node, epoch)
-            self._asking.set()
+            self._maintain_now.set()
         else:
             self._roster.vanished(node, epoch)
-            self._ring()
+            self._notify()
 
-    # ---- keeping it so ----
+    # ---- maintenance ----
 
-    def _keep(self) -> None:
-        wait = LOOK_EVERY
+    def _maintain_loop(self) -> None:
+        wait = CHECK_INTERVAL_S
         while not self._closing.is_set():
-            self._asking.wait(wait)
-            self._asking.clear()
+            self._maintain_now.wait(wait)
+            self._maintain_now.clear()
             try:
-                wait = min(self._look(), LOOK_EVERY)
+                wait = min(self._maintain(), CHECK_INTERVAL_S)
             except Exception:
                 if not self._closing.is_set():
-                    logger.exception("the network could not be looked after")
+                    logger.exception("failed to maintain the network")
 
-    def _look(self) -> float:
-        """The time until somebody must be asked."""
-        self._known.look()
+    def _maintain(self) -> float:
+        """Refresh trust, reopen if a node was revoked, and ask silent nodes. Returns the seconds until the next question."""
+        self._directory.refresh()
         presence = self._presence
-        if presence is not None and self._denied() != self._denying:
-            presence = self._open_again(presence)
+        if presence is not None and self._revoked_names() != self._denied_at_open:
+            presence = self._reopen(presence)
             if presence is not None:
                 presence.declare(self)
         if presence is None or self._closing.is_set():
             return math.inf
         before = self._roster.records()
-        due, wait = self._roster.due(time.monotonic())
+        due, wait = self._roster.questions_due(time.monotonic())
         for node, epoch in due:
-            presence.ask(node, epoch, self._known.question())
+            presence.ask(node, epoch, self._directory.question())
         if self._roster.records() is not before:
-            self._ring()
-        self._tell_of_solitude()
+            self._notify()
+        self._warn_if_isolated()
         return wait
 
-    def _expecting(self) -> IsolationMonitor:
-        return IsolationMonitor(expects=bool(self._config.connect))
+    def _new_isolation_monitor(self) -> IsolationMonitor:
+        return IsolationMonitor(expects_peers=bool(self._config.connect))
 
-    def _tell_of_solitude(self) -> None:
+    def _warn_if_isolated(self) -> None:
         alone = set(self._roster.nodes()) <= {self._node_id}
-        if self._solitude.should_warn(alone, time.monotonic()) and not self._config.open:
+        if self._isolation.should_warn(alone, time.monotonic()) and not self._config.open:
             logger.warning(
-                "no other node of the network '%s' can be met: they are off, or cannot be reached, or refuse this node's "
-                "certificate. Whether it was revoked is told where the network was made by: penstock network list",
+                "no other node of the network '%s' answers: they are off, cannot be reached, or refuse this node's certificate. "
+                "To see whether it was revoked, run on the machine that created the network: penstock network list",
                 self._config.name,
             )
 
-    def _open_again(self, presence: Presence) -> Presence | None:
-        """Zenoh cannot close one link, nor deny anybody anything later on: all links are closed, and opened again with the rule
-        against those who were revoked. The others do the same as soon as they know, so tell them first."""
-        self._deliver(presence, self._known.warnings())
-        config = knowing(self._config, presence.session, self._denied())
+    def _reopen(self, presence: Presence) -> Presence | None:
+        """Open a new session that denies revoked nodes: Zenoh can neither close one link nor add a rule to an open session.
+
+        Other nodes do the same as soon as they know, so the revocations are sent to them first.
+        """
+        self._deliver(presence, self._directory.revocation_notices())
+        config = with_connected_peers(self._config, presence.session, self._revoked_names())
         self._presence = None
-        presence.end(self._closing)
+        presence.close(self._closing)
         self._roster.keep_only(self._node_id, self._epoch)
-        self._solitude = self._expecting()  # all who were met may be out now
-        self._ring()
-        if self._is_out():
+        self._isolation = self._new_isolation_monitor()  # all known nodes may be revoked now
+        self._notify()
+        if self._is_revoked():
             return None
-        told = False
+        warned = False
         while not self._closing.is_set():
             try:
                 return self._open(config)
             except ConfigError as error:
-                if not told:
-                    logger.warning("the network cannot be joined again yet: %s", error)
-                told = True
-                self._closing.wait(OPEN_AGAIN)
+                if not warned:
+                    logger.warning("cannot rejoin the network yet: %s", error)
+                warned = True
+                self._closing.wait(REOPEN_INTERVAL_S)
         return None

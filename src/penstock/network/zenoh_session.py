@@ -1,4 +1,4 @@
-"""Opening a Zenoh session: a NetworkConfig in Zenoh's words, and Zenoh's refusals in ours."""
+"""Opening a Zenoh session: turns a NetworkConfig into Zenoh settings, and Zenoh's errors into ConfigErrors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError
 
-MAX_MESSAGE = 256 << 20  # bytes; what a peer can make this node hold for one message
-ENVELOPE = 1 << 16  # more than what Zenoh and a seal add to a message
-RECEIVE_BUFFER = 1 << 20
-SEND_QUEUE = 16  # batches of 64 KiB, Zenoh's most; with its default of 2 a message of 1.2 MB takes half as long again
+MAX_MESSAGE_BYTES = 256 << 20  # a peer can make this node hold that much for one message
+MAX_ENVELOPE_BYTES = 1 << 16  # more than Zenoh and the seal add to a message
+RECEIVE_BUFFER_BYTES = 1 << 20
+SEND_QUEUE_BATCHES = 16  # of 64 KiB, Zenoh's maximum; with its default of 2 a message of 1.2 MB takes 1.5 times as long
 CONNECT_RETRY = {"period_init_ms": 200, "period_max_ms": 4000, "period_increase_factor": 1.5}  # after a link was lost
-CLIENT_PATIENCE = 1000  # milliseconds for one try; Zenoh does not try in the background for clients
-MESSAGES = [  # all that access control knows
+CLIENT_TIMEOUT_MS = 1000  # per attempt; Zenoh does not retry in the background for clients
+ACL_MESSAGES = [  # all kinds that Zenoh's access control knows
     "put",
     "delete",
     "declare_subscriber",
@@ -38,24 +38,26 @@ logger = logging.getLogger("penstock.network")
 
 
 def open_session(config: NetworkConfig, closing: threading.Event, denied: Collection[str] = ()) -> Any:
-    """A Zenoh session in which certificates with a common name of `denied` count for nothing. A client waits in here until it
-    reaches a node, or `closing` is set (None is returned)."""
+    """Open a Zenoh session that ignores nodes whose certificates have a common name in `denied`.
+
+    A client waits here until it reaches a node; returns None if `closing` is set meanwhile.
+    """
     import zenoh
 
     check_certificates(config)
     settings = json.dumps(session_settings(config, denied))
-    told = False
+    warned = False
     while True:
         try:
             return zenoh.open(zenoh.Config.from_json5(settings))
         except zenoh.ZError as error:
             reason = SOURCE_LINE.sub("", str(error)).strip()
             if not reason.startswith("Unable to connect"):
-                raise refusal(config, reason) from error
-        if not told:
-            logger.warning("no answer from %s; trying on", ", ".join(config.connect))
-            told = True
-        if closing.wait(CLIENT_PATIENCE / 1000):
+                raise to_config_error(config, reason) from error
+        if not warned:
+            logger.warning("no answer from %s; still trying", ", ".join(config.connect))
+            warned = True
+        if closing.wait(CLIENT_TIMEOUT_MS / 1000):
             return None
 
 
@@ -64,16 +66,16 @@ def session_settings(config: NetworkConfig, denied: Collection[str] = ()) -> dic
     link: dict[str, Any] = {
         "tx": {
             "lease": config.lease_ms,
-            # A peer that takes nothing is as good as silent. Zenoh counts in microseconds here.
+            # A peer that reads nothing counts as dead after a lease. Zenoh counts in microseconds here.
             "queue": {
                 "congestion_control": {"block": {"wait_before_close": config.lease_ms * 1000}},
-                "size": {"real_time": SEND_QUEUE},
+                "size": {"real_time": SEND_QUEUE_BATCHES},
             },
         },
-        "rx": {"buffer_size": RECEIVE_BUFFER, "max_message_size": MAX_MESSAGE + ENVELOPE},
+        "rx": {"buffer_size": RECEIVE_BUFFER_BYTES, "max_message_size": MAX_MESSAGE_BYTES + MAX_ENVELOPE_BYTES},
     }
     if not config.open:
-        link["protocols"] = ["tls", "quic"]  # whatever addresses others gossip
+        link["protocols"] = ["tls", "quic"]  # also for addresses that other nodes gossip
     if config.ca_file is not None:
         link["tls"] = {
             "root_ca_certificate": str(config.ca_file),
@@ -82,8 +84,8 @@ def session_settings(config: NetworkConfig, denied: Collection[str] = ()) -> dic
             "listen_private_key": str(config.key_file),
             "connect_certificate": str(config.certificate_file),
             "connect_private_key": str(config.key_file),
-            # The authority is the network's own, so its signature is what counts. Nodes find each other by addresses that no
-            # certificate can know beforehand.
+            # The authority is the network's own, so its signature is enough. Nodes find each other at addresses that are not
+            # known when certificates are issued.
             "verify_name_on_connect": False,
             "close_link_on_expiration": True,
         }
@@ -92,7 +94,7 @@ def session_settings(config: NetworkConfig, denied: Collection[str] = ()) -> dic
         "listen": {"endpoints": listen_endpoints(config), "exit_on_failure": True},
         "connect": {
             "endpoints": list(config.connect),
-            "timeout_ms": CLIENT_PATIENCE if client else -1,
+            "timeout_ms": CLIENT_TIMEOUT_MS if client else -1,
             "exit_on_failure": False,
             "retry": CONNECT_RETRY,
         },
@@ -103,15 +105,16 @@ def session_settings(config: NetworkConfig, denied: Collection[str] = ()) -> dic
 
 
 def access_control(denied: Collection[str]) -> dict[str, Any]:
-    """The denied may connect, since their certificates still are good for that, but nothing passes in either direction: no sign
-    of life, no question, no message. Everybody else may do everything, because Zenoh lets through what any rule allows: a rule
-    for all members would overrule the one against these. What members may not do to each other is the Keyring's business.
+    """Deny everything to revoked nodes, in both directions: tokens, questions and messages.
+
+    They can still connect, because their certificates are valid for TLS. All other nodes are allowed everything: Zenoh lets
+    through what any rule allows, so a rule for all members would overrule this one. The Keyring protects members from each other.
     """
     if not denied:
         return {"enabled": False}
     everything = {
         "id": "everything",
-        "messages": MESSAGES,
+        "messages": ACL_MESSAGES,
         "flows": ["ingress", "egress"],
         "permission": "deny",
         "key_exprs": ["**"],
@@ -125,10 +128,12 @@ def access_control(denied: Collection[str]) -> dict[str, Any]:
     }
 
 
-def knowing(config: NetworkConfig, session: Any, denied: Collection[str]) -> NetworkConfig:
-    """The same network, with the peers that this session has connected to as further contacts: those who are told of others by a
-    node that has gone since would not find them again. Links that others opened have ports at their far end where nobody listens;
-    they are told apart by ours, which must be known for that."""
+def with_connected_peers(config: NetworkConfig, session: Any, denied: Collection[str]) -> NetworkConfig:
+    """Add the peers that this session has connected to as contacts, so that the next session finds them again.
+
+    Otherwise peers that were learnt from a node which is gone by now would be lost. A link that the other side opened ends at a
+    port where it does not listen. Such links are recognized by our own listening port, which must be known for that.
+    """
     ports = {endpoint.rpartition(":")[2] for endpoint in config.listen}
     if config.mode == "client" or not ports or "0" in ports:
         return config
@@ -144,8 +149,7 @@ def knowing(config: NetworkConfig, session: Any, denied: Collection[str]) -> Net
 
 
 def listen_endpoints(config: NetworkConfig) -> list[str]:
-    """A peer that is told only whom to call still listens, at a port that the system picks: peers that know a third one
-    connect to each other directly."""
+    """Return where to listen. A peer without `listen` gets a port from the system, so that other peers can connect to it."""
     if config.listen or config.mode != "peer":
         return list(config.listen)
     protocol = config.connect[0].partition("/")[0] if config.connect else "tcp" if config.open else "tls"
@@ -154,7 +158,7 @@ def listen_endpoints(config: NetworkConfig) -> list[str]:
 
 
 def check_certificates(config: NetworkConfig) -> None:
-    """Zenoh would try for ever, in silence, with a certificate that it cannot use."""
+    """Raise ConfigError for certificate files that cannot be used: Zenoh would retry for ever without a word."""
     if config.ca_file is None or config.certificate_file is None or config.key_file is None:
         return
     try:
@@ -166,7 +170,7 @@ def check_certificates(config: NetworkConfig) -> None:
             hint="It must be the certificate of the network's authority.",
         ) from error
     try:
-        # Without a password function a locked key would be asked for on the terminal.
+        # Without this function, OpenSSL would ask for the password of a locked key on the terminal.
         context.load_cert_chain(config.certificate_file, config.key_file, password=lambda: "")
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
@@ -175,15 +179,15 @@ def check_certificates(config: NetworkConfig) -> None:
         ) from error
 
 
-def refusal(config: NetworkConfig, reason: str) -> ConfigError:
-    """Zenoh's reason not to open, with the endpoint that it is about and what to do."""
+def to_config_error(config: NetworkConfig, reason: str) -> ConfigError:
+    """Turn Zenoh's reason not to open into an error with the endpoint and what to do."""
     named = [endpoint for endpoint in config.listen if endpoint.partition("/")[2] in reason]
     endpoints = ", ".join(named or listen_endpoints(config))
     if "Address already in use" in reason:
         return ConfigError(
-            f"The network cannot listen at {endpoints}: the port is taken.",
-            hint="Another program has it, or this node is running already (`penstock network status` shows it). Otherwise set "
-            "network.listen to another port.",
+            f"The network cannot listen at {endpoints}: the port is in use.",
+            hint="If this node is running already (see `penstock network status`), stop it first. Otherwise another program has "
+            "the port: set network.listen to another one.",
         )
     if "Cannot assign requested address" in reason or "an't assign requested address" in reason:
         return ConfigError(
@@ -192,5 +196,5 @@ def refusal(config: NetworkConfig, reason: str) -> ConfigError:
         )
     return ConfigError(
         f"The network cannot listen at {endpoints}: {reason.rstrip('.!')}.",
-        hint="Check network.listen (an endpoint looks like tls/0.0.0.0:7447), and that certificates are X.509 version 3.",
+        hint="Check network.listen (example: tls/0.0.0.0:7447), and that the certificates are X.509 version 3.",
     )

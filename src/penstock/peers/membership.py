@@ -1,4 +1,4 @@
-"""Membership: a node's part in a network. Its record, what the others publish, and the messages in both directions."""
+"""Membership: a node's part in a network: its record, the records of other nodes, and the messages in both directions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from penstock.engine.job_receiver import JobReceiver
 from penstock.errors import BadMessage, PenstockError
 from penstock.network.codec import PROTOCOL, decode, decode_record, encode_record
 from penstock.network.router import Router
-from penstock.network.trust.listening import reachable
-from penstock.network.trust.peers import remember, usable
+from penstock.network.trust.listening import reachable_endpoints
+from penstock.network.trust.peers import save_endpoints, valid_endpoints
 from penstock.network.wire import Wire
 from penstock.pipes.meta_pipe import WeightsOf, differs
 from penstock.pipes.pipe_manager import PipeManager
@@ -32,67 +32,75 @@ from penstock.weights.server import WeightsServer
 
 logger = logging.getLogger("penstock.network")
 
-LONELY = 30.0  # seconds between two complaints that nobody is there
-PUBLISH_EVERY = 1.0  # seconds, if anything has changed
-HANDED_OVER_LOOK = 0.05  # seconds
-MEETING = 1.5  # seconds for the first record of another node
-OFFERING = 5.0  # ... and for the first that says what it has
-REMEMBERED = 4  # endpoints of each other node
-MOST_ENDPOINTS = 8  # of its own that a node tells
+ISOLATION_WARNING_INTERVAL_S = 30.0  # between two warnings that there is no other node
+PUBLISH_INTERVAL_S = 1.0  # between two records, if anything has changed
+ROUTE_POLL_INTERVAL_S = 0.05
+FIRST_RECORD_TIMEOUT_S = 1.5  # for the first record of another node
+FIRST_OFFER_TIMEOUT_S = 5.0  # ... and for the first that says what it has
+MAX_SAVED_PER_NODE = 4  # endpoints of each other node
+MAX_PUBLISHED_ENDPOINTS = 8  # of this node
 
 
 class Membership:
-    """Joins when started, and hosts models from then on; `leave` says goodbye.
+    """Joins the network with `start`, hosts models from then on, and leaves it with `leave`.
 
-    `placements` tells people, by model, why this node holds what it holds.
+    placements: by model, why this node holds its layers, for people.
+    unreadable_peers: nodes whose records cannot be read, and why.
+    incompatible_peers: nodes whose layers cannot be used, and why.
+    expected_weights: by model, the hashes that its weights should have.
+    loading: a lock to hold while loading layers.
+    changed: notified when the network may have changed.
     """
 
     def __init__(self, router: Router, config: NetworkConfig, *, node: str, epoch: int) -> None:
-        self.node, self.epoch, self.config = node, epoch, config
-        self.strangers: dict[str, str] = {}  # nodes whose records we cannot read, and why
+        self.node = node
+        self.epoch = epoch
+        self.config = config
+        self.unreadable_peers: dict[str, str] = {}
         self._router = router
         self.engines: dict[str, Engine] = {}
         self._hosted: list[HostedLayers] = []
         self._offers: dict[str, Offer] = {}  # by model
-        self._retired: set[tuple[str, LayerRange]] = set()  # segments that are about to be dropped
+        self._retired: set[tuple[str, LayerRange]] = set()  # segments about to be dropped
         self.placements: dict[str, str] = {}
         self.wire = Wire(router, on_lost=self._on_lost)
         self.receiver = JobReceiver(decode, self.engines, self.wire.send, self._on_weights)
-        self._weights: dict[str, tuple[Path, Manifest]] = {}  # that others may have, by model
-        self.giver = WeightsServer(self._weights.get, self.wire.send, rate=config.weights_rate, unsent=self.wire.waiting)
-        self.taker = WeightsFetcher(self.wire.send, lambda: sorted(self.givers()))
+        self._weights: dict[str, tuple[Path, Manifest]] = {}  # served to other nodes, by model
+        self.weights_server = WeightsServer(self._weights.get, self.wire.send, rate=config.weights_rate, unsent=self.wire.waiting)
+        self.weights_fetcher = WeightsFetcher(self.wire.send, lambda: sorted(self.weights_peers()))
         self.pipes = PipeManager(node, self.wire)
-        self._endpoints = reachable(config.listen, ())[:MOST_ENDPOINTS] if config.peers_file is not None else ()
-        self._known: dict[str, tuple[str, ...]] = {}  # endpoints of others
-        self._remembered: list[str] = []
+        self._endpoints = reachable_endpoints(config.listen)[:MAX_PUBLISHED_ENDPOINTS] if config.peers_file is not None else ()
+        self._peer_endpoints: dict[str, tuple[str, ...]] = {}  # by node
+        self._saved_endpoints: list[str] = []
         self._draining = False
         self._published = b""
-        self._read: dict[str, tuple[bytes, NodeRecord | None]] = {}
-        self._changing, self._publishing = threading.Lock(), threading.Lock()
+        self._decoded: dict[str, tuple[bytes, NodeRecord | None]] = {}  # by node
+        self._changing = threading.Lock()
+        self._publishing = threading.Lock()
         self._left = threading.Event()
-        self.loading = threading.Lock()  # held by whoever loads layers
-        self.changed = threading.Condition()  # told whenever the network may look different
-        self._busy: dict[str, tuple[float, float]] = {}
-        self._met = False  # another node
-        self._waited = False
-        self.unfit: dict[str, str] = {}  # nodes whose layers we cannot use, and why
-        self.expected: dict[str, WeightsOf] = {}  # what the weights of models should be
-        self._publisher = threading.Thread(target=self._publish_often, name="penstock-records", daemon=True)
+        self.loading = threading.Lock()
+        self.changed = threading.Condition()
+        self._busy: dict[str, tuple[float, float]] = {}  # by model: when it was last measured, and its busy seconds then
+        self._met_peer = False
+        self._waited_for_peers = False
+        self.incompatible_peers: dict[str, str] = {}
+        self.expected_weights: dict[str, WeightsOf] = {}
+        self._publisher = threading.Thread(target=self._publish_loop, name="penstock-records", daemon=True)
 
     @property
     def records(self) -> tuple[NodeRecord, ...]:
-        """Of all nodes that are here and can be understood, this one too."""
+        """The readable records of all live nodes, including this one."""
         return self.pipes.records
 
     def start(self) -> None:
-        """Join the network, with nothing to offer yet."""
+        """Join the network, offering nothing yet."""
         self._publish()
         self._router.start(self.receiver.on_message, self._on_change)
         self._on_change()
         self._publisher.start()
 
     def host(self, hosted: HostedLayers) -> None:
-        """Let others use a model's layers, and this node's own jobs theirs. Its engine must be running."""
+        """Share a model's layers with other nodes, and use theirs for its jobs. Its engine must be running."""
         self._hosted.append(hosted)
         self.engines[hosted.name] = hosted.engine
         if self._draining:
@@ -101,82 +109,85 @@ class Membership:
         self.publish()
 
     def offer(self, offer: Offer) -> None:
-        """What this node could take of a model, and is about to."""
+        """Publish how many layers of a model this node could load, and which it is about to."""
         self._offers[offer.model] = offer
         self.publish()
 
-    def give(self, model: str, folder: Path, manifest: Manifest) -> None:
-        """Hand the weights of a model to nodes that ask for them."""
+    def serve_weights(self, model: str, folder: Path, manifest: Manifest) -> None:
+        """Send the weights of a model to nodes that ask for them."""
         self._weights[model] = (folder, manifest)
 
-    def givers(self) -> set[str]:
-        """The nodes that hand out weights."""
-        return {record.node for record in self._others if not record.draining and any(offer.gives for offer in record.offers)}
+    def weights_peers(self) -> set[str]:
+        """Return the nodes that serve weights."""
+        peers = (record for record in self._peer_records if not record.draining)
+        return {peer.node for peer in peers if any(offer.gives for offer in peer.offers)}
 
-    def wait_for_others(self) -> None:
-        """Until other nodes say what they have. Links are made in the background, and one who decides alone decides wrongly; a
-        node that has just started takes a moment to know what it has."""
-        if self._waited or not (self.config.connect or self.config.multicast):
+    def wait_for_peers(self) -> None:
+        """Wait until other nodes have published what they hold, so that the first decisions are not made without them.
+
+        Links are made in the background, and a node that has just started takes a moment to know what it has.
+        """
+        if self._waited_for_peers or not (self.config.connect or self.config.multicast):
             return
-        self._waited = True  # once: who is not here by now is not coming soon
+        self._waited_for_peers = True  # once: nodes that are not here by now will not come soon
         with self.changed:
-            if self.changed.wait_for(lambda: self._others, MEETING):
-                self.changed.wait_for(lambda: any(record.offers for record in self._others), OFFERING)
+            if self.changed.wait_for(lambda: self._peer_records, FIRST_RECORD_TIMEOUT_S):
+                self.changed.wait_for(lambda: any(record.offers for record in self._peer_records), FIRST_OFFER_TIMEOUT_S)
 
     @property
-    def _others(self) -> list[NodeRecord]:
+    def _peer_records(self) -> list[NodeRecord]:
         return [record for record in self.records if record.node != self.node]
 
     def retire(self, model: str, layers: LayerRange) -> None:
-        """Tell the others not to count on these layers any more."""
+        """Stop publishing these layers, because they are about to be dropped."""
         self._retired.add((model, layers))
         self.publish()
 
-    def retired(self, model: str, layers: LayerRange) -> None:
-        """They are gone."""
+    def finish_retiring(self, model: str, layers: LayerRange) -> None:
+        """Note that these layers were dropped."""
         self._retired.discard((model, layers))
         self.publish()
 
     def publish(self) -> None:
-        """Say what is new, and count on it here too."""
+        """Publish what has changed, and apply it here too."""
         self._publish()
         self._on_change()
 
     def announce_leaving(self) -> None:
-        """Tell the others that we are about to go, so that they find another way."""
+        """Tell other nodes that this one is about to leave, so that they choose other routes."""
         if not self._draining:
             self._draining = True
             for engine in list(self.engines.values()):
                 engine.host.draining = True
             self._publish()
 
-    def wait_until_unused(self, patience: float) -> None:
-        """Until no other node's route passes here any more."""
-        until = time.monotonic() + patience
+    def wait_until_unused(self, timeout: float) -> None:
+        """Wait until no other node's route passes through this node."""
+        until = time.monotonic() + timeout
         while time.monotonic() < until and self.foreign_routes:
-            time.sleep(HANDED_OVER_LOOK)
+            time.sleep(ROUTE_POLL_INTERVAL_S)
 
     @property
     def foreign_routes(self) -> int:
         return sum(route.origin != self.node for engine in self.engines.values() for route in list(engine.host.routes))
 
     def leave(self) -> None:
-        """The engines have stopped."""
+        """Leave the network, after the engines have stopped."""
         self._left.set()
-        self.taker.close()
-        self.giver.close()
+        self.weights_fetcher.close()
+        self.weights_server.close()
         self.wire.close()
         self._router.close()
 
     def refused(self) -> dict[str, int]:
-        """How often something from other nodes was not taken, by the kind of reason."""
+        """Count what was refused from other nodes, by reason."""
         counts = Counter(self._router.refused())
         for engine in list(self.engines.values()):
             counts.update(dict(engine.stats.refused))
         return dict(counts)
 
     def expiry_warning(self) -> str | None:
-        """That this node's certificate ends soon."""
+        """Return a warning if this node's certificate expires soon."""
         if self.config.certificate_file is None:
             return None
         from penstock.network.trust.expiry import expiry_warning
@@ -196,106 +207,107 @@ class Membership:
 
     def _on_weights(self, sender: str, message: AskWeights | WeightsPart) -> None:
         if isinstance(message, AskWeights):
-            self.giver.on_ask(sender, message)
+            self.weights_server.on_ask(sender, message)
         else:
-            self.taker.on_part(sender, message)
+            self.weights_fetcher.on_part(sender, message)
 
     def _on_change(self) -> None:
         with self._changing:
             found, records = [], self._router.records()
-            self._read = {node: read for node, read in self._read.items() if node in records}
-            self.strangers = {node: why for node, why in self.strangers.items() if node in records}
+            self._decoded = {node: read for node, read in self._decoded.items() if node in records}
+            self.unreadable_peers = {node: why for node, why in self.unreadable_peers.items() if node in records}
             for node, data in records.items():
                 record = self._record(node, data)
                 if record is not None:
                     found.append(record)
-            self._tell_changes(found)
+            self._log_changes(found)
             self.pipes.update(found)
         for engine in list(self.engines.values()):
             engine.on_network_change()
         with self.changed:
             self.changed.notify_all()
 
-    def _remember(self) -> None:
-        """Where others can be reached, for the next start: some endpoints of each, those that are here now first."""
+    def _save_peer_endpoints(self) -> None:
+        """Save endpoints of other nodes for the next start, those of live nodes first."""
         if self.config.peers_file is None:
             return
-        for record in self._others:
-            self._known[record.node] = usable(record.endpoints)[:REMEMBERED]
-        here = {record.node for record in self._others}
-        order = sorted(self._known, key=lambda node: (node not in here, node))
-        endpoints = [endpoint for node in order for endpoint in self._known[node]]
-        if endpoints and endpoints != self._remembered:
-            remember(self.config.peers_file, endpoints)
-            self._remembered = endpoints
+        for record in self._peer_records:
+            self._peer_endpoints[record.node] = valid_endpoints(record.endpoints)[:MAX_SAVED_PER_NODE]
+        here = {record.node for record in self._peer_records}
+        order = sorted(self._peer_endpoints, key=lambda node: (node not in here, node))
+        endpoints = [endpoint for node in order for endpoint in self._peer_endpoints[node]]
+        if endpoints and endpoints != self._saved_endpoints:
+            save_endpoints(self.config.peers_file, endpoints)
+            self._saved_endpoints = endpoints
 
-    def _tell_changes(self, found: list[NodeRecord]) -> None:
+    def _log_changes(self, found: list[NodeRecord]) -> None:
         before = {(record.node, record.epoch) for record in self.pipes.records}
         now = {(record.node, record.epoch): record for record in found}
         for node, _ in sorted(before - now.keys()):
-            logger.info("node %s is gone", node)
+            logger.info("node %s has left", node)
         for node, epoch in sorted(now.keys() - before):
             if node != self.node:
-                self._met = True
+                self._met_peer = True
                 layers = ", ".join(f"{meta.layers} of {meta.model}" for meta in now[node, epoch].segments)
-                logger.info("node %s is here%s", node, f", with layers {layers}" if layers else "")
+                logger.info("node %s has joined%s", node, f" with layers {layers}" if layers else "")
         for record in found:
             for meta in record.segments:
-                self._tell_unfit(meta)
-        for node in self.unfit.keys() - {record.node for record in found}:
-            del self.unfit[node]
+                self._check_compatible(meta)
+        for node in self.incompatible_peers.keys() - {record.node for record in found}:
+            del self.incompatible_peers[node]
 
-    def _tell_unfit(self, meta: MetaModel) -> None:
-        """Once for each node that has layers which we cannot use."""
+    def _check_compatible(self, meta: MetaModel) -> None:
+        """Note and log, once per node, that its layers cannot be used."""
         engine, why = self.engines.get(meta.model), ""
         if engine is not None and meta.block_size != engine.config.block_size:
             why = (
-                f"Node {meta.node} and this one cannot work together: KV blocks have {meta.block_size} tokens there and "
-                f"{engine.config.block_size} here (--block-size)."
+                f"Node {meta.node} cannot work with this one: its KV blocks have {meta.block_size} tokens, those here "
+                f"{engine.config.block_size}. Use the same --block-size."
             )
-        elif meta.node != self.node and differs(meta, self.expected.get(meta.model)):
+        elif meta.node != self.node and differs(meta, self.expected_weights.get(meta.model)):
             why = (
-                f"Node {meta.node} has other weights for layers {meta.layers} of {meta.model}: it is left out (model_validation)."
+                f"Node {meta.node} is not used: its weights for layers {meta.layers} of {meta.model} are different "
+                "(model_validation)."
             )
-        if why and self.unfit.get(meta.node) != why:
+        if why and self.incompatible_peers.get(meta.node) != why:
             logger.warning("%s", why)
         if why:
-            self.unfit[meta.node] = why
+            self.incompatible_peers[meta.node] = why
         else:
-            self.unfit.pop(meta.node, None)
+            self.incompatible_peers.pop(meta.node, None)
 
     def _record(self, node: str, data: bytes) -> NodeRecord | None:
-        known = self._read.get(node)
+        known = self._decoded.get(node)
         if known is not None and known[0] == data:
             return known[1]
         record: NodeRecord | None = None
         try:
-            said = decode_record(data)
-            if said.node == node:
-                record = said
-                self.strangers.pop(node, None)
+            decoded = decode_record(data)
+            if decoded.node == node:
+                record = decoded
+                self.unreadable_peers.pop(node, None)
             else:
-                self.strangers[node] = f"it calls itself {said.node}"
+                self.unreadable_peers[node] = f"its record has the name {decoded.node}"
         except BadMessage as error:
-            if node not in self.strangers:
-                logger.warning("node %s cannot take part: %s", node, error)
-            self.strangers[node] = error.message
-        self._read[node] = (data, record)
+            if node not in self.unreadable_peers:
+                logger.warning("the record of node %s cannot be read, so it is not used: %s", node, error)
+            self.unreadable_peers[node] = error.message
+        self._decoded[node] = (data, record)
         return record
 
-    def _publish_often(self) -> None:
-        lonely = 0.0
-        while not self._left.wait(PUBLISH_EVERY):
-            lonely += PUBLISH_EVERY
-            if lonely >= LONELY and not self._met and (self.config.connect or self.config.multicast):
-                lonely = 0.0
+    def _publish_loop(self) -> None:
+        waited = 0.0
+        while not self._left.wait(PUBLISH_INTERVAL_S):
+            waited += PUBLISH_INTERVAL_S
+            if waited >= ISOLATION_WARNING_INTERVAL_S and not self._met_peer and (self.config.connect or self.config.multicast):
+                waited = 0.0
                 where = ", ".join(self.config.connect) or "multicast"
-                logger.warning("no other node of the network '%s' was met yet (%s); trying on", self.config.name, where)
+                logger.warning("no other node of the network '%s' found yet (%s); still trying", self.config.name, where)
             try:
                 self._publish()
-                self._remember()
-            except Exception as error:  # it is tried again in a second
-                logger.warning("the record of this node could not be published: %s", error)
+                self._save_peer_endpoints()
+            except Exception as error:  # tried again in a second
+                logger.warning("failed to publish the record of this node: %s", error)
 
     def _publish(self) -> None:
         with self._publishing:
@@ -336,7 +348,7 @@ class Membership:
                 kv_free=stage.unleased,
                 kv_held=stage.held,
                 block_size=engine.config.block_size,
-                seconds=float(f"{stage.lately:.2g}"),  # rounded, or every look would be news
+                seconds=float(f"{stage.mean_pass_seconds:.2g}"),  # rounded, or every measurement would change the record
                 load=load,
             )
             for start, stage in sorted(engine.stages.items())
@@ -344,7 +356,7 @@ class Membership:
         ]
 
     def _load(self, hosted: HostedLayers) -> float:
-        """The share of the time since the last look in which the engine had work, to a tenth."""
+        """Return the share of time since the last call in which the engine was busy, to a tenth."""
         now, busy = time.monotonic(), hosted.engine.stats.busy
         then, before = self._busy.get(hosted.name, (now, busy))
         self._busy[hosted.name] = (now, busy)

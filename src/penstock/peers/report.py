@@ -1,16 +1,17 @@
-"""What `GET /network` tells, and `penstock network status` shows: a network as one node sees it."""
+"""The answer of `GET /network`, which `penstock network status` shows: a network as one node sees it."""
 
 from __future__ import annotations
 
 import shlex
-import socket
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import Hop
+from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
+from penstock.network.trust.listening import reachable_endpoints
 from penstock.peers.membership import Membership
 from penstock.pipes.meta_pipe import MetaPipe, weights_differ
 
@@ -22,7 +23,7 @@ def report(membership: Membership) -> Json:
     return {
         "network": _network(membership),
         "nodes": [_node(record, membership.node, trips) for record in sorted(membership.records, key=lambda record: record.node)],
-        "strangers": dict(membership.strangers),
+        "strangers": dict(membership.unreadable_peers),
         "refused": membership.refused(),
         "traffic": {node: asdict(traffic) for node, traffic in membership.wire.traffic().items()},
         "pipes": [_pipe(membership, pipe) for pipe in membership.pipes.pipes()],
@@ -57,41 +58,42 @@ def _node(record: NodeRecord, here: str, trips: dict[str, float]) -> Json:
 
 def _pipe(membership: Membership, pipe: MetaPipe) -> Json:
     engine = membership.engines.get(pipe.model)
-    origin = None if engine is None or engine.pipe.shape != pipe.shape else engine.origin
+    origin = NoOrigin() if engine is None or engine.pipe.shape != pipe.shape else engine.origin
     offers = {record.node: offer for record in membership.records for offer in record.offers if _is_of(offer, pipe)}
+    warnings = [*map(str, weights_differ(pipe.segments)), *membership.incompatible_peers.values()]
     return {
         "model": pipe.model,
         "num_layers": pipe.num_layers,
         "complete": pipe.is_complete(),
         "missing": [list(layers) for layers in pipe.missing()],
         "explain": pipe.explain(),
-        "warnings": [*map(str, weights_differ(pipe.segments)), *membership.unfit.values(), *_exposed(origin, membership.node)],
+        "warnings": [*warnings, *_exposed(origin, membership.node)],
         "segments": [_segment(meta) for meta in pipe.segments],
         "loading": {node: [list(claim) for claim in offer.claims] for node, offer in sorted(offers.items()) if offer.claims},
         "room": {node: offer.room for node, offer in sorted(offers.items()) if offer.room},
         "placement": membership.placements.get(pipe.model, ""),
-        "route": None if origin is None else _route(origin),
+        "route": _route(origin) if isinstance(origin, Origin) else None,
         "run": _how_to_fill(membership, pipe),
     }
 
 
-def _exposed(origin: Origin | None, here: str) -> list[str]:
-    told = "" if origin is None or origin.route is None else exposure(origin.route.hops, here)
-    return [told] if told else []
+def _exposed(origin: Origin | NoOrigin, here: str) -> list[str]:
+    warning = "" if origin.route is None else exposure(origin.route.hops, here)
+    return [warning] if warning else []
 
 
 def exposure(hops: Sequence[Hop], here: str) -> str:
-    """What others can read without effort, when text takes this way from `here`; empty where that is nothing."""
+    """Return a warning about text that other nodes on this route can read easily; empty if there is none."""
     first, last = hops[0].node, hops[-1].node
     if first == here == last:
         return ""
     if here not in (first, last):
-        what = f"Prompts reach {first} as bare embeddings, and answers come back from {last} as the model's last words"
+        what = f"{first} receives prompts as plain embeddings, and {last} returns answers from the last layer"
     elif first != here:
-        what = f"Prompts reach {first} as bare embeddings"
+        what = f"{first} receives prompts as plain embeddings"
     else:
-        what = f"Answers come back from {last} as the model's last words"
-    return f"{what}: who has the weights reads them off. --private-layers 1,1 keeps the first and the last layer here."
+        what = f"{last} returns answers from the last layer"
+    return f"{what}: anyone with the weights can read them. To keep the first and last layer here, use --private-layers 1,1."
 
 
 def _is_of(offer: Offer, pipe: MetaPipe) -> bool:
@@ -115,13 +117,13 @@ def _segment(meta: MetaModel) -> Json:
 
 
 def _route(origin: Origin) -> dict[str, Any]:
-    """Read while the compute thread works: each figure is right, if not all of the same instant."""
+    """Describe the route. The compute thread is running: each value is right, but they may be from different moments."""
     route, opening, stats = origin.route, origin.opener.opening, origin.stats
-    shown = route or opening
+    current = route or opening
     return {
         "state": "open" if route else "opening" if opening else "none",
-        "hops": [{"node": hop.node, "layers": list(hop.layers)} for hop in shown.hops] if shown else [],
-        "why": shown.why if shown else origin.opener.trouble,
+        "hops": [{"node": hop.node, "layers": list(hop.layers)} for hop in current.hops] if current else [],
+        "why": current.why if current else origin.opener.trouble,
         "in_flight": len(origin.in_flight),
         "window": origin.window.size,
         "round_trip": origin.window.round_trip,
@@ -136,16 +138,11 @@ def _route(origin: Origin) -> dict[str, Any]:
 
 
 def _round_trips(membership: Membership) -> dict[str, float]:
-    return {
-        node: trip
-        for engine in membership.engines.values()
-        if engine.origin is not None
-        for node, trip in list(engine.origin.opener.round_trips.items())
-    }
+    return {node: trip for engine in membership.engines.values() for node, trip in list(engine.origin.round_trips.items())}
 
 
 def _being_filled(membership: Membership, pipe: MetaPipe) -> bool:
-    """Whether somebody loads what is missing."""
+    """Whether nodes are loading all missing layers."""
     offers = [offer for record in membership.records for offer in record.offers if _is_of(offer, pipe)]
     loading = {layer for offer in offers for claim in offer.claims for layer in claim.layers()}
     missing = {layer for hole in pipe.missing() for layer in hole.layers()}
@@ -153,8 +150,10 @@ def _being_filled(membership: Membership, pipe: MetaPipe) -> bool:
 
 
 def _how_to_fill(membership: Membership, pipe: MetaPipe) -> str:
-    """What to run so that another machine brings what is missing. It may be pasted into a shell, and a model's name may come
-    from a peer."""
+    """Return a command for another machine that would add the missing layers.
+
+    It is quoted for a shell: it may be pasted, and the model's name may come from a peer.
+    """
     config = membership.config
     if pipe.bridge() is None or _being_filled(membership, pipe):
         return ""
@@ -162,19 +161,6 @@ def _how_to_fill(membership: Membership, pipe: MetaPipe) -> str:
         return shlex.join(["penstock", "network", "invite", "NAME"])
     words = ["penstock", "serve", "--model", pipe.model, "--open-network"]
     words += [] if config.name == "penstock" else ["--network", config.name]
-    endpoints = [reachable(endpoint) for endpoint in config.listen] or list(config.connect)
+    endpoints = [reachable_endpoints([endpoint])[0] for endpoint in config.listen] or list(config.connect)
     words += ["--connect", ",".join(endpoints)] if endpoints else ["--multicast"]
     return shlex.join(words)
-
-
-def reachable(endpoint: str) -> str:
-    """An endpoint that listens on every address, as others can reach it."""
-    if "/0.0.0.0:" not in endpoint and "/[::]:" not in endpoint:
-        return endpoint
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it only chooses the way out
-            address = str(probe.getsockname()[0])
-    except OSError:
-        address = socket.gethostname()
-    return endpoint.replace("/0.0.0.0:", f"/{address}:").replace("/[::]:", f"/{address}:")

@@ -1,4 +1,4 @@
-"""Hidden states between tensors and bytes."""
+"""Converts hidden states between tensors and bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def pack(hidden: Tensor) -> PackedHidden:
-    """[T, hidden] as bytes, without a copy where it lies in this machine's memory already."""
+    """Convert [T, hidden] to bytes, without a copy if it is in CPU memory already."""
     rows, width = hidden.shape
     flat = hidden.detach().contiguous().cpu().view(-1).view(torch.uint8)
     return PackedHidden(NAMES[hidden.dtype], rows, width, flat.numpy().data)
@@ -21,5 +21,5 @@ def pack(hidden: Tensor) -> PackedHidden:
 def unpack(packed: PackedHidden, device: torch.device | str = "cpu") -> Tensor:
     if not packed.rows:
         return torch.empty((0, packed.width), dtype=DTYPES[packed.dtype], device=device)
-    data = packed.data if isinstance(packed.data, bytearray) else bytearray(packed.data)  # torch wants memory of its own
+    data = packed.data if isinstance(packed.data, bytearray) else bytearray(packed.data)  # torch needs writable memory
     return torch.frombuffer(data, dtype=DTYPES[packed.dtype]).view(packed.rows, packed.width).to(device)

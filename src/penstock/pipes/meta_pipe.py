@@ -1,4 +1,4 @@
-"""The logical pipe of one model over all nodes: which layers are there, which are missing, and the way through them."""
+"""MetaPipe: the segments of one model over all nodes, the layers that are missing, and the best path."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from penstock.domain.meta_model import MetaModel
 from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
 from penstock.pipes.path import Path, Reach, best_path, listed, narrowed
 
-WeightsOf = Callable[[LayerRange], str]  # the hash that the weights of these layers should have; empty where that is not known
+WeightsOf = Callable[[LayerRange], str]  # the expected hash of the weights of these layers; empty if unknown
 
 
 class Difference(NamedTuple):
-    """Segments that should be the same and are not: `holders` has the nodes of each weight hash."""
+    """Segments of the same layers with different weights. `holders` has the nodes of each weight hash."""
 
     layers: LayerRange
     dtype: str
@@ -22,12 +22,12 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         sides = " and those of ".join(listed(nodes) for nodes in self.holders)
-        return f"The weights of layers {self.layers} ({self.dtype}) of {sides} are not the same."
+        return f"The weights of layers {self.layers} ({self.dtype}) of {sides} differ."
 
 
 @dataclass(frozen=True, slots=True)
 class MetaPipe:
-    """As everybody sees it, or as `owner` does: then nobody else's segments count for its private layers."""
+    """One model over all nodes. With an `owner`, only its own segments count for its private layers."""
 
     model: str
     shape: str  # fingerprint of the architecture
@@ -37,11 +37,11 @@ class MetaPipe:
     private: PrivateLayers = NOTHING_PRIVATE
 
     def sharing(self, block_size: int) -> MetaPipe:
-        """The part of it that can be on one path with segments of this block size."""
+        """Keep only segments with this block size: all segments of a path must share it."""
         return replace(self, segments=tuple(segment for segment in self.segments if segment.block_size == block_size))
 
     def without(self, node: str, *, private: PrivateLayers, weights: WeightsOf | None) -> MetaPipe:
-        """The part of it that the text of `node` may pass: no other has its private layers, or weights that are not the same."""
+        """Keep only what the text of `node` may pass: no other node runs its private layers, or has different weights."""
         kept = tuple(segment for segment in self.segments if segment.node == node or not differs(segment, weights))
         return replace(self, segments=kept, owner=node, private=private)
 
@@ -56,7 +56,7 @@ class MetaPipe:
         return [*holes, LayerRange(held, self.num_layers)] if held < self.num_layers else holes
 
     def bridge(self) -> LayerRange | None:
-        """The smallest range that would complete the pipe if somebody held it; None when no layer is missing."""
+        """The smallest range that would complete the pipe if a node held it. None if no layer is missing."""
         holes = self.missing()
         return LayerRange(holes[0].start, holes[-1].end) if holes else None
 
@@ -65,13 +65,13 @@ class MetaPipe:
         return any(not self.sharing(size).missing() for size in self._block_sizes())
 
     def explain(self) -> str:
-        """What keeps the pipe from running; nothing when it is complete."""
+        """Why the pipe cannot run. Empty if it is complete."""
         if self.is_complete():
             return ""
         if missing := self.missing():
             return f"Layers {listed(map(str, missing))} of {self.model} are missing."
         sizes = listed(f"{size} at {listed(self._nodes_with(size))}" for size in self._block_sizes())
-        return f"The segments of {self.model} cannot work together, since their KV blocks differ in size: {sizes}."
+        return f"The segments of {self.model} cannot work together because their KV block sizes differ: {sizes}."
 
     def path(
         self,
@@ -81,14 +81,14 @@ class MetaPipe:
         round_trips: Mapping[str, float] = {},
         block_size: int | None = None,
     ) -> Path | None:
-        """The path of least predicted time from `origin` and home again. `round_trips` are those from the origin, in seconds."""
+        """The fastest predicted path from `origin` and back. `round_trips` are measured from the origin, in seconds."""
         sizes = self._block_sizes() if block_size is None else [block_size]
         choices = [self.sharing(size)._usable() for size in sizes]
         path = best_path(choices, self.num_layers, origin, avoid=avoid, round_trips=round_trips)
         return None if path is None else path._replace(kv_blocks=self._kv_blocks(path))
 
     def _usable(self) -> list[Reach]:
-        """What is leaving counts no more, and what cannot be part of this model never did."""
+        """The segments that a path may use. Nodes that are leaving and impossible layer ranges are left out."""
         first, last = self.private.first, self.num_layers - self.private.last
         fitting = (
             Reach(segment, segment.layers)
@@ -113,13 +113,13 @@ class MetaPipe:
 
 
 def differs(segment: MetaModel, weights: WeightsOf | None) -> bool:
-    """Whether its weights are known not to be those that they should be."""
+    """Whether a segment's weights are known to be different from the expected ones."""
     expected = "" if weights is None or segment.layers.end > segment.num_layers else weights(segment.layers)
     return bool(expected) and segment.weight_hash != expected
 
 
 def weights_differ(segments: Iterable[MetaModel]) -> list[Difference]:
-    """Segments of the same layers and number format whose weights are not the same: one of them is not what it says."""
+    """Find segments of the same layers and dtype whose weights differ: one of them is wrong."""
     holders: dict[tuple[LayerRange, str], dict[str, set[str]]] = {}
     for segment in segments:
         if segment.weight_hash:

@@ -1,4 +1,4 @@
-"""ModelManager: loads a model's segments and ends on this machine, within its memory."""
+"""ModelManager: loads a model's segments and ends, within the memory of this machine."""
 
 from __future__ import annotations
 
@@ -19,31 +19,18 @@ from penstock.model.shapes import layer_params, layer_shapes, max_layer_params
 from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
-from penstock.pipes.footprint import KV_TOKENS, MAX_KV, Budget, Footprint
+from penstock.pipes.footprint import DEFAULT_KV_TOKENS, MAX_AUTO_KV_BYTES, Budget, Footprint
 from penstock.progress import Progress, silent
 from penstock.units import format_bytes
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 AUTO_KV_SHARE = 0.2  # of the memory that is free after the weights
-USABLE = 0.8  # of the memory that is free: what a node takes by itself leaves some for everything else
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """`ends` is None where only layers were asked for."""
-
-    name: str
-    folder: Path
-    spec: ModelSpec
-    dtype: torch.dtype
-    device: torch.device
-    segments: tuple[LlmModel, ...]
-    ends: EndModel | None
+USABLE_SHARE = 0.8  # of the free memory that a node takes without a limit from the settings
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model that lies in `folder`, and how this machine computes it. Nothing of it is loaded yet."""
+    """A model in `folder`, with the dtype and device to run it on. Nothing is loaded yet."""
 
     name: str
     folder: Path
@@ -55,11 +42,20 @@ class FoundModel:
         return LoadedModel(self.name, self.folder, self.spec, self.dtype, self.device, tuple(segments), ends)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedModel(FoundModel):
+    """A model in memory. `ends` is None if only layers were requested."""
+
+    segments: tuple[LlmModel, ...]
+    ends: EndModel | None
+
+
 class ModelManager:
-    """Loads whole models with `load`; what is placed layer by layer goes through `find`, `budget` and the two below them."""
+    """Loads whole models with `load`. Placement uses `find`, `budget`, `load_ends` and `load_layers` instead."""
 
     def __init__(self, config: EngineConfig, progress: Progress = silent) -> None:
-        self._config, self._progress = config, progress
+        self._config = config
+        self._progress = progress
 
     def find(self, model: str, folder: Path, *, dtype: str = "auto", device: str = "auto") -> FoundModel:
         where = pick_device(device)
@@ -76,8 +72,11 @@ class ModelManager:
         layers: int = 0,
         share: float = 1.0,
     ) -> Budget:
-        """What a model may take here: `max_memory`, or its `share` of most of what is free now. `layers` is how many it shall
-        have, where that is known."""
+        """The memory that a model may take here.
+
+        max_memory: bytes; None takes this model's `share` of most of what is free now.
+        layers: how many to hold, if known.
+        """
         spec, size = found.spec, found.dtype.itemsize
         context = -(-spec.context // self._config.block_size)
         footprint = Footprint(
@@ -86,11 +85,11 @@ class ModelManager:
             ends=end_bytes(spec, found.dtype, found.device),
             kv_block=self._config.block_size * spec.kv_width * size,
             peak=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
-            least_blocks=min(context, -(-KV_TOKENS // self._config.block_size)) + 1,
-            most_blocks=context * self._config.max_sequences,
+            min_blocks=min(context, -(-DEFAULT_KV_TOKENS // self._config.block_size)) + 1,
+            max_blocks=context * self._config.max_sequences,
         )
         free = available_memory(found.device)
-        total = min(max_memory or int(free * USABLE * share), free)
+        total = min(max_memory or int(free * USABLE_SHARE * share), free)
         return Budget(footprint, total, ends=ends, kv_memory=kv_memory, layers=layers)
 
     def load_ends(self, found: FoundModel) -> EndModel:
@@ -126,10 +125,15 @@ class ModelManager:
         load_ends: bool = True,
         whole: bool = True,
     ) -> LoadedModel:
-        """Load the model, in one segment or cut as told; `whole`: the segments must cover it. `kv_memory` is in bytes; None takes
-        a share of what is free, or all that `max_memory` leaves, which is for weights and KV together."""
-        pick_dtype(dtype, pick_device(device))  # what cannot be is told before anything is fetched
-        wanted = None if whole or segments is None else _around(segments)
+        """Load a model.
+
+        segments: layer ranges; None for one segment with all layers.
+        whole: the segments must cover the model.
+        kv_memory: bytes; None takes a share of what is free, or all that `max_memory` leaves.
+        max_memory: bytes for weights and KV together.
+        """
+        pick_dtype(dtype, pick_device(device))  # fail before anything is downloaded
+        wanted = None if whole or segments is None else _bounding_range(segments)
         folder = resolve(model, layers=wanted, ends=load_ends, progress=self._progress)
         found = self.find(model, folder, dtype=dtype, device=device)
         spec, kind, where = found.spec, found.dtype, found.device
@@ -155,7 +159,7 @@ class ModelManager:
         kv_memory: int | None,
         max_memory: int | None,
     ) -> int:
-        """How many blocks of KV of so many layers fit beside so many bytes of weights."""
+        """How many KV blocks of this many layers fit beside this many bytes of weights."""
         size = dtype.itemsize
         per_block = self._config.block_size * spec.kv_width * layers * size
         free = available_memory(device)
@@ -163,7 +167,7 @@ class ModelManager:
         if max_memory is not None and smallest + (kv_memory or 0) > max_memory:
             raise NotEnoughMemory(
                 f"max_memory is {format_bytes(max_memory)}, but the weights take {format_bytes(weights)}"
-                + (f" and kv_memory {format_bytes(kv_memory)}." if kv_memory else " and KV needs some beside them."),
+                + (f" and kv_memory {format_bytes(kv_memory)}." if kv_memory else ", and KV needs some too."),
                 hint=f"Give at least {(smallest + (kv_memory or 0)) // 10**6 + 2}MB, or choose a smaller model or dtype.",
             )
         if smallest > free:
@@ -178,11 +182,11 @@ class ModelManager:
             if max_memory is not None:
                 wanted = min(max_memory, free) - weights
             else:
-                wanted = max(min(MAX_KV, int((free - weights) * AUTO_KV_SHARE)), 2 * per_block)
+                wanted = max(min(MAX_AUTO_KV_BYTES, int((free - weights) * AUTO_KV_SHARE)), 2 * per_block)
             return max(2, min(wanted // per_block, context * self._config.max_sequences))
         if type(kv_memory) is not int or kv_memory < 2 * per_block:
             raise ConfigError(
-                f"kv_memory = {kv_memory} bytes is less than two blocks of this model.",
+                f"kv_memory = {kv_memory} bytes is less than two KV blocks of this model.",
                 hint=f"Give at least {2 * per_block} bytes.",
             )
         if weights + kv_memory > free:
@@ -194,8 +198,8 @@ class ModelManager:
         return kv_memory // per_block
 
 
-def _around(segments: Sequence[tuple[int, int]]) -> LayerRange:
-    """The smallest range that holds all of them: what must be fetched."""
+def _bounding_range(segments: Sequence[tuple[int, int]]) -> LayerRange:
+    """The smallest range that contains all segments: what must be downloaded."""
     return LayerRange(min(start for start, _ in segments), max(end for _, end in segments))
 
 
@@ -207,8 +211,8 @@ def _ranges(segments: Sequence[tuple[int, int]] | None, spec: ModelSpec, whole: 
     ranges = sorted(LayerRange(*segment) for segment in segments)
     if ranges[-1].end > spec.num_layers:
         raise ConfigError(
-            f"layers {ranges[-1]} go beyond the model, which has {spec.num_layers}.",
-            hint=f"Layers are 0:{spec.num_layers} in all.",
+            f"Layers {ranges[-1]} do not exist: the model has {spec.num_layers}.",
+            hint=f"Use a range within 0:{spec.num_layers}.",
         )
     return ranges
 
@@ -219,21 +223,21 @@ def pick_device(device: str) -> torch.device:
     try:
         found = torch.device(device)
     except RuntimeError:
-        raise ConfigError(f"The device '{device}' is not known.", hint="Use auto, cpu, cuda, cuda:1 or mps.") from None
+        raise ConfigError(f"Unknown device '{device}'.", hint="Use auto, cpu, cuda, cuda:1 or mps.") from None
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceUnavailable("No CUDA device can be used here.", hint="Use device=cpu, or install a CUDA build of torch.")
+        raise DeviceUnavailable("No CUDA device is available.", hint="Use device=cpu, or install a CUDA build of torch.")
     if found.type == "mps" and not torch.backends.mps.is_available():
-        raise DeviceUnavailable("No Apple GPU can be used here.", hint="Use device=cpu.")
+        raise DeviceUnavailable("No Apple GPU is available.", hint="Use device=cpu.")
     return found
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """bf16 where the machine multiplies it in hardware; elsewhere it would be slower than fp32."""
+    """The torch dtype. `auto` is bf16 if the hardware supports it, otherwise fp32, which is then faster."""
     if dtype == "auto":
         return torch.bfloat16 if device.type != "cpu" or _cpu_has_bf16() else torch.float32
     found = DTYPES.get(dtype)
     if found is None:
-        raise ConfigError(f"The dtype '{dtype}' is not known.", hint=f"Use auto, {' or '.join(DTYPES)}.")
+        raise ConfigError(f"Unknown dtype '{dtype}'.", hint=f"Use auto, {' or '.join(DTYPES)}.")
     return found
 
 

@@ -1,9 +1,8 @@
-"""Which path one token had best take through the layers: what segments and hops cost an origin, and the search for the least.
+"""Finds the cheapest path of a token through the layers, from the cost of segments and hops to an origin.
 
-A path may enter and leave a segment in its middle, and passes each segment once: the KV of a route is one log there. All layers
-of a segment cost the same. So where two segments hold the same layers, moving the place at which a path changes from one to the
-other makes it steadily better or steadily worse, and only two places are worth a look: where the one ends, and where the other
-begins.
+A path may enter and leave a segment in the middle, but passes each segment once, because a route has one KV log there. All layers
+of a segment cost the same. So where two segments overlap, moving the layer at which a path changes between them makes it
+steadily better or steadily worse, and only two layers need to be tried: the end of the one, and the start of the other.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from penstock.domain.meta_model import MetaModel
 from penstock.domain.route import Hop
 from penstock.domain.topology import LayerRange
 
-PER_LAYER = 0.001  # seconds that a layer is expected to take where nothing at all was measured
-ROUND_TRIP = 0.001  # seconds, to a node that was not asked yet
-MOST_LOAD = 0.9  # above it the share says little, and a division by almost nothing would rule the choice
-LONGEST = 1e6  # seconds; what a peer says beyond is not believed
-FAILED = 60.0  # seconds that are added for a node that failed lately: worse than any detour, better than no answer
-FULL = 10.0  # for a node whose KV memory is leased: it may give some back, and asking costs time
-_SECOND = 1_000_000_000  # costs are whole nanoseconds: sums are exact, so equal paths compare as equal
+DEFAULT_LAYER_S = 0.001  # of a layer, if nothing was measured
+DEFAULT_ROUND_TRIP_S = 0.001  # to a node that was not pinged yet
+MAX_LOAD = 0.9  # higher loads count as this: 1 / (1 - load) would dominate the choice
+MAX_TRUSTED_S = 1e6  # larger values from peers are cut to this
+FAILED_PENALTY_S = 60.0  # for a node that failed recently: worse than any detour, better than no path
+FULL_PENALTY_S = 10.0  # for a node whose KV memory is all leased: it may free some, but asking takes time
+_NS_PER_S = 1_000_000_000  # costs are whole nanoseconds: sums are exact, so equal paths compare as equal
 
 
 class Path(NamedTuple):
     hops: tuple[Hop, ...]  # from layer 0 to the last
     seconds: float  # predicted for one token
-    why: str  # it was taken, in a sentence for people
-    kv_blocks: int = 0  # of the smallest segment on it: the most that a sequence can hold
+    why: str  # it was chosen, as a sentence for people
+    kv_blocks: int = 0  # of its smallest segment: the most that a sequence can hold
 
 
 class Reach(NamedTuple):
-    """A segment, and those of its layers that may be used."""
+    """A segment, and the part of its layers that may be used."""
 
     segment: MetaModel
     layers: LayerRange
@@ -49,7 +48,7 @@ def best_path(
     avoid: Collection[str],
     round_trips: Mapping[str, float],
 ) -> Path | None:
-    """The path of least predicted time from `origin` and home again; a path stays within one of the choices."""
+    """The path with the least predicted time from `origin` and back, within one of the choices."""
     choices = list(choices)
     prices = _Prices([reach.segment for reaches in choices for reach in reaches], origin, avoid, round_trips)
     found: list[_Trip] = []
@@ -62,12 +61,12 @@ def best_path(
         return None
     best, *others = sorted(found)
     other = next((trip for trip in others if trip.hops != best.hops), None)  # a node may have the same layers twice
-    return Path(best.hops, best.nanoseconds / _SECOND, prices.reason(best, other, keeps_ends=keeps_ends))
+    return Path(best.hops, best.nanoseconds / _NS_PER_S, prices.reason(best, other, keeps_ends=keeps_ends))
 
 
 def _keep_ends(reaches: Iterable[Reach], num_layers: int, origin: str) -> list[Reach]:
-    """No other node runs the first or the last layers where the origin has them too: text is easily read off those. There is
-    always a way without, since the origin can run them itself."""
+    """Let no other node run first or last layers that the origin holds itself, because text is easily recovered there. There is
+    always a path left, since the origin can run them."""
     own = [reach.layers for reach in reaches if reach.segment.node == origin]
     first = max((layers.end for layers in own if layers.start == 0), default=0)
     last = min((layers.start for layers in own if layers.end == num_layers), default=num_layers)
@@ -75,7 +74,7 @@ def _keep_ends(reaches: Iterable[Reach], num_layers: int, origin: str) -> list[R
 
 
 def narrowed(reach: Reach, owner: str, first: int, last: int) -> Reach:
-    """Without the layers before `first` and from `last` on, unless it is the owner's."""
+    """Cut off the layers before `first` and from `last` on, unless the segment is the owner's."""
     if reach.segment.node == owner:
         return reach
     return Reach(reach.segment, LayerRange(max(reach.layers.start, first), min(reach.layers.end, last)))
@@ -91,25 +90,25 @@ class _Stop(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """A segment as the search sees it, with its price."""
+    """A segment with its cost."""
 
     layers: LayerRange
     node: str
     rate: int  # nanoseconds for each layer
-    toll: int  # ... and what is added for trouble
+    toll: int  # penalty for entering, in nanoseconds
     foreign: bool
     full: bool
 
 
 class _Trip(NamedTuple):
-    """Part of a path; the smaller one is taken. Beside the cost, ties are broken in the order of the fields."""
+    """Part of a path. The smallest is chosen; ties in cost are broken in the order of the fields."""
 
-    cost: int  # nanoseconds, with what is added for trouble
-    foreign: int  # layers that are not the origin's own
+    cost: int  # nanoseconds with penalties
+    foreign: int  # layers on other nodes than the origin
     length: int
     stops: tuple[_Stop, ...]
-    nanoseconds: int  # without
-    shut: tuple[_Range, ...] = ()  # what it left in its middle, and cannot enter again
+    nanoseconds: int  # without penalties
+    shut: tuple[_Range, ...] = ()  # ranges that it left in the middle, and cannot enter again
 
     @property
     def hops(self) -> tuple[Hop, ...]:
@@ -117,8 +116,8 @@ class _Trip(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A trip that has entered a range. Cost and foreign layers are counted as if it had been in the range since layer 0: so of
-    several the least stays the least, however far they go."""
+    """A trip that has entered a range. Cost and foreign layers are counted as if it had been in the range since layer 0, so the
+    order of several entries does not change on the way."""
 
     cost: int
     foreign: int
@@ -139,28 +138,30 @@ class _Entry(NamedTuple):
         )
 
 
-_Standing = tuple[int, _Range, _Entry]  # the cost so far, where it is, and how it came there
+_Standing = tuple[int, _Range, _Entry]  # cost so far, the range it is in, and how it entered
 
 
 class _Prices:
-    """What segments and hops cost an origin, and how it says so."""
+    """The costs of segments and hops for an origin, and the search with them."""
 
     def __init__(
         self, segments: Sequence[MetaModel], origin: str, avoid: Collection[str], round_trips: Mapping[str, float]
     ) -> None:
-        self._origin, self._avoid = origin, avoid
-        self._ways = {s.node: _nanoseconds(round_trips.get(s.node, ROUND_TRIP) / 2) for s in segments} | {origin: 0}
+        self._origin = origin
+        self._avoid = avoid
+        self._ways = {s.node: _nanoseconds(round_trips.get(s.node, DEFAULT_ROUND_TRIP_S) / 2) for s in segments} | {origin: 0}
         self._farthest = max(self._ways.values())
         measured = [segment for segment in segments if segment.seconds > 0]
         layers = sum(segment.layers.size for segment in measured)
-        self._per_layer = sum(min(s.seconds, LONGEST) for s in measured) / layers if layers else PER_LAYER
+        self._per_layer = sum(min(s.seconds, MAX_TRUSTED_S) for s in measured) / layers if layers else DEFAULT_LAYER_S
 
     def best_trips(self, reaches: Iterable[Reach], num_layers: int) -> list[_Trip]:
-        """The best trip, and the next best if there is one: from cut to cut, so that each place is known before it is left.
+        """The best trip, and the second best if there is one. Goes from cut to cut, so that all trips to a layer are known before
+        any leaves it.
 
-        Of the trips into a range the best two are followed, and the best of those that left all before it at their ends: nothing
-        is shut to that one, so it finds a way if there is any. To follow all that differ in what is shut to them would take too
-        long, and find a better path in about one of a thousand small random networks.
+        Of the trips into a range the best two are followed, and the best of those that left every range at its end: nothing is
+        shut to that one, so it finds a path if there is any. To follow every combination of shut ranges would take too long, and
+        find a better path in about one of a thousand small random networks.
         """
         starting: dict[int, list[_Range]] = defaultdict(list)
         for found in sorted(self._ranges(reaches)):
@@ -183,8 +184,8 @@ class _Prices:
         return []
 
     def _leaving(self, standing: Collection[_Standing], here: int) -> list[_Trip]:
-        """The trips that may lead somewhere, the best first: not those to whose node two others would come at less cost. One to
-        which nothing is shut gives way to its like alone."""
+        """The trips worth following, the best first. A trip is dropped if two others would reach its node at less cost; one
+        without shut ranges is only compared with its like."""
         free = [one for one in standing if one[1].layers.end == here and not one[2].trip.shut]
         others = [one for one in standing if one[1].layers.end > here or one[2].trip.shut]
         kept: list[tuple[int, int, str]] = []
@@ -210,14 +211,14 @@ class _Prices:
         return False
 
     def _enter(self, found: _Range, here: int, trips: Iterable[_Trip], entries: list[_Entry]) -> None:
-        """Let trips go on in a range, those that are among the best there."""
+        """Continue trips in a range, if they are among the best there."""
         way, start = self._ways[found.node], found.toll - found.rate * here
         for trip in trips:
             last = None
             if len(entries) > 1 and (trip.shut or not all(entry.trip.shut for entry in entries)):
                 last = entries[1 if trip.shut else -1].cost
             if last is not None and not trip.shut and trip.cost + start > last:
-                break  # those behind it are no better
+                break  # the rest cost more
             node = trip.stops[-1].node if trip.stops else self._origin
             time = 0 if node == found.node else max(way, self._ways[node])
             cost = trip.cost + time + start
@@ -229,19 +230,19 @@ class _Prices:
             entries[2:] = [free] if free not in entries[:2] else []
 
     def _home(self, trip: _Trip) -> _Trip:
-        """The trip with the hop to the origin."""
+        """Add the hop back to the origin."""
         time = self._ways[trip.stops[-1].node]
         return trip._replace(cost=trip.cost + time, nanoseconds=trip.nanoseconds + time)
 
     def _ranges(self, reaches: Iterable[Reach]) -> Iterable[_Range]:
-        """Of a node's segments with the same layers the best one: a hop does not tell them apart."""
+        """One range for each hop: of a node's segments with the same layers, the cheapest."""
         best: dict[Hop, _Range] = {}
         for found in sorted((self._range(reach) for reach in reaches), key=lambda found: (found.toll, found.rate)):
             best.setdefault(Hop(found.layers, found.node), found)
         return best.values()
 
     def reason(self, taken: _Trip, other: _Trip | None, *, keeps_ends: bool) -> str:
-        """Why `taken`, when `other` is the next best."""
+        """Explain why `taken` was chosen over `other`, the second best."""
         troubles = self._troubles(taken)
         although = f", although {listed(troubles)}" if troubles else ""
         if other is None:
@@ -251,39 +252,39 @@ class _Prices:
         if other.cost - other.nanoseconds > taken.cost - taken.nanoseconds:
             worse = self._troubles(other)
             new = [trouble for trouble in worse if trouble not in troubles]
-            return f"It is taken rather than {detour}, because {listed(new or worse)}{although}."
+            return f"It was chosen over {detour} because {listed(new or worse)}{although}."
         if other.cost > taken.cost:
-            return f"It is the quickest with {_told_time(taken)} per token; {detour} would take {_told_time(other)}{although}."
+            return f"It is the fastest with {_format_time(taken)} per token; {detour} would take {_format_time(other)}{although}."
         if other.foreign > taken.foreign:
             merit = f"keeps more layers on {self._origin}"
         else:
             merit = "has fewer hops" if other.length > taken.length else "comes first by name"
-        return f"It is as quick as {detour}, and {merit}{although}."
+        return f"It is as fast as {detour} and {merit}{although}."
 
     def _range(self, reach: Reach) -> _Range:
         segment = reach.segment
         foreign = segment.node != self._origin
         full = segment.kv_free < 1 and foreign
-        toll = _nanoseconds(FAILED * (segment.node in self._avoid) + FULL * full)
+        toll = _nanoseconds(FAILED_PENALTY_S * (segment.node in self._avoid) + FULL_PENALTY_S * full)
         return _Range(reach.layers, segment.node, self._rate(segment), toll, foreign, full)
 
     def _rate(self, segment: MetaModel) -> int:
-        """Nanoseconds that a token takes in each of its layers, beside the other work of its node."""
+        """Nanoseconds of a token in each layer, beside the other work of the node."""
         per_layer = segment.seconds / segment.layers.size if segment.seconds > 0 else self._per_layer
-        load = max(segment.load, 0.0) if segment.load < MOST_LOAD else MOST_LOAD
+        load = max(segment.load, 0.0) if segment.load < MAX_LOAD else MAX_LOAD
         return _nanoseconds(per_layer / (1 - load))
 
     def _troubles(self, trip: _Trip) -> list[str]:
-        failed = [f"{stop.node} failed lately" for stop in trip.stops if stop.node in self._avoid]
+        failed = [f"{stop.node} failed recently" for stop in trip.stops if stop.node in self._avoid]
         full = [f"{stop.node} has no free KV memory" for stop in trip.stops if stop.full]
         return list(dict.fromkeys([*failed, *full]))
 
 
 def _nanoseconds(seconds: float) -> int:
-    return round(min(max(seconds, 0.0), LONGEST) * _SECOND)
+    return round(min(max(seconds, 0.0), MAX_TRUSTED_S) * _NS_PER_S)
 
 
-def _told_time(trip: _Trip) -> str:
+def _format_time(trip: _Trip) -> str:
     return f"{trip.nanoseconds / 1e6:.1f} ms"
 
 
@@ -293,6 +294,6 @@ def _arrows(trip: _Trip, origin: str) -> str:
 
 
 def listed(things: Iterable[object]) -> str:
-    """`"a, b and c"`, for people."""
+    """Join things for people: `"a, b and c"`."""
     *most, last = map(str, things)
     return f"{', '.join(most)} and {last}" if most else last

@@ -1,4 +1,4 @@
-"""A Pipe: one model's segments, those on this node and those of other nodes, and how to hand NetworkJobs on."""
+"""Pipe: the segments of one model, on this node and on others, and the way to send messages to those."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from penstock.pipes.path import Path
 
 
 class MessageSender(Protocol):
-    """How messages leave this node. It never waits."""
+    """Sends messages to other nodes without blocking."""
 
     def send(self, node: str, message: Message) -> None: ...
 
 
 class View(Protocol):
-    """What the network holds of a model at this moment, this node included. Two reads may differ: it changes on other threads."""
+    """The present state of a model in the network, this node included. It changes on other threads, so two reads may differ."""
 
     def pipe(self) -> MetaPipe: ...
 
-    def lives(self) -> Mapping[str, int]:
-        """The present life (epoch) of every node that is there."""
+    def epochs(self) -> Mapping[str, int]:
+        """The epoch of every live node."""
 
     def draining(self) -> frozenset[str]:
-        """Nodes that announced to leave."""
+        """Nodes that announced that they will leave."""
 
 
 class Pipe:
-    """`segments` are the local ones. Without a network they are all that there is; with one, `view` tells of the others."""
+    """`segments` are the local ones. In a network, `view` has those of all nodes."""
 
     def __init__(
         self,
@@ -47,9 +47,13 @@ class Pipe:
         wire: MessageSender | None = None,
         view: View | None = None,
     ) -> None:
-        self.model, self.num_layers, self.node, self.shape = model, num_layers, node, shape
+        self.model = model
+        self.num_layers = num_layers
+        self.node = node
+        self.shape = shape
         self.segments = sorted(segments, key=lambda segment: segment.layers)
-        self._wire, self._view = wire, view
+        self._wire = wire
+        self._view = view
 
     @property
     def networked(self) -> bool:
@@ -64,7 +68,7 @@ class Pipe:
         return self._local_hops() is not None if self._view is None else self._view.pipe().is_complete()
 
     def explain(self) -> str:
-        """What an incomplete pipe lacks; empty when it is complete."""
+        """Why the pipe cannot run. Empty if it is complete."""
         if self._view is not None:
             return self._view.pipe().explain()
         return "" if self.is_complete() else f"Layers of {self.model} are missing."
@@ -72,41 +76,41 @@ class Pipe:
     def path(
         self, *, avoid: Collection[str] = (), round_trips: Mapping[str, float] | None = None, block_size: int | None = None
     ) -> Path | None:
-        """The way through all layers that should take the least time now."""
+        """The path through all layers with the least predicted time."""
         if self._view is None:
             hops = self._local_hops()
             return None if hops is None else Path(hops, 0.0, "All layers are on this node.", self._local_kv_blocks())
         return self._view.pipe().path(self.node, avoid=avoid, round_trips=round_trips or {}, block_size=block_size)
 
     def choices(self) -> frozenset[Hop]:
-        """All that paths can be made of."""
+        """All hops that paths can be made of."""
         return (
             frozenset() if self._view is None else frozenset(Hop(meta.layers, meta.node) for meta in self._view.pipe().segments)
         )
 
-    def lives(self) -> Mapping[str, int]:
-        return {} if self._view is None else self._view.lives()
+    def epochs(self) -> Mapping[str, int]:
+        return {} if self._view is None else self._view.epochs()
 
     def draining(self) -> frozenset[str]:
         return frozenset() if self._view is None else self._view.draining()
 
     def send_job(self, node: str, job: NetworkJob) -> None:
-        """Hand a NetworkJob on to another node."""
+        """Send a NetworkJob to another node."""
         if job.hidden is not None:
             job.hidden = pack(job.hidden)
         self._send(node, job)
 
-    def tell(self, node: str, message: Control) -> None:
+    def send_control(self, node: str, message: Control) -> None:
         self._send(node, message)
 
     @property
     def kv_blocks(self) -> int:
-        """What a sequence can hold is what the smallest segment of its path can. While there is none, what is here counts."""
+        """Blocks of the smallest segment on the path: the most that a sequence can hold. Without a path, of the local ones."""
         path = self.path()
         return self._local_kv_blocks() if path is None else path.kv_blocks
 
     def _send(self, node: str, message: Message) -> None:
-        assert self._wire is not None, "a pipe without a network has nobody to send to"
+        assert self._wire is not None, "a pipe without a network cannot send"
         self._wire.send(node, message)
 
     def _local_kv_blocks(self) -> int:

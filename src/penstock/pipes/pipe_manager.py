@@ -1,4 +1,4 @@
-"""PipeManager: merges the segments of this node with what other nodes publish, and makes runnable Pipes of them."""
+"""PipeManager: makes runnable Pipes from the segments of this node and the records of all nodes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from penstock.pipes.router_pipes import RouterPipes
 
 
 class PipeManager:
-    """`update` takes the records of all live nodes whenever they change; whoever looks in between sees the last ones."""
+    """`update` takes the records of all live nodes whenever they change; readers see the latest."""
 
     def __init__(self, node: str, wire: MessageSender) -> None:
-        self.node, self._wire = node, wire
+        self.node = node
+        self._wire = wire
         self.records: tuple[NodeRecord, ...] = ()
         self._router_pipes = RouterPipes(lambda: self.records)
 
@@ -35,7 +36,7 @@ class PipeManager:
         private: PrivateLayers = NOTHING_PRIVATE,
         weights: WeightsOf | None = None,
     ) -> Pipe:
-        """The pipe of a loaded model, over all segments whose KV blocks have that size and that this node may use."""
+        """The pipe of a loaded model over all segments with this block size that this node may use."""
         shape, layers = fingerprint(loaded.spec), loaded.spec.num_layers
         view = _View(self, (loaded.name, shape, layers), block_size, private, weights)
         return Pipe(loaded.name, layers, loaded.segments, node=self.node, shape=shape, wire=self._wire, view=view)
@@ -45,7 +46,7 @@ class PipeManager:
 
 
 class _View:
-    """One model, as the network has it now for the text of this node."""
+    """The segments of one model that the text of this node may pass now."""
 
     def __init__(
         self,
@@ -55,19 +56,22 @@ class _View:
         private: PrivateLayers,
         weights: WeightsOf | None,
     ) -> None:
-        self._manager, self._key = manager, key
-        self._block_size, self._private, self._weights = block_size, private, weights
+        self._manager = manager
+        self._key = key
+        self._block_size = block_size
+        self._private = private
+        self._weights = weights
         self._folded: tuple[tuple[NodeRecord, ...], MetaPipe] | None = None
 
     def pipe(self) -> MetaPipe:
-        folded, records = self._folded, self._manager.records  # looked at from several threads
+        folded, records = self._folded, self._manager.records  # read once: other threads change them
         if folded is None or folded[0] is not records:
             pipe = self._manager.find(*self._key).sharing(self._block_size)
             folded = (records, pipe.without(self._manager.node, private=self._private, weights=self._weights))
             self._folded = folded
         return folded[1]
 
-    def lives(self) -> Mapping[str, int]:
+    def epochs(self) -> Mapping[str, int]:
         return {record.node: record.epoch for record in self._manager.records}
 
     def draining(self) -> frozenset[str]:

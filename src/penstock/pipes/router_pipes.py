@@ -1,4 +1,4 @@
-"""The pipes of the network: the records of all nodes, folded by model."""
+"""RouterPipes: groups the segments in the records of all nodes into one MetaPipe per model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.pipes.meta_pipe import MetaPipe
 
 
 class RouterPipes:
-    """Reads the records anew each time: what nodes say changes, and folding it takes microseconds."""
+    """Reads the records at every call: they change, and grouping them takes microseconds."""
 
     def __init__(self, records: Callable[[], Iterable[NodeRecord]]) -> None:
         self._records = records
@@ -24,12 +24,12 @@ class RouterPipes:
         return [_pipe(model, shape, _depth(found), found) for (model, shape), found in sorted(groups.items())]
 
     def find(self, model: str, shape: str, num_layers: int) -> MetaPipe:
-        """That pipe, maybe without segments."""
+        """The pipe of a model, possibly without segments."""
         found = [segment for segment in self._segments() if (segment.model, segment.shape) == (model, shape)]
         return _pipe(model, shape, num_layers, found)
 
     def _segments(self) -> Iterator[MetaModel]:
-        """A node speaks for itself alone, and all of it drains when it does."""
+        """All segments, marked as draining if their node is. Segments that a node publishes for another are ignored."""
         for record in self._records():
             for segment in record.segments:
                 if segment.node == record.node and segment.num_layers > 0:
@@ -42,6 +42,6 @@ def _pipe(model: str, shape: str, num_layers: int, segments: Iterable[MetaModel]
 
 
 def _depth(segments: Iterable[MetaModel]) -> int:
-    """How many layers most nodes say that the model has. The shape should settle it, but a peer may say anything."""
-    said = Counter(num_layers for _, num_layers in sorted({(segment.node, segment.num_layers) for segment in segments}))
-    return min(said, key=lambda num_layers: (-said[num_layers], num_layers))
+    """The number of layers that most nodes publish. The shape implies it, but peers are not trusted."""
+    votes = Counter(num_layers for _, num_layers in sorted({(segment.node, segment.num_layers) for segment in segments}))
+    return min(votes, key=lambda num_layers: (-votes[num_layers], num_layers))

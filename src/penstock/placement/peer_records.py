@@ -1,4 +1,4 @@
-"""What the records of other nodes say about a model: pure questions, asked by whoever places layers and looks for weights."""
+"""What the records of all nodes say about a model: pure functions for placing layers and finding weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from penstock.placement.plan import Member
 def members_of(
     records: Iterable[NodeRecord], key: tuple[str, str, int], block_size: int, weights: WeightsOf | None = None
 ) -> list[Member]:
-    """What the nodes have of a model (its name, shape and number of layers) and could take. Who leaves counts no more, nor does
-    what cannot be on a path with this node's layers."""
+    """Return what each node holds and could load of a model.
+
+    key: the model's name, shape and number of layers.
+
+    Nodes that are leaving are left out, and so are segments that cannot be on a path with this node's layers.
+    """
     members = []
     for record in records:
         held = tuple(
@@ -40,22 +44,22 @@ def _member(node: str, held: tuple[LayerRange, ...], offer: Offer | None) -> Mem
 
 
 def agreed_weights(records: Iterable[NodeRecord], model: str, exclude: str) -> str:
-    """The hash of the weights that most nodes but `exclude` have of a model; the first of those that are equally frequent."""
-    said: Counter[str] = Counter()
+    """Return the hash of the weights that most nodes other than `exclude` have; of equally frequent ones, the lowest."""
+    votes: Counter[str] = Counter()
     for record in records:
         weights = next((offer.weights for offer in record.offers if offer.model == model and offer.weights), "")
         if record.node != exclude and weights:
-            said[weights] += 1
-    return min(said, key=lambda weights: (-said[weights], weights), default="")
+            votes[weights] += 1
+    return min(votes, key=lambda weights: (-votes[weights], weights), default="")
 
 
 def choose_network_model(records: Iterable[NodeRecord], exclude: str) -> str:
-    """The model that a node without one of its own takes: one that lacks layers, else the first. Empty where there is none.
+    """Choose a model for a node that was given none: one with missing layers, else the first. Empty if there is none.
 
-    Another node says the name: one that is a path on this machine is not taken, or its files would be read and given away.
+    The name comes from another node. If it is a path on this machine it is skipped, or its files would be read and served.
     """
-    told = [record for record in records if record.node != exclude]
-    pipes = RouterPipes(lambda: told).pipes()
+    peers = [record for record in records if record.node != exclude]
+    pipes = RouterPipes(lambda: peers).pipes()
     lacking = [pipe.model for pipe in pipes if not pipe.is_complete()]
-    names = [*lacking, *(pipe.model for pipe in pipes), *sorted(offer.model for record in told for offer in record.offers)]
+    names = [*lacking, *(pipe.model for pipe in pipes), *sorted(offer.model for record in peers for offer in record.offers)]
     return next((name for name in names if catalogue.find(name) or not os.path.lexists(os.path.expanduser(name))), "")

@@ -1,8 +1,8 @@
-"""Which layers a node takes of a model: pure decisions over what all nodes hold, claim, and have room for.
+"""Which layers of a model each node should load: pure decisions over what all nodes hold, claim, and have room for.
 
-A path may enter and leave a segment in its middle, so what is lacking are the layers that nobody has. Where there is no room for
-them, ranges that overlap others are in the way: of all ways from the first layer to the last, one that does without some of these
-ranges tells what to load in the room that they make.
+A path may enter and leave a segment in its middle, so only layers that no node has are missing. If there is no room for them,
+ranges that overlap others are in the way: a *way* from the first layer to the last that does without some of these ranges shows
+what to load in the room that dropping them makes.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from enum import Enum, IntEnum, auto
 from itertools import pairwise
 from typing import NamedTuple
 
-from penstock.domain.topology import LayerRange
+from penstock.domain.topology import LayerRange, contiguous_ranges
 from penstock.pipes.path import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """What a live node has of the model, by its record. A node that is leaving is no member any more."""
+    """What a live node has of the model, according to its record. A node that is leaving is no longer a member."""
 
     node: str
     held: tuple[LayerRange, ...] = ()
     claims: tuple[LayerRange, ...] = ()  # that it loads now, or will next
-    pinned: tuple[LayerRange, ...] = ()  # of these, what it has by its settings: it never gives them up
-    room: int = 0  # layers that would fit beside all of them
+    pinned: tuple[LayerRange, ...] = ()  # those of held and claims that its settings ask for: it never drops them
+    room: int = 0  # layers that would fit in addition
     max_pipes: int = 1
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it has chosen nothing yet."""
+        """Whether it has only its pinned layers so far."""
         return {*self.held, *self.claims} <= {*self.pinned}
 
 
 class DecisionKind(Enum):
-    FILL = auto()  # what keeps the model from running
-    PIPE = auto()  # another whole pipe, or a part of one that others complete
-    REPLICA = auto()
+    FILL = auto()  # load missing layers, without which the model cannot run
+    PIPE = auto()  # load another whole pipe, or a part of one that other nodes complete
+    REPLICA = auto()  # load a copy of what another node holds
     NOTHING = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     kind: DecisionKind
-    layers: tuple[LayerRange, ...]  # to load beside what the node has
+    layers: tuple[LayerRange, ...]  # to load in addition
     why: str  # for people
 
 
 def decide(node: str, members: Iterable[Member], num_layers: int, model: str) -> Decision:
-    """What `node` should take. All nodes make the same plan, so with equal views no two of them fill the same hole."""
+    """Decide what `node` should load. All nodes make the same plan, so with equal records no two of them fill the same gap."""
     return plan(members, num_layers, model)[node]
 
 
 def plan(members: Iterable[Member], num_layers: int, model: str) -> dict[str, Decision]:
-    """The decisions of all members. While layers are lacking, nobody does anything but fill them."""
+    """Decide for all members. While layers are missing, nodes only fill gaps."""
     everyone = sorted(members, key=lambda member: member.node)
     pieces = _pieces(everyone, num_layers)
     gaps = _aim(pieces, _room(everyone, num_layers), num_layers).gaps
@@ -64,16 +64,16 @@ def plan(members: Iterable[Member], num_layers: int, model: str) -> dict[str, De
 
 
 def lacking(members: Iterable[Member], num_layers: int) -> tuple[LayerRange, ...]:
-    """The layers that somebody has to load before a path leads through all of them: as few as possible."""
+    """Return the layers that must be loaded before there is a path through the whole model: as few as possible."""
     everyone = list(members)
     return _aim(_pieces(everyone, num_layers), _room(everyone, num_layers), num_layers).gaps
 
 
 def uncontested(node: str, members: Iterable[Member], num_layers: int) -> tuple[LayerRange, ...]:
-    """What `node` may load of its claims: nobody has it, or claims it with a better right; or it is an extra that is wanted.
+    """Return the claims that `node` may load: missing layers that no node with priority claims, and extras that are wanted.
 
-    The better right is that of the name that comes first. It needs no clock that nodes would have to agree on, and whoever
-    claims for twice as long as a record travels before it loads has seen every claim that was made in ignorance of its own.
+    Of two nodes that claim the same, the one whose name sorts first has priority: that needs no common clock. A node that waits
+    for twice as long as a record takes has seen every claim that was made without knowing of its own.
     """
     everyone = list(members)
     me = next(member for member in everyone if member.node == node)
@@ -81,41 +81,43 @@ def uncontested(node: str, members: Iterable[Member], num_layers: int) -> tuple[
     pieces = _pieces(everyone, num_layers)
     others = {piece for piece in pieces if piece.node != node or piece.hold is not _Hold.CLAIMED}
     stronger = {piece for piece in others if piece.node < node or piece.hold is not _Hold.CLAIMED}
-    room = _room(everyone, num_layers) + _size(piece.layers for piece in pieces - stronger)
+    room = _room(everyone, num_layers) + total_layers(piece.layers for piece in pieces - stronger)
     wanted, extras = _layers(_aim(stronger, room, num_layers).gaps), set()
     if {*me.held} <= {*me.pinned} and not _best_way(others, num_layers).lacking:
-        # an extra is wanted if it is a copy, a part of a pipe that is begun, or what all would plan if they looked again
+        # an extra is wanted if it is a copy, a part of a pipe that was begun, or what the plan without any claims says
         depth, gaps = _next_pipe(others, num_layers, me.max_pipes)
         opening = _layers(gaps) if depth < me.max_pipes else set()
         again = plan(map(_without_claims, everyone), num_layers, "")[node].layers
         copying = {*again, *(piece.layers for piece in others)}
         extras = {claim for claim in mine if claim in copying or _layers([claim]) <= opening}
-    parts = ((claim,) if claim in extras else _ranges(_layers([claim]) & wanted) for claim in mine)
+    parts = ((claim,) if claim in extras else contiguous_ranges(_layers([claim]) & wanted) for claim in mine)
     return tuple(found for part in parts for found in part)
 
 
 def _without_claims(member: Member) -> Member:
-    """As it was before it claimed anything."""
+    """Return the member as it was before it claimed anything."""
     free = [claim for claim in member.claims if claim not in member.pinned]
     kept = tuple(claim for claim in member.claims if claim in member.pinned)
-    return replace(member, claims=kept, room=member.room + _size(free))
+    return replace(member, claims=kept, room=member.room + total_layers(free))
 
 
 def superfluous(node: str, members: Iterable[Member], num_layers: int) -> tuple[LayerRange, ...]:
-    """What `node` should drop to make room for layers that are lacking, when nobody has room for them: ranges beside the way that
-    is aimed at, such as one of two nodes' that began alike before they knew of each other."""
+    """Return what `node` should drop to make room for missing layers, if no node has room for them.
+
+    These are ranges that the planned way does not use, such as one of two equal ranges of nodes that did not know of each other.
+    """
     everyone = list(members)
     pieces, room = _pieces(everyone, num_layers), _room(everyone, num_layers)
     way = _aim(pieces, room, num_layers)
     busy = {member.node for member in everyone if member.claims}
     spare = [piece for piece in pieces - {*way.pieces} if piece.hold is _Hold.HELD and piece.node not in busy]
-    if room + _size(piece.layers for piece in spare) < way.lacking:
+    if room + total_layers(piece.layers for piece in spare) < way.lacking:
         return ()
     return _dropped(node, spare, way.lacking - room)
 
 
 def _dropped(node: str, spare: Iterable[_Piece], need: int) -> tuple[LayerRange, ...]:
-    """The part of `node`: no more is dropped than is needed, larger ranges first, of equal ones that of the last name."""
+    """Return the part of `node`. No more is dropped than needed: larger ranges first, of equal ones that of the last name."""
     dropped: list[_Piece] = []
     for piece in sorted(spare, key=lambda piece: (piece.layers.size, piece.node, piece.layers), reverse=True):
         if need > 0:
@@ -137,10 +139,10 @@ def _fillings(
         if layers := shares.get(member.node):
             if layers == tuple(gaps):
                 why = f"{missing}, and all of them fit here."
-            elif _size(layers) == member.room:
-                why = f"{missing}; {member.room} of them fit here, so it takes {listed(layers)}."
+            elif total_layers(layers) == member.room:
+                why = f"{missing}. {member.room} of them fit here, so this node loads {listed(layers)}."
             else:
-                why = f"{missing}; this node takes {listed(layers)} of them."
+                why = f"{missing}. This node loads {listed(layers)}."
             found[member.node] = Decision(DecisionKind.FILL, layers, why)
     return found
 
@@ -148,9 +150,12 @@ def _fillings(
 def _allot(
     gaps: Iterable[LayerRange], members: Iterable[Member], pieces: Iterable[_Piece], num_layers: int
 ) -> dict[str, tuple[LayerRange, ...]]:
-    """Share gaps out in few parts, the largest gap first. Who can take a whole one does: a node that has nothing yet rather than
-    one that has, since it need not wait for a neighbour to come back, and then the smallest. If nobody can, the largest node
-    takes what fits, or less, up to a boundary that others have, if their room suffices for the rest: then its part is a copy."""
+    """Divide gaps among nodes in few parts, the largest gap first.
+
+    If nodes have room for the whole gap, one of them takes it: rather one that holds nothing yet, since it need not wait for
+    another node to come back, then the one with the least room. Otherwise the node with the most room takes what fits. If the
+    others have room for the rest, it stops at a boundary that another node has, so that its part is a copy.
+    """
     left = {member.node: min(member.room, num_layers) for member in members if member.room > 0}
     settled = {member.node for member in members if not member.is_fresh}
     boundaries = {cut for piece in pieces for cut in piece.layers}
@@ -163,32 +168,34 @@ def _allot(
             end = gap.end
         else:
             node = min(left, key=lambda node: (-left[node], node in settled, node))
-            spare = sum(left.values()) - left[node] - _size(todo) - gap.size  # what is left over if this node took nothing
-            most = gap.start + left[node]
-            end = max((cut for cut in boundaries if gap.start - spare <= cut <= most and cut > gap.start), default=most)
+            spare = sum(left.values()) - left[node] - total_layers(todo) - gap.size  # room left over if this node took nothing
+            furthest = gap.start + left[node]
+            end = max((cut for cut in boundaries if gap.start - spare <= cut <= furthest and cut > gap.start), default=furthest)
             todo.append(LayerRange(end, gap.end))
         taken[node] |= _layers([LayerRange(gap.start, end)])
         left[node] = left[node] - (end - gap.start) if end == gap.end else 0
         left = {node: room for node, room in left.items() if room}
-    own = {member.node: _layers([*member.held, *member.claims]) for member in members}  # serves in another pipe as well
-    shares = {node: _ranges(layers - own[node]) for node, layers in taken.items()}
+    own = {member.node: _layers([*member.held, *member.claims]) for member in members}  # these serve another pipe, too
+    shares = {node: contiguous_ranges(layers - own[node]) for node, layers in taken.items()}
     return {node: layers for node, layers in shares.items() if layers}
 
 
-# ---- when nothing is lacking ----
+# ---- when nothing is missing ----
 
 
 def _extras(members: Sequence[Member], pieces: Collection[_Piece], num_layers: int) -> dict[str, Decision]:
-    """What nodes take that have nothing yet: another pipe if their room completes it, else copies of what is there. A part of a
-    pipe that nobody completes would be of no use, while copies are also a beginning of the next pipe."""
+    """Decide for nodes that hold nothing yet: another pipe if they have room for all of it, else copies of what there is.
+
+    A part of a pipe that is never completed would be useless, while copies are also a start for the next pipe.
+    """
     found: dict[str, Decision] = {}
     present = {*pieces}
     waiting = sorted((member for member in members if member.is_fresh and member.room > 0), key=lambda m: (-m.room, m.node))
-    most = max((member.max_pipes for member in waiting), default=0)
+    max_pipes = max((member.max_pipes for member in waiting), default=0)
     while waiting:
-        depth, gaps = _next_pipe(present, num_layers, most)
+        depth, gaps = _next_pipe(present, num_layers, max_pipes)
         openers = [member for member in waiting if member.max_pipes > depth]
-        enough = openers and _room(openers, num_layers) >= _size(gaps)
+        enough = openers and _room(openers, num_layers) >= total_layers(gaps)
         if enough and (shares := _allot(gaps, openers, present, num_layers)):
             found |= {m.node: _piping(m, shares[m.node], num_layers) for m in openers if m.node in shares}
         else:
@@ -199,19 +206,19 @@ def _extras(members: Sequence[Member], pieces: Collection[_Piece], num_layers: i
     return found
 
 
-def _next_pipe(pieces: Iterable[_Piece], num_layers: int, most: int) -> tuple[int, tuple[LayerRange, ...]]:
-    """How many whole pipes there are, and what lacks when the next is made of the rest. Pipes beyond `most` interest nobody."""
+def _next_pipe(pieces: Iterable[_Piece], num_layers: int, max_pipes: int) -> tuple[int, tuple[LayerRange, ...]]:
+    """Count the whole pipes, up to `max_pipes`, and return what is missing for the next one, made of the rest."""
     rest = {*pieces}
-    for depth in range(most):
+    for depth in range(max_pipes):
         way = _best_way(rest, num_layers)
         if way.lacking:
             return depth, way.gaps
         rest -= {*way.pieces}
-    return most, ()
+    return max_pipes, ()
 
 
 def _copies(member: Member, pieces: Collection[_Piece], present: Collection[_Piece]) -> tuple[LayerRange, ...]:
-    """Ranges of others, as many as fit: first those that the fewest nodes have, then larger ones, then lower ones."""
+    """Choose ranges of other nodes, as many as fit: those that the fewest nodes have first, then larger, then lower ones."""
     holders = Counter(layer for _, layer in {(piece.node, layer) for piece in present for layer in piece.layers.layers()})
     own, left, chosen = _layers([*member.held, *member.claims]), member.room, []
     fewest = {layers: min(holders[layer] for layer in layers.layers()) for layers in {piece.layers for piece in pieces}}
@@ -226,7 +233,7 @@ def _copies(member: Member, pieces: Collection[_Piece], present: Collection[_Pie
 def _piping(member: Member, layers: tuple[LayerRange, ...], num_layers: int) -> Decision:
     allowed = f"The pipe is complete, and max_pipes = {member.max_pipes} allows another: this node"
     opens = layers == (LayerRange(0, num_layers),)
-    why = f"{allowed} opens it with layers {listed(layers)}." if opens else f"{allowed} takes layers {listed(layers)} of it."
+    why = f"{allowed} opens it with layers {listed(layers)}." if opens else f"{allowed} loads layers {listed(layers)} of it."
     return Decision(DecisionKind.PIPE, layers, why)
 
 
@@ -234,17 +241,17 @@ def _copying(node: str, layers: tuple[LayerRange, ...], pieces: Collection[_Piec
     holders = {piece.node for piece in pieces if not _layers([piece.layers]).isdisjoint(_layers(layers))}
     rare = f"which only {next(iter(holders))} has" if len(holders) == 1 else "which the fewest nodes have"
     return Decision(
-        DecisionKind.REPLICA, layers, f"The pipe is complete. This node takes a copy of layers {listed(layers)}, {rare}."
+        DecisionKind.REPLICA, layers, f"The pipe is complete. This node loads a copy of layers {listed(layers)}, {rare}."
     )
 
 
 def _nothing(member: Member, gaps: Sequence[LayerRange], found: Mapping[str, Decision], model: str) -> Decision:
     if gaps and found:
-        why = f"Layers {listed(gaps)} of {model} are missing, and {listed(sorted(found))} should take them."
+        why = f"Layers {listed(gaps)} of {model} are missing, and {listed(sorted(found))} should load them."
     elif gaps:
         why = f"Layers {listed(gaps)} of {model} are missing, and no node has room for them."
     elif member.is_fresh and member.room > 0:
-        why = f"The pipe is complete, and none of its ranges fits into the room for {member.room} layers that is here."
+        why = f"The pipe is complete, and this node has room for {member.room} layers, too few for any of its ranges."
     else:
         why = "The pipe is complete."
     return Decision(DecisionKind.NOTHING, (), f"Nothing to do. {why}")
@@ -254,7 +261,7 @@ def _nothing(member: Member, gaps: Sequence[LayerRange], found: Mapping[str, Dec
 
 
 class _Hold(IntEnum):
-    PINNED = auto()  # it will come, if it is not there yet, whatever others claim
+    PINNED = auto()  # held, or loaded whatever other nodes claim
     HELD = auto()
     CLAIMED = auto()
 
@@ -267,14 +274,14 @@ class _Piece(NamedTuple):
 
 class _Way(NamedTuple):
     cost: int
-    lacking: int  # layers on it that nobody has
+    lacking: int  # layers on it that no node has
     parts: int
     gaps: tuple[LayerRange, ...]
     pieces: tuple[_Piece, ...]
 
 
 def _pieces(members: Iterable[Member], num_layers: int) -> set[_Piece]:
-    """All ranges that a path could use; what cannot be part of the model counts for nothing."""
+    """Return all ranges that a path could use; ranges outside the model are ignored."""
     found = set()
     for member in members:
         for layers in {*member.held, *member.claims}:
@@ -285,11 +292,14 @@ def _pieces(members: Iterable[Member], num_layers: int) -> set[_Piece]:
 
 
 def _best_way(pieces: Iterable[_Piece], num_layers: int, price: Callable[[_Piece], int] = lambda piece: 0) -> _Way:
-    """From the first layer to the last: with the fewest layers that nobody has (and what the pieces cost), then the fewest parts,
-    then what is more certain to stay, then by name. Any part of a piece will do."""
+    """Find the best way from the first layer to the last; it may use any part of a piece.
+
+    Best means: the fewest missing layers (plus the price of its pieces), then the fewest parts, then the pieces that are most
+    certain to stay, then by name.
+    """
     ordered = sorted(pieces, key=lambda piece: (piece.hold, piece.node, piece.layers))
     cuts = sorted({0, num_layers, *(cut for piece in ordered for cut in piece.layers)})
-    ways: dict[_Piece | None, _Way] = {None: _Way(0, 0, 0, (), ())}  # by the piece that they are in
+    ways: dict[_Piece | None, _Way] = {None: _Way(0, 0, 0, (), ())}  # by the piece that they end in; None: in a gap
     for here, following in pairwise(cuts):
         best = min(ways.values(), key=_rank)
         steps: dict[_Piece | None, _Way] = {}
@@ -307,7 +317,7 @@ def _rank(way: _Way) -> tuple[int, int, int]:
 
 
 def _across(way: _Way, here: int, there: int) -> _Way:
-    """The way, extended by layers that nobody has."""
+    """Extend a way by layers that no node has."""
     size = there - here
     if way.gaps and way.gaps[-1].end == here:
         gaps, parts = (*way.gaps[:-1], LayerRange(way.gaps[-1].start, there)), way.parts
@@ -317,36 +327,31 @@ def _across(way: _Way, here: int, there: int) -> _Way:
 
 
 def _aim(pieces: Collection[_Piece], room: int, num_layers: int) -> _Way:
-    """The way that is to be completed: the best one, unless there would not be room enough, whatever moved out of its way. Then
-    ranges that could move overlap others, and the way that uses the fewest of them may still do."""
+    """Choose the way to complete: the best one if there is room for what it lacks, counting ranges that could be dropped.
+
+    Otherwise ranges that could move overlap others, and the way that uses the fewest of them may still be possible.
+    """
     best = _best_way(pieces, num_layers)
     for way in (best, _best_way(pieces, num_layers, _price_of_moving)):
-        movable = _size(piece.layers for piece in {*pieces} - {*way.pieces} if piece.hold is not _Hold.PINNED)
+        movable = total_layers(piece.layers for piece in {*pieces} - {*way.pieces} if piece.hold is not _Hold.PINNED)
         if way.lacking <= room + movable:
             return way
     return best
 
 
 def _price_of_moving(piece: _Piece) -> int:
-    """What is pinned is free. All else could as well be elsewhere, and costs as much as loading it there."""
+    """Return what using a piece costs: nothing if it is pinned; all others could be dropped and loaded elsewhere."""
     return 0 if piece.hold is _Hold.PINNED else piece.layers.size
 
 
 def _room(members: Iterable[Member], num_layers: int) -> int:
-    """Of all together."""
+    """Sum up the room of all members."""
     return sum(max(0, min(member.room, num_layers)) for member in members)
 
 
-def _size(ranges: Iterable[LayerRange]) -> int:
+def total_layers(ranges: Iterable[LayerRange]) -> int:
     return sum(layers.size for layers in ranges)
 
 
 def _layers(ranges: Iterable[LayerRange]) -> set[int]:
     return {layer for found in ranges for layer in found.layers()}
-
-
-def _ranges(layers: Collection[int]) -> tuple[LayerRange, ...]:
-    """The other way round: as few ranges as possible."""
-    starts = sorted(layer for layer in layers if layer - 1 not in layers)
-    ends = sorted(layer + 1 for layer in layers if layer + 1 not in layers)
-    return tuple(map(LayerRange, starts, ends))

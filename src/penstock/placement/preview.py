@@ -1,4 +1,4 @@
-"""Preview: what a node would load now, what that takes, and why."""
+"""Preview: what a node would load now, how much memory that needs, and why."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from penstock.pipes.footprint import Budget
 from penstock.pipes.model_manager import FoundModel, ModelManager
 from penstock.placement.plan import Decision, DecisionKind
 from penstock.progress import Progress
-from penstock.weights.source import not_here
+from penstock.weights.source import not_available
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Sizes are in bytes."""
+    """What `penstock serve --dry-run` shows. Sizes are in bytes."""
 
     model: str
     num_layers: int
     decision: Decision
-    pinned: tuple[LayerRange, ...]  # what the settings ask for, beside what was decided
+    pinned: tuple[LayerRange, ...]  # what the settings ask for, in addition to the decision
     budget: int
     ends: int
-    layer: int  # each
-    kv: int  # each
+    layer: int  # per layer
+    kv: int  # per layer
     source: str
 
 
@@ -46,13 +46,13 @@ def preview(
 
 
 def preview_alone(model: HostedModelConfig, node: NodeConfig, progress: Progress) -> Preview:
-    """What a node in no network would load."""
+    """Return what a node without a network would load."""
     manager = ModelManager(node.engine, progress)
     folder = local(model.id, progress=progress)
     if folder is None:
-        raise not_here(model.id)
+        raise not_available(model.id)
     found = manager.find(model.id, folder, dtype=model.dtype, device=model.device)
     budget = manager.budget(found, ends=True, kv_memory=model.kv_memory, max_memory=model.max_memory)
     layers = model.segments or (LayerRange(0, found.spec.num_layers),)
-    why = "This node is in no network, so it holds all layers."
+    why = "This node is not in a network, so it holds all layers."
     return preview(found, budget, Decision(DecisionKind.FILL, layers, why), pinned=(), ends=True, source=str(folder))

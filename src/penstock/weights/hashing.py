@@ -1,4 +1,4 @@
-"""The manifest of a model folder: hashes what lies in it, and remembers that for files that did not change since."""
+"""The manifest of a model folder: hashes its weights, and caches the hashes of files that have not changed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from penstock.model.weights import HashedTensor, WeightFiles, check_shape, place
 from penstock.progress import Progress, silent
 from penstock.weights.manifest import FILES, HashedFile, Manifest
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 def manifest_of(folder: Path, spec: ModelSpec, progress: Progress = silent) -> Manifest:
-    """What the model in `folder` is. It is incomplete where files are missing: snapshots of the hub may hold some shards only."""
+    """Make the manifest of the model in `folder`. It is incomplete if files are missing: hub snapshots may lack some shards."""
     files = WeightFiles(folder)
     groups = [*(layer_shapes(spec, index) for index in range(spec.num_layers)), end_shapes(spec)]
     shapes = {name: shape for group in groups for name, shape in group.items()}
@@ -46,20 +46,22 @@ def _small_file(path: Path) -> HashedFile:
 
 def _config(folder: Path) -> str:
     try:
-        return (folder / "config.json").read_bytes().decode()  # as it is: read_text would change its line ends
+        return (folder / "config.json").read_bytes().decode()  # read_text would change its line ends
     except (OSError, UnicodeDecodeError) as error:
-        raise CorruptWeights(f"{folder / 'config.json'} cannot be read: {error}.", hint="Fetch the model again.") from None
+        raise CorruptWeights(f"{folder / 'config.json'} cannot be read: {error}.", hint="Download the model again.") from None
 
 
 class _Hashing:
-    """One look at a folder's weights."""
+    """One pass over the weights of a folder."""
 
     def __init__(self, folder: Path, progress: Progress) -> None:
-        self._folder, self._progress = folder, progress
-        self._done = self._total = 0
+        self._folder = folder
+        self._progress = progress
+        self._done = 0
+        self._total = 0
 
     def tensors(self, where: Mapping[str, str]) -> dict[str, HashedTensor]:
-        """Those of the wanted tensors (name: file) whose file is here."""
+        """Hash the wanted tensors (name: file) whose files are here."""
         by_file: dict[Path, list[str]] = {}
         for name, file in where.items():
             by_file.setdefault(self._folder / file, []).append(name)
@@ -68,7 +70,7 @@ class _Hashing:
         for path, names in by_file.items():
             if not path.is_file():
                 continue
-            if (known := _Remembered(path).get(names)) is not None:
+            if (known := _HashCache(path).get(names)) is not None:
                 found |= known
             else:
                 unread[path] = names
@@ -78,7 +80,7 @@ class _Hashing:
         return found
 
     def _hash(self, path: Path, names: list[str]) -> dict[str, HashedTensor]:
-        remembered, table = _Remembered(path), places(path)
+        cache, table = _HashCache(path), places(path)
         found = {}
         # read, not mapped: a file that is cut short meanwhile would kill the process
         with path.open("rb", buffering=0) as file:
@@ -87,7 +89,7 @@ class _Hashing:
                     raise CorruptWeights(f"{path} lacks the tensor {name}.", hint="Fetch the model again.")
                 place = table[name]
                 found[name] = HashedTensor(name, place.dtype, place.shape, self._sha256(file, place.start, place.end))
-        remembered.put(found)
+        cache.put(found)
         return found
 
     def _sha256(self, file: BinaryIO, start: int, end: int) -> str:
@@ -100,48 +102,49 @@ class _Hashing:
 
 
 def read_range(file: BinaryIO, start: int, end: int) -> Iterator[memoryview]:
-    """The bytes of a file in chunks, each good until the next one."""
-    buffer = memoryview(bytearray(min(_CHUNK, end - start)))
+    """Yield the bytes of a file in chunks, each valid until the next one."""
+    buffer = memoryview(bytearray(min(_CHUNK_BYTES, end - start)))
     file.seek(start)
     while start < end:
         count = file.readinto(buffer[: end - start])  # type: ignore[attr-defined]
         if not count:
-            raise CorruptWeights(f"The weights file {file.name} was cut short while it was read.", hint="Fetch the model again.")
+            raise CorruptWeights(f"{file.name} was truncated while it was read.", hint="Download the model again.")
         yield buffer[:count]
         start += count
 
 
-class _Remembered:
-    """The hashes of one file, kept in the cache under what tells its versions apart."""
+class _HashCache:
+    """The cached hashes of one file, valid for one version of it (size, modification time, inode)."""
 
     def __init__(self, path: Path) -> None:
         path = path.resolve()  # snapshots of the hub are links to files that several of them share
         status = path.stat()
-        self._path, self._version = path, [status.st_size, status.st_mtime_ns, status.st_ino]
-        self._note = cache_dir() / "manifests" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
+        self._path = path
+        self._version = [status.st_size, status.st_mtime_ns, status.st_ino]
+        self._file = cache_dir() / "manifests" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
 
     def get(self, names: list[str]) -> dict[str, HashedTensor] | None:
         try:
-            note = json.loads(self._note.read_text(encoding="utf-8"))
-            if note["version"] != self._version:
+            entry = json.loads(self._file.read_text(encoding="utf-8"))
+            if entry["version"] != self._version:
                 return None
-            known = note["tensors"]
+            known = entry["tensors"]
             return {name: HashedTensor(name, known[name][0], tuple(known[name][1]), known[name][2]) for name in names}
         except (OSError, ValueError, LookupError, TypeError):
-            return None  # not there, or not ours: the file is read again
+            return None  # missing or damaged: the file is hashed again
 
     def put(self, tensors: Mapping[str, HashedTensor]) -> None:
-        if _Remembered(self._path)._version != self._version:
-            return  # it changed while it was read
+        if _HashCache(self._path)._version != self._version:
+            return  # the file changed while it was read
         content = {
             "file": str(self._path),
             "version": self._version,
             "tensors": {name: [tensor.dtype, tensor.shape, tensor.sha256] for name, tensor in tensors.items()},
         }
         try:
-            self._note.parent.mkdir(parents=True, exist_ok=True)
-            draft = self._note.with_suffix(f".{os.getpid()}")
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            draft = self._file.with_suffix(f".{os.getpid()}")
             draft.write_text(json.dumps(content), encoding="utf-8")
-            draft.replace(self._note)
+            draft.replace(self._file)
         except OSError:
-            pass  # a cache that cannot be written costs time, nothing else
+            pass  # without the cache it only takes longer

@@ -1,4 +1,4 @@
-"""PartReader: the parts of a model folder as bytes, for nodes that ask for them."""
+"""PartReader: reads parts of a model folder as bytes, for other nodes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from penstock.weights.manifest import Manifest, ModelPart
 
 
 class PartReader:
-    """A part of tensors is their bytes one after the other, in the manifest's order. The folder may hold some of them only."""
+    """Reads parts of one folder, which may hold only some of them.
+
+    A part with tensors is the bytes of its tensors, one after the other in the manifest's order.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._folder, self._manifest = folder, manifest
+        self._folder = folder
+        self._manifest = manifest
         self._files = WeightFiles(folder)
         self._tables: dict[str, tuple[tuple[int, int, int], dict[str, TensorPlace]]] = {}
 
     def read(self, part: ModelPart, offset: int, length: int) -> bytes:
-        """Raises CorruptWeights where the folder does not hold these bytes, or not any more."""
+        """Read a range of a part's bytes. Raises CorruptWeights if the folder does not hold them (any more)."""
         assert self._manifest.has(part) and 0 <= offset <= offset + length <= self._manifest.size(part), "checked by the caller"
         if part.file:
             return _read(self._folder / part.file, offset, length)
         try:
             return self._read_tensors(part, offset, length)
         except CorruptWeights:
-            self._files = WeightFiles(self._folder)  # it may hold more by now, or hold it elsewhere
+            self._files = WeightFiles(self._folder)  # it may hold more files by now, or others
             return self._read_tensors(part, offset, length)
 
     def _read_tensors(self, part: ModelPart, offset: int, length: int) -> bytes:
@@ -41,14 +45,14 @@ class PartReader:
     def _find(self, tensor: HashedTensor) -> tuple[Path, int]:
         file = self._files.where.get(tensor.name)
         if file is None:
-            raise CorruptWeights(f"The weights in {self._folder} lack the tensor {tensor.name}.")
+            raise CorruptWeights(f"The tensor {tensor.name} is missing in {self._folder}.")
         place = self._table(file).get(tensor.name)
         if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
-            raise CorruptWeights(f"{tensor.name} in {self._folder / file} is not what it was.")
+            raise CorruptWeights(f"The tensor {tensor.name} in {self._folder / file} has changed.")
         return self._folder / file, place.start
 
     def _table(self, file: str) -> dict[str, TensorPlace]:
-        """Read again when somebody replaced the file."""
+        """Return the places of a file's tensors; read again if the file was replaced."""
         try:
             status = (self._folder / file).stat()
         except OSError as error:
@@ -68,5 +72,5 @@ def _read(path: Path, offset: int, length: int) -> bytes:
     except OSError as error:
         raise CorruptWeights(f"{path} cannot be read: {error.strerror}.") from None
     if len(found) != length:
-        raise CorruptWeights(f"{path} is cut short.")
+        raise CorruptWeights(f"{path} is truncated.")
     return found

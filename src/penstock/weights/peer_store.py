@@ -1,7 +1,7 @@
-"""PeerStore: what was fetched from other nodes, part by part. It is a model folder that may hold some layers only.
+"""PeerStore: a model folder of parts that were fetched from other nodes. It may hold only some layers.
 
-Such a folder lies in the cache under the hash of its manifest, which says what each part must be. A part that is on its way
-is a file `….part` that is appended to; it gets its name once it is whole and every hash in it is right.
+The folder lies in the cache under the hash of its manifest, which says what each part must be. A part that is being fetched is a
+file `….part` that is appended to; it gets its name once it is complete and all its hashes match.
 """
 
 from __future__ import annotations
@@ -28,39 +28,40 @@ INDEX = "model.safetensors.index.json"
 
 
 class WrongBytes(Exception):
-    """What came of a part is not what the manifest says; `what` names the tensor or the file. The part was thrown away."""
+    """A fetched part does not match the manifest, and was deleted. `what` names the tensor or the file."""
 
     def __init__(self, part: ModelPart, what: str) -> None:
-        super().__init__(f"{what} is not what it should be")
-        self.part, self.what = part, what
+        super().__init__(f"the hash of {what} does not match")
+        self.part = part
+        self.what = what
 
 
 class PeerStore:
-    """Making one writes what is known already: config.json, the manifest, and in which file each tensor will lie."""
+    """The store of one manifest. Creating it writes config.json, the manifest, and the index of which tensor is in which file."""
 
     def __init__(self, manifest: Manifest, model: str) -> None:
-        assert manifest.complete, "there is no telling what the parts must be"
+        assert manifest.complete, "parts are checked against it"
         self.manifest = manifest
         self.folder = _stores() / manifest.hash
-        self._heads: dict[ModelPart, int] = {}  # bytes before the tensors
+        self._header_sizes: dict[ModelPart, int] = {}  # bytes before the tensors
         known = {
             ORIGIN: (json.dumps({"name": model, "source": f"peers:{manifest.hash}", "licence": ""}, indent=2) + "\n").encode(),
             "config.json": manifest.config.encode(),
             INDEX: _index(manifest),
             MANIFEST: manifest.encode(),
         }
-        with _own_disk_errors(self.folder):
+        with _disk_errors_as_model_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             for name, content in known.items():
                 path = self.folder / name
                 if not path.exists() or path.read_bytes() != content:
                     _write_whole(path, content)
-        with suppress(OSError):  # of a cache that may only be read
+        with suppress(OSError):  # the cache may be read-only
             os.utime(self.folder / MANIFEST)
 
     @classmethod
     def latest(cls, model: str) -> PeerStore | None:
-        """The store that was last used for the model with this name, if there is one."""
+        """Return the store that was last used for the model of this name, if there is one."""
         dated = []
         for path in _stores().glob(f"*/{MANIFEST}"):
             with suppress(OSError):
@@ -78,57 +79,60 @@ class PeerStore:
         return None
 
     def has(self, part: ModelPart) -> bool:
-        """Whether all of it is here, by its size; its hashes were right when it came."""
+        """Whether the whole part is here. Only its size is checked: its hashes were checked when it was fetched."""
         try:
-            return (self.folder / _file_name(part)).stat().st_size == self._head(part) + self.manifest.size(part)
+            return (self.folder / _file_name(part)).stat().st_size == self._header(part) + self.manifest.size(part)
         except FileNotFoundError:
             return False
 
     def fetched(self, part: ModelPart) -> int:
-        """Bytes of the part that are here, checked or not."""
+        """Count the bytes of the part that are here, checked or not."""
         if self.has(part):
             return self.manifest.size(part)
         try:
             size = _draft(self.folder, part).stat().st_size
         except FileNotFoundError:
             return 0
-        return max(0, size - self._head(part))
+        return max(0, size - self._header(part))
 
     def discard(self, part: ModelPart) -> None:
-        """Throw away what is here of a part that turned out damaged, so that it is fetched again."""
-        with _own_disk_errors(self.folder):
+        """Delete a damaged part, so that it is fetched again."""
+        with _disk_errors_as_model_errors(self.folder):
             (self.folder / _file_name(part)).unlink(missing_ok=True)
             _draft(self.folder, part).unlink(missing_ok=True)
 
     def incoming(self, part: ModelPart) -> Incoming:
-        """For who holds the lock."""
+        """Open a part for writing. The caller must hold the lock."""
         return Incoming(self.folder, self.manifest, part)
 
     def locked(self, progress: Progress) -> AbstractContextManager[None]:
-        """Two processes that want the same weights fetch them once."""
+        """Lock the store, so that two processes do not fetch the same weights."""
         return locked(f"peers-{self.manifest.hash[:12]}", progress=progress)
 
-    def _head(self, part: ModelPart) -> int:
-        if part not in self._heads:
-            self._heads[part] = len(_head(self.manifest, part))
-        return self._heads[part]
+    def _header(self, part: ModelPart) -> int:
+        if part not in self._header_sizes:
+            self._header_sizes[part] = len(_header(self.manifest, part))
+        return self._header_sizes[part]
 
 
 class Incoming:
-    """A part on its way in. It goes on at `offset`, where the last one left off."""
+    """A part that is being fetched. It continues at `offset`, where the last attempt stopped."""
 
     def __init__(self, folder: Path, manifest: Manifest, part: ModelPart) -> None:
-        self._folder, self._manifest, self._part = folder, manifest, part
-        self._path, self._head = _draft(folder, part), _head(manifest, part)
+        self._folder = folder
+        self._manifest = manifest
+        self._part = part
+        self._path = _draft(folder, part)
+        self._header = _header(manifest, part)
         self.size = manifest.size(part)
-        with _own_disk_errors(folder):
+        with _disk_errors_as_model_errors(folder):
             self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115  # closed by `close`
             length = self._file.seek(0, os.SEEK_END)
-            if not self._begins_well() or length > len(self._head) + self.size:
-                self._file.truncate(0)  # of a process that died at once, or not ours
-                self._append(self._head)
-                length = len(self._head)
-        self.offset = length - len(self._head)
+            if not self._has_header() or length > len(self._header) + self.size:
+                self._file.truncate(0)  # left by a process that died at once, or damaged
+                self._append(self._header)
+                length = len(self._header)
+        self.offset = length - len(self._header)
 
     def __enter__(self) -> Incoming:
         return self
@@ -137,15 +141,15 @@ class Incoming:
         self._file.close()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """A disk that is full loses nothing of what came before."""
-        with _own_disk_errors(self._folder):
+        """Append data. If the disk is full, what was written before is kept."""
+        with _disk_errors_as_model_errors(self._folder):
             self._append(data)
         self.offset += len(data)
 
     def finish(self) -> None:
-        """Check every hash, then let the part appear. Raises WrongBytes."""
-        with _own_disk_errors(self._folder):
-            wrong = self._wrong()
+        """Check every hash, then move the part to its place. Raises WrongBytes."""
+        with _disk_errors_as_model_errors(self._folder):
+            wrong = self._first_mismatch()
             if wrong:
                 self._path.unlink()
                 raise WrongBytes(self._part, wrong)
@@ -153,21 +157,21 @@ class Incoming:
             self._path.rename(self._folder / _file_name(self._part))
             _flush_folder(self._folder)
 
-    def _begins_well(self) -> bool:
+    def _has_header(self) -> bool:
         self._file.seek(0)
-        return self._file.read(len(self._head)) == self._head
+        return self._file.read(len(self._header)) == self._header
 
     def _append(self, data: bytes | bytearray | memoryview) -> None:
         rest = memoryview(data)
         while rest:
             rest = rest[self._file.write(rest) :]
 
-    def _wrong(self) -> str:
-        """The first tensor that is wrong, or the file; empty if none is."""
+    def _first_mismatch(self) -> str:
+        """Return the name of the first tensor or file whose hash is wrong; empty if all match."""
         if self._part.file:
             file = self._manifest.file(self._part)
             return "" if self._sha256(0, file.size) == file.sha256 else file.name
-        start = len(self._head)
+        start = len(self._header)
         for tensor in self._manifest.tensors(self._part):
             if self._sha256(start, start + tensor.size) != tensor.sha256:
                 return tensor.name
@@ -186,7 +190,7 @@ def _stores() -> Path:
 
 
 def _index(manifest: Manifest) -> bytes:
-    """Names every tensor of the model, as the index of a model in several files does, and so also how they are named in it."""
+    """Write the index of a model in several files: the file of every tensor."""
     parts = [part for part in manifest.parts([LayerRange(0, len(manifest.layers))], ends=True) if not part.file]
     where = {tensor.name: _file_name(part) for part in parts for tensor in manifest.tensors(part)}
     return json.dumps({"metadata": {}, "weight_map": where}).encode()
@@ -202,8 +206,8 @@ def _draft(folder: Path, part: ModelPart) -> Path:
     return folder / f"{_file_name(part)}.part"
 
 
-def _head(manifest: Manifest, part: ModelPart) -> bytes:
-    """What comes before the tensors in a safetensors file: the length of a table, and the table."""
+def _header(manifest: Manifest, part: ModelPart) -> bytes:
+    """Make the start of a safetensors file: the length of its table, and the table."""
     if part.file:
         return b""
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -235,11 +239,11 @@ def _flush_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _own_disk_errors(folder: Path) -> Iterator[None]:
+def _disk_errors_as_model_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise ModelError(
-            f"Weights of other nodes cannot be stored in {folder}: {error.strerror}.",
-            hint="Make room or permissions there, or set PENSTOCK_CACHE to another folder. What was fetched is kept.",
+            f"Weights from other nodes cannot be stored in {folder}: {error.strerror}.",
+            hint="Free space or fix the permissions there, or set PENSTOCK_CACHE to another folder. What was fetched is kept.",
         ) from error

@@ -1,4 +1,4 @@
-"""RequestTracker: parts of a model as streams of bytes, each from one node. Notices who is silent, busy, slow or wrong."""
+"""RequestTracker: parts of a model as streams of bytes, each from one node. Detects nodes that are silent, busy or slow."""
 
 from __future__ import annotations
 
@@ -11,66 +11,68 @@ from queue import Empty, SimpleQueue
 
 from penstock.domain.messages import AskWeights, WeightsPart
 from penstock.errors import WeightsUnavailable
-from penstock.weights.manifest import MAX_MANIFEST
+from penstock.weights.manifest import MAX_MANIFEST_BYTES
 
-PIECE = 1 << 18  # bytes per ask
-WINDOW = 8  # asks under way to one node; what has come out of order is counted too
-TIMEOUT = 5.0  # seconds of silence after which everything under way is asked for again
-TRIES = 2
-BUSY = 30.0  # seconds that a node may put us off
-LONGEST_PAUSE = 1.0  # seconds until it is asked again
-SPAN = 15.0  # seconds over which a node is measured
-LEAST_RATE = 200e3  # bytes per second, below which a node is slow
-KEPT = "What was fetched is kept, and the next fetch goes on from there."
+PIECE_BYTES = 1 << 18  # per request
+MAX_IN_FLIGHT = 8  # requests per node, including answers that arrived out of order
+ANSWER_TIMEOUT_S = 5.0  # of silence, after which all open requests are sent again
+MAX_TIMEOUTS = 2
+MAX_BUSY_S = 30.0  # a node that is busy for longer has failed
+MAX_PAUSE_S = 1.0  # before a busy node is asked again
+RATE_PERIOD_S = 15.0  # over which the rate of a node is measured
+MIN_BYTES_PER_S = 200e3  # a slower node is too slow
+RESUME_HINT = "What was fetched is kept; the next attempt continues from there."
 
 Bytes = bytes | bytearray | memoryview
 
 
 class Failed(Exception):
-    """A node that is of no use any more, and why."""
+    """A node cannot be used any more, and why."""
 
 
 class PartRefused(Failed):
-    """A node that does not have what was asked for; it may have other parts."""
+    """A node does not have this part; it may have others."""
 
 
 class TooSlow(Failed):
-    """A node that is slow, while another has time for what it was asked for."""
+    """A node is slow, and another has time to send the part."""
 
 
 class Stopped(WeightsUnavailable):
-    """Fetching was broken off."""
+    """Fetching was stopped."""
 
     def __init__(self) -> None:
-        super().__init__("Fetching weights was broken off, since this node leaves.", hint=KEPT)
+        super().__init__("Fetching weights was stopped because this node is leaving.", hint=RESUME_HINT)
 
 
 class RequestTracker:
-    """Numbers the asks of this node, and gives each answer to the stream that waits for it."""
+    """Numbers the requests of this node, and passes each answer to its stream."""
 
     def __init__(
         self,
         send: Callable[[str, AskWeights], None],
-        timeout: float = TIMEOUT,
+        timeout: float = ANSWER_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._send, self.timeout, self.clock = send, timeout, clock
+        self._send = send
+        self.timeout = timeout
+        self.clock = clock
         self._lock = threading.Lock()
-        self._asked: dict[int, Stream] = {}  # by request
+        self._pending: dict[int, Stream] = {}  # by request
         self._numbers = itertools.count(1)
         self._streams: set[Stream] = set()
         self.closed = threading.Event()
 
     def stream(self, peer: str, wanted: AskWeights, total: int | None) -> Stream:
-        """The bytes of the part from `wanted.offset` on; `total` is None where only the other node knows."""
+        """Stream the bytes of a part from `wanted.offset` on; `total` is its size, None if only the other node knows it."""
         return Stream(self, peer, wanted, total)
 
     def on_part(self, sender: str, answer: WeightsPart) -> None:
         with self._lock:
-            stream = self._asked.get(answer.request)
+            stream = self._pending.get(answer.request)
             if stream is None or stream.peer != sender:
-                return  # too late, or nobody asked it
-            del self._asked[answer.request]
+                return  # too late, or from a node that was not asked
+            del self._pending[answer.request]
         stream.put(answer)
 
     def close(self) -> None:
@@ -92,139 +94,144 @@ class RequestTracker:
             self._streams.discard(stream)
 
     def ask(self, stream: Stream, ask: AskWeights) -> AskWeights:
-        """The ask, with its number."""
+        """Send a request; returns it with its number."""
         with self._lock:
             ask = replace(ask, request=next(self._numbers))
-            self._asked[ask.request] = stream
+            self._pending[ask.request] = stream
         self._send(stream.peer, ask)
         return ask
 
     def forget(self, requests: Iterable[int]) -> None:
-        """Whoever answers these now is too late."""
+        """Ignore answers to these requests from now on."""
         with self._lock:
             for request in requests:
-                self._asked.pop(request, None)
+                self._pending.pop(request, None)
 
 
 class Stream:
-    """A part, or the rest of one, from one node: going through it gives its bytes in order.
+    """A part, or the rest of one, from one node: iterate over it to get its bytes in order.
 
-    That raises Failed when the node is of no use any more, Refused when it does not have this part, and what another thread
-    has `put`.
+    Raises Failed if the node cannot be used any more, PartRefused if it does not have this part, and any exception that another
+    thread has `put`.
     """
 
-    def __init__(self, desk: RequestTracker, peer: str, wanted: AskWeights, total: int | None) -> None:
+    def __init__(self, tracker: RequestTracker, peer: str, wanted: AskWeights, total: int | None) -> None:
         self.peer = peer
-        self._desk, self._wanted, self._total = desk, wanted, total
-        self._mailbox: SimpleQueue[WeightsPart | Exception] = SimpleQueue()  # its own: no answer to another part gets in
-        self._at = self._end = wanted.offset  # what was handed on, and what was asked for
-        self._asked: dict[int, AskWeights] = {}  # by request
-        self._put_off: list[AskWeights] = []  # the node was busy; they wait until nothing else is under way
-        self._pause = 0.0  # seconds, then
+        self._tracker = tracker
+        self._wanted = wanted
+        self._total = total
+        self._mailbox: SimpleQueue[WeightsPart | Exception] = SimpleQueue()
+        self._delivered = wanted.offset  # all bytes before it were handed on
+        self._requested = wanted.offset  # all bytes before it were asked for
+        self._pending: dict[int, AskWeights] = {}  # by request
+        self._deferred: list[AskWeights] = []  # the node was busy: asked again once no other request is open
+        self._pause = 0.0  # seconds before that
         self._arrived: dict[int, Bytes] = {}  # by offset
-        self._heard, self._silences = desk.clock(), 0
-        self._measured, self._slow = (desk.clock(), self._at), False  # when and where it was then
+        self._received_at = tracker.clock()
+        self._timeouts = 0
+        self._measured = (tracker.clock(), self._delivered)  # the time of the last measurement, and the offset then
+        self._slow = False
 
     def __iter__(self) -> Iterator[Bytes]:
-        self._desk.enter(self)
+        self._tracker.enter(self)
         try:
             while not self.done:
                 yield from self._next()
         finally:
-            self._desk.leave(self)
-            self._desk.forget(self._asked)
+            self._tracker.leave(self)
+            self._tracker.forget(self._pending)
 
     @property
     def done(self) -> bool:
-        return self._at == self._total
+        return self._delivered == self._total
 
     def put(self, answer: WeightsPart | Exception) -> None:
-        """Called by any thread; an exception ends it."""
+        """Add an answer, or an exception that ends the stream. May be called by any thread."""
         self._mailbox.put(answer)
 
     def is_slow(self) -> bool:
-        """Whether less than LEAST_RATE came in the last SPAN that is over. Called by one thread, which looks after the stream."""
-        now, (then, before) = self._desk.clock(), self._measured
-        if now - then >= SPAN:
-            self._slow = self._at - before < LEAST_RATE * (now - then)
-            self._measured = now, self._at
+        """Whether the rate of the last full RATE_PERIOD_S was below MIN_BYTES_PER_S. To be called by one thread only."""
+        now, (then, before) = self._tracker.clock(), self._measured
+        if now - then >= RATE_PERIOD_S:
+            self._slow = self._delivered - before < MIN_BYTES_PER_S * (now - then)
+            self._measured = now, self._delivered
         return self._slow and not self.done
 
     def _next(self) -> Iterator[Bytes]:
-        """Hear one answer, and hand on what is in order now."""
-        if not self._asked:
-            self._ask_those_put_off()
+        """Wait for one answer, and yield the bytes that are in order now."""
+        if not self._pending:
+            self._retry_deferred()
         self._ask_ahead()
-        answer = self._hear()
+        answer = self._next_answer()
         if answer is None:
             self._ask_again()
             return
-        ask = self._asked.pop(answer.request, None)
+        ask = self._pending.pop(answer.request, None)
         if ask is None:
-            return  # it came just when it was asked for again
+            return  # it arrived just as it was asked for again
         if answer.reason:
-            self._put_off.append(ask)
+            self._deferred.append(ask)
             self._check_refusal(answer)
             return
-        self._heard, self._total = self._desk.clock(), _checked(ask, answer, self._total)
+        self._received_at, self._total = self._tracker.clock(), _checked_total(ask, answer, self._total)
         self._arrived[ask.offset] = answer.data
-        while self._at in self._arrived:
-            data = self._arrived.pop(self._at)
-            self._at += len(data)
+        while self._delivered in self._arrived:
+            data = self._arrived.pop(self._delivered)
+            self._delivered += len(data)
             yield data
 
     def _ask_ahead(self) -> None:
-        window = 1 if self._total is None else WINDOW
-        while len(self._asked) + len(self._put_off) + len(self._arrived) < window and self._end != self._total:
-            length = PIECE if self._total is None else min(PIECE, self._total - self._end)
-            self._ask(replace(self._wanted, offset=self._end, length=length))
-            self._end = self._end + length if self._total is None else min(self._end + length, self._total)
+        window = 1 if self._total is None else MAX_IN_FLIGHT
+        while len(self._pending) + len(self._deferred) + len(self._arrived) < window and self._requested != self._total:
+            length = PIECE_BYTES if self._total is None else min(PIECE_BYTES, self._total - self._requested)
+            self._ask(replace(self._wanted, offset=self._requested, length=length))
+            self._requested = self._requested + length if self._total is None else min(self._requested + length, self._total)
 
     def _ask(self, ask: AskWeights) -> None:
-        ask = self._desk.ask(self, ask)
-        self._asked[ask.request] = ask
+        ask = self._tracker.ask(self, ask)
+        self._pending[ask.request] = ask
 
-    def _hear(self) -> WeightsPart | None:
-        """The next answer; None when there was none for too long."""
+    def _next_answer(self) -> WeightsPart | None:
+        """Wait for the next answer; None after a timeout."""
         try:
-            answer = self._mailbox.get(timeout=self._desk.timeout)
+            answer = self._mailbox.get(timeout=self._tracker.timeout)
         except Empty:
             return None
         if isinstance(answer, Exception):
             raise answer
-        self._silences = 0
+        self._timeouts = 0
         return answer
 
     def _ask_again(self) -> None:
-        self._silences += 1
-        if self._silences == TRIES:
-            raise Failed(f"did not answer for {self._desk.timeout * TRIES:g} seconds")
-        again, self._asked = self._asked, {}
-        self._desk.forget(again)
+        self._timeouts += 1
+        if self._timeouts == MAX_TIMEOUTS:
+            raise Failed(f"did not answer for {self._tracker.timeout * MAX_TIMEOUTS:g} seconds")
+        again, self._pending = self._pending, {}
+        self._tracker.forget(again)
         for ask in again.values():
             self._ask(ask)
 
     def _check_refusal(self, answer: WeightsPart) -> None:
-        reason = "".join(letter if letter.isprintable() else "?" for letter in answer.reason[:200])  # it will be logged
+        reason = "".join(letter if letter.isprintable() else "?" for letter in answer.reason[:200])  # it gets logged
         if not answer.retry_after:
             raise PartRefused(f"says that {reason}")
-        if self._desk.clock() - self._heard > BUSY:
-            raise Failed(f"put us off for {BUSY:g} seconds: {reason}")
-        self._pause = min(answer.retry_after, LONGEST_PAUSE)
+        if self._tracker.clock() - self._received_at > MAX_BUSY_S:
+            raise Failed(f"has been busy for {MAX_BUSY_S:g} seconds: {reason}")
+        self._pause = min(answer.retry_after, MAX_PAUSE_S)
 
-    def _ask_those_put_off(self) -> None:
-        if self._put_off:
-            self._desk.closed.wait(self._pause)
-        for ask in self._put_off:
+    def _retry_deferred(self) -> None:
+        if self._deferred:
+            self._tracker.closed.wait(self._pause)
+        for ask in self._deferred:
             self._ask(ask)
-        self._put_off.clear()
+        self._deferred.clear()
 
 
-def _checked(ask: AskWeights, answer: WeightsPart, total: int | None) -> int:
-    """The part's size, if the answer is one to this ask."""
+def _checked_total(ask: AskWeights, answer: WeightsPart, total: int | None) -> int:
+    """Return the part's size, if the answer fits this request."""
     expected = answer.total if total is None else total
-    if total is None and expected > MAX_MANIFEST:
-        raise Failed(f"has a manifest of {expected} bytes")
+    if total is None and expected > MAX_MANIFEST_BYTES:
+        raise Failed(f"has a manifest of {expected} bytes; the limit is {MAX_MANIFEST_BYTES}")
     if (answer.offset, answer.total, len(answer.data)) != (ask.offset, expected, min(ask.length, expected - ask.offset)):
-        raise Failed("sent other bytes than it was asked for")
+        raise Failed("sent bytes that were not asked for")
     return expected

@@ -1,1 +1,1 @@
-"""Durable jobs: a job is a folder, and where the folder lies is its state. Files only; models are elsewhere."""
+"""Durable jobs: each job is a folder, and the place of the folder is its state. Knows files, not models."""

@@ -1,4 +1,4 @@
-"""Flow: looking at a workspace. Where jobs are, what came out of them, waiting for them, and cleaning up after them."""
+"""Flow: the reading side of a workspace. Finds jobs, returns results, waits for jobs, and removes old ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.workspace.batch.batches import end_of, is_open, open_batches
 from penstock.workspace.store.files import (
     ERROR,
     FINISHED,
-    MAX_RESULT,
+    MAX_RESULT_BYTES,
     PARTIAL,
     RESULT,
     SUSPECT,
     USAGE,
     Place,
-    given,
     has_file,
+    not_none,
     read_file,
     read_record,
 )
@@ -35,10 +35,10 @@ from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.parents import open_parents
 from penstock.workspace.store.request import WorkRequest, read_request
 from penstock.workspace.store.root import wrap_os_errors
-from penstock.workspace.store.tokens import said_so_far
+from penstock.workspace.store.tokens import count_saved_tokens
 from penstock.workspace.work import key_file
 
-FIRST_LOOK, LAST_LOOK = 0.01, 0.1  # seconds between two looks of somebody who waits: the pause grows
+MIN_POLL_S, MAX_POLL_S = 0.01, 0.1  # the pause between two looks grows
 
 
 class Status(StrEnum):
@@ -60,7 +60,7 @@ STATUS = {place: status for status, place in PLACES.items()}
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """A job that ended. `data` are the exact bytes of result.txt or error.txt, `usage` the facts of usage.json."""
+    """A job that has ended. `data` is the exact content of result.txt or error.txt, `usage` that of usage.json."""
 
     job_id: str
     status: Status
@@ -78,8 +78,12 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as it is now. `request` is None where request.json cannot be read; a `suspect` runs alone, since its server died.
-    `waits_for` are those that it comes after and that have not ended; `will_fail` is why it will not be run though it waits."""
+    """A job as it is now.
+
+    request: None if request.json cannot be read.
+    suspect: its server died, so it runs in isolation.
+    waits_for: its parents that have not ended.
+    will_fail: why it will not run, though it waits; empty if it will."""
 
     job_id: str
     status: Status
@@ -91,13 +95,13 @@ class JobView:
 
     @property
     def submitted(self) -> float:
-        """Unix time; an id tells it too."""
-        return (self.request or WorkRequest()).dated(self.job_id).submitted
+        """Unix time; taken from the id where the request has none."""
+        return (self.request or WorkRequest()).with_submit_time(self.job_id).submitted
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """How many of each were removed. The files are those that the batches left."""
+    """What `gc` removed. The files are the output files of batches."""
 
     jobs: int
     batches: int
@@ -105,7 +109,8 @@ class Cleaned:
 
 
 class Flow:
-    """
+    """A workspace to read from.
+
     flow = Flow("nightly")
     print(flow.wait(job).text)
     """
@@ -122,43 +127,43 @@ class Flow:
         return Status.MISSING if place is None else STATUS[place]
 
     def get(self, job_id: str) -> JobResult:
-        """How a job ended. NotFinished if it has not, UnknownJob if there is none."""
-        with self._workspace.looking_at(job_id) as (place, folder):
+        """Return how a job ended. Raises NotFinished if it has not, and UnknownJob if there is no such job."""
+        with self._workspace.reading_job(job_id) as (place, folder):
             if place not in FINISHED:
                 raise NotFinished(f"The job {job_id} is {STATUS[place]}.", hint="Wait for it.")
             name, usage = RESULT if place is Place.OUTPUT else ERROR, read_record(folder, USAGE) or {}
-            data = read_file(folder, name, MAX_RESULT)
+            data = read_file(folder, name, MAX_RESULT_BYTES)
         if data is None and self._workspace.find(job_id) is None:
-            raise self._workspace.unknown(job_id)  # it is being cleaned away
+            raise self._workspace.unknown_job(job_id)  # it is being removed
         if data is None or usage.get("sha256") not in (None, hashlib.sha256(data).hexdigest()):
-            what = "is missing" if data is None else "is not what the job left there"
-            raise BadJob(
-                f"{name} of the job {job_id} {what}.", hint="Somebody changed it. `penstock flow --retry` runs it again."
-            )
+            what = "is missing" if data is None else "was changed after the job ended"
+            raise BadJob(f"{name} of the job {job_id} {what}.", hint="`penstock flow --retry` runs the job again.")
         return JobResult(job_id, STATUS[place], data, usage)
 
     def wait(self, job_id: str, timeout: float | None = None) -> JobResult:
-        """Until it ended; NotFinished after `timeout` seconds."""
-        for _ in self._looks(timeout):
+        """Wait until a job has ended, and return how. Raises NotFinished after `timeout` seconds."""
+        for _ in self._polls(timeout):
             with suppress(NotFinished):
                 return self.get(job_id)
         raise self._not_finished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.")
 
     def follow(self, job_id: str, timeout: float | None = None) -> Iterator[bytes]:
-        """The text as it is generated, piece by piece, until the job ends: together the bytes of result.txt. Of a job that fails
-        only what it said; `get` tells why. WorkspaceError if it began anew and says something else."""
-        shown = b""
-        for _ in self._looks(timeout):
-            with self._workspace.looking_at(job_id) as (place, folder):
+        """Yield the text as it is generated, until the job ends; all pieces together are the content of result.txt.
+
+        For a job that fails, that is only what it generated; `get` returns why. Raises WorkspaceError if the job was restarted
+        and its text differs."""
+        yielded = b""
+        for _ in self._polls(timeout):
+            with self._workspace.reading_job(job_id) as (place, folder):
                 name = RESULT if place is Place.OUTPUT else PARTIAL
-                text = read_file(folder, name, MAX_RESULT) or b""
-            if not (text.startswith(shown) or shown.startswith(text)):
+                text = read_file(folder, name, MAX_RESULT_BYTES) or b""
+            if not (text.startswith(yielded) or yielded.startswith(text)):
                 raise WorkspaceError(
-                    f"The job {job_id} began anew and says something else now.", hint="`penstock flow --wait` prints its result."
+                    f"The job {job_id} was restarted, and its text differs now.", hint="`penstock flow --wait` prints its result."
                 )
-            if len(text) > len(shown):
-                yield text[len(shown) :]
-                shown = text
+            if len(text) > len(yielded):
+                yield text[len(yielded) :]
+                yielded = text
             if place in FINISHED:
                 return
         raise self._not_finished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.")
@@ -167,14 +172,14 @@ class Flow:
         return {status: len(self._workspace.names(place)) for status, place in PLACES.items()}
 
     def open_batches(self) -> int:
-        """Batches that are not over. Only some of their lines are jobs."""
+        """Number of batches that have not ended. Only some of their lines are jobs."""
         return len(open_batches(self._workspace))
 
     def wait_until_idle(self, timeout: float | None = None, *, tag: str | None = None) -> None:
-        """Until nothing (of this tag) waits and nothing runs, and all batches are over, which have no tags."""
-        tagged: dict[str, bool] = {}  # a request is read once
+        """Wait until no job waits or runs and all batches have ended. With a tag, only jobs with that tag count."""
+        tagged: dict[str, bool] = {}  # each request is read once
         over: set[str] = set()
-        for _ in self._looks(timeout):
+        for _ in self._polls(timeout):
             open_jobs = self._workspace.open_jobs()
             if tag is not None:
                 for job_id in open_jobs - tagged.keys():
@@ -187,22 +192,22 @@ class Flow:
         raise self._not_finished(f"{self.path} is not idle after {timeout:g} seconds.")
 
     def jobs(self, *, tag: str | None = None, limit: int | None = None) -> Iterator[JobView]:
-        """Jobs, the newest first. A job that moves while we look is told once."""
+        """Yield jobs, newest first. A job that moves meanwhile comes once."""
         known = self._workspace.open_jobs().union(*map(self._workspace.names, FINISHED))
         newest = sorted(known, key=order, reverse=True) if limit is None or tag else heapq.nlargest(limit, known, key=order)
-        told = 0
+        count = 0
         for job_id in newest:
-            if limit is not None and told >= limit:
+            if limit is not None and count >= limit:
                 return
-            with suppress(UnknownJob):  # cleaned away meanwhile
+            with suppress(UnknownJob):  # removed meanwhile
                 view = self.describe(job_id)
                 if tag is None or (view.request is not None and tag in view.request.tags):
-                    told += 1
+                    count += 1
                     yield view
 
     def describe(self, job_id: str) -> JobView:
-        with self._workspace.looking_at(job_id) as (place, folder):
-            usage = (read_record(folder, USAGE) or {}) if place in FINISHED else said_so_far(folder)
+        with self._workspace.reading_job(job_id) as (place, folder):
+            usage = (read_record(folder, USAGE) or {}) if place in FINISHED else count_saved_tokens(folder)
             suspect = place not in FINISHED and has_file(folder, SUSPECT)
             request = _request_of(folder)
         view = JobView(job_id, STATUS[place], request, usage, suspect)
@@ -214,10 +219,10 @@ class Flow:
             return replace(view, will_fail=error.message)
 
     def why_it_will_fail(self, job_id: str) -> str:
-        """Why a job that waits will not be run, however far up the reason is; empty if there is none."""
+        """Why a waiting job will not run, because of itself or any of its ancestors; empty if it will."""
         ahead, seen = [job_id], {job_id}
         while ahead:
-            with suppress(UnknownJob):  # cleaned away meanwhile
+            with suppress(UnknownJob):  # removed meanwhile
                 view = self.describe(ahead.pop())
                 if view.will_fail:
                     return view.will_fail
@@ -226,27 +231,27 @@ class Flow:
         return ""
 
     def children(self, job_id: str) -> list[JobView]:
-        """The jobs that come after this one, the newest first. All that are younger are looked at."""
+        """The jobs that come after this one, newest first. Reads all jobs that are newer than it."""
         if self.status(job_id) is Status.MISSING:
-            raise self._workspace.unknown(job_id)
+            raise self._workspace.unknown_job(job_id)
         younger = takewhile(lambda view: order(view.job_id) > order(job_id), self.jobs())
         return [view for view in younger if view.request is not None and job_id in view.request.after.values()]
 
     def strays(self) -> list[str]:
-        """What lies among the waiting jobs and is none."""
-        return self._workspace.look_through(Place.READY)[1]
+        """Names in the queue's folder that are not jobs."""
+        return self._workspace.scan(Place.READY)[1]
 
     def is_served(self) -> bool:
-        """Whether somebody works on the queue."""
+        """Whether a server works on the queue."""
         return self._workspace.is_served()
 
     def gc(self, older_than: float) -> Cleaned:
-        """Remove jobs that ended more than so many seconds ago, and tell how many. Each vanishes whole. One whose result an open
-        job, or an open batch, still waits for stays. Batches that are over go too, with the files that they left."""
+        """Remove jobs that ended more than `older_than` seconds ago, unless an open job or batch still needs their results, and
+        batches that ended as long ago, with their output files. Each disappears in one step."""
         workspace = self._workspace
         removed: dict[str, WorkRequest | None] = {}
         with wrap_os_errors(self.path):
-            with workspace.cleaning():
+            with workspace.gc_locked():
                 wanted = self._wanted()
                 for place in FINISHED:
                     old = self._old_jobs(place, older_than, wanted)
@@ -263,29 +268,29 @@ class Flow:
         for job_id in set(workspace.names(place)) - wanted:
             with suppress(FileNotFoundError, UnknownJob):
                 if workspace.age_of(job_id, place) > older_than:
-                    with workspace.looking_at(job_id) as (_, folder):
+                    with workspace.reading_job(job_id) as (_, folder):
                         request = _request_of(folder)
                     if request is None or request.batch is None or not is_open(workspace, request.batch):
                         old[job_id] = request
         return old
 
     def _remove_batches(self, older_than: float) -> tuple[int, int]:
-        """How many, and how many files. The files first: whoever dies between the two leaves what the next one finds."""
+        """Return the numbers of batches and files removed. Files go first: after a crash the next call finds the batch."""
         workspace, old = self._workspace, {}
         for batch_id in workspace.names(Place.BATCHES):
             with suppress(FileNotFoundError):
                 end = end_of(workspace, batch_id)
                 if end is not None and workspace.age_of(batch_id, Place.BATCHES) > older_than:
                     old[batch_id] = end
-        files = [file for end in old.values() for file in given(end.output_file, end.error_file)]
-        thrown = workspace.throw_away(files, Place.FILES)
-        return len(workspace.throw_away(old, Place.BATCHES)), len(thrown)
+        files = [file for end in old.values() for file in not_none(end.output_file, end.error_file)]
+        removed = workspace.throw_away(files, Place.FILES)
+        return len(workspace.throw_away(old, Place.BATCHES)), len(removed)
 
     def _wanted(self) -> set[str]:
-        """Those that open jobs come after."""
+        """Parents of open jobs."""
         found: set[str] = set()
         for job_id in self._workspace.open_jobs():
-            with suppress(UnknownJob), self._workspace.looking_at(job_id) as (_, folder):
+            with suppress(UnknownJob), self._workspace.reading_job(job_id) as (_, folder):
                 request = _request_of(folder)
                 found.update(request.after.values() if request is not None else ())
         return found
@@ -300,17 +305,17 @@ class Flow:
 
     def _not_finished(self, what: str) -> NotFinished:
         name = shlex.quote(str(self.path))
-        nobody = f"Nobody works on this queue now: run `penstock drain {name}`."
-        return NotFinished(what, hint="Wait longer." if self.is_served() else nobody)
+        unserved = f"No server works on this queue: run `penstock drain {name}`."
+        return NotFinished(what, hint="Wait longer." if self.is_served() else unserved)
 
-    def _looks(self, timeout: float | None) -> Iterator[None]:
-        until, pause = None if timeout is None else time.monotonic() + timeout, FIRST_LOOK
+    def _polls(self, timeout: float | None) -> Iterator[None]:
+        until, pause = None if timeout is None else time.monotonic() + timeout, MIN_POLL_S
         while True:
             yield
             if until is not None and time.monotonic() >= until:
                 return
             time.sleep(pause)
-            pause = min(LAST_LOOK, pause * 1.2)
+            pause = min(MAX_POLL_S, pause * 1.2)
 
 
 def _request_of(folder: int) -> WorkRequest | None:

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,6 +21,7 @@ from penstock.doors.access.keys import Keys
 from penstock.workspace.batch.batches import Batches, BatchStatus
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
+from tests import warm
 from tests.jobs import cli
 from tests.server import clean_environment, free_port, running_server
 
@@ -47,7 +47,7 @@ def ws(tmp_path: Path) -> list[str]:
 
 
 def command(*args: str | Path) -> list[str]:
-    return [sys.executable, "-m", "tests.stub_node", "batch", *map(str, args)]
+    return warm.module("tests.stub_node", "batch", *args)
 
 
 def batch(*args: str | Path, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[str]:
@@ -77,7 +77,7 @@ def test_stdout_is_only_the_results_in_the_order_of_the_input(file: Path, ws: li
 def test_the_same_command_gives_the_same_batch_unless_it_asks_for_a_new_one(file: Path, ws: list[str]) -> None:
     first, second = batch(file, *ws), batch(file, *ws)
     assert second.stdout == first.stdout
-    assert f"The same was asked before: {batch_id(first.stderr)} is completed." in second.stderr
+    assert f"{batch_id(first.stderr)} has the same input and is completed." in second.stderr
     assert "loading" not in second.stderr
     again = batch(file, *ws, "--new")
     assert batch_id(again.stderr) != batch_id(first.stderr)
@@ -96,7 +96,7 @@ def test_stdin_is_a_batch_and_files_take_results_and_errors(tmp_path: Path, ws: 
 def test_who_keeps_no_errors_is_told_how_to_see_them(tmp_path: Path, ws: list[str]) -> None:
     done = batch("-", *ws, stdin=lines("fail"))
     assert (done.returncode, done.stdout) == (1, "")
-    (how,) = re.findall(r"Why lines failed: penstock batch (.*)", done.stderr)
+    (how,) = re.findall(r"To see why lines failed: penstock batch (.*)", done.stderr)
     seen = batch(*how.replace("errors.jsonl", str(tmp_path / "errors.jsonl")).split())
     assert (seen.returncode, names((tmp_path / "errors.jsonl").read_text())) == (1, ["fail"])
 
@@ -120,7 +120,7 @@ def test_what_is_interrupted_goes_on_with_the_same_command(tmp_path: Path, ws: l
         assert (process.returncode, f"penstock batch --resume {batch_id(told)}{' '.join(['', *ws])}" in rest) == (2, True)
     done = batch(file, *ws, STUB_CALM="1")
     assert (done.returncode, names(done.stdout)) == (0, ["a", "interrupt me", "c"])
-    assert f"The same was asked before: {batch_id(told)} is in_progress." in done.stderr
+    assert f"{batch_id(told)} has the same input and is in_progress." in done.stderr
 
 
 def test_a_batch_is_listed_cancelled_and_told_as_json(tmp_path: Path, ws: list[str]) -> None:
@@ -129,7 +129,7 @@ def test_a_batch_is_listed_cancelled_and_told_as_json(tmp_path: Path, ws: list[s
     assert (state["status"], state["completed"], state["failed"]) == ("completed", 1, 0)
     left = batch("-", *ws, "--model", "other", stdin=lines("b", model="other"))
     assert (left.returncode, left.stdout) == (2, "")
-    assert "Lines wait for what is not here: other." in left.stderr
+    assert "Lines wait for a model that is not loaded: other." in left.stderr
     listed = json.loads(batch("--list", *ws, "--json").stdout)["batches"]
     assert [(one["status"], one["missing_models"]) for one in listed] == [("in_progress", ["other"]), ("completed", [])]
     assert re.search(r"batch_\S+ +in_progress .* waits for other\n", batch("--list", *ws).stdout)
@@ -143,8 +143,8 @@ def test_a_batch_is_listed_cancelled_and_told_as_json(tmp_path: Path, ws: list[s
 def test_an_input_that_is_no_batch_is_told_by_line(ws: list[str]) -> None:
     done = batch("-", *ws, stdin=b"[oops\n" + lines("a", "a"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "error: line 1: The line is not a JSON object.\nerror: line 3: The custom_id is that of line 2, too.\n" in done.stderr
-    assert "error: The input (3 lines) is no batch.\nhint: Mend it and try again. A line is {" in done.stderr
+    assert "error: line 1: The line is not a JSON object.\nerror: line 3: Line 2 has the same custom_id.\n" in done.stderr
+    assert "error: The input (3 lines) is not valid.\nhint: Correct it and try again. Example of a line: {" in done.stderr
     assert "loading" not in done.stderr, "no model is needed for that"
     assert re.search(r"batch_\S+ +failed +\S+ s +3 +0 +0\n", batch("--list", *ws).stdout)
 
@@ -161,7 +161,7 @@ def test_a_line_for_a_model_that_nobody_has_is_an_error_at_once(tmp_path: Path, 
     assert (done.returncode, names(done.stdout)) == (1, ["a", "c"]), done.stderr
     response = json.loads(bad.read_text())["response"]
     assert (response["status_code"], response["body"]["error"]["code"]) == (404, "model_not_found")
-    assert response["body"]["error"]["message"].startswith("The model 'nowhere' is not here.")
+    assert response["body"]["error"]["message"].startswith("Model 'nowhere' is not served here.")
 
 
 def test_what_is_written_to_is_looked_at_before_anything_is_done(tmp_path: Path, file: Path, ws: list[str]) -> None:
@@ -207,7 +207,7 @@ def test_a_batch_of_a_revoked_key_ends_also_where_nobody_asks_for_keys(tmp_path:
 def test_cleaning_tells_of_batches_and_their_files(file: Path, ws: list[str]) -> None:
     assert batch(file, *ws).returncode == 0
     told = cli("flow", ws[1], "--gc", "--older-than", "0s").stdout.decode()
-    assert told == "0 jobs, 1 batch, 1 file removed that ended more than 0.0 s ago.\n"
+    assert told == "Removed 0 jobs, 1 batch, 1 file that ended more than 0.0 s ago.\n"
 
 
 def test_a_batch_whose_results_were_deleted_is_asked_again_and_its_input_is_kept_once(file: Path, ws: list[str]) -> None:
@@ -229,7 +229,7 @@ def test_when_the_server_beside_it_dies_the_rest_is_done_here(file: Path, ws: li
             command(file, *ws), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
         )
         assert waiting.stderr is not None
-        assert "is made." in waiting.stderr.readline()
+        assert "Created batch_" in waiting.stderr.readline()
     out, told = waiting.communicate(timeout=60)
     assert (waiting.returncode, names(out)) == (0, ["a", "b", "c"]), told
 
@@ -240,7 +240,7 @@ def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
     assert json.loads(cli("flow", ws[1], "--json").stdout)["open_batches"] == 1
     assert cli("flow", ws[1], "-W", "--timeout", "0.1s").returncode == 2
     drained = subprocess.run(
-        [sys.executable, "-m", "tests.stub_node", "drain", ws[1]], cwd=ROOT, capture_output=True, text=True, check=False
+        warm.module("tests.stub_node", "drain", ws[1]), cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (drained.returncode, "error: 1 batch is open." in drained.stderr) == (1, True)
 
@@ -249,14 +249,14 @@ def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
     "args, told",
     [
         ([], "Name a FILE"),
-        (["FILE", "--list"], "FILE and --list contradict each other."),
+        (["FILE", "--list"], "FILE and --list cannot be combined."),
         (["no-such-file"], "no-such-file cannot be read"),
         (["FILE", "--window", "soon"], "--window: 'soon' cannot be used."),
         (["FILE", "--window", "31d"], "30d is the longest"),
         (["FILE", "--window", "0s"], "--window: '0s' cannot be used."),
         (["--cancel", "--list"], "--cancel: Which batch?"),
         (["--resume", "-o", "out.jsonl"], "--resume: Which batch?"),
-        (["FILE", "--url", "http://127.0.0.1:1"], "--url and --workspace contradict each other."),
+        (["FILE", "--url", "http://127.0.0.1:1"], "--url and --workspace cannot be combined."),
         (["-"], "stdin is empty."),
     ],
 )
@@ -269,20 +269,21 @@ def test_wrong_usage_is_told_before_anything_is_made(args: Sequence[str], told: 
 def test_without_a_server_the_usual_workspace_is_used(file: Path, tmp_path: Path) -> None:
     done = batch(file, PENSTOCK_PORT=str(free_port()), XDG_STATE_HOME=str(tmp_path / "state"))
     assert (done.returncode, names(done.stdout)) == (0, ["a", "b", "c"])
-    assert f"the batch is kept in {tmp_path / 'state' / 'penstock' / 'workspace'}." in done.stderr
+    assert f"using the workspace {tmp_path / 'state' / 'penstock' / 'workspace'}." in done.stderr
 
 
-def test_a_server_does_it_when_there_is_one(tmp_path: Path, default_model_folder: Path) -> None:
-    body = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
+def test_a_server_does_it_when_there_is_one(tmp_path: Path, tiny_chat_model: Path) -> None:
+    body = {"model": str(tiny_chat_model), "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
     file, bad = tmp_path / "in.jsonl", tmp_path / "bad.jsonl"
     file.write_bytes(lines("a", "b").replace(b'{"say": "a"}', json.dumps(body).encode()))
     large = tmp_path / "large.jsonl"
     large.write_bytes(lines("x" * 50_000_000))
-    with running_server("--workspace", str(tmp_path / "ws"), "--max-upload", "1MB") as server:
+    flags = ("--model", str(tiny_chat_model), "--workspace", str(tmp_path / "ws"), "--max-upload", "1MB")
+    with running_server(*flags) as server:
         done = batch(file, "--url", server.url, "--errors", bad)
         assert (done.returncode, names(done.stdout), names(bad.read_text())) == (1, ["a"], ["b"])
         once_more = batch(file, "--url", server.url)
-        assert f"The same was asked before: {batch_id(done.stderr)} is completed." in once_more.stderr
+        assert f"{batch_id(done.stderr)} has the same input and is completed." in once_more.stderr
         assert once_more.stdout == done.stdout
         refused = batch(large, "--url", server.url)
         assert (refused.returncode, refused.stderr.startswith("error: The body is larger than 1000000 bytes.")) == (1, True)
@@ -325,9 +326,9 @@ def test_who_waits_is_told_what_for_and_when_the_server_is_away_and_back() -> No
             env=clean_environment(),
         )
         assert waiting.stderr is not None
-        assert waiting.stderr.readline() == "Lines wait for what is not here now: other.\n"
+        assert waiting.stderr.readline() == "Lines wait for models that are not served now: other.\n"
         server.shutdown()
-    assert waiting.stderr.readline().endswith("The batch is kept there: waiting for it.\n")
+    assert waiting.stderr.readline().endswith("The batch is kept there; waiting for the server.\n")
     with HTTPServer(("127.0.0.1", port), Back) as server:
         Thread(target=server.serve_forever).start()
         assert waiting.stderr.readline() == "The server answers again.\n"

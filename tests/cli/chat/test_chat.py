@@ -7,7 +7,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from penstock.cli.chat.conversation import Conversation
 from penstock.cli.client.api import read_events
 from penstock.cli.client.server_url import ServerUrl, named_url
 from penstock.errors import ConfigError
+from tests import warm
 from tests.server import Server, clean_environment, running_server
 from tests.terminal import CTRL_C, CTRL_D, ENTER, UP, Person
 
@@ -45,7 +45,7 @@ def chat(penstock_server: Server, tmp_path: Path) -> Callable[..., Person]:
 def piped(stdin: str | bytes, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     sent = stdin.encode() if isinstance(stdin, str) else stdin
     done = subprocess.run(
-        [sys.executable, "-m", "penstock.cli", "chat", *args],
+        warm.penstock("chat", *args),
         input=sent,
         capture_output=True,
         env=clean_environment(**env),
@@ -78,7 +78,7 @@ def test_an_answer_comes_with_its_speed_and_the_chat_ends_with_the_input(chat: C
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(chat: Callable[..., Person], penstock_server: Server) -> None:
-    person = chat()
+    person = chat("--max-tokens", "40")
     person.types(STORY)
     person.waits_for(r"river, with many chapters\.\n.{40}")  # it streams: the answer is far from its end
     assert len(penstock_server.jobs()) == 1
@@ -239,7 +239,7 @@ def test_what_goes_wrong_in_a_pipe_leaves_with_1(penstock_server: Server, stdin:
 
 
 def test_ctrl_c_in_a_pipe_leaves_with_130_and_frees_the_server(penstock_server: Server) -> None:
-    args = [sys.executable, "-m", "penstock.cli", "chat", "--url", penstock_server.url]
+    args = warm.penstock("chat", "--url", penstock_server.url)
     with subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -308,8 +308,8 @@ def test_without_a_server_the_model_is_loaded_here(default_model_folder: Path, t
     assert person.leaves() == 0
 
 
-def test_a_server_with_a_key_opens_only_to_it_and_its_sudden_end_is_told(default_model_folder: Path, tmp_path: Path) -> None:
-    with running_server(PENSTOCK_API_KEY=KEY) as server:
+def test_a_server_with_a_key_opens_only_to_it_and_its_sudden_end_is_told(tiny_chat_model: Path, tmp_path: Path) -> None:
+    with running_server("--model", str(tiny_chat_model), PENSTOCK_API_KEY=KEY) as server:
         for wrong in ({}, {"PENSTOCK_API_KEY": "not-the-key"}):
             done = piped(FRANCE, "--url", server.url, **wrong)
             assert (done.returncode, done.stdout) == (1, "")

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.work import Work
+from tests import warm
 from tests.jobs import cli
 from tests.server import clean_environment
 
@@ -29,7 +29,7 @@ def ws(tmp_path: Path) -> Path:
 
 
 def command(*args: str | Path) -> list[str]:
-    return [sys.executable, "-m", "tests.stub_node", "drain", *map(str, args)]
+    return warm.module("tests.stub_node", "drain", *args)
 
 
 def drain(*args: str | Path) -> subprocess.CompletedProcess[str]:
@@ -64,7 +64,7 @@ def test_jobs_for_another_model_are_left_and_named(ws: Path) -> None:
     work.submit("b")
     done = drain(ws)
     assert (done.returncode, done.stdout) == (1, "1 done, 0 failed, 1 left.\n")
-    assert "error: 1 job waits for what is not here: other.\n" in done.stderr
+    assert "error: 1 job waits for a model that is not loaded: other.\n" in done.stderr
     assert f"penstock drain {ws} --model other" in done.stderr
 
 
@@ -82,13 +82,13 @@ def test_an_interruption_gives_running_jobs_back_and_says_so(ws: Path, how: sign
         process.send_signal(how)
         out, told = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
-    assert told == f"Interrupted; 1 job ended before. What was running is in the queue again: penstock drain {ws}\n"
+    assert told == f"Interrupted after 1 job. Running jobs went back into the queue; continue with: penstock drain {ws}\n"
     assert Flow(ws).status(job) is Status.QUEUED
 
 
 def test_an_empty_queue_needs_no_model(ws: Path) -> None:
     done = drain(ws)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"Nothing waits in {ws}.\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"No jobs are waiting in {ws}.\n", "")
     assert json.loads(drain(ws, "--json").stdout) == {"done": 0, "failed": 0, "left": 0, "open_batches": 0}
 
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_drained_is_told_before_a_model_is_loaded(tmp_path: Path,
     Work(ws).submit("a")
     for args, code, told in [
         ([tmp_path / "none"], 1, f"error: {tmp_path / 'none'} does not exist."),
-        ([ws, "--workspace", ws], 2, "--workspace: The workspace is named without it"),
+        ([ws, "--workspace", ws], 2, "--workspace: Leave it out"),
         ([ws, "--dtype", "int8"], 2, "--dtype: dtype = "),
         ([], 2, "Missing argument 'WORKSPACE'"),
     ]:

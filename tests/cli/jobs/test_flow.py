@@ -63,14 +63,14 @@ def test_the_exit_code_tells_done_failed_missing_and_not_ready(ws: Path, quickly
         waits: (2, f"not ready: The job {waits} is queued. Wait for it: penstock flow {ws} --wait {waits}"),
         runs: (2, f"not ready: The job {runs} is running."),
         NOWHERE: (1, f"error: There is no job {NOWHERE} in {ws}."),
-        "../../etc/passwd": (1, "error: '../../etc/passwd' is not the id of a job."),
-        "": (1, "error: '' is not the id of a job."),
+        "../../etc/passwd": (1, "error: '../../etc/passwd' is not a job id."),
+        "": (1, "error: '' is not a job id."),
     }
     for job, (code, told) in expected.items():
         left, out, error = quickly("flow", ws, job)
         assert (left, out) == (code, "")
         assert error.startswith(told)
-    held.let_go()
+    held.release()
 
 
 def test_json_tells_all_of_a_job_with_the_same_exit_codes(ws: Path, quickly: Run) -> None:
@@ -129,9 +129,9 @@ def test_a_wait_that_takes_too_long_is_not_ready(ws: Path, quickly: Run) -> None
         code, out, error = quickly("flow", ws, *args, "--timeout", "0.05")
         assert (code, out) == (2, "")
         first, second = error.splitlines()
-        assert first.startswith("Nobody works on this queue now.")
+        assert first.startswith("No server works on this queue.")
         assert second.startswith("not ready: ")
-        assert "Nobody works" in second
+        assert "No server works" in second
     with Workspace(ws).serving():
         assert quickly("flow", ws, "-w", job, "--timeout", "0")[2].endswith("after 0 seconds. Wait longer.\n")
         code, out, error = quickly("flow", ws, "--wait", job, "--timeout", "0", "--json")
@@ -185,7 +185,7 @@ def test_following_ends_with_1_when_the_reader_leaves(ws: Path) -> None:
         transcript.append([2], b" more")
         told = process.stderr.read()
         process.wait(timeout=30)
-    held.let_go()
+    held.release()
     assert (process.returncode, told) == (1, b"")
 
 
@@ -193,7 +193,7 @@ def test_following_ends_with_1_when_the_reader_leaves(ws: Path) -> None:
 def test_ctrl_c_ends_a_wait_with_130_and_a_person_was_told_why_it_takes_long(ws: Path, option: str) -> None:
     job = Work(ws).submit("hi")
     person = Person("flow", str(ws), option, *([] if option == "-W" else [job]))
-    person.waits_for("Nobody works on this queue now. Run `penstock drain .*`.\n")
+    person.waits_for("No server works on this queue. Run `penstock drain .*`.\n")
     person.presses(CTRL_C)
     assert person.leaves() == 130
     assert person.new in ("", "^C", "^C\n")
@@ -229,7 +229,7 @@ def test_the_list_has_the_counts_and_the_newest_jobs_first(ws: Path) -> None:
     lines = done.stdout.decode().splitlines()
     assert lines[:3] == [
         f"{ws}: 10 queued, 1 done, 1 failed.",
-        f"Nobody works on this queue now. Run `penstock drain {ws}`, or `penstock serve --workspace {ws}`.",
+        f"No server works on this queue. Run `penstock drain {ws}`, or `penstock serve --workspace {ws}`.",
         "",
     ]
     assert re.split(r" {2,}", lines[3].strip()) == ["job", "status", "age", "tags", "tokens", "note"]
@@ -238,7 +238,7 @@ def test_the_list_has_the_counts_and_the_newest_jobs_first(ws: Path) -> None:
     assert (rows[0][1], rows[0][3:]) == ("done", ["nightly, n11", "7", "stop"])
     assert (rows[1][1], rows[1][3:]) == ("failed", ["nightly, n10", "The pump is broken."])
     assert re.fullmatch(r"\d+\.\d s", rows[2][2])
-    assert lines[14:] == ["", "2 more: --limit N shows more of them."]
+    assert lines[14:] == ["", "2 more: use --limit N to see more."]
 
 
 def test_the_list_can_be_of_a_tag_and_as_json(ws: Path, quickly: Run) -> None:
@@ -260,7 +260,7 @@ def test_the_list_can_be_of_a_tag_and_as_json(ws: Path, quickly: Run) -> None:
     }
     assert [(job["id"], job["status"], job["request"]["tags"]) for job in told["jobs"]] == [(jobs[3], "queued", ["odd"])]
     assert page.startswith(f"{ws} with the tag odd: 1 queued, 1 done.\n")
-    assert "Nobody works" not in page
+    assert "No server works" not in page
     assert quickly("flow", ws, "--tag", "none")[1] == f"{ws} with the tag none: There are no jobs.\n"
 
 
@@ -273,7 +273,7 @@ def test_what_others_put_into_files_cannot_touch_the_terminal(ws: Path, quickly:
     _, page, _ = quickly("flow", ws)
     assert "\x1b" not in page
     assert "\ufffd]0;owned\ufffd" in page
-    assert f"In {ws}/input/ready lies what is no job and is left alone: \ufffd[31mnotes, 7_7_7." in page
+    assert f"Ignored in {ws}/input/ready, since they are not jobs: \ufffd[31mnotes, 7_7_7." in page
     assert json.loads(quickly("flow", ws, "--json")[1])["jobs"][0]["request"] is None
 
 
@@ -291,14 +291,14 @@ def test_cancel_ends_what_waits_asks_for_what_runs_and_leaves_what_is_over(ws: P
     waits, runs, over = work.submit("a"), work.submit("b"), work.submit("c")
     workspace, held = claimed(ws, runs)
     finish(ws, over, "c")
-    assert quickly("flow", ws, "--cancel", waits) == (0, "It is cancelled.\n", "")
+    assert quickly("flow", ws, "--cancel", waits) == (0, "Cancelled.\n", "")
     assert quickly("flow", ws, waits)[2] == "error: The job was cancelled.\n"
-    assert quickly("flow", ws, "--cancel", runs)[1] == "It runs: its server was told, and ends it in a moment.\n"
-    assert workspace.is_asked_to_cancel(runs)
-    assert quickly("flow", ws, "--cancel", over)[1] == "There is nothing to cancel: it has ended before, and is done.\n"
+    assert quickly("flow", ws, "--cancel", runs)[1] == "It is running; its server will cancel it in a moment.\n"
+    assert workspace.is_cancel_requested(runs)
+    assert quickly("flow", ws, "--cancel", over)[1] == "Nothing to cancel: the job is done already.\n"
     assert json.loads(quickly("flow", ws, "--cancel", waits, "--json")[1]) == {"id": waits, "status": "failed"}
     assert quickly("flow", ws, "--cancel", NOWHERE)[0] == 1
-    held.let_go()
+    held.release()
 
 
 def test_retry_prints_the_id_of_a_new_job(ws: Path, quickly: Run) -> None:
@@ -319,7 +319,7 @@ def test_gc_removes_what_ended_long_ago(ws: Path, quickly: Run) -> None:
     finish(ws, old, "a")
     finish(ws, young, "b")
     os.utime(ws / "output" / old, (time.time() - 8 * 86400,) * 2)
-    assert quickly("flow", ws, "--gc", "--older-than", "7d") == (0, "1 job removed that ended more than 7 d ago.\n", "")
+    assert quickly("flow", ws, "--gc", "--older-than", "7d") == (0, "Removed 1 job that ended more than 7 d ago.\n", "")
     assert json.loads(quickly("flow", ws, "--gc", "--older-than", "7d", "--json")[1]) == {"removed": 0, "batches": 0, "files": 0}
     assert [quickly("flow", ws, job)[0] for job in (old, young, waits)] == [1, 0, 2]
 
@@ -332,10 +332,10 @@ def test_gc_removes_what_ended_long_ago(ws: Path, quickly: Run) -> None:
     [
         (["-w"], "JOB: Which job? For example: penstock flow WORKSPACE --wait 1736700000_12345_0"),
         (["--cancel"], "JOB: Which job?"),
-        (["-w", "-f", "1_2_3"], "--wait and --follow contradict each other."),
-        (["--cancel", "--retry", "1_2_3"], "--cancel and --retry contradict each other."),
-        (["-W", "1_2_3"], "JOB: --wait-idle is about all jobs. Leave out '1_2_3'."),
-        (["--gc"], "--gc: Say how old, such as --older-than 7d."),
+        (["-w", "-f", "1_2_3"], "--wait and --follow cannot be combined."),
+        (["--cancel", "--retry", "1_2_3"], "--cancel and --retry cannot be combined."),
+        (["-W", "1_2_3"], "JOB: --wait-idle applies to all jobs. Leave out '1_2_3'."),
+        (["--gc"], "--gc: It needs an age, such as --older-than 7d."),
         (["--older-than", "7d"], "--older-than: It does not go with the list of jobs, but with --gc."),
         (["--timeout", "7", "1_2_3"], "--timeout: It does not go with a JOB, but with --wait and --follow and --wait-idle."),
         (["--timeout", "soon", "-W"], "'soon' is not a time."),
@@ -371,7 +371,7 @@ def test_a_person_who_asks_too_early_learns_that_nobody_works(ws: Path) -> None:
     job = Work(ws).submit("hi")
     code, out, seen = with_terminal_errors("flow", ws, job)
     assert (code, out) == (2, "")
-    assert "Nobody works on this queue now." in seen
+    assert "No server works on this queue." in seen
 
 
 def test_what_ran_when_its_server_died_is_called_interrupted(ws: Path, quickly: Run) -> None:
@@ -380,14 +380,14 @@ def test_what_ran_when_its_server_died_is_called_interrupted(ws: Path, quickly: 
     with workspace.serving():
         assert f"{ws}: 1 running." in quickly("flow", ws)[1]
     Transcript(workspace.disk, held.folder, SavedTokens(1, bytes(16))).append([5, 6, 7], b"abc")
-    held.let_go()
+    held.release()
     page = quickly("flow", ws)[1].splitlines()
     assert page[0] == f"{ws}: 1 interrupted."
-    assert page[1].startswith("Nobody works on this queue now.")
+    assert page[1].startswith("No server works on this queue.")
     cells = re.split(r" {2,}", page[4].strip())
     assert (cells[1], cells[-1]) == ("interrupted", "3")
     recover(workspace)
-    assert "runs alone, since its server died" in quickly("flow", ws)[1]
+    assert "runs in isolation, since its server died" in quickly("flow", ws)[1]
 
 
 def test_a_queued_job_tells_the_model_it_asks_for(ws: Path, quickly: Run) -> None:

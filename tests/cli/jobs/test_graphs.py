@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.jobs.flow_tree import DEEPEST, forest
+from penstock.cli.jobs.flow_tree import MAX_DRAWN_DEPTH, forest
 from penstock.errors import UnknownJob
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.layout import Workspace
@@ -60,16 +60,16 @@ def test_parents_are_given_by_id_or_with_names_and_in_several_options(ws: Path) 
         (
             "left={job}",
             "{{lfet}}",
-            "PROMPT: The prompt has {{lfet}}, and no job that it comes after has that name. The names are left",
+            "PROMPT: The prompt has {{lfet}}, but none of its parent jobs has that name. The names are left",
         ),
-        ("{job}", "{{left}}", "The names are {job}: write {{{job}}}, or say whose result left is."),
+        ("{job}", "{{left}}", "The names are {job}: write {{{job}}}, or name a parent left."),
         ("left=", "hi", "--after: after = '' cannot be used. Give the id of a job"),
         ("{job},", "hi", "--after: after = '' cannot be used."),
         ("={job}", "hi", "--after: '={job}' has no name. Write NAME=ID, or the ID alone."),
-        ("{job} {job}", "hi", "--after: '{job} {job}' are several jobs. Write commas between them."),
-        ("a={job} b={job}", "hi", "are several jobs. Write commas between them."),
+        ("{job} {job}", "hi", "--after: '{job} {job}' names several jobs. Put commas between them."),
+        ("a={job} b={job}", "hi", "names several jobs. Put commas between them."),
         ("a b={job}", "hi", "--after: after = 'a b' cannot be used. Give names of letters, digits, _ and -."),
-        ("x={job},x=1_1_1", "hi", "--after: x is the name of two jobs."),
+        ("x={job},x=1_1_1", "hi", "--after: x names two jobs."),
     ],
 )
 def test_what_cannot_be_meant_is_wrong_usage(ws: Path, quickly: Run, given: str, prompt: str, told: str) -> None:
@@ -127,7 +127,7 @@ def test_who_retries_a_job_whose_parent_failed_is_told_that_it_will_fail_as_well
     fail(ws, child)
     code, again, told = quickly("flow", ws, "--retry", child)
     assert (code, after(ws, again.strip())) == (0, {parent: parent})
-    assert told == f"It will fail as well: The job {parent} failed: The pump is broken.\n"
+    assert told == f"It will fail too: The job {parent} failed: The pump is broken.\n"
 
 
 def test_children_are_listed_as_jobs_are(ws: Path, quickly: Run) -> None:
@@ -155,7 +155,7 @@ def test_a_tree_has_a_job_under_each_parent_and_what_comes_after_it_once(ws: Pat
     finish(ws, top, "ok")
     fail(ws, left)
     page = quickly("flow", ws, "--tree")[1]
-    assert page.startswith(f"{ws}: 4 queued, 1 done, 1 failed.\nNobody works")
+    assert page.startswith(f"{ws}: 4 queued, 1 done, 1 failed.\nNo server works")
     assert drawing(page) == [
         f"{top} done",
         f"├─ {left} failed",
@@ -165,7 +165,7 @@ def test_a_tree_has_a_job_under_each_parent_and_what_comes_after_it_once(ws: Pat
         f"   └─ {join} (above) queued",
     ]
     assert page.splitlines()[-2].startswith("(above): it comes after several jobs")
-    assert page.endswith("\nJobs that come after none, and none after them: 1.\n")
+    assert page.endswith("\n1 independent job not shown.\n")
 
 
 def test_a_tree_can_begin_at_a_job(ws: Path, quickly: Run) -> None:
@@ -185,20 +185,20 @@ def test_trees_are_the_newest_first_and_as_many_as_wanted(ws: Path, quickly: Run
     children = [submit(ws, root) for root in roots]
     page = quickly("flow", ws, "--tree", "--limit", "2")[1]
     assert drawing(page) == [f"{roots[2]} queued", f"└─ {children[2]} queued", f"{roots[1]} queued", f"└─ {children[1]} queued"]
-    assert page.endswith("\n1 more trees: --limit N shows more of them.\n")
+    assert page.endswith("\n1 more trees: use --limit N to see more.\n")
     told = json.loads(quickly("flow", ws, "--tree", "--limit", "2", "--json")[1])
     assert (told["roots"], told["hidden"], told["alone"]) == (roots[:0:-1], 1, 0)
 
 
 def test_a_long_chain_is_drawn_as_far_as_it_can_be_read_and_told_whole(ws: Path, quickly: Run) -> None:
     chain = [submit(ws)]
-    for _ in range(DEEPEST + 5):
+    for _ in range(MAX_DRAWN_DEPTH + 5):
         chain.append(submit(ws, chain[-1]))
     page = quickly("flow", ws, "--tree")[1]
     rows = drawing(page)
-    assert len(rows) == DEEPEST + 1
-    assert rows[-1].endswith(f"└─ {chain[DEEPEST]} (more below) queued")
-    assert "(more below): --tree JOB draws what comes after it." in page
+    assert len(rows) == MAX_DRAWN_DEPTH + 1
+    assert rows[-1].endswith(f"└─ {chain[MAX_DRAWN_DEPTH]} (more below) queued")
+    assert "(more below): --tree JOB shows its children." in page
     assert len(json.loads(quickly("flow", ws, "--tree", "--json")[1])["jobs"]) == len(chain)
 
 
@@ -215,7 +215,7 @@ def test_a_circle_made_by_hand_has_no_place_in_a_tree(ws: Path, quickly: Run) ->
     "args, told",
     [
         (["--children"], "JOB: Which job? For example: penstock flow WORKSPACE --children"),
-        (["--tree", "--children", "1_2_3"], "--children and --tree contradict each other."),
+        (["--tree", "--children", "1_2_3"], "--children and --tree cannot be combined."),
         (["--tree", "--tag", "x"], "--tag: It does not go with --tree"),
         (["--tree", "--timeout", "3"], "--timeout: It does not go with --tree"),
     ],

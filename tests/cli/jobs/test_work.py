@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.ui.durations import age, parse_duration_option
+from penstock.cli.ui.durations import age, parse_duration
 from penstock.workspace.store.layout import Workspace
-from tests.jobs import Run, cli, command, with_terminal_errors
+from tests.jobs import Run, cli, cold_command, with_terminal_errors
 from tests.server import clean_environment
 
 
@@ -80,7 +80,7 @@ def test_a_key_makes_two_submissions_one_job(tmp_path: Path) -> None:
     assert first.stdout == again.stdout != b""
     assert (other.returncode, other.stdout) == (1, b"")
     assert b"The key 'k' belongs to another request" in other.stderr
-    assert again.stderr == b"The key was used before: its job is queued.\n"
+    assert again.stderr == b"The key was used before; its job is queued.\n"
     assert len(waiting(tmp_path / "ws")) == 1
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_text_is_refused(tmp_path: Path, quickly: Run) -> None:
     assert b"PROMPT: It is not UTF-8 text (unexpected end of data at byte 3)." in done.stderr
     code, out, told = quickly("work", tmp_path / "ws", "hi", "--system", "caf\udce9")
     assert (code, out) == (2, "")
-    assert "The request holds text that is not valid Unicode." in told
+    assert "The request contains invalid Unicode." in told
     assert not (tmp_path / "ws").exists()
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_text_is_refused(tmp_path: Path, quickly: Run) -> None:
         (["hi", "--max-tokens", "0"], "--max-tokens: "),
         (["hi", "--raw", "--system", "Be brief."], "--system: A system message needs the chat template"),
         (["hi", "--regex", "a+", "--grammar", "{grammar}"], "--regex: grammar and regex contradict each other."),
-        (["hi", "--schema", "-"], "--schema: It is a file: stdin is for the prompt."),
+        (["hi", "--schema", "-"], "--schema: Name a file: stdin is for the prompt."),
         (["hi", "--schema", "{none}"], "none.json cannot be read: No such file or directory."),
         (["hi", "--schema", "{folder}"], "folder cannot be read: Is a directory."),
         (["hi", "--schema", "{broken}"], "broken.json is not JSON: "),
@@ -155,12 +155,12 @@ def test_a_workspace_that_cannot_be_written_can_still_be_read(tmp_path: Path) ->
         folder.chmod(0o555)
     try:
         for args in (["work", tmp_path / "ws", "hi"], ["flow", tmp_path / "ws", "--cancel", job]):
-            done = subprocess.run([*as_anybody, *command(*args)], capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run([*as_anybody, *cold_command(*args)], capture_output=True, text=True, timeout=60, check=False)
             assert (done.returncode, done.stdout) == (1, "")
             assert f"error: {tmp_path / 'ws'}: Permission denied." in done.stderr
             assert "hint: You may not write there" in done.stderr
         listed = subprocess.run(
-            [*as_anybody, *command("flow", tmp_path / "ws")], capture_output=True, text=True, timeout=60, check=False
+            [*as_anybody, *cold_command("flow", tmp_path / "ws")], capture_output=True, text=True, timeout=60, check=False
         )
         assert (listed.returncode, job in listed.stdout) == (0, True)
     finally:
@@ -171,7 +171,7 @@ def test_a_workspace_that_cannot_be_written_can_still_be_read(tmp_path: Path) ->
 def test_a_person_is_told_when_nobody_works_on_the_queue(tmp_path: Path) -> None:
     code, out, seen = with_terminal_errors("work", tmp_path / "my jobs", "hi")
     assert (code, len(out.splitlines())) == (0, 1)
-    assert f"The job waits. Nobody works on this queue now. Run `penstock drain '{tmp_path}/my jobs'`" in seen
+    assert f"The job waits. No server works on this queue. Run `penstock drain '{tmp_path}/my jobs'`" in seen
     with Workspace(tmp_path / "my jobs").serving():
         assert with_terminal_errors("work", tmp_path / "my jobs", "hi")[2] == ""
 
@@ -204,7 +204,7 @@ def test_the_help_has_examples_that_stay_on_their_lines(quickly: Run, name: str)
 
 
 def test_times_are_read_and_written_as_people_do() -> None:
-    assert [parse_duration_option(text) for text in ("90s", "10m", "2h", "7d", "45", "1.5h", " 3M ")] == [
+    assert [parse_duration(text) for text in ("90s", "10m", "2h", "7d", "45", "1.5h", " 3M ")] == [
         90,
         600,
         7200,

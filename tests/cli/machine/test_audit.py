@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from penstock.audit.auditor import public_text, sample_text
 from penstock.audit.cut_model import kept_layers
 from penstock.audit.report import AnswerLeak, PromptLeak, Report, SearchCost
 from penstock.cli.machine.audit import lines
+from tests import warm
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/privacy.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ NEAR = 0.15  # what a share may differ between a text and its first tokens
 
 
 def cli(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.cli", "audit", *args]
+    command = warm.penstock("audit", *args)
     done = subprocess.run(command, input=stdin, capture_output=True, timeout=280, check=False)
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
 

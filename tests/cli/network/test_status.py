@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.cli.network.picture import PLAIN, render
 from penstock.cli.ui.columns import breadth, labels, shortened, without_domain
+from tests import warm
 from tests.cli.network.network_status import node, pipe, route, segment, status
 from tests.server import clean_environment
 from tests.terminal import CTRL_C, Person
@@ -42,7 +42,7 @@ def block(text: str, number: int) -> list[str]:
 
 def test_two_nodes_are_shown_with_all_about_them() -> None:
     assert render(TWO, 80).splitlines() == [
-        "Network home · 2 nodes · open: whoever reaches it may join",
+        "Network home · 2 nodes · open: any machine may join",
         "  a listens on tcp/127.0.0.1:7447",
         "",
         "  node   state   serves         round trip   version",
@@ -61,7 +61,7 @@ def test_two_nodes_are_shown_with_all_about_them() -> None:
         "",
         "  route      a 0:10 → b 10:30 → a",
         "  why        It is the only one.",
-        "  in flight  2 of at most 2 steps; the way through takes 30.0 ms",
+        "  in flight  2 of at most 2 steps; a round trip takes 30.0 ms",
         "  recovered  once; the last pause took 800 ms: node c is gone",
     ]
 
@@ -75,7 +75,7 @@ def test_replicas_have_rows_of_their_own_and_draining_ones_another_sign() -> Non
         "  b                      ███████████████████▉",
         "  c                      ████████████████████████████████████████",
         "  d                                          ░░░░░░░░░░░░░░░░░░░░",
-        "     ░ draining: it finishes what runs and takes nothing new",
+        "     ░ draining: finishes running work, accepts nothing new",
     ]
     assert "  d      20:30    cpu bfloat16   2.10 ms   draining" in text
 
@@ -154,7 +154,7 @@ def test_a_command_with_quotes_is_not_broken_into_lines() -> None:
 
 def test_a_node_alone_is_told_how_to_find_others() -> None:
     text = render(status(pipe(segment("a", "0:30"), route=route(("a", "0:30"))), nodes=[node("a")], network=None), 80)
-    assert text.startswith("This node is alone: it is in no network.\n")
+    assert text.startswith("This node is not in a network.\n")
     assert "penstock network create home" in text
     assert "  route      a 0:30\n" in text
 
@@ -169,9 +169,9 @@ def test_in_a_closed_network_a_hole_is_filled_by_invitation() -> None:
     assert "loading    b 9:30" in text
     assert "room       a for 1 layer" in text
     assert text.endswith("""
-  To complete it, start a machine that was here before, or invite one with room
-  for it: this prints a token, where the network was made; on the new machine:
-  penstock network join TOKEN, then: penstock serve
+  To complete it, start a member that is off, or invite a machine with room:
+  run this on the machine that created the network, and on the new one, with the
+  token that it prints: penstock network join TOKEN, then: penstock serve
 
     penstock network invite NAME
 """)
@@ -180,15 +180,16 @@ def test_in_a_closed_network_a_hole_is_filled_by_invitation() -> None:
 def test_a_closed_network_and_its_ways_are_told() -> None:
     network = {"name": "mill", "open": False, "listen": ["tls/0.0.0.0:1"], "connect": ["tls/b:1", "tls/c:1"], "node_id": "a"}
     lines = render(status(nodes=[node("a")], network=network), 80).splitlines()
-    assert lines[0] == "Network mill · 1 node · closed: by certificate only"
+    assert lines[0] == "Network mill · 1 node · closed: members have certificates"
     assert lines[1] == "  a listens on tls/0.0.0.0:1; connects to tls/b:1, tls/c:1"
-    assert lines[-1] == "Nobody holds layers of any model."
+    assert lines[-1] == "No node holds layers of any model."
 
 
 def test_a_node_without_the_ends_of_a_model_says_so() -> None:
     text = render(status(pipe(segment("b", "0:30")), nodes=[node("a"), node("b")]), 80)
     assert (
-        "route      none from here: a has not loaded the ends of smollm2-135m, so it\n             answers nobody itself" in text
+        "route      none from here: a has not loaded the ends of smollm2-135m, so it\n             serves no requests itself"
+        in text
     )
 
 
@@ -295,7 +296,7 @@ def answering(*answers: Any, code: int = 200) -> Iterator[tuple[str, list[tuple[
 
 
 def network(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.cli", "network", *args]
+    command = warm.penstock("network", *args)
     return subprocess.run(command, capture_output=True, encoding="utf-8", env=clean_environment(**env), timeout=60, check=False)
 
 

@@ -19,6 +19,7 @@ from penstock.config.home import Home
 from penstock.network.trust import authority, joining
 from penstock.network.trust.certificates import NODE_DAYS, load_identity
 from penstock.network.trust.invitation import encode
+from tests import warm
 from tests.server import clean_environment
 from tests.terminal import Person
 
@@ -30,7 +31,7 @@ def machine(home: Path) -> Machine:
     """The command line of a machine whose networks lie there."""
 
     def penstock(*args: str, stdin: str = "", rc: int = 0) -> Done:
-        command = [sys.executable, "-m", "penstock.cli", *args]
+        command = warm.penstock(*args)
         env = clean_environment(PENSTOCK_HOME=str(home))
         done = subprocess.run(command, input=stdin, text=True, capture_output=True, env=env, timeout=60, check=False)
         assert done.returncode == rc, done.stderr
@@ -53,7 +54,7 @@ def test_two_machines_become_a_network_and_one_is_shut_out_again(homes: tuple[Pa
 
     invited = a("network", "invite", "laptop")
     assert re.fullmatch(r"penstock1:[\w-]+\n", invited.stdout)  # nothing but the token
-    assert "as you would send a password" in invited.stderr
+    assert "like a password" in invited.stderr
     assert invited.stdout.strip() not in invited.stderr
 
     joined = b("network", "join", "-", stdin=invited.stdout)
@@ -64,7 +65,7 @@ def test_two_machines_become_a_network_and_one_is_shut_out_again(homes: tuple[Pa
     assert settings["network.connect"] == {"value": ["tls/127.0.0.1:7447"], "source": "network home"}
     assert settings["node_id"] == {"value": "laptop", "source": "network home"}
 
-    assert "1 certificate taken back" in a("network", "revoke", "laptop").stdout
+    assert "Revoked 'laptop': 1 certificate." in a("network", "revoke", "laptop").stdout
     assert "Nothing has changed" in a("network", "revoke", "laptop").stdout
     (network,) = json.loads(a("network", "list", "--json").stdout)["networks"]
     assert [(member["node"], member["revoked"]) for member in network["members"]] == [("laptop", True)]
@@ -87,7 +88,7 @@ def test_the_list_marks_the_current_network_and_warns_of_what_ends_soon(homes: t
     done = b("network", "list")
     assert re.search(r"^    home +laptop +member +\d{4}-\d\d-\d\d$", done.stdout, flags=re.MULTILINE)
     assert re.search(r"^\*   lab +left +authority +\d{4}-\d\d-\d\d$", done.stdout, flags=re.MULTILINE)
-    assert "The certificate of this node ends in 12 days" in done.stderr
+    assert "The certificate of this node expires in 12 days" in done.stderr
     assert "penstock network invite laptop" in done.stderr
     assert ": invite it again" in a("network", "list").stdout
     b("network", "use", "home")
@@ -98,14 +99,14 @@ def test_the_list_marks_the_current_network_and_warns_of_what_ends_soon(homes: t
 def test_a_port_that_is_taken_is_replaced_and_that_is_said(homes: tuple[Path, Path]) -> None:
     authority.create(Home(homes[0]), "lab", node="left", listen="tls/192.0.2.8:7447")  # it uses the usual one
     done = machine(homes[0])("network", "create", "home", "--node", "desk")
-    assert re.search(r"It will listen at tls/0\.0\.0\.0:(?!7447)\d+\. Port 7447 is taken\.", done.stdout)
+    assert re.search(r"It will listen at tls/0\.0\.0\.0:(?!7447)\d+\. Port 7447 is in use\.", done.stdout)
 
 
 def test_leaving_asks_first_and_says_what_it_means(homes: tuple[Path, Path]) -> None:
     network = authority.create(Home(homes[0]), "home", node="desk", listen="tls/192.0.2.7:7447")
     joining.use(Home(homes[0]), "home")
     person = Person("network", "leave", PENSTOCK_HOME=str(homes[0]))
-    person.waits_for(r"nobody can be invited .*\[y/N\]")
+    person.waits_for(r"no node can be invited .*\[y/N\]")
     person.types("n")
     assert person.leaves() == 1
     assert network.key_file.exists()

@@ -93,7 +93,7 @@ def test_the_example_is_a_node_file(tmp_path: Path) -> None:
         (["--layers", "0-10"], "--layers: '0-10' is not a layer range."),
         (["--kv-memory", "lots"], '"1.5GB", "800MB" or "2GiB"'),
         (["--max-pipes", "0"], "--max-pipes: max_pipes = 0 cannot be used."),
-        (["--private-layers", "2"], "--private-layers: '2' does not say which layers are private."),
+        (["--private-layers", "2"], "--private-layers: '2' is not a pair of private layer counts."),
         (
             ["--listen", "127.0.0.1:7447"],
             '--listen: listen = "127.0.0.1:7447" cannot be used. Write an endpoint as tcp/127.0.0.1:7447.',

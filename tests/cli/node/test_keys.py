@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.config.keys import KeyFolder, KeyLimits
+from tests import warm
 from tests.server import clean_environment
 
 Done = subprocess.CompletedProcess[str]
 
 
 def penstock(home: Path, *args: str, rc: int = 0, **env: str) -> Done:
-    command = [sys.executable, "-m", "penstock.cli", *args]
+    command = warm.penstock(*args)
     environment = clean_environment(PENSTOCK_HOME=str(home), **env)
     done = subprocess.run(command, text=True, capture_output=True, env=environment, timeout=60, check=False)
     assert done.returncode == rc, done.stderr

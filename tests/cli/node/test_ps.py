@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +16,13 @@ from typing import Any
 import pytest
 
 from penstock.cli.node import ps as ps_command
+from tests import warm
 from tests.server import Server, clean_environment
 from tests.terminal import CTRL_C, Person
 
 
 def ps(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.cli", "ps", *args]
+    command = warm.penstock("ps", *args)
     return subprocess.run(command, capture_output=True, text=True, env=clean_environment(**env), timeout=60, check=False)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +17,9 @@ import openai
 import pytest
 
 from penstock.config.keys import KeyFolder, KeyLimits
-from tests.server import Server, clean_environment, running_server
+from penstock.doors.access.keys import Keys
+from penstock.pipes.model_manager import LoadedModel
+from tests.server import Api, server_thread
 
 MODEL = "smollm2-135m"
 OWNER = "the-key-of-the-owner"
@@ -31,7 +31,7 @@ PER_MINUTE = 600
 class Site:
     """A server that wants keys, and where they lie."""
 
-    server: Server
+    server: Api
     home: Path
 
     @property
@@ -41,17 +41,14 @@ class Site:
     def client(self, key: str) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key=key, max_retries=0)
 
-    def run(self, *args: str) -> str:
-        command = [sys.executable, "-m", "penstock.cli", *args]
-        environment = {**clean_environment(), "PENSTOCK_HOME": str(self.home)}
-        return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60, check=True).stdout
-
 
 @pytest.fixture(scope="module")
-def site(default_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(small_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """With a small model, whose words do not matter."""
     home = tmp_path_factory.mktemp("home")
-    env = {"PENSTOCK_HOME": str(home), "PENSTOCK_API_KEY": OWNER, "XDG_STATE_HOME": str(home / "state")}
-    with running_server("--log-level", "debug", config=f'[aliases]\n"other" = "{MODEL}"\n', **env) as server:
+    keys = Keys(KeyFolder(home / "keys"), OWNER)
+    flags = ("--log-level", "debug", "--workspace", str(home / "workspace"))
+    with server_thread(small_model, *flags, config=f'[aliases]\n"other" = "{MODEL}"\n', keys=keys, key=OWNER) as server:
         yield Site(server, home)
 
 
@@ -137,13 +134,15 @@ def test_limits_hold_under_sixty_four_clients_with_four_keys(site: Site) -> None
 def test_what_a_key_is_not_for_is_refused_with_the_reason(site: Site) -> None:
     client = site.client(site.keys.add("narrow", KeyLimits(priority=-5, models=("other",))))
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    with pytest.raises(openai.PermissionDeniedError, match=r"not for the model 'smollm2-135m'\. It may use: other"):
-        client.chat.completions.create(model=MODEL, **asked)
+    stranger = site.client(site.keys.add("elsewhere", KeyLimits(models=("org/elsewhere",))))
+    with pytest.raises(openai.PermissionDeniedError, match=r"not for the model 'smollm2-135m'\. It may use: org/elsewhere"):
+        stranger.chat.completions.create(model=MODEL, **asked)
+    assert list(stranger.models.list()) == []
     with pytest.raises(openai.PermissionDeniedError, match="priority up to -5"):
         client.chat.completions.create(model="other", extra_body={"priority": 0}, **asked)
-    assert [model.id for model in client.models.list()] == ["other"]
+    assert [model.id for model in client.models.list()] == [MODEL, "other"]  # two names of one model
     assert client.chat.completions.create(model="other", **asked).choices
-    with pytest.raises(openai.AuthenticationError, match="not one of this server"):
+    with pytest.raises(openai.AuthenticationError, match="not valid here"):
         site.client("sk-penstock-nobody").models.list()
 
 
@@ -182,7 +181,7 @@ def test_a_limited_key_learns_nothing_about_others(site: Site) -> None:
         assert f"is not for {path}" in refused.json()["error"]["message"]
         for who in (free, {"Authorization": f"Bearer {OWNER}"}):
             assert httpx.get(site.server.url + path, headers=who).status_code == 200
-    assert "serves other." in httpx.get(site.server.url, headers=limited).text
+    assert f"serves {MODEL}, other." in httpx.get(site.server.url, headers=limited).text
 
 
 def test_a_wrong_key_beside_a_good_one_does_not_matter(site: Site) -> None:
@@ -225,7 +224,7 @@ def test_what_arrives_after_its_key_was_revoked_is_not_kept(site: Site) -> None:
 
 
 def test_a_key_that_is_revoked_in_mid_stream_ends_its_streams(site: Site) -> None:
-    key = site.run("keys", "add", "short-lived").strip()
+    key = site.keys.add("short-lived", KeyLimits())
     heard: list[str] = []
     ended: list[BaseException | None] = []
 
@@ -234,7 +233,7 @@ def test_a_key_that_is_revoked_in_mid_stream_ends_its_streams(site: Site) -> Non
             stream = site.client(key).chat.completions.create(
                 model=MODEL,
                 messages=[{"role": "user", "content": "Tell a long story."}],
-                max_tokens=4000,
+                max_tokens=8000,
                 stream=True,
                 extra_body={"ignore_eos": True},
             )
@@ -249,12 +248,12 @@ def test_a_key_that_is_revoked_in_mid_stream_ends_its_streams(site: Site) -> Non
     until = time.monotonic() + 60
     while len(heard) < 30 and time.monotonic() < until:
         time.sleep(0.01)
-    site.run("keys", "revoke", "short-lived")
+    site.keys.revoke("short-lived")
     for listener in listeners:
         listener.join(30)
     assert len(ended) == 3
     assert all(isinstance(error, openai.APIError) and error.code == "key_revoked" for error in ended), ended
-    with pytest.raises(openai.AuthenticationError, match="'short-lived' is not good any more"):
+    with pytest.raises(openai.AuthenticationError, match="'short-lived' is no longer valid"):
         site.client(key).models.list()
     while site.server.jobs():
         assert time.monotonic() < until, "the jobs of a revoked key go on"
@@ -309,7 +308,7 @@ def test_no_key_prompt_or_answer_is_in_any_log_or_metric(site: Site) -> None:
     assert "heron-answer-" in client.files.content(output).text
 
     owner = {"Authorization": f"Bearer {OWNER}"}
-    written = site.server.stdout.read_text() + site.server.stderr.read_text()
+    written = site.server.log()
     assert "path=/v1/messages" in written  # there is a log to look into
     for path in ("/metrics", "/status", "/network"):
         written += httpx.get(url + path, headers=owner).text

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.config.keys import KeyLimits
 from penstock.doors.access.keys import OWNER, Caller
-from penstock.doors.access.meter import LEAST, Meter, Ticket, Used
+from penstock.doors.access.meter import MIN_OPEN_ENDED_TOKENS, Meter, Ticket, Used
 from penstock.errors import KeyLimit, KeyRevoked, RequestError
 
 JOBS, TOKENS = 5, 1000
@@ -68,19 +68,21 @@ def test_answers_with_an_open_end_get_what_the_minute_has_left(outputs: int, con
 def test_an_open_end_waits_until_there_is_room_for_a_short_answer() -> None:
     clock, bob = Clock(), caller(tokens_per_minute=TOKENS)
     meter = Meter(clock)
-    earlier = meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=TOKENS - LEAST)
-    earlier.count(TOKENS - LEAST)
+    earlier = meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=TOKENS - MIN_OPEN_ENDED_TOKENS)
+    earlier.count(TOKENS - MIN_OPEN_ENDED_TOKENS)
     earlier.close()
-    with pytest.raises(KeyLimit, match=f"this request may need {LEAST + 1}") as refused:
+    with pytest.raises(KeyLimit, match=f"this request may need {MIN_OPEN_ENDED_TOKENS + 1}") as refused:
         meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=8000, open_ended=True)
     assert meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=100, open_ended=True).max_tokens == 100  # all that fits
     clock.now += refused.value.retry_after
-    assert meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=8000, open_ended=True).max_tokens >= LEAST
+    assert meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=8000, open_ended=True).max_tokens >= MIN_OPEN_ENDED_TOKENS
 
 
 def test_an_open_end_alone_never_keeps_a_request_out_for_ever() -> None:
-    ticket = Meter().admit(caller(tokens_per_minute=LEAST), outputs=4, prompt_tokens=100, max_tokens=8000, open_ended=True)
-    assert ticket.max_tokens == (LEAST - 100) // 4
+    ticket = Meter().admit(
+        caller(tokens_per_minute=MIN_OPEN_ENDED_TOKENS), outputs=4, prompt_tokens=100, max_tokens=8000, open_ended=True
+    )
+    assert ticket.max_tokens == (MIN_OPEN_ENDED_TOKENS - 100) // 4
 
 
 def test_without_a_limit_of_tokens_an_answer_is_as_long_as_the_context_allows() -> None:
@@ -97,9 +99,7 @@ def test_what_is_refused_after_it_was_admitted_costs_nothing() -> None:
 def test_too_many_answers_at_once_are_told_the_limit_and_what_is_open() -> None:
     meter, bob = Meter(Clock()), caller(jobs=3)
     ticket = meter.admit(bob, outputs=2, prompt_tokens=1, max_tokens=1)
-    with pytest.raises(
-        KeyLimit, match="'bob' may have 3 answers open at once; 2 are open, and this request asks for 2"
-    ) as refused:
+    with pytest.raises(KeyLimit, match="'bob' may have 3 answers open at once; 2 are open, this request asks for 2") as refused:
         meter.admit(bob, outputs=2, prompt_tokens=1, max_tokens=1)
     assert (refused.value.code, refused.value.retry_after) == ("key_limit", 1)
     ticket.close()
@@ -164,7 +164,7 @@ def test_a_revoked_key_tells_all_that_it_has_open_and_nobody_else() -> None:
         if name == "closed":
             ticket.close()
     meter.revoke(bob)
-    assert sorted(told) == ["a: The key 'bob' is not good any more.", "b: The key 'bob' is not good any more."]
+    assert sorted(told) == ["a: The key 'bob' is no longer valid.", "b: The key 'bob' is no longer valid."]
 
 
 def test_who_asks_to_be_told_after_the_key_was_revoked_is_told_at_once() -> None:
@@ -259,7 +259,7 @@ class ManyRequests(RuleBasedStateMachine):
     @rule(outputs=st.integers(1, JOBS), prompt=st.integers(1, 300), context=st.integers(1, 2000))
     def ask_without_an_end(self, outputs: int, prompt: int, context: int) -> None:
         before = self.meter.used(self.bob)
-        least = prompt + outputs * min(context, LEAST, (TOKENS - prompt) // outputs)
+        least = prompt + outputs * min(context, MIN_OPEN_ENDED_TOKENS, (TOKENS - prompt) // outputs)
         try:
             ticket = self.meter.admit(self.bob, outputs=outputs, prompt_tokens=prompt, max_tokens=context, open_ended=True)
         except KeyLimit:

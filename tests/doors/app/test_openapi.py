@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import schemathesis
 
-from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.domain.sampling import SamplingParams
-from penstock.doors.access.keys import Keys
 from penstock.doors.anthropic.routes import anthropic_routes
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.node_endpoints import NodeEndpoints
 from penstock.doors.app.openapi import document, with_document
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
-from penstock.doors.http.describing import MEANINGS
+from penstock.doors.generation.catalog import ModelCatalog
+from penstock.doors.http.describing import FIELD_DESCRIPTIONS
 from penstock.doors.http.route import Route
 from penstock.doors.ollama.routes import ollama_routes
 from penstock.doors.openai.batches.routes import batch_routes
@@ -28,9 +28,9 @@ from penstock.errors import InvalidSampling
 
 def all_routes() -> list[Route]:
     """Those of a server; nobody answers."""
-    desk = RequestDispatcher({}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
-    dialects = [openai_routes(desk), responses_routes(desk, None), batch_routes(None)]
-    dialects += [anthropic_routes(desk), ollama_routes(desk), NodeEndpoints(desk, "node", dict, None).routes()]
+    dispatcher = RequestDispatcher(ApiConfig(ModelCatalog({})))
+    dialects = [openai_routes(dispatcher), responses_routes(dispatcher, None), batch_routes(None)]
+    dialects += [anthropic_routes(dispatcher), ollama_routes(dispatcher), NodeEndpoints(dispatcher, "node", dict, None).routes()]
     return with_document([route for routes in dialects for route in routes])
 
 
@@ -60,13 +60,13 @@ def test_every_route_is_described(routes: list[Route], described: dict[str, Any]
     assert sum(len(methods) for methods in described["paths"].values()) == len(routes)
     for route in routes:
         found = operation(described, route)
-        assert found["summary"] == route.about
-        assert ("requestBody" in found) == (route.asks is not None)
-        assert ("200" in found["responses"]) != route.refuses
-        if route.gives is not None:
+        assert found["summary"] == route.description
+        assert ("requestBody" in found) == (route.request is not None)
+        assert ("200" in found["responses"]) != route.refused
+        if route.response is not None:
             assert found["responses"]["200"]["content"]["application/json"]["schema"]
-        if route.streams is not None:
-            assert route.streams in found["responses"]["200"]["content"]
+        if route.stream is not None:
+            assert route.stream in found["responses"]["200"]["content"]
 
 
 def test_every_operation_has_a_name_of_its_own(routes: list[Route], described: dict[str, Any]) -> None:
@@ -77,10 +77,10 @@ def test_every_operation_has_a_name_of_its_own(routes: list[Route], described: d
 def test_what_is_read_is_described_and_what_is_answered_too(routes: list[Route]) -> None:
     """A POST without a body, or an answer of no type, is one that somebody has forgotten to describe."""
     for route in routes:
-        if route.method == "POST" and "{" not in route.path and not route.refuses:
-            assert route.asks is not None, route.path
-        if route.path.startswith(("/v1/", "/api/")) and not route.refuses and not route.path.endswith("/content"):
-            assert route.gives is not None, route.path
+        if route.method == "POST" and "{" not in route.path and not route.refused:
+            assert route.request is not None, route.path
+        if route.path.startswith(("/v1/", "/api/")) and not route.refused and not route.path.endswith("/content"):
+            assert route.response is not None, route.path
 
 
 def test_schemathesis_takes_it_for_valid_openapi(described: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ def test_only_who_watches_the_process_needs_no_key(described: dict[str, Any]) ->
 def bounds() -> list[tuple[str, float]]:
     """Of each field that is checked when a request is understood: the first values that are too small or too large."""
     steps = {"minimum": -1, "maximum": 1, "exclusiveMinimum": 0}
-    found = [(name, told[key] + step) for name, told in MEANINGS.items() for key, step in steps.items() if key in told]
+    found = [(name, told[key] + step) for name, told in FIELD_DESCRIPTIONS.items() for key, step in steps.items() if key in told]
     return [(name, value) for name, value in found if name in SamplingParams.__dataclass_fields__]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,11 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.server import Server, running_server
+from penstock.doors.app.listener import bind_port, start_listening
+from penstock.errors import ConfigError
+from penstock.pipes.model_manager import LoadedModel
+from tests.jobs import Run
+from tests.server import Api, running_server, server_thread
 
 MODEL = "smollm2-135m"
 KEY = "a-key-that-nobody-knows"
@@ -30,7 +36,7 @@ def serve(*flags: str, env: dict[str, str] | None = None) -> subprocess.Complete
     return subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=60, check=False)
 
 
-def stream(server: Server, results: list[str], **fields: Any) -> threading.Thread:
+def stream(server: Api, results: list[str], **fields: Any) -> threading.Thread:
     """A client in a thread that keeps all it hears."""
 
     def run() -> None:
@@ -55,21 +61,27 @@ def wait_for(results: list[str], count: int) -> None:
         time.sleep(0.01)
 
 
-def test_the_welcome_shows_a_line_and_a_program_that_work(default_model_folder: Path) -> None:
-    with running_server() as server:
+@pytest.mark.parametrize("key", ["", pytest.param(KEY, marks=pytest.mark.slow)], ids=["without a key", "with a key"])
+def test_the_welcome_shows_a_line_and_a_program_that_work(default_model_folder: Path, key: str) -> None:
+    with running_server(**({"PENSTOCK_API_KEY": key} if key else {})) as server:
         welcome = server.stdout.read_text()
+        assert ("PENSTOCK_API_KEY" in welcome) == bool(key)  # it says where the key comes from
+        assert KEY not in welcome + server.log()
+        with_key = {**os.environ, "PENSTOCK_API_KEY": key}
         curl = welcome[welcome.index("curl ") : welcome.index("From Python")].strip()
-        done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60, check=False, env=with_key)
         assert json.loads(done.stdout)["choices"][0]["message"]["content"]
-        program = welcome[welcome.index("from openai") : welcome.index("Or in another")]
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        program = welcome[welcome.index("import os" if key else "from openai") : welcome.index("Or in another")]
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, env=with_key
+        )
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
         assert server.leave(signal.SIGINT) == 0
 
 
-def test_a_server_with_a_key_wants_it(default_model_folder: Path) -> None:
-    with running_server(PENSTOCK_API_KEY=KEY) as server:
+def test_a_server_with_a_key_wants_it(small_model: LoadedModel) -> None:
+    with server_thread(small_model, key=KEY) as server:
         base = f"{server.url}/v1"
         right = OpenAI(base_url=base, api_key=KEY, max_retries=0)
         assert [model.id for model in right.models.list()] == [MODEL]
@@ -89,7 +101,6 @@ def test_a_server_with_a_key_wants_it(default_model_folder: Path) -> None:
             answer = connection.getresponse()
             answer.read()
             assert answer.status == status, path
-        assert "PENSTOCK_API_KEY" in server.stdout.read_text()  # the welcome says where the key comes from
         assert KEY not in server.log()
 
 
@@ -109,6 +120,7 @@ def test_answers_finish_when_the_server_is_told_to_leave(default_model_folder: P
         assert sum('"content":' in line for line in heard) > 30
 
 
+@pytest.mark.slow
 def test_an_answer_that_takes_too_long_ends_with_an_error(default_model_folder: Path) -> None:
     with running_server("--drain-timeout", "0.5") as server:
         heard: list[str] = []
@@ -120,6 +132,7 @@ def test_an_answer_that_takes_too_long_ends_with_an_error(default_model_folder: 
         assert "data: [DONE]" in heard[-2:]
 
 
+@pytest.mark.slow
 def test_an_upload_that_does_not_end_is_refused_when_the_server_leaves(default_model_folder: Path, tmp_path: Path) -> None:
     with running_server("--drain-timeout", "0.5", "--workspace", str(tmp_path / "workspace")) as server:
         head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
@@ -134,6 +147,7 @@ def test_an_upload_that_does_not_end_is_refused_when_the_server_leaves(default_m
         assert "CancelledError" not in server.log()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_answers_at_once_and_says_so(default_model_folder: Path) -> None:
     with running_server("--drain-timeout", "300") as server:
         heard: list[str] = []
@@ -147,6 +161,7 @@ def test_a_second_ctrl_c_ends_answers_at_once_and_says_so(default_model_folder: 
         assert "data: [DONE]" in heard[-2:]
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_breaks_the_stream_and_nothing_else(default_model_folder: Path) -> None:
     with running_server() as server:
         heard: list[str] = []
@@ -158,10 +173,10 @@ def test_a_server_that_dies_breaks_the_stream_and_nothing_else(default_model_fol
         assert "data: [DONE]" not in heard
 
 
-def test_one_more_than_it_accepts_is_asked_to_come_back(default_model_folder: Path) -> None:
-    with running_server("--max-jobs", "2") as server:
+def test_one_more_than_it_accepts_is_asked_to_come_back(small_model: LoadedModel) -> None:
+    with server_thread(small_model, "--max-jobs", "2") as server:
         both: list[list[str]] = [[], []]
-        threads = [stream(server, heard, max_tokens=120) for heard in both]
+        threads = [stream(server, heard, max_tokens=1000) for heard in both]
         for heard in both:
             wait_for(heard, 2)
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
@@ -178,9 +193,9 @@ def test_one_more_than_it_accepts_is_asked_to_come_back(default_model_folder: Pa
         assert all("data: [DONE]" in heard for heard in both)
 
 
-def test_a_page_that_was_listed_may_speak_to_the_server(default_model_folder: Path) -> None:
+def test_a_page_that_was_listed_may_speak_to_the_server(small_model: LoadedModel) -> None:
     page = "https://app.example"
-    with running_server("--cors-origins", page, PENSTOCK_API_KEY=KEY) as server:
+    with server_thread(small_model, "--cors-origins", page, key=KEY) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         asking = {"Origin": page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
         connection.request("OPTIONS", "/v1/chat/completions", headers=asking)  # a browser asks without the key
@@ -196,6 +211,7 @@ def test_a_page_that_was_listed_may_speak_to_the_server(default_model_folder: Pa
         assert connection.getresponse().status == 403
 
 
+@pytest.mark.slow
 def test_json_logs_are_json(default_model_folder: Path) -> None:
     with running_server("--log-format", "json", "--print-times") as server:
         heard: list[str] = []
@@ -210,6 +226,26 @@ def test_json_logs_are_json(default_model_folder: Path) -> None:
 # ---- starts that fail: one clear line, at once ----
 
 
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """`penstock serve` sets up the logging of its process, and this one has its own."""
+    loggers = logging.getLogger(), logging.getLogger("penstock")
+    before = [(one.handlers[:], one.level) for one in loggers]
+    yield
+    for one, (handlers, level) in zip(loggers, before, strict=True):
+        one.handlers[:] = handlers
+        one.setLevel(level)
+
+
+def test_of_two_that_took_one_port_the_second_cannot_listen() -> None:
+    first = bind_port("127.0.0.1", 0)
+    second = bind_port("127.0.0.1", first.getsockname()[1])
+    with first, second:
+        start_listening(first)
+        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1"):
+            start_listening(second)
+
+
 def test_a_port_that_is_taken() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -221,6 +257,7 @@ def test_a_port_that_is_taken() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_of_two_that_start_together_on_one_port_the_second_is_told(default_model_folder: Path) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -254,10 +291,11 @@ def test_of_two_that_start_together_on_one_port_the_second_is_told(default_model
         (["--max-memory", "50MB"], "max_memory"),
     ],
 )
-def test_a_start_that_fails_says_why_in_a_line(flags: list[str], said: str, default_model_folder: Path) -> None:
-    done = serve("--port", "0", *flags)
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith("error: ")
-    assert said in done.stderr
-    assert len(done.stderr.strip().splitlines()) <= 2
-    assert not done.stdout
+@pytest.mark.usefixtures("own_logging", "default_model_folder")
+def test_a_start_that_fails_says_why_in_a_line(flags: list[str], said: str, quickly: Run) -> None:
+    code, out, err = quickly("serve", "--port", "0", *flags)
+    assert code == 1, err
+    assert err.startswith("error: ")
+    assert said in err
+    assert len(err.strip().splitlines()) <= 2
+    assert not out

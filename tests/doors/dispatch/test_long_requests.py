@@ -12,20 +12,21 @@ import pytest
 from starlette.requests import Request
 
 from penstock.config.engine import EngineConfig
-from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.domain.job import Job
 from penstock.domain.request import JobRequest
 from penstock.domain.updates import JobDone, JobUpdate, Timings, Usage
-from penstock.doors.access.keys import OWNER, Keys
+from penstock.doors.access.keys import OWNER
 from penstock.doors.access.meter import Meter, Ticket
 from penstock.doors.anthropic.conversation import conversation
 from penstock.doors.anthropic.requests import CountTokensRequest
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.dispatch.answering import AnswerResponse
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.dispatch.mailbox import Mailbox
-from penstock.doors.dispatch.running import AT_ONCE, RunningRequest
+from penstock.doors.dispatch.running import MAX_CONCURRENT_JOBS, RunningRequest
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.exchange import Context, Exchange
-from penstock.doors.http.fields import LARGE, Fields
+from penstock.doors.http.fields import LARGE_BODY_BYTES, Fields
 from penstock.doors.http.framing import EVENTS, LINES, Framing
 from penstock.doors.ollama.messages import plain_messages
 from penstock.doors.ollama.requests import OllamaMessage
@@ -89,9 +90,9 @@ class Nothing:
 # ---- aside ----
 
 
-@pytest.mark.parametrize("length, aside", [(10, False), (LARGE, True)])
+@pytest.mark.parametrize("length, in_thread", [(10, False), (LARGE_BODY_BYTES, True)])
 def test_a_large_request_is_understood_tokenized_and_put_together_aside(
-    length: int, run_in_thread: bool, monkeypatch: pytest.MonkeyPatch
+    length: int, in_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: dict[str, int] = {}
 
@@ -104,8 +105,8 @@ def test_a_large_request_is_understood_tokenized_and_put_together_aside(
 
     async def ask(hosted: Hosted) -> None:
         served: Any = ServedModel(hosted)
-        desk = RequestDispatcher({"fake": served}, {}, (), server=ServerConfig(), limits=LimitsConfig(), keys=Keys(None, None))
-        desk.mailbox = Mailbox()
+        dispatcher = RequestDispatcher(ApiConfig(ModelCatalog({"fake": served})))
+        dispatcher.mailbox = Mailbox()
         body = json.dumps({"model": "fake", "text": "x" * length}).encode()
         messages = [{"type": "http.request", "body": body}]
 
@@ -116,7 +117,7 @@ def test_a_large_request_is_understood_tokenized_and_put_together_aside(
             pass
 
         scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {"caller": OWNER, "log": {}}}
-        response = await desk.answer(Said, exchange, Request(scope, receive))
+        response = await dispatcher.answer(Said, exchange, Request(scope, receive))
         hosted.engine.start()
         await response(scope, receive, send)
 
@@ -128,7 +129,7 @@ def test_a_large_request_is_understood_tokenized_and_put_together_aside(
     finally:
         hosted.engine.stop()
     assert {step: thread != threading.get_ident() for step, thread in threads.items()} == dict.fromkeys(
-        ("understood", "tokenized", "whole"), run_in_thread
+        ("understood", "tokenized", "whole"), in_thread
     )
 
 
@@ -217,8 +218,8 @@ def test_a_long_list_of_texts_takes_one_place_and_goes_on_where_the_node_is_full
         hosted: Any = Hosted(max_jobs=2)
         mailbox = Mailbox()
         texts = RunningRequest(mailbox, hosted, everybody)
-        await texts.start([JobRequest(prompt=[1], embed=True)] * (3 * AT_ONCE))
-        assert (hosted.jobs.counted_jobs, len(hosted.jobs.open_jobs)) == (1, AT_ONCE)
+        await texts.start([JobRequest(prompt=[1], embed=True)] * (3 * MAX_CONCURRENT_JOBS))
+        assert (hosted.jobs.counted_jobs, len(hosted.jobs.open_jobs)) == (1, MAX_CONCURRENT_JOBS)
 
         await RunningRequest(mailbox, hosted, everybody).start([JobRequest(prompt=[1])])  # they shut nobody out
         with pytest.raises(QueueFull):
@@ -229,7 +230,7 @@ def test_a_long_list_of_texts_takes_one_place_and_goes_on_where_the_node_is_full
         await RunningRequest(mailbox, hosted, everybody).start([JobRequest(prompt=[1])])  # takes the place of the one that ended
         while not texts.done:
             await texts.read(0.0)
-            assert len(hosted.jobs.open_jobs) <= AT_ONCE + 2
+            assert len(hosted.jobs.open_jobs) <= MAX_CONCURRENT_JOBS + 2
             for job in hosted.jobs.open_jobs:
                 if job.request.embed:
                     job.emit(JobDone(Usage(), Timings()))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.doors.anthropic.requests import MessagesRequest
-from penstock.doors.http.fields import Fields, named_as_given, parse
+from penstock.doors.http.fields import Fields, parse, renamed_fields
 from penstock.doors.ollama.requests import ChatRequest, EmbedRequest, GenerateRequest
 from penstock.doors.openai.messages import plain_messages
 from penstock.doors.openai.requests import ChatCompletionRequest
@@ -19,7 +19,7 @@ ASKED = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content":
 
 
 def named(asked: Fields, field: str, message: str = "") -> tuple[str, str]:
-    with pytest.raises(RequestError) as told, named_as_given(asked.names):
+    with pytest.raises(RequestError) as told, renamed_fields(asked.names):
         raise RequestError(message or f"{field} = 0 cannot be used.", field=field)
     return told.value.field, told.value.message
 
@@ -72,7 +72,7 @@ def test_a_field_is_named_as_the_dialect_has_it(kind: type[Fields], body: dict[s
 
 
 def test_words_that_do_not_begin_with_the_field_stay_as_they_are() -> None:
-    with pytest.raises(PromptTooLong, match=r"^The prompt has 9 tokens\.$") as told, named_as_given({"prompt": "input"}):
+    with pytest.raises(PromptTooLong, match=r"^The prompt has 9 tokens\.$") as told, renamed_fields({"prompt": "input"}):
         raise PromptTooLong("The prompt has 9 tokens.", field="prompt")
     assert told.value.field == "input"
 

@@ -7,20 +7,20 @@ import os
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
 from penstock.config.engine import EngineConfig
-from penstock.config.node import DEFAULT_MODEL, LimitsConfig
+from penstock.config.node import DEFAULT_MODEL
+from penstock.doors.api_config import ApiConfig
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import host_standalone
-from penstock.pipes.model_manager import ModelManager
-from penstock.progress import silent
+from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.flow import Flow, JobResult, Status
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import FOLDER, TOKENS, Place
@@ -28,11 +28,10 @@ from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
 from penstock.workspace.work import Work
 from penstock.workspace.worker.pool import Pool
-from tests.server import Server, running_server
+from tests.server import Api, server_thread
 from tests.workspace.crashing import quick_folder
 from tests.workspace.queues import until
 
-KV_MEMORY = 200_000_000  # bytes, as in --kv-memory 200MB
 LIMIT = 600  # tokens that a job may ask for
 PATIENCE = 120.0
 PERSON = {
@@ -55,7 +54,7 @@ pytestmark = pytest.mark.timeout(300)
 class Beside:
     """A server and the workspace that it works on."""
 
-    server: Server
+    server: Api
     work: Work
     flow: Flow
 
@@ -79,9 +78,10 @@ class Beside:
 
 
 @pytest.fixture(scope="module")
-def beside(default_model_folder: Path) -> Iterator[Beside]:
-    flags = ["--dtype", "float32", "--kv-memory", "200MB", "--max-tokens", str(LIMIT), "--log-level", "debug"]
-    with quick_folder() as folder, running_server(*flags, "--workspace", str(folder / "workspace")) as server:
+def beside(small_model: LoadedModel) -> Iterator[Beside]:
+    """With a small model, whose words do not matter."""
+    flags = ["--max-tokens", str(LIMIT), "--log-level", "debug"]
+    with quick_folder() as folder, server_thread(small_model, *flags, "--workspace", str(folder / "workspace")) as server:
         workspace = Workspace(folder / "workspace")
         yield Beside(server, Work(workspace), Flow(workspace))
 
@@ -165,12 +165,10 @@ def test_the_log_tells_nothing_of_what_jobs_ask_and_say(beside: Beside) -> None:
 
 
 @pytest.fixture(scope="module")
-def runner(default_model_folder: Path) -> Iterator[EngineRunner]:
-    config = EngineConfig()
-    loaded = ModelManager(config, silent).load(DEFAULT_MODEL, dtype="float32", kv_memory=KV_MEMORY)
-    hosted = host_standalone(loaded, config)
+def runner(loaded_model: LoadedModel) -> Iterator[EngineRunner]:
+    hosted = host_standalone(loaded_model, EngineConfig())
     hosted.start()
-    yield EngineRunner({hosted.name: ServedModel(hosted)}, {}, LimitsConfig(), OPENAI_JOBS.endpoints)
+    yield EngineRunner(ApiConfig(ModelCatalog({hosted.name: ServedModel(hosted)})), OPENAI_JOBS.endpoints)
     hosted.stop()
 
 
@@ -192,7 +190,9 @@ PROMPT = "Tell me about the Danube, and list five numbers."
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("kind", ASKED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "with a schema" else kind for kind in ASKED]
+)
 def test_a_job_that_was_stopped_says_what_an_undisturbed_one_says(runner: EngineRunner, workspace: Workspace, kind: str) -> None:
     work, flow = Work(workspace), Flow(workspace)
     whole = work.submit(PROMPT, **ASKED[kind])

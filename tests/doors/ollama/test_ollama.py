@@ -1,4 +1,5 @@
-"""Ollama's API as its clients see it: the real server, the real default model, the real `ollama` client, and raw bodies."""
+"""Ollama's API as its clients see it: the real server, the real `ollama` client, and raw bodies; where words matter, the
+default model."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from penstock.doors.ollama.requests import OllamaMessage
 from penstock.doors.tools import ToolParser
 from penstock.doors.tools.formats import DESCRIBED
 from penstock.errors import ComputeFailed, RequestError
-from tests.server import Server, running_server
+from penstock.pipes.model_manager import LoadedModel
+from tests.server import Api, server_thread
 
 MODEL = "smollm2-135m"
 PROMPT = "What is the capital of France?"
@@ -36,26 +38,45 @@ CONFIG = """
 
 
 @pytest.fixture(scope="module")
-def server(default_model_folder: object) -> Iterator[Server]:
-    """With little KV memory, so that what is too long need not be long."""
-    with running_server("--dtype", "float32", "--kv-memory", "24MB", config=CONFIG) as running:
+def server(small_model: LoadedModel) -> Iterator[Api]:
+    """With a small model, whose words do not matter, and with little KV memory, so that what is too long need not be long."""
+    with server_thread(small_model, "--kv-memory", "140kB", config=CONFIG) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def room(server: Server) -> int:
-    """Tokens that fit."""
+def real_server(loaded_model: LoadedModel) -> Iterator[Api]:
+    with server_thread(loaded_model, "--kv-memory", "24MB", config=CONFIG) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def room(server: Api) -> int:
+    return tokens_that_fit(server)
+
+
+@pytest.fixture(scope="module")
+def real_room(real_server: Api) -> int:
+    return tokens_that_fit(real_server)
+
+
+@pytest.fixture(scope="module")
+def client(server: Api) -> ollama.Client:
+    return ollama.Client(server.url)
+
+
+@pytest.fixture(scope="module")
+def real_client(real_server: Api) -> ollama.Client:
+    return ollama.Client(real_server.url)
+
+
+def tokens_that_fit(server: Api) -> int:
     found: int = server.get("/status")["models"][0]["context"]
     assert found < 1024
     return found
 
 
-@pytest.fixture(scope="module")
-def client(server: Server) -> ollama.Client:
-    return ollama.Client(server.url)
-
-
-def call(server: Server, method: str, path: str, body: Any = None) -> tuple[int, str, bytes]:
+def call(server: Api, method: str, path: str, body: Any = None) -> tuple[int, str, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request(method, path, None if body is None else json.dumps(body))
     answer = connection.getresponse()
@@ -64,7 +85,7 @@ def call(server: Server, method: str, path: str, body: Any = None) -> tuple[int,
     return answer.status, answer.getheader("content-type", ""), text
 
 
-def refused(server: Server, path: str = "/api/chat", **fields: Any) -> str:
+def refused(server: Api, path: str = "/api/chat", **fields: Any) -> str:
     """What is said to a request that cannot be used."""
     fields = {"model": MODEL, **({"messages": QUESTION} if path == "/api/chat" else {}), **fields}
     status, _, body = call(server, "POST", path, fields)
@@ -75,8 +96,8 @@ def refused(server: Server, path: str = "/api/chat", **fields: Any) -> str:
 # ---- chat ----
 
 
-def test_a_whole_answer_says_what_it_took(client: ollama.Client) -> None:
-    answer = client.chat(MODEL, QUESTION, options=GREEDY)
+def test_a_whole_answer_says_what_it_took(real_client: ollama.Client) -> None:
+    answer = real_client.chat(MODEL, QUESTION, options=GREEDY)
     assert answer.message.role == "assistant"
     assert answer.message.content == PARIS
     assert (answer.done, answer.done_reason) == (True, "stop")
@@ -90,8 +111,8 @@ def test_a_whole_answer_says_what_it_took(client: ollama.Client) -> None:
     assert abs((datetime.now(UTC) - made).total_seconds()) < 600
 
 
-def test_an_answer_is_streamed_in_lines_unless_the_client_says_otherwise(server: Server) -> None:
-    status, kind, body = call(server, "POST", "/api/chat", {"model": MODEL, "messages": QUESTION, "options": GREEDY})
+def test_an_answer_is_streamed_in_lines_unless_the_client_says_otherwise(real_server: Api) -> None:
+    status, kind, body = call(real_server, "POST", "/api/chat", {"model": MODEL, "messages": QUESTION, "options": GREEDY})
     lines = [json.loads(line) for line in body.splitlines()]
     assert (status, kind) == (200, "application/x-ndjson")
     assert "".join(line["message"]["content"] for line in lines) == PARIS
@@ -100,9 +121,9 @@ def test_an_answer_is_streamed_in_lines_unless_the_client_says_otherwise(server:
     assert lines[-1]["eval_count"] == 8
 
 
-def test_the_asynchronous_client_hears_the_same(server: Server) -> None:
+def test_the_asynchronous_client_hears_the_same(real_server: Api) -> None:
     async def said() -> str:
-        stream = await ollama.AsyncClient(server.url).chat(MODEL, QUESTION, stream=True, options=GREEDY)
+        stream = await ollama.AsyncClient(real_server.url).chat(MODEL, QUESTION, stream=True, options=GREEDY)
         return "".join([part.message.content or "" async for part in stream])
 
     assert asyncio.run(said()) == PARIS
@@ -115,7 +136,7 @@ def test_a_model_is_found_with_its_tag_and_without(client: ollama.Client, name: 
     assert answer.done_reason == "length"
 
 
-def test_openais_door_knows_the_tag_too(server: Server) -> None:
+def test_openais_door_knows_the_tag_too(server: Api) -> None:
     """Editors list models in Ollama's way, and then talk in OpenAI's."""
     body = {"model": f"{MODEL}:latest", "messages": QUESTION, "max_tokens": 1}
     assert call(server, "POST", "/v1/chat/completions", body)[0] == 200
@@ -156,12 +177,12 @@ def test_every_option_that_is_supported_at_once(client: ollama.Client) -> None:
     assert answer.eval_count == 4
 
 
-def test_no_limit_is_minus_one(client: ollama.Client) -> None:
-    assert client.chat(MODEL, QUESTION, options={**GREEDY, "num_predict": -1}).done_reason == "stop"
+def test_no_limit_is_minus_one(real_client: ollama.Client) -> None:
+    assert real_client.chat(MODEL, QUESTION, options={**GREEDY, "num_predict": -1}).done_reason == "stop"
 
 
-def test_a_stop_string_ends_the_answer(client: ollama.Client) -> None:
-    answer = client.chat(MODEL, QUESTION, options={**GREEDY, "stop": [" Paris"]})
+def test_a_stop_string_ends_the_answer(real_client: ollama.Client) -> None:
+    answer = real_client.chat(MODEL, QUESTION, options={**GREEDY, "stop": [" Paris"]})
     assert (answer.message.content, answer.done_reason) == ("The capital of France is", "stop")
 
 
@@ -205,10 +226,10 @@ def get_weather(city: str) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_is_called_with_an_object(client: ollama.Client, stream: bool) -> None:
+def test_a_tool_is_called_with_an_object(real_client: ollama.Client, stream: bool) -> None:
     wanted = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
     asked: Any = [{"role": "user", "content": f"Repeat: {wanted}"}]
-    answer: Any = client.chat(MODEL, asked, tools=[get_weather], stream=stream, options={**GREEDY, "num_predict": 32})
+    answer: Any = real_client.chat(MODEL, asked, tools=[get_weather], stream=stream, options={**GREEDY, "num_predict": 32})
     parts = list(answer) if stream else [answer]
     calls = [call for part in parts for call in part.message.tool_calls or ()]
     assert calls
@@ -293,9 +314,9 @@ def test_a_call_that_was_cut_off_is_not_told() -> None:
 # ---- generate ----
 
 
-def test_a_prompt_is_answered_like_a_question_in_a_chat(client: ollama.Client) -> None:
-    assert client.generate(MODEL, PROMPT, options=GREEDY).response == PARIS
-    parts = list(client.generate(MODEL, PROMPT, options=GREEDY, stream=True))
+def test_a_prompt_is_answered_like_a_question_in_a_chat(real_client: ollama.Client) -> None:
+    assert real_client.generate(MODEL, PROMPT, options=GREEDY).response == PARIS
+    parts = list(real_client.generate(MODEL, PROMPT, options=GREEDY, stream=True))
     assert "".join(part.response or "" for part in parts) == PARIS
     assert parts[-1].eval_count == 8
 
@@ -306,8 +327,8 @@ def test_a_system_text_goes_before_the_prompt(client: ollama.Client) -> None:
     assert (told.prompt_eval_count or 0) > (plain.prompt_eval_count or 0)
 
 
-def test_a_raw_prompt_is_continued_as_it_is(client: ollama.Client) -> None:
-    answer = client.generate(MODEL, "The capital of France is", raw=True, options={**GREEDY, "num_predict": 1})
+def test_a_raw_prompt_is_continued_as_it_is(real_client: ollama.Client) -> None:
+    answer = real_client.generate(MODEL, "The capital of France is", raw=True, options={**GREEDY, "num_predict": 1})
     assert (answer.response, answer.prompt_eval_count) == (" Paris", 5)
 
 
@@ -321,25 +342,25 @@ def test_an_empty_request_only_loads_the_model(client: ollama.Client, stream: bo
 # ---- models ----
 
 
-def test_the_models_are_listed_with_names_that_find_them(client: ollama.Client) -> None:
-    listed = client.list().models
+def test_the_models_are_listed_with_names_that_find_them(real_client: ollama.Client) -> None:
+    listed = real_client.list().models
     assert [one.model for one in listed] == [f"{MODEL}:latest", "llama3.2:latest"]
     for one in listed:
-        assert client.show(one.model or "").details == one.details
+        assert real_client.show(one.model or "").details == one.details
         assert one.size == 134_515_008 * 4
         assert len(one.digest or "") == 64
 
 
-def test_a_model_is_shown_with_what_clients_decide_by(client: ollama.Client, room: int) -> None:
-    shown = client.show(MODEL)
+def test_a_model_is_shown_with_what_clients_decide_by(real_client: ollama.Client, real_room: int) -> None:
+    shown = real_client.show(MODEL)
     assert shown.capabilities == ["completion", "tools"]
     assert shown.modelinfo is not None
     assert shown.modelinfo["general.architecture"] == "llama"
-    assert shown.modelinfo["llama.context_length"] == room
+    assert shown.modelinfo["llama.context_length"] == real_room
     assert shown.modelinfo["llama.embedding_length"] == 576
     assert shown.details is not None
     assert (shown.details.parameter_size, shown.details.quantization_level) == ("134.5M", "F32")
-    assert f"num_ctx {room}" in (shown.parameters or "").splitlines()
+    assert f"num_ctx {real_room}" in (shown.parameters or "").splitlines()
     assert "<|im_start|>" in (shown.template or "")
 
 
@@ -350,7 +371,7 @@ def test_what_is_loaded_stays_loaded(client: ollama.Client, room: int) -> None:
     assert loaded.expires_at > datetime.now(UTC)
 
 
-def test_clients_find_a_server_that_is_new_enough(server: Server) -> None:
+def test_clients_find_a_server_that_is_new_enough(server: Api) -> None:
     status, _, body = call(server, "GET", "/api/version")
     assert status == 200
     assert tuple(map(int, json.loads(body)["version"].split("."))) >= (0, 6, 4)  # what an editor's plug-in asks for
@@ -411,7 +432,7 @@ def test_no_text_has_no_embedding(client: ollama.Client) -> None:
         ({"messages": [{"role": "user", "content": "word " * 1000}]}, "The prompt has 1"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(server: Server, fields: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_honoured_is_refused_by_name(server: Api, fields: dict[str, Any], told: str) -> None:
     assert told in refused(server, **fields)
 
 
@@ -419,7 +440,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(server: Server, fields: dict
     "fields",
     [{"suffix": "x"}, {"template": "{{ .Prompt }}"}, {"context": [1, 2]}, {"images": ["AAAA"]}, {"raw": True, "system": "x"}],
 )
-def test_what_a_prompt_cannot_have_is_refused_by_name(server: Server, fields: dict[str, Any]) -> None:
+def test_what_a_prompt_cannot_have_is_refused_by_name(server: Api, fields: dict[str, Any]) -> None:
     assert list(fields)[-1] in refused(server, "/api/generate", prompt="x", **fields)
 
 
@@ -448,7 +469,7 @@ def test_an_error_in_the_middle_is_a_line_of_its_own() -> None:
     assert lines == [b'{"error":"It broke. Try again."}\n']
 
 
-def test_a_client_that_leaves_takes_its_job_with_it(server: Server) -> None:
+def test_a_client_that_leaves_takes_its_job_with_it(server: Api) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = {"model": MODEL, "prompt": "Count to a million: 1, 2, 3,", "raw": True, "options": {"repeat_penalty": 1, **GREEDY}}
     connection.request("POST", "/api/generate", json.dumps(body))

@@ -1,4 +1,4 @@
-"""Files and batches, with the real openai client against a real server with a workspace."""
+"""Files and batches, with the real openai client against a real server with a workspace and a small model."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ import pytest
 from starlette.testclient import TestClient
 
 from penstock.config.keys import KeyFolder, KeyLimits
-from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
+from penstock.config.node import WorkspaceConfig
 from penstock.doors.access.keys import Keys
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.server import OAIHttpServer
+from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.errors import KeyForbids
+from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.batch.batches import Batches
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
 from tests.doors.openai.batch_kills import MODEL, OVER, chat_line, check_batch_under_kills, jsonl
-from tests.server import Server, running_server
+from tests.server import Api, server_thread
 
 CHAT = "/v1/chat/completions"
 PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
-def server(default_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(small_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     workspace = tmp_path_factory.mktemp("batches") / "workspace"
-    with running_server("--workspace", str(workspace), "--max-upload", "1MB", "--max-body", "100kB") as running:
+    flags = ("--workspace", str(workspace), "--max-upload", "1MB", "--max-body", "100kB")
+    with server_thread(small_model, *flags) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> openai.OpenAI:
+def client(server: Api) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
@@ -131,16 +135,16 @@ def test_a_line_for_a_model_that_is_not_here_is_refused_as_a_request_would_be(cl
     told, direct = error["response"]["body"]["error"], directly.value.body
     assert error["response"]["status_code"] == 404
     assert [told[name] for name in ("code", "param", "type")] == [direct[name] for name in ("code", "param", "type")]  # type: ignore[index]
-    assert told["message"].startswith("The model 'nowhere' is not here.")
+    assert told["message"].startswith("Model 'nowhere' is not served here.")
 
 
 def test_a_batch_made_where_a_model_was_says_that_it_waits_for_it(tmp_path: Path) -> None:
-    workspace, keys, limits = Workspace(tmp_path / "workspace", create=True), Keys(None, None), LimitsConfig()
+    workspace, api = Workspace(tmp_path / "workspace", create=True), ApiConfig(ModelCatalog({}))
     sent = Uploads(workspace).add([jsonl([chat_line("a", "Hi.")])], name="lines.jsonl", purpose="batch")
     asked = {"endpoint": CHAT, "window": 60.0, "completion_window": "60s", "offers": lambda model: model == MODEL}
     Batches(workspace).create(sent.file_id, **asked)  # type: ignore[arg-type]
-    backlog = Backlog(workspace, {}, WorkspaceConfig(), api=OPENAI_JOBS, aliases={}, limits=limits, keys=keys)
-    door = OAIHttpServer({}, node_id="bare", server=ServerConfig(), limits=limits, aliases={}, keys=keys, backlog=backlog)
+    backlog = Backlog(workspace, WorkspaceConfig(), api, OPENAI_JOBS)
+    door = OAIHttpServer(api, node_id="bare", backlog=backlog)
     with TestClient(door.app, base_url="http://127.0.0.1") as bare:
         assert [one["missing_models"] for one in bare.get("/v1/batches").json()["data"]] == [[MODEL]]
         missing = bare.get("/v1/files/file-1_2_3").json()["error"]["message"]
@@ -156,7 +160,7 @@ def test_a_file_that_is_no_batch_fails_with_line_numbers(client: openai.OpenAI) 
     assert found == [("duplicate_custom_id", 2), ("invalid_json_line", 3)]
 
 
-def test_a_batch_is_cancelled_and_every_line_is_accounted_for(client: openai.OpenAI, server: Server) -> None:
+def test_a_batch_is_cancelled_and_every_line_is_accounted_for(client: openai.OpenAI, server: Api) -> None:
     lines = [chat_line(str(n), "Tell me a long story.", max_tokens=400, ignore_eos=True) for n in range(200)]
     batch = made(client, jsonl(lines))
     until = time.monotonic() + PATIENCE
@@ -233,7 +237,7 @@ def test_an_upload_may_be_larger_than_other_requests_but_not_too_large(client: o
     assert refused.value.status_code == 413
 
 
-def test_what_is_no_upload_is_refused(client: openai.OpenAI, server: Server) -> None:
+def test_what_is_no_upload_is_refused(client: openai.OpenAI, server: Api) -> None:
     with pytest.raises(openai.BadRequestError, match="purpose"):
         client.files.create(file=b"{}", purpose="vision")
     with pytest.raises(openai.BadRequestError, match="seconds"):
@@ -249,7 +253,7 @@ def test_what_is_no_upload_is_refused(client: openai.OpenAI, server: Server) -> 
 
 
 def test_without_a_workspace_the_refusal_says_what_to_do() -> None:
-    door = OAIHttpServer({}, node_id="bare", server=ServerConfig(), limits=LimitsConfig(), aliases={}, keys=Keys(None, None))
+    door = OAIHttpServer(ApiConfig(ModelCatalog({})), node_id="bare")
     with TestClient(door.app, base_url="http://127.0.0.1") as bare:
         for path in ("/v1/files", "/v1/batches", "/v1/files/file-1_2_3/content"):
             answer = bare.get(path)
@@ -259,10 +263,11 @@ def test_without_a_workspace_the_refusal_says_what_to_do() -> None:
 def test_each_key_finds_only_its_own(tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path / "keys")
     mia, bob = ({"authorization": f"Bearer {folder.add(name)}"} for name in ("mia", "bob"))
-    keys, limits, config = Keys(folder, None), LimitsConfig(), WorkspaceConfig()
+    keys, config = Keys(folder, None), WorkspaceConfig()
     workspace = Workspace(tmp_path / "workspace", create=True)
-    backlog = Backlog(workspace, {}, config, api=OPENAI_JOBS, aliases={}, limits=limits, keys=keys)
-    door = OAIHttpServer({}, node_id="shared", server=ServerConfig(), limits=limits, aliases={}, keys=keys, backlog=backlog)
+    api = ApiConfig(ModelCatalog({}), keys=keys)
+    backlog = Backlog(workspace, config, api, OPENAI_JOBS)
+    door = OAIHttpServer(api, node_id="shared", backlog=backlog)
     with TestClient(door.app, base_url="http://127.0.0.1") as shared:
         sent = {"file": ("lines.jsonl", jsonl([chat_line("a", "Hi.")]))}
         file = shared.post("/v1/files", headers=mia, data={"purpose": "batch"}, files=sent).json()["id"]
@@ -294,7 +299,7 @@ def test_who_owns_a_batch_is_unknown_while_a_record_is_broken_and_known_when_it_
             (folder.path / ".new").chmod(0o600)
             (folder.path / ".new").rename(file)
         keys.refresh()
-        return [keys.is_good(owner) for owner in (mia, bob)]
+        return [keys.is_valid(owner) for owner in (mia, bob)]
 
     assert standing(b"{") == [None, True]
     assert standing(whole) == [True, True]
@@ -308,8 +313,9 @@ def test_a_line_without_a_model_is_refused_by_a_key_for_some_where_there_is_none
     secret = folder.add("mia", KeyLimits(models=("small",)))
     keys = Keys(folder, None)
     with pytest.raises(KeyForbids, match="names none"):
-        keys.check_model(keys.find(secret).owner)
+        keys.check_model(keys.find(secret).owner, None, ModelCatalog({}).canonical)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_batch_is_lost_or_done_twice_when_its_server_is_killed(tmp_path: Path, default_model_folder: Path) -> None:
     check_batch_under_kills(tmp_path, lines=12, kills=1, seed=1)

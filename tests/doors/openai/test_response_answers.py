@@ -46,8 +46,8 @@ TEXTS = st.sampled_from(["", "Hello.", f"Let me look.\n{CALLS}", CALLS])
 
 
 def events_of(pieces: Sequence[str], reason: FinishReason) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    speech = OutputParser(ToolParser(format_of(None)))
-    answer = ResponseAnswer("1_2_3", BEGUN, speech, token_bytes=lambda ids: [], hidden=frozenset(), logprobs=False)
+    output_parser = OutputParser(ToolParser(format_of(None)))
+    answer = ResponseAnswer("1_2_3", BEGUN, output_parser, token_bytes=lambda ids: [], hidden=frozenset(), logprobs=False)
     events = list(map(encode, answer.begin()))
     for piece in pieces:
         events += map(encode, answer.take(0, TokensOut(0, piece, (0,))))

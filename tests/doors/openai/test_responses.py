@@ -1,4 +1,5 @@
-"""OpenAI's Responses as its clients see them: the real server with a workspace, the real default model, the real client."""
+"""OpenAI's Responses as its clients see them: the real server with a workspace, the real client; where words matter, the
+default model."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from tests.server import Server, running_server
+from penstock.pipes.model_manager import LoadedModel
+from tests.server import Api, load_small_model, running_server, server_thread
 
 MODEL = "smollm2-135m"
 QUESTION = "What is the capital of France?"
@@ -27,7 +29,7 @@ WEATHER: Any = {
     "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]},
     "strict": True,
 }
-FORCED: Any = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "get_weather"}, "max_output_tokens": 60}
+FORCED: Any = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "get_weather"}, "max_output_tokens": 200}
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +38,24 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(workspace: Path, default_model_folder: object) -> Iterator[Server]:
-    with running_server("--dtype", "float32", "--workspace", str(workspace)) as running:
+def server(workspace: Path, small_model: LoadedModel) -> Iterator[Api]:
+    """With a small model, whose words do not matter."""
+    with server_thread(small_model, "--workspace", str(workspace)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> OpenAI:
+def client(server: Api) -> OpenAI:
     return client_of(server)
 
 
-def client_of(server: Server) -> OpenAI:
+@pytest.fixture(scope="module")
+def real_client(loaded_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    with server_thread(loaded_model, "--workspace", str(tmp_path_factory.mktemp("real") / "workspace")) as running:
+        yield client_of(running)
+
+
+def client_of(server: Api) -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
@@ -63,8 +72,8 @@ def refusal(client: OpenAI, **fields: Any) -> openai.APIStatusError:
 # ---- answers ----
 
 
-def test_a_whole_response(client: OpenAI) -> None:
-    response = ask(client, metadata={"for": "a test"}, user="somebody")
+def test_a_whole_response(real_client: OpenAI) -> None:
+    response = ask(real_client, metadata={"for": "a test"}, user="somebody")
     assert response.output_text == ANSWER
     assert (response.status, response.store, response.metadata, response.user) == (
         "completed",
@@ -78,7 +87,8 @@ def test_a_whole_response(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, FORCED, {"max_output_tokens": 3}], ids=["text", "a call", "cut off"])
-def test_a_stream_tells_what_the_whole_response_says(client: OpenAI, fields: dict[str, Any]) -> None:
+def test_a_stream_tells_what_the_whole_response_says(request: pytest.FixtureRequest, fields: dict[str, Any]) -> None:
+    client = request.getfixturevalue("client" if fields else "real_client")  # a text that comes to its end by itself
     whole = ask(client, **fields)
     events = list(ask(client, stream=True, **fields))
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -111,15 +121,15 @@ def test_an_answer_that_was_cut_off_says_so(client: OpenAI) -> None:
     assert response.output[0].status == "incomplete"
 
 
-def test_the_instructions_lead_the_conversation(client: OpenAI, server: Server) -> None:
+def test_the_instructions_lead_the_conversation(client: OpenAI, server: Api) -> None:
     told = ask(client, instructions="Be brief.")
-    spoken = ask(client, [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": QUESTION}])
-    assert told.usage.input_tokens == spoken.usage.input_tokens
-    assert told.output_text == spoken.output_text
+    known_dialect = ask(client, [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": QUESTION}])
+    assert told.usage.input_tokens == known_dialect.usage.input_tokens
+    assert told.output_text == known_dialect.output_text
 
 
-def test_logprobs_are_those_of_the_text(client: OpenAI) -> None:
-    response = ask(client, include=["message.output_text.logprobs"], top_logprobs=2)
+def test_logprobs_are_those_of_the_text(real_client: OpenAI) -> None:
+    response = ask(real_client, include=["message.output_text.logprobs"], top_logprobs=2)
     scores = response.output[0].content[0].logprobs
     assert "".join(score.token for score in scores) == ANSWER
     assert all(len(score.top_logprobs) == 2 for score in scores)
@@ -127,11 +137,11 @@ def test_logprobs_are_those_of_the_text(client: OpenAI) -> None:
 
 def test_structured_output_is_parsed(client: OpenAI) -> None:
     class City(BaseModel):
-        name: str
-        inhabitants: int
+        name: str = Field(max_length=8)
+        inhabitants: int = Field(ge=0, le=999)
 
     response = client.responses.parse(
-        model=MODEL, input="Describe Paris in JSON.", text_format=City, temperature=0, max_output_tokens=60
+        model=MODEL, input="Describe Paris in JSON.", text_format=City, temperature=0, max_output_tokens=200
     )
     assert isinstance(response.output_parsed, City)
 
@@ -139,21 +149,28 @@ def test_structured_output_is_parsed(client: OpenAI) -> None:
 # ---- tools ----
 
 
-def test_a_call_is_answered_in_the_next_request(client: OpenAI) -> None:
-    first = ask(client, "How is the weather in Paris?", **FORCED)
+def test_a_call_is_answered_in_the_next_request(real_client: OpenAI) -> None:
+    first = ask(real_client, "How is the weather in Paris?", **FORCED)
     (call,) = first.output
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "get_weather", {"city": "Paris"})
     said = {"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees and sunny"}
-    second = ask(client, [said], previous_response_id=first.id, tools=[WEATHER], tool_choice="none")
+    second = ask(real_client, [said], previous_response_id=first.id, tools=[WEATHER], tool_choice="none")
     assert "18" in second.output_text
-    by_hand = ask(client, [{"role": "user", "content": "How is the weather in Paris?"}, call, said])
+    by_hand = ask(real_client, [{"role": "user", "content": "How is the weather in Paris?"}, call, said])
     assert by_hand.output_text == second.output_text
 
 
 def test_only_allowed_tools_are_called(client: OpenAI) -> None:
     other = {**WEATHER, "name": "get_time"}
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_time"}]}
-    response = ask(client, "How is the weather in Paris?", tools=[WEATHER, other], tool_choice=choice, parallel_tool_calls=False)
+    response = ask(
+        client,
+        "How is the weather in Paris?",
+        tools=[WEATHER, other],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        max_output_tokens=200,
+    )
     assert [item.name for item in response.output] == ["get_time"]
     assert response.tool_choice.mode == "required"
 
@@ -184,7 +201,7 @@ def test_a_kept_response_is_the_one_that_was_given(client: OpenAI) -> None:
 def test_an_item_can_be_named_instead_of_sent(client: OpenAI) -> None:
     first = ask(client)
     named = ask(client, [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "Really?"}])
-    sent = ask(client, [{"role": "assistant", "content": ANSWER}, {"role": "user", "content": "Really?"}])
+    sent = ask(client, [{"role": "assistant", "content": first.output_text}, {"role": "user", "content": "Really?"}])
     assert named.output_text == sent.output_text
 
 
@@ -218,7 +235,7 @@ def test_what_is_not_to_be_stored_is_not(client: OpenAI, workspace: Path) -> Non
 
 
 def test_nothing_runs_in_the_background(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="nothing does"):
+    with pytest.raises(openai.BadRequestError, match="background responses"):
         client.responses.cancel(ask(client).id)
 
 
@@ -264,7 +281,11 @@ def test_a_response_whose_files_are_damaged_says_so(client: OpenAI, workspace: P
         ({"said": [{"role": "narrator", "content": ""}]}, "input[0].role", "narrator"),
         ({"said": [{"role": "user"}]}, "input[0].content", "missing"),
         ({"said": [{"role": "user", "content": "", "call_id": "x"}]}, "input[0].call_id", "not for a message"),
-        ({"said": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "input[0].call_id", "answers no call"),
+        (
+            {"said": [{"type": "function_call_output", "call_id": "x", "output": ""}]},
+            "input[0].call_id",
+            "does not match any call",
+        ),
         ({"said": [{"type": "item_reference", "id": "msg_1_2_3_0"}]}, "input[0].id", "stored"),
     ],
     ids=lambda value: value if isinstance(value, str) and "." not in value else "",
@@ -280,15 +301,15 @@ def test_a_prompt_that_is_too_long_is_refused(client: OpenAI) -> None:
     assert (refused.code, refused.param) == ("context_length_exceeded", "input")
 
 
-def test_what_a_model_thought_elsewhere_changes_nothing(client: OpenAI) -> None:
+def test_what_a_model_thought_elsewhere_changes_nothing(real_client: OpenAI) -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
-    assert ask(client, [thought, {"role": "user", "content": QUESTION}]).output_text == ANSWER
+    assert ask(real_client, [thought, {"role": "user", "content": QUESTION}]).output_text == ANSWER
 
 
 # ---- trouble ----
 
 
-def test_a_client_that_leaves_takes_its_answer_with_it(server: Server, workspace: Path) -> None:
+def test_a_client_that_leaves_takes_its_answer_with_it(server: Api, workspace: Path) -> None:
     before = set((workspace / "responses").iterdir())
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = {"input": "Tell me a long story.", "stream": True, "ignore_eos": True, "temperature": 0}
@@ -308,40 +329,60 @@ def until_it_fails(stream: Any, heard: list[Any]) -> None:
         heard.append(event)  # noqa: PERF402  what came before the error counts
 
 
-def test_a_conversation_goes_on_after_a_kill(tmp_path: Path, default_model_folder: object) -> None:
+def make_old(folder: Path, response: Any) -> Path:
+    """Where that response is, beside a copy of it that was made long ago."""
+    kept = folder / "responses" / str(response.id).removeprefix("resp_")
+    shutil.copytree(kept, folder / "responses" / "1700000000_1_0")
+    return kept
+
+
+def check_conversation_goes_on(server: Api, folder: Path, first: Any, kept: Path) -> None:
     """And what is too old is gone, and a disk that fails is told."""
+    client = client_of(server)
+    assert client.responses.retrieve(first.id) == first
+    again = ask(client, previous_response_id=first.id, max_output_tokens=1)
+    assert again.usage.input_tokens > first.usage.input_tokens
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve("resp_1700000000_1_0")
+    until = time.monotonic() + 30
+    while (folder / "responses" / "1700000000_1_0").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert {one.name for one in (folder / "responses").iterdir()} == {kept.name, again.id.removeprefix("resp_")}
+
+    shutil.rmtree(folder / "responses")
+    heard: list[Any] = []
+    with pytest.raises(openai.APIError, match="Nothing was submitted"):
+        until_it_fails(ask(client, stream=True), heard)
+    assert (heard[-1].type, heard[-1].response.status) == ("response.failed", "failed")
+    assert refusal(client).status_code == 500
+
+
+def test_a_conversation_goes_on_at_the_next_server(tmp_path: Path, small_model_folder: Path) -> None:
+    folder, model = tmp_path / "workspace", load_small_model(small_model_folder)
+    with server_thread(model, "--workspace", str(folder)) as server:
+        first = ask(client_of(server))
+    kept = make_old(folder, first)
+    with server_thread(model, "--workspace", str(folder)) as server:
+        check_conversation_goes_on(server, folder, first, kept)
+
+
+@pytest.mark.slow
+def test_a_conversation_goes_on_after_a_kill(tmp_path: Path, default_model_folder: object) -> None:
     folder = tmp_path / "workspace"
     with running_server("--workspace", str(folder)) as server:
         first = ask(client_of(server))
         server.kill()
-    kept = folder / "responses" / first.id.removeprefix("resp_")
-    shutil.copytree(kept, folder / "responses" / "1700000000_1_0")
+    kept = make_old(folder, first)
     with running_server("--workspace", str(folder)) as server:
-        client = client_of(server)
-        assert client.responses.retrieve(first.id) == first
-        again = ask(client, previous_response_id=first.id, max_output_tokens=1)
-        assert again.usage.input_tokens > first.usage.input_tokens
-        with pytest.raises(openai.NotFoundError):
-            client.responses.retrieve("resp_1700000000_1_0")
-        until = time.monotonic() + 30
-        while (folder / "responses" / "1700000000_1_0").exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        assert {one.name for one in (folder / "responses").iterdir()} == {kept.name, again.id.removeprefix("resp_")}
-
-        shutil.rmtree(folder / "responses")
-        heard: list[Any] = []
-        with pytest.raises(openai.APIError, match="Nothing was submitted"):
-            until_it_fails(ask(client, stream=True), heard)
-        assert (heard[-1].type, heard[-1].response.status) == ("response.failed", "failed")
-        assert refusal(client).status_code == 500
+        check_conversation_goes_on(server, folder, first, kept)
 
 
-def test_a_server_without_a_workspace_stores_nothing_and_says_so(default_model_folder: object) -> None:
-    with running_server("--workspace", "none") as server:
-        client = client_of(server)
-        given = ask(client)
-        assert (given.output_text, given.store) == (ANSWER, False)
-        assert "--workspace" in str(refusal(client, store=True))
-        assert "--workspace" in str(refusal(client, previous_response_id=given.id))
+def test_a_server_without_a_workspace_stores_nothing_and_says_so(client: OpenAI, small_model_folder: Path) -> None:
+    with server_thread(load_small_model(small_model_folder), "--workspace", "none") as server:
+        bare = client_of(server)
+        given = ask(bare)
+        assert (given.output_text, given.store) == (ask(client).output_text, False)
+        assert "--workspace" in str(refusal(bare, store=True))
+        assert "--workspace" in str(refusal(bare, previous_response_id=given.id))
         with pytest.raises(openai.NotFoundError, match="--workspace"):
-            client.responses.retrieve(given.id)
+            bare.responses.retrieve(given.id)

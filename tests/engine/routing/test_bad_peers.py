@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,12 +23,12 @@ from penstock.model.attention import BatchPiece
 from penstock.network.codec import encode
 from tests.engine.node import MODEL, SHAPE, Place
 from tests.engine.world import GREEDY, Asked, World
+from tests.examples import examples
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 LONG = replace(GREEDY, max_tokens=18)
 HUGE = 2**47
 POISON = 2_000_003  # no model would say it: a token that only a prompt can hold
-slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def with_a_stranger() -> World:
@@ -176,11 +175,12 @@ numbers = st.sampled_from([0, 1, 2, 3, 40, 41, 100, HUGE])
 blocks = st.sampled_from([0, 1, 3, HUGE])
 
 
-@settings(slow, max_examples=40)
-@given(
+@examples(
+    few=10,
+    many=40,
     jobs=st.lists(
         st.tuples(numbers, st.lists(absurd, max_size=4), st.lists(notices, max_size=3), st.sampled_from([0, 2, 4])), max_size=20
-    )
+    ),
 )
 def test_whatever_an_origin_sends_on_its_own_route_others_get_right_answers_and_keep_their_memory(
     jobs: list[tuple[int, list[Span], list[Notice], int]],
@@ -220,11 +220,12 @@ messages = st.one_of(
 )
 
 
-@settings(slow, max_examples=20)
-@given(
+@examples(
+    few=5,
+    many=20,
     script=st.lists(
         st.tuples(st.sampled_from("abc"), st.sampled_from(["a", "o", "x", "none"]), messages), min_size=1, max_size=30
-    )
+    ),
 )
 def test_nothing_that_a_stranger_says_ends_an_engine_or_an_answer(script: list[tuple[str, str, Any]]) -> None:
     world = with_a_stranger()
@@ -312,7 +313,7 @@ def test_hidden_states_count_as_pending_until_a_pass_takes_them(monkeypatch: pyt
     world = World(Place("a", (), ends=True), Place("s", ((0, 4),)))
     world.open_routes("a")
     route, engine = route_of(world, "a"), world["s"].engine
-    monkeypatch.setattr("penstock.engine.engine.MAX_PENDING", 8 * 4096)
+    monkeypatch.setattr("penstock.engine.engine.MAX_PENDING_BYTES", 8 * 4096)
     for number in range(2 if gap else 1, 31):
         engine.deliver("a", job(route, number, [Span(number, 0, 0, 0, 0, 1024, 0)]))
         engine.take_commands(wait=False)

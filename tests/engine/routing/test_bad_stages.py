@@ -140,8 +140,8 @@ def test_silly_numbers_in_offers_and_pongs_are_not_believed(number: int, stamp: 
 
 
 def test_a_record_with_absurd_memory_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert route.MOST_BLOCKS <= 1 << 20, "as many can be counted without harm"
-    monkeypatch.setattr(route, "MOST_BLOCKS", 1000)
+    assert route.MAX_LEASE_BLOCKS <= 1 << 20, "as many can be counted without harm"
+    monkeypatch.setattr(route, "MAX_LEASE_BLOCKS", 1000)
     world = World(Place("a", (), ends=True), Place("x", ((0, 4),)))
     record = world["x"].record
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
@@ -16,16 +15,17 @@ from penstock.domain.span import NetworkJob
 from tests.engine import layouts
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, Faults, World
+from tests.examples import examples
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
-slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 asks = st.lists(
     st.tuples(layouts.prompts, layouts.params | st.none(), st.floats(0, 0.3), st.booleans()), min_size=1, max_size=6
 )  # None: an embedding
 
 
-@settings(slow, max_examples=40)
-@given(
+@examples(
+    few=12,
+    many=40,
     network=layouts.networks(most_nodes=3, most_layers=4),
     config=layouts.configs,
     faults=layouts.faults,
@@ -153,7 +153,7 @@ def test_a_route_on_which_later_ones_come_home_is_not_broken() -> None:
     world = three(Faults(drop=1.0, hits=some), window=6, chunk=1)
     answer_some(world)
     assert world["a"].engine.stats.lost_jobs == 4
-    assert world["a"].engine.stats.last_break != "nothing comes back"
+    assert world["a"].engine.stats.last_break != "no NetworkJob returns"
 
 
 def test_chunks_of_a_prompt_may_be_lost_on_the_way_home() -> None:

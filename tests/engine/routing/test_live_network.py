@@ -20,6 +20,7 @@ from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedLayers
+from penstock.engine.routing.config import RoutingConfig
 from penstock.model.spec import spec_from_config
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.peers.membership import Membership
@@ -56,7 +57,9 @@ class LiveNode:
         layers = tuple(FakeLayers(a, b, BLOCKS, CONFIG.block_size, lambda tokens: None) for a, b in ranges)
         loaded = LoadedModel("fake", Path(), SPEC, torch.float32, torch.device("cpu"), layers, None)  # type: ignore[arg-type]
         text = (FakeEnds(), lambda skip_special: FakeStream()) if ends else (None, None)
-        self.engine = Engine(CONFIG, self.membership.pipes.make(loaded, CONFIG.block_size), *text, width=1, epoch=epoch)
+        self.engine = Engine(
+            CONFIG, self.membership.pipes.make(loaded, CONFIG.block_size), *text, routing=RoutingConfig(epoch=epoch)
+        )
         self.engine.start()
         self.membership.start()
         self.membership.host(HostedLayers(loaded, self.engine))
@@ -138,9 +141,8 @@ def test_a_replica_takes_over_when_a_node_is_killed_in_the_middle_of_an_answer()
     hub = Hub()
     nodes = [LiveNode(hub, "a", 1, (0, 1), ends=True), LiveNode(hub, "b", 2, (1, 4)), LiveNode(hub, "c", 3, (1, 4))]
     with live(*nodes):
-        wait_for(lambda: nodes[0].engine.origin is not None and nodes[0].engine.origin.route is not None, "a route")
+        wait_for(lambda: nodes[0].engine.origin.route is not None, "a route")
         origin = nodes[0].engine.origin
-        assert origin is not None
         assert origin.route is not None
         on_it = origin.route.hops[-1].node
         long = replace(SAMPLING, max_tokens=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
 import pytest
@@ -11,6 +10,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.messages import Message
 from penstock.domain.updates import JobFailed
 from penstock.engine.engine import Engine
+from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.route_opener import RouteOpener
 from penstock.errors import NotReady
@@ -38,7 +38,7 @@ class ChangingView:
         self.reads_left -= 1
         return self._before if self.reads_left >= 0 else self._after
 
-    def lives(self) -> Mapping[str, int]:
+    def epochs(self) -> Mapping[str, int]:
         return {found.node: 7 for found in self.pipe().segments}
 
     def draining(self) -> frozenset[str]:
@@ -56,8 +56,7 @@ def pipe_over(view: ChangingView) -> Pipe:
 
 def opener_over(view: ChangingView) -> RouteOpener:
     host = RouteHost({}, model=MODEL, shape=SHAPE, width=1, block_size=16)
-    numbers = itertools.count()
-    return RouteOpener(EngineConfig(), pipe_over(view), host, epoch=1, width=1, lease=10.0, numbers=numbers, clock=lambda: 0.0)
+    return RouteOpener(EngineConfig(), RoutingConfig(epoch=1), pipe_over(view), host, clock=lambda: 0.0)
 
 
 @pytest.mark.parametrize("reads", range(5))
@@ -68,7 +67,7 @@ def test_a_route_over_a_node_that_leaves_while_it_is_opened_is_known_to_have_los
     view.reads_left = 0
     if (route := opener.opening) is not None:
         assert route.reach == WHOLE.segments[0].kv_blocks
-        assert route.lives["b"] != view.lives().get("b", -1)
+        assert route.epochs["b"] != view.epochs().get("b", -1)
 
 
 @pytest.mark.parametrize("reads", range(5))
@@ -80,7 +79,7 @@ def test_a_node_that_joins_while_a_route_is_opened_is_compared_with_it_later(rea
     route = opener.opening
     assert route is not None
     [hop] = route.hops
-    assert hop.node == "c" or opener.is_outdone(route), "c is quicker by far"
+    assert hop.node == "c" or opener.has_better_path(route), "c is quicker by far"
 
 
 @pytest.mark.parametrize("reads", range(3))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
@@ -16,10 +15,10 @@ from penstock.errors import ComputeFailed, NotReady
 from tests.engine.fakes import FakeSegment
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, Asked, Faults, World
+from tests.examples import examples
 
 LONG = replace(GREEDY, max_tokens=30)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
-slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def with_replicas(**more: object) -> World:
@@ -55,8 +54,14 @@ def on_route(world: World) -> list[str]:
 # ---- death ----
 
 
-@settings(slow, max_examples=25)
-@given(after=st.floats(0, 0.3), noticed=st.sampled_from([0.0, 0.1, 3.0, 30.0]), place=st.integers(0, 1), seed=st.integers(0, 99))
+@examples(
+    few=8,
+    many=25,
+    after=st.floats(0, 0.3),
+    noticed=st.sampled_from([0.0, 0.1, 3.0, 30.0]),
+    place=st.integers(0, 1),
+    seed=st.integers(0, 99),
+)
 def test_when_a_node_dies_its_replica_takes_over_and_no_token_is_lost_or_said_twice(
     after: float, noticed: float, place: int, seed: int
 ) -> None:
@@ -67,8 +72,9 @@ def test_when_a_node_dies_its_replica_takes_over_and_no_token_is_lost_or_said_tw
     world.finish()
 
 
-@settings(slow, max_examples=25)
-@given(
+@examples(
+    few=6,
+    many=25,
     deaths=st.lists(st.tuples(st.sampled_from("bcde"), st.floats(0, 0.2)), min_size=1, max_size=6),
     faults=st.sampled_from([0.0, 0.05]),
     seed=st.integers(0, 99),
@@ -187,8 +193,12 @@ def test_an_answer_too_long_for_the_memory_that_is_left_ends_with_a_reason() -> 
     assert isinstance(short.final, JobDone)
 
 
-def test_a_node_that_cannot_compute_is_left_for_its_replica() -> None:
-    world = with_replicas()
+AGAIN = "the route is opened over the failing node again and again, until the job has failed too often"
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.xfail(raises=AssertionError, strict=True, reason=AGAIN))])
+def test_a_node_that_cannot_compute_is_left_for_its_replica(seed: int) -> None:
+    world = with_replicas(seed=seed)
     bad = world[on_route(world)[0]]
     asked = world.ask("a", PROMPT, LONG)
     for stage in bad.engine.stages.values():
@@ -300,8 +310,12 @@ def test_a_node_that_announces_to_leave_finishes_what_runs_if_nobody_else_can() 
 # ---- what is old changes nothing ----
 
 
-@settings(slow, max_examples=30)
-@given(replays=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.4)), min_size=5, max_size=40), seed=st.integers(0, 99))
+@examples(
+    few=10,
+    many=30,
+    replays=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.4)), min_size=5, max_size=40),
+    seed=st.integers(0, 99),
+)
 def test_whatever_was_sent_once_changes_nothing_when_it_comes_again_later(replays: list[tuple[float, float]], seed: int) -> None:
     """Spans of older incarnations, attempts and routes, old notices, offers, pongs: any of them, at any time."""
     places = [Place("a", ((0, 1),), ends=True, blocks=12), Place("b", ((1, 3),), blocks=12), Place("c", ((3, 4),), blocks=12)]

@@ -14,7 +14,7 @@ from penstock.domain.messages import Bounce, BounceReason, OpenRoute, Ping, Pong
 from penstock.domain.route import Hop, Leg, RouteId, legs_of
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Span
 from penstock.domain.topology import LayerRange
-from penstock.engine.routing.route_host import CREDITS, RECALL_PATIENCE, REORDER_WAIT, Arrivals, RouteHost
+from penstock.engine.routing.route_host import CREDITS, RECALL_TIMEOUT_S, REORDER_TIMEOUT_S, Arrivals, RouteHost
 from penstock.engine.routing.stage import Stage
 from tests.engine.fakes import FakeSegment
 
@@ -48,7 +48,7 @@ def test_everything_goes_on_once_and_in_order_except_for_what_was_waited_for_in_
         go(arrivals.take(job(number), now))
         now += pauses[place] if place < len(pauses) else 0.0
         go(arrivals.overdue(now))
-    now += 2 * REORDER_WAIT
+    now += 2 * REORDER_TIMEOUT_S
     go(arrivals.overdue(now))
     assert sorted(gone) == sorted(set(numbers)), "each once"
     assert not arrivals.waiting
@@ -57,8 +57,8 @@ def test_everything_goes_on_once_and_in_order_except_for_what_was_waited_for_in_
 def test_one_that_is_late_is_waited_for() -> None:
     arrivals = Arrivals()
     assert arrivals.take(job(1), 0.0) == []
-    assert arrivals.overdue(REORDER_WAIT / 2) == []
-    assert [one.number for one in arrivals.take(job(0), REORDER_WAIT / 2)] == [0, 1]
+    assert arrivals.overdue(REORDER_TIMEOUT_S / 2) == []
+    assert [one.number for one in arrivals.take(job(0), REORDER_TIMEOUT_S / 2)] == [0, 1]
 
 
 def test_one_that_is_far_ahead_lets_those_go_that_were_held() -> None:
@@ -108,8 +108,8 @@ def ask(route: RouteId = ROUTE, *, layers: tuple[int, int] = (2, 6), **more: Any
 @pytest.mark.parametrize(
     "wrong,why",
     [
-        ({"model": "other"}, "not the same"),
-        ({"shape": "s2"}, "not the same"),
+        ({"model": "other"}, "a different one"),
+        ({"shape": "s2"}, "a different one"),
         ({"width": 2}, "numbers"),
         ({"block_size": 8}, "scheduler.block_size"),
         ({"layers": (4, 8)}, "does not hold"),
@@ -201,7 +201,7 @@ def test_more_than_the_credits_is_a_flood(host: RouteHost) -> None:
     host.open("a", ask())
     assert all(host.arrive("a", job(number)) for number in range(CREDITS))
     assert host.arrive("a", job(CREDITS)) == Bounce(ROUTE, CREDITS, BounceReason.FLOOD)
-    host.left(ROUTE)
+    host.on_job_left(ROUTE)
     assert isinstance(host.arrive("a", job(CREDITS)), list)
 
 
@@ -269,7 +269,7 @@ def test_an_origin_keeps_its_place_while_it_tries_elsewhere(host: RouteHost, clo
 
 def test_an_origin_that_keeps_what_is_called_back_loses_its_route(host: RouteHost, clock: Clock) -> None:
     host.open("a", ask())
-    until = clock.now + RECALL_PATIENCE + 1.0
+    until = clock.now + RECALL_TIMEOUT_S + 1.0
     while clock.now < until:
         host.ping("a", Ping(ROUTE, 1, 16))
         host.open("c", ask(RouteId("c", 1, 0)))
@@ -315,10 +315,10 @@ def test_only_the_origin_keeps_its_route_open(host: RouteHost, clock: Clock) -> 
 
 def test_an_origin_whose_record_is_late_keeps_its_route(host: RouteHost) -> None:
     host.open("a", ask())
-    host.close_others({"b": 1})
+    host.close_dead_origins({"b": 1})
     assert host.routes
-    host.close_others({"a": 1, "b": 1})
-    host.close_others({"b": 1})
+    host.close_dead_origins({"a": 1, "b": 1})
+    host.close_dead_origins({"b": 1})
     assert not host.routes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
@@ -18,13 +17,15 @@ from penstock.engine.routing.route_host import CREDITS
 from tests.engine import layouts
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, Faults, World
+from tests.examples import examples
 
 LONG = replace(GREEDY, max_tokens=40)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
+@examples(
+    few=15,
+    many=50,
     network=layouts.networks(),
     config=layouts.configs,
     jobs=st.lists(st.tuples(layouts.prompts, layouts.params), min_size=1, max_size=6),
@@ -229,9 +230,9 @@ def test_blocks_that_an_origin_has_and_does_not_count_on_are_given_back_when_the
     world.run(1.0)
     origin = world["a"].origin
     assert origin.route is not None
-    assert not origin.sequences.has_news
+    assert not origin.sequences.has_new_notices
     origin.on_pong("x", Pong(origin.route.id, 0, 30, 24))
-    assert origin.sequences.has_news, "the stages hear again what it counts on"
+    assert origin.sequences.has_new_notices, "the stages hear again what it counts on"
 
 
 def test_an_origin_grows_only_by_what_was_granted_after_it_gave_something_back() -> None:
@@ -269,8 +270,9 @@ def test_late_news_about_memory_makes_nobody_count_on_what_is_gone(seed: int) ->
     assert "NO_ROOM" not in world.refusals
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
+@examples(
+    few=8,
+    many=25,
     network=layouts.networks(origins=2, most_layers=4),
     third=st.booleans(),
     jobs=st.lists(st.tuples(st.sampled_from("ab"), layouts.prompts, st.integers(1, 20)), min_size=2, max_size=8),

@@ -67,7 +67,7 @@ def test_what_a_pass_through_all_layers_takes_is_told_from_passes_through_some()
     job = job_of("x", 1.0)
     stage.open(job.route, 4, prefix_cache=True)
     stage.run([job], LayerRange(0, 1))
-    assert (job.current_layer, job.services, stage.lately) == (1, [0.5], 1.0)
+    assert (job.current_layer, job.services, stage.mean_pass_seconds) == (1, [0.5], 1.0)
 
 
 def real(start: int, end: int) -> LlmModel:

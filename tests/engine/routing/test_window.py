@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
-from penstock.engine.routing.window import MOST, LinearFit, Window
+from penstock.engine.routing.window import MAX_IN_FLIGHT, LinearFit, Window
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, World
 
@@ -104,7 +104,7 @@ def test_the_size_stays_within_its_limits_whatever_was_measured(
         window.observe(tokens, elapsed, {"a": seconds, "b": seconds / 2}, decodes=plain)
     for _ in range(60):
         window.aim(decodes, chunk, limit)
-        assert 1 <= window.size <= min(limit, MOST)
+        assert 1 <= window.size <= min(limit, MAX_IN_FLIGHT)
     assert window.predicted(64) >= 0.0
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import POLICY_NAMES, EngineConfig
@@ -15,8 +14,10 @@ from penstock.domain.blocks import BlockPool
 from penstock.domain.job import HOLDS_KV, QUEUED, TERMINAL, Job, Sequence
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import Embedded, FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
+from penstock.engine.routing.origin import Origin
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from tests.engine.fakes import FakeSegment, embedding, finish, make_engine, make_job, oracle, own
+from tests.examples import examples
 
 configs = st.builds(
     EngineConfig,
@@ -71,8 +72,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(config=configs, stages=st.integers(1, 3), blocks=st.integers(4, 20), script=events)
+@examples(few=50, many=250, config=configs, stages=st.integers(1, 3), blocks=st.integers(4, 20), script=events)
 def test_every_job_gets_its_own_tokens_and_one_end_whatever_happens_around_it(
     config: EngineConfig, stages: int, blocks: int, script: list[tuple[object, ...]]
 ) -> None:
@@ -175,7 +175,7 @@ class World:
     # ---- what must hold ----
 
     def _watch_the_scheduler(self) -> None:
-        assert self.engine.origin is not None
+        assert isinstance(self.engine.origin, Origin)
         scheduler = self.engine.origin._scheduler
         schedule = scheduler.schedule
 
@@ -208,9 +208,9 @@ class World:
             for replica in replicas:
                 assert len(replica.table) == own(stage).pool.blocks_for(replica.kv_len)
         assert self.engine._processor.in_flight <= self.window
-        assert sum(job.lifted for job, _ in self.jobs if job.open) <= 1, "one at a time"
+        assert sum(job.promoted for job, _ in self.jobs if job.open) <= 1, "one at a time"
         for job, updates in self.jobs:
-            assert job.priority < 0 or not job.lifted, "only background jobs are lifted"
+            assert job.priority < 0 or not job.promoted, "only background jobs are lifted"
             finals = [u for u in updates if isinstance(u, JobDone | JobFailed)]
             assert len(finals) <= 1
             if finals:

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.domain.blocks import BlockPool
 from penstock.domain.route import RouteId
-from penstock.domain.span import NetworkJob, Notice, NoticeKind, Span, Verdict, place
+from penstock.domain.span import NetworkJob, Notice, NoticeKind, Span, Verdict, verdict_on
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
 
 
@@ -36,7 +36,7 @@ def manager() -> WorkerSequenceManager:
     ],
 )
 def test_where_a_span_falls_in_the_log(kv_len: int, start: int, n: int, expected: Verdict) -> None:
-    assert place(kv_len, span(start, n)) is expected
+    assert verdict_on(kv_len, span(start, n)) is expected
 
 
 def test_a_span_delivered_twice_changes_nothing(manager: WorkerSequenceManager) -> None:

@@ -94,7 +94,7 @@ class Server:
         for job_id in names:
             held = self.workspace.claim(job_id)
             assert held is not None
-            self.workspace.settle()
+            self.workspace.sync_claims()
             _, prompt = read_job(held.folder)
             custom_id = json.loads(prompt)["say"]
             self.ledger.begin(custom_id)
@@ -127,7 +127,7 @@ def check_whole(server: Server, view: BatchView, ids: Sequence[str], *, bad: Seq
     assert (view.counts.total, view.counts.completed, view.counts.failed) == (len(ids), len(good), len(bad))
     for place in (Place.READY, Place.PROCESSING, Place.OUTPUT, Place.FAILED, Place.KEYS, Place.CANCEL):
         assert not os.listdir(server.workspace.path / place), f"something is left in {place}"
-    files = {name for name in (view.asked.input_file, view.end.output_file, view.end.error_file) if name}
+    files = {name for name in (view.request.input_file, view.end.output_file, view.end.error_file) if name}
     assert set(server.workspace.names(Place.FILES)) == files, "no file is written twice"
 
 

@@ -87,7 +87,7 @@ def test_cleaning_removes_batches_that_are_over_with_the_files_that_they_left(se
     Flow(server.workspace).gc(older_than=-1)
     with pytest.raises(UnknownBatch):
         server.batches.get(batch)
-    assert server.workspace.names(Place.FILES) == [view.asked.input_file], "what somebody uploaded is not ours to clean"
+    assert server.workspace.names(Place.FILES) == [view.request.input_file], "what somebody uploaded is not ours to clean"
 
 
 def test_files_vanish_when_their_time_is_over(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_a_drain_ends_a_cancelled_batch_whose_lines_wait_for_a_model_that_is_not
 
 def test_lines_that_are_not_done_in_time_expire(server: Server) -> None:
     batch = server.submit(jsonl([line("a"), line("b")]), window=0.05)
-    while time.time() < server.batches.get(batch).asked.due:
+    while time.time() < server.batches.get(batch).request.due:
         server.driver.turn()
     server.run()
     view = server.batches.get(batch)
@@ -248,7 +248,7 @@ def test_lines_that_are_not_done_in_time_expire(server: Server) -> None:
 
 def test_a_batch_whose_owner_lost_the_key_is_called_off(folder: Path) -> None:
     good = {"mia": True}
-    server = Server(folder / "workspace", Ledger(), may_go_on=lambda owner: good.get(owner or "", False))
+    server = Server(folder / "workspace", Ledger(), is_wanted=lambda owner: good.get(owner or "", False))
     batch = server.submit(jsonl([line("a"), line("b")]), owner="mia")
     server.driver.turn()
     good["mia"] = False
@@ -258,7 +258,7 @@ def test_a_batch_whose_owner_lost_the_key_is_called_off(folder: Path) -> None:
     with pytest.raises(UnknownBatch):
         server.batches.get(batch)
     with pytest.raises(UnknownFile):
-        server.uploads.get(view.asked.input_file)
+        server.uploads.get(view.request.input_file)
     server.end()
 
 
@@ -356,9 +356,9 @@ def test_a_pool_that_drains_does_all_lines_and_makes_no_token_twice(folder: Path
     view = server.batches.get(batch)
     assert view.end is not None
     found = server.lines_of(view.end.output_file)
-    asked = [json.dumps(line(one)["body"]) for one in ids]
-    assert [one["response"]["body"]["said"] for one in found] == [text_of(prompt) for prompt in asked]
-    assert len((folder / "made").read_bytes().splitlines()) == sum(text_of(prompt).count("\n") for prompt in asked)
+    request = [json.dumps(line(one)["body"]) for one in ids]
+    assert [one["response"]["body"]["said"] for one in found] == [text_of(prompt) for prompt in request]
+    assert len((folder / "made").read_bytes().splitlines()) == sum(text_of(prompt).count("\n") for prompt in request)
     runner.close()
     server.end()
     workspace.close()

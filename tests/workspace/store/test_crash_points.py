@@ -170,7 +170,7 @@ def test_a_job_whose_submit_failed_is_left_to_a_server_that_runs_it_already(fold
     with pytest.raises(PenstockError, match="Nothing was submitted"):
         Work(client).submit("a")
     (held,) = running
-    server.settle()
+    server.sync_claims()
     server.finish(held, Outcome(True, b"answer"))
     assert look(folder)[held.job_id][Place.OUTPUT]["prompt.txt"] == b"a"
     client.close()
@@ -203,7 +203,7 @@ class EndsTooEarly(Workspace):
         self.disk.move(held.job_id, self._folders[held.place], self._folders[outcome.place])
         put_file(self.disk, held.folder, outcome.file, outcome.text)
         put_file(self.disk, held.folder, USAGE, outcome.record())
-        held.let_go()
+        held.release()
 
 
 class TidiesTooLate(Workspace):
@@ -211,7 +211,7 @@ class TidiesTooLate(Workspace):
         self.disk.move(held.job_id, self._folders[held.place], self._folders[place])
         for name in ("tokens.bin", "partial.txt"):
             self.disk.remove(name, held.folder)
-        held.let_go()
+        held.release()
 
 
 class WritesInTheOpen(Workspace):

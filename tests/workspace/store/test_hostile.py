@@ -75,9 +75,9 @@ def check_good_jobs(queue: Queue) -> None:
 def test_a_name_that_is_no_id_is_left_alone_and_told_once(queue: Queue, name: str, caplog: pytest.LogCaptureFixture) -> None:
     folder = queue.plant(name, {PROMPT: b"x"})
     with queue.pool():
-        until(lambda: "which is no job" in caplog.text, "the warning")
+        until(lambda: "it is not a job" in caplog.text, "the warning")
         check_good_jobs(queue)
-        assert caplog.text.count("which is no job") == 1
+        assert caplog.text.count("it is not a job") == 1
     assert [entry.name for entry in folder.iterdir()] == [PROMPT]
     assert queue.flow.strays() == [name]
 
@@ -103,7 +103,7 @@ def test_thousands_of_strangers_do_not_hold_up_a_job(queue: Queue, caplog: pytes
         (queue.path / Place.READY / f"stranger {number}").touch()
     with queue.pool():
         check_good_jobs(queue)
-    assert caplog.text.count("which is no job") <= 100
+    assert caplog.text.count("it is not a job") <= 100
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
@@ -168,7 +168,7 @@ BAD_REQUESTS = {
     "huge": (b" " * (5 << 20), "request.json has 5242880 bytes"),
     "unknown": (request(modell="x"), "Did you mean model?"),
     "unknown and no Unicode": (b'{"\\ud800": 1}', "is not a known parameter"),
-    "no Unicode": (b'{"system": "\\ud800"}', "not valid Unicode"),
+    "no Unicode": (b'{"system": "\\ud800"}', "invalid Unicode"),
     "not a number": (b'{"deadline": NaN}', "deadline"),
     "no end": (b'{"deadline": Infinity}', "deadline"),
     "more digits than a number has": (b'{"deadline": 1' + b"0" * 400 + b"}", "deadline"),
@@ -188,7 +188,7 @@ BAD_REQUESTS = {
     "a temperature that is none": (b'{"sampling": {"temperature": NaN}}', "temperature"),
     "a bias that is none": (request(sampling={"logit_bias": {"x": []}}), "logit_bias"),
     "stops that are none": (request(sampling={"stop": {"a": 1}, "stop_token_ids": [[]]}), "stop_token_ids"),
-    "several outputs": (request(sampling={"n": 2}), "n is not for a job"),
+    "several outputs": (request(sampling={"n": 2}), "A job takes no n"),
     "a way out": (request(retry_of="../../x"), "retry_of"),
 }
 
@@ -334,9 +334,9 @@ def test_a_job_whose_id_is_taken_overwrites_nothing(queue: Queue, caplog: pytest
     queue.drain()
     queue.plant(job, {PROMPT: b"second"})
     with queue.pool():
-        until(lambda: "is left alone" in caplog.text, "the warning")
+        until(lambda: "skipping job" in caplog.text, "the warning")
         check_good_jobs(queue)
-        assert caplog.text.count("is left alone") == 1
+        assert caplog.text.count("skipping job") == 1
         queue.check([job], ["first"])
         assert queue.names(Place.READY) == {job}
         shutil.rmtree(queue.path / Place.OUTPUT / job)
@@ -361,13 +361,13 @@ def test_nothing_is_overwritten_when_an_id_is_taken_while_its_job_runs(
         until(lambda: runner.said() == {text: 3}, "three tokens")
         planted = queue.plant(job, {"other": b"other"}, place)
         if place is Place.FAILED:
-            queue.workspace.ask_to_cancel(job)
+            queue.workspace.request_cancel(job)
         else:
             runner.holds_at = None
-        until(lambda: "is left alone" in caplog.text, "the warning")
+        until(lambda: "skipping job" in caplog.text, "the warning")
         runner.holds_at = None
         check_good_jobs(queue)
-        assert caplog.text.count("is left alone") == 1
+        assert caplog.text.count("skipping job") == 1
     assert [(entry.name, entry.read_bytes()) for entry in planted.iterdir()] == [("other", b"other")]
     shutil.rmtree(planted)
     queue.drain()
@@ -379,7 +379,7 @@ def test_a_file_where_a_result_should_go_stays(queue: Queue, caplog: pytest.LogC
     (job,) = queue.submit("first")
     (queue.path / Place.OUTPUT / job).write_bytes(b"other")
     with queue.pool():
-        until(lambda: "no new jobs are taken" in caplog.text, "the trouble")
+        until(lambda: "not taking jobs" in caplog.text, "the trouble")
         check_good_jobs(queue)
     assert (queue.path / Place.OUTPUT / job).read_bytes() == b"other"
     (queue.path / Place.OUTPUT / job).unlink()
@@ -458,7 +458,7 @@ PATHS = [*"./-", "", "..", "../../x", "a/b", "1_2_3/../..", "1_2_3/", "/etc/pass
 @pytest.mark.parametrize("method", ["status", "get", "wait", "describe", "cancel", "retry"])
 def test_a_path_is_not_an_id(queue: Queue, method: str, name: str) -> None:
     owner: Flow | Work = queue.work if method in ("cancel", "retry") else queue.flow
-    with pytest.raises(UnknownJob, match="is not the id of a job"):
+    with pytest.raises(UnknownJob, match="is not a job id"):
         getattr(owner, method)(name)
     with pytest.raises(UnknownJob):
         list(queue.flow.follow(name))
@@ -471,7 +471,7 @@ def test_a_path_is_no_id_for_the_command_either(
 ) -> None:
     code, out, err = in_this_process(monkeypatch, capsys, "flow", queue.path, *filter(None, [option]), name)
     assert (code, out) == (1, "")
-    assert "is not the id of a job" in err
+    assert "is not a job id" in err
 
 
 # ---- what these tests need ----

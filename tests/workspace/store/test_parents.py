@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from penstock.errors import BadJob, KeyTaken, RequestError, UnknownJob
 from penstock.workspace.flow import Status
-from penstock.workspace.store.files import MAX_PROMPT, PROMPT, REQUEST, RESULT, USAGE, Place
+from penstock.workspace.store.files import MAX_PROMPT_BYTES, PROMPT, REQUEST, RESULT, USAGE, Place
 from penstock.workspace.store.job_id import is_job_id, later_than, order
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done
-from penstock.workspace.store.parents import check_marks, filled, resolved
+from penstock.workspace.store.parents import check_placeholders, fill_prompt, resolve_prompt
 from penstock.workspace.store.request import MAX_PARENTS, WorkRequest, parse_request
 from penstock.workspace.worker import pool as pool_module
 from penstock.workspace.worker.scanner import Scanner
@@ -54,15 +54,15 @@ def why(queue: Queue, job_id: str) -> str:
 def test_results_are_put_in_once_and_never_looked_at_again(pieces: list[tuple[str, str, int]], known: dict[str, str]) -> None:
     results = {name: known.get(name, f"{{{{{name}}}}}") for _, name, _ in pieces}
     prompt = "".join(f"{text}|{{{{{' ' * space}{name}{' ' * space}}}}}" for text, name, space in pieces)
-    assert filled(prompt, results) == "".join(f"{text}|{results[name]}" for text, name, _ in pieces)
+    assert fill_prompt(prompt, results) == "".join(f"{text}|{results[name]}" for text, name, _ in pieces)
 
 
 @pytest.mark.parametrize(
     "prompt", ["{left}", "{{}}", "{{ }}", "{{a b}}", "{{a.b}}", "{ {left} }", "{{left}", "}}left{{", "{{\nleft}}"]
 )
 def test_braces_without_a_name_are_text(prompt: str) -> None:
-    check_marks(prompt, ["right"])
-    assert filled(prompt, {}) == prompt
+    check_placeholders(prompt, ["right"])
+    assert fill_prompt(prompt, {}) == prompt
 
 
 def test_a_name_that_nobody_has_is_refused_with_those_that_there_are(queue: Queue) -> None:
@@ -116,7 +116,7 @@ def test_a_parent_that_is_not_there_is_refused_and_nothing_is_submitted(queue: Q
     (job,) = queue.submit("a")
     with pytest.raises(UnknownJob, match=f"There is no job {A}"):
         queue.work.submit("b", after=[job, A])
-    with pytest.raises(RequestError, match="is one text"):
+    with pytest.raises(RequestError, match="is a string"):
         queue.work.submit("b", after=job)
     assert queue.names(Place.READY) | queue.names(Place.WRITING) == {job}
 
@@ -155,7 +155,7 @@ def test_a_diamond_is_run_from_top_to_bottom_with_the_results_of_each(queue: Que
 
 
 def test_a_child_is_taken_at_once_when_its_parent_ends_here(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "LOOK_EVERY", 10_000.0)
+    monkeypatch.setattr(pool_module, "SCAN_INTERVAL_S", 10_000.0)
     chain = queue.submit("0")
     for number in range(1, 5):
         chain += queue.submit(f"{number}", after=chain[-1:])
@@ -181,13 +181,13 @@ def test_a_child_is_counted_and_not_offered_and_nothing_is_due_while_it_waits(qu
     child = queue.work.submit("child", after=[parent])
     scanner = Scanner(queue.workspace, lambda: None)
     for _ in range(2):
-        scanner.look()
-        scanner.read_news()
+        scanner.scan()
+        scanner.read_new_jobs()
         assert (len(scanner), scanner.unread, scanner.first(lambda model: model is None)) == (2, 0, None)
     end(queue, parent)
-    scanner.look()
+    scanner.scan()
     assert (len(scanner), scanner.unread) == (1, 1)
-    scanner.read_news()
+    scanner.read_new_jobs()
     found = scanner.first(lambda model: True)
     assert found is not None
     assert found.job_id == child
@@ -211,15 +211,15 @@ def test_a_job_behind_one_that_cannot_be_taken_does_not_hold_up_a_drain(queue: Q
     chain += queue.submit("grandchild", after=chain)
     held = queue.workspace.claim(odd)
     assert held is not None
-    held.let_go()  # as when its server dies
+    held.release()  # as when its server dies
 
     def stumble(workspace: Workspace, held: HeldJob) -> int:
         raise ValueError("nobody has thought of this")
 
-    monkeypatch.setattr(Workspace, "runs_alone", stumble)
+    monkeypatch.setattr(Workspace, "count_isolated_runs", stumble)
     pool = pool_module.Pool(queue.workspace, queue.runner())
     assert pool.drain() == []
-    assert pool.odd == {odd, *chain}
+    assert pool.blocked == {odd, *chain}
     assert queue.names(Place.READY) == set(chain)
 
 
@@ -261,7 +261,7 @@ def test_a_parent_that_was_removed_fails_its_child(queue: Queue) -> None:
     end(queue, parent)
     queue.workspace.throw_away([parent], Place.OUTPUT)
     queue.drain()
-    assert why(queue, child).startswith(f"There is no job {parent} any more.")
+    assert why(queue, child).startswith(f"The job {parent} was removed.")
 
 
 def test_a_reason_does_not_grow_and_a_parent_need_not_give_one(queue: Queue) -> None:
@@ -271,8 +271,8 @@ def test_a_reason_does_not_grow_and_a_parent_need_not_give_one(queue: Queue) -> 
     children += queue.submit("grandchild", after=children[:1])
     queue.drain()
     assert [len(queue.flow.get(job).usage["error"]["message"]) for job in (children[0], children[3])] == [600, 600]
-    assert "The job 1_1_2 failed: it did not say why." in why(queue, children[1])
-    assert "The job 1_1_3 failed: it did not say why." in why(queue, children[2])
+    assert "The job 1_1_2 failed: no reason is recorded." in why(queue, children[1])
+    assert "The job 1_1_3 failed: no reason is recorded." in why(queue, children[2])
 
 
 def test_a_circle_made_by_hand_is_malformed_and_waits_for_nobody(queue: Queue) -> None:
@@ -280,9 +280,9 @@ def test_a_circle_made_by_hand_is_malformed_and_waits_for_nobody(queue: Queue) -
     queue.plant(B, {PROMPT: b"x", REQUEST: asked({"a": A})})
     queue.plant(C, {PROMPT: b"x", REQUEST: asked({"me": C})})
     assert queue.drain() == []
-    assert why(queue, A).startswith(f"It is to come after {B}, whose id does not sort before its own.")
-    assert f"The job {A} failed: It is to come after {B}" in why(queue, B)
-    assert "does not sort before its own" in why(queue, C)
+    assert why(queue, A).startswith(f"Its parent {B} does not have an earlier id than the job itself.")
+    assert f"The job {A} failed: Its parent {B}" in why(queue, B)
+    assert "does not have an earlier id" in why(queue, C)
 
 
 def test_a_job_made_by_hand_with_an_unknown_name_fails(queue: Queue) -> None:
@@ -295,16 +295,16 @@ def test_a_job_made_by_hand_with_an_unknown_name_fails(queue: Queue) -> None:
 def test_results_that_make_the_prompt_too_large_or_empty_fail_the_child(queue: Queue) -> None:
     (parent,) = queue.submit("parent")
     much = queue.work.submit("{{p}}{{p}}!", after={"p": parent})
-    end(queue, parent, "x" * (MAX_PROMPT // 2))
+    end(queue, parent, "x" * (MAX_PROMPT_BYTES // 2))
     (silent,) = queue.submit("silent")
     nothing = queue.work.submit("{{p}}", after={"p": silent})
     end(queue, silent, "")
     queue.drain()
-    assert f"the prompt has {MAX_PROMPT + 1} bytes" in why(queue, much)
+    assert f"the prompt has {MAX_PROMPT_BYTES + 1} bytes" in why(queue, much)
     assert "the prompt is empty" in why(queue, nothing)
 
 
-@pytest.mark.parametrize("data, told", [(b"forged", "is not what"), (None, "is missing"), (b"\xff", "is not UTF-8")])
+@pytest.mark.parametrize("data, told", [(b"forged", "was changed"), (None, "is missing"), (b"\xff", "is not UTF-8")])
 def test_a_result_that_somebody_changed_is_not_passed_on(queue: Queue, data: bytes | None, told: str) -> None:
     parent = queue.plant(A, {RESULT: b"x"}, Place.OUTPUT)
     if data == b"forged":
@@ -314,9 +314,9 @@ def test_a_result_that_somebody_changed_is_not_passed_on(queue: Queue, data: byt
     else:
         (parent / RESULT).write_bytes(data)
     request = WorkRequest(after={"a": A})
-    assert resolved(queue.workspace, B, request, "it is not read where nobody asks") == "it is not read where nobody asks"
-    with pytest.raises(BadJob, match=f"{RESULT} of {A}, which it comes after, {told}"):
-        resolved(queue.workspace, B, request, "{{a}}")
+    assert resolve_prompt(queue.workspace, B, request, "it is not read where nobody asks") == "it is not read where nobody asks"
+    with pytest.raises(BadJob, match=f"{RESULT} of its parent {A} {told}"):
+        resolve_prompt(queue.workspace, B, request, "{{a}}")
 
 
 # ---- clients ----

@@ -81,14 +81,14 @@ class FullDisk(Disk):
 
 
 def test_a_drain_outlives_a_full_disk(folder: Path, runner: BatchRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.workspace.worker.pool.RETRY_AFTER", 0.01)
+    monkeypatch.setattr("penstock.workspace.worker.pool.RETRY_DELAY_S", 0.01)
     server = Server(folder / "workspace", Ledger(), disk := FullDisk())
     batch = server.submit(lines(3))
     driver = batch_driver(server.workspace)
-    asked = itertools.count()
+    request = itertools.count()
 
     def refill() -> bool:
-        disk.full = next(asked) == 0
+        disk.full = next(request) == 0
         return driver.refill()
 
     assert Pool(server.workspace, runner, refill=refill).drain() == []
@@ -113,10 +113,10 @@ def test_a_batch_that_stumbles_does_not_stop_the_others_and_is_told_once(folder:
     for _ in range(3):
         server.turn()
     assert server.batches.get(good).status is BatchStatus.COMPLETED
-    assert caplog.text.count(f"the batch {bad} stumbled") == 1
+    assert caplog.text.count(f"unexpected error in batch {bad}") == 1
     assert open_batches(server.workspace) == [bad]
     broken = False
-    server.driver._put_off[bad] = 0.0  # its time has come
+    server.driver._retry_at[bad] = 0.0  # its time has come
     server.run()
     assert server.batches.get(bad, "bob").status is BatchStatus.COMPLETED
     server.end()
@@ -156,7 +156,7 @@ def test_a_file_whose_record_somebody_changed_is_as_good_as_none(server: Server)
 def test_batches_for_a_model_that_is_not_here_give_way_to_others(
     folder: Path, runner: BatchRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workspace.worker.batch_supervisor.MOST", 2)
+    monkeypatch.setattr("penstock.workspace.worker.batch_supervisor.MAX_OPEN_BATCHES", 2)
     server = Server(folder / "workspace", Ledger())
     absent = [server.submit(lines(20, model="other")) for _ in range(5)]
     here, cancelled = server.submit(lines(3)), server.submit(lines(3, model="other"))
@@ -202,15 +202,15 @@ def test_a_batch_is_cancelled_with_the_lines_whose_model_is_not_here(folder: Pat
 
 
 def test_what_was_not_offered_when_a_batch_was_made_is_an_error_whoever_drives_it(server: Server) -> None:
-    asked = [line("a"), line("b", model="small"), line("c", model="nowhere"), line("d", model=7)]
-    batch = server.submit(jsonl(asked), offers=lambda model: model == "small")
+    request = [line("a"), line("b", model="small"), line("c", model="nowhere"), line("d", model=7)]
+    batch = server.submit(jsonl(request), offers=lambda model: model == "small")
     server.run()
     view = server.batches.get(batch)
     assert view.end is not None
-    assert (view.asked.models, view.counts.completed) == (["small"], 1)
+    assert (view.request.models, view.counts.completed) == (["small"], 1)
     errors = [one["response"]["body"]["error"] for one in server.lines_of(view.end.error_file)]
     assert [error["code"] for error in errors] == ["unknown_model", "unknown_model", "invalid_request"]
-    assert [error["message"] for error in errors[:2]] == ["No model is offered here.", "The model 'nowhere' is not here."]
+    assert [error["message"] for error in errors[:2]] == ["No model is served here.", "Model 'nowhere' is not served here."]
 
 
 def test_all_batches_together_have_no_more_jobs_than_there_is_room(folder: Path) -> None:
@@ -225,7 +225,7 @@ def test_all_batches_together_have_no_more_jobs_than_there_is_room(folder: Path)
         server.driver.turn()
     assert seen == [0, 8, 12, 14], "half of what the others leave, after a turn in which the lines are read"
     assert len(server.workspace.names(Place.READY)) <= 16
-    assert all(server.driver._drives[batch].jobs for batch in batches), "and each has some"
+    assert all(server.driver._runs[batch].jobs for batch in batches), "and each has some"
     server.end()
 
 
@@ -247,7 +247,7 @@ def test_a_stop_does_not_wait_for_a_turn_of_all_batches(server: Server) -> None:
 
 
 def test_what_has_expired_stays_so_when_the_clock_goes_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.workspace.worker.batch_run.GROUP", 5)
+    monkeypatch.setattr("penstock.workspace.worker.batch_run.MAX_NOTED_LINES", 5)
     server = Server(folder / "workspace", Ledger(), room=8)
     batch = server.submit(lines(20), window=1000.0)
     server.driver.turn()
@@ -268,7 +268,7 @@ def test_what_has_expired_stays_so_when_the_clock_goes_back(folder: Path, monkey
 
 def test_a_batch_waits_while_nobody_can_tell_whether_its_key_is_good(folder: Path) -> None:
     good: dict[str | None, bool | None] = {"mia": None}
-    server = Server(folder / "workspace", Ledger(), may_go_on=good.get)
+    server = Server(folder / "workspace", Ledger(), is_wanted=good.get)
     batch = server.submit(jsonl([line("a")]), owner="mia")
     server.run()
     assert server.batches.get(batch, "mia").status is BatchStatus.IN_PROGRESS

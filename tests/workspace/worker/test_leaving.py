@@ -21,7 +21,7 @@ from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import ERROR, FOLDER, PARTIAL, PROMPT, RESULT, SUSPECT, TOKENS, Place
 from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
 from penstock.workspace.work import Work
-from penstock.workspace.worker import running_jobs as crew_module
+from penstock.workspace.worker import pool as pool_module
 from penstock.workspace.worker.processor import Processor
 from tests.server import clean_environment, running_server
 from tests.workspace.crashing import quick_folder
@@ -55,7 +55,7 @@ def deaf(queue: Queue, *, holds_at: int) -> Deaf:
 def test_jobs_are_given_back_with_what_they_said_although_the_model_does_not_answer(
     queue: Queue, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew_module, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(pool_module, "STOP_TIMEOUT_S", 0.05)
     texts, runner = prompts(1 if alone else 5, longer_than=6), deaf(queue, holds_at=6)
     jobs = queue.submit(*texts)
     if alone:
@@ -72,7 +72,7 @@ def test_jobs_are_given_back_with_what_they_said_although_the_model_does_not_ans
 
 
 def test_a_pool_can_be_stopped_from_two_threads(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(pool_module, "STOP_TIMEOUT_S", 0.05)
     texts, runner = prompts(3, longer_than=2), deaf(queue, holds_at=2)
     jobs = queue.submit(*texts)
     with queue.pool(runner) as pool:
@@ -97,7 +97,7 @@ def test_what_a_job_says_after_it_was_given_back_is_written_nowhere(queue: Queue
     monkeypatch.setattr(runner, "enter", lambda task, seed, said, sink: sinks.append(sink))
     held = queue.workspace.claim(first)
     assert held is not None
-    processor = Processor(queue.workspace, held, runner, lambda: None, alone=False, max_deaths=3)
+    processor = Processor(queue.workspace, held, runner, lambda: None, isolated=False, max_deaths=3)
     processor.begin()
     sinks[0](TokensOut(0, "one", (1,)))
     number = held.folder

@@ -45,10 +45,10 @@ if os.getuid() == 0:
     os.setgroups([])
     os.setgid({nobody})
     os.setuid({nobody})
-pool.LOOK_EVERY = 0.02
+pool.SCAN_INTERVAL_S = 0.02
 working = pool.Pool(Workspace(sys.argv[1]), FakeRunner(step=0.02))
 working.drain()
-print(*sorted(working.odd), working.done)
+print(*sorted(working.blocked), working.done)
 """
 
 
@@ -94,7 +94,7 @@ def test_records_that_nobody_can_read_keep_no_job_from_being_recovered(queue: Qu
     texts = prompts(2)
     jobs = queue.submit(*texts)
     for job in jobs:
-        owned(queue, job).let_go()  # as when the kernel closes what a dead process had open
+        owned(queue, job).release()  # as when the kernel closes what a dead process had open
         queue.file(job, USAGE).write_bytes(b"[" * 200_000)
     with queue.pool():
         queue.check(jobs, texts)
@@ -105,18 +105,18 @@ def test_a_job_that_cannot_be_recovered_is_told_once_and_left(
 ) -> None:
     jobs = queue.submit("odd", "good")
     for job in jobs:
-        owned(queue, job).let_go()
-    real = Workspace.runs_alone
+        owned(queue, job).release()
+    real = Workspace.count_isolated_runs
 
     def stumble(self: Workspace, held: HeldJob) -> int:
         if held.job_id == jobs[0]:
             raise ValueError("nobody has thought of this")
         return real(self, held)
 
-    monkeypatch.setattr(Workspace, "runs_alone", stumble)
+    monkeypatch.setattr(Workspace, "count_isolated_runs", stumble)
     with queue.pool() as pool:
         queue.check(jobs[1:], ["good"])
-        assert pool.odd == {jobs[0]}
+        assert pool.blocked == {jobs[0]}
         queue.check(queue.submit("later"), ["later"])
     assert caplog.text.count("nobody has thought of this") == 1
 
@@ -178,7 +178,7 @@ def test_nobody_serves_a_queue_whose_engine_has_died(
         monkeypatch.setattr(runner, "check", die)
         until(lambda: not queue.flow.is_served(), "the pool to leave")
         assert queue.names(Place.READY) == set(jobs)
-    assert "nobody works on" in caplog.text
+    assert "stopped working on" in caplog.text
     queue.drain()
     queue.check(jobs, texts)
 
@@ -196,17 +196,17 @@ def test_a_folder_that_was_replaced_is_served_again(queue: Queue) -> None:
 
 def test_a_folder_that_cannot_be_opened_again_at_once_is_opened_later(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[Path] = []
-    open_again = Workspace.open_again
+    reopen = Workspace.reopen
 
     def refuse(workspace: Workspace) -> None:
         if len(refused) < 3:
             refused.append(workspace.path)
             raise WorkspaceError(f"{workspace.path} is a folder with other things in it.")
-        open_again(workspace)
+        reopen(workspace)
 
     with queue.pool():
         queue.check(queue.submit("before"), ["before"])
-        monkeypatch.setattr(Workspace, "open_again", refuse)
+        monkeypatch.setattr(Workspace, "reopen", refuse)
         remove(queue.path)
         job = Work(queue.path).submit("after")
         assert Flow(queue.path).wait(job, timeout=PATIENCE).text == text_of("after")
@@ -258,7 +258,7 @@ def test_drain_does_not_miss_a_job_that_goes_back_between_two_looks(queue: Queue
 
 
 def test_drain_leaves_when_the_last_job_has_ended_and_not_at_its_next_look(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "LOOK_EVERY", 10_000.0)
+    monkeypatch.setattr(pool_module, "SCAN_INTERVAL_S", 10_000.0)
     monkeypatch.setattr(Scanner, "_watch", lambda *_: None)  # nothing else wakes it
     texts = prompts(3)
     jobs, pool = queue.submit(*texts), Pool(queue.workspace, queue.runner())
@@ -311,7 +311,7 @@ def test_jobs_that_run_are_saved_while_a_crowd_of_new_ones_is_read(queue: Queue,
     crowd = [f"1000_1_{number}" for number in range(2000)]
     eyes_shut, slow, read = threading.Event(), threading.Event(), []
     slow.set()
-    real_look, real_add = Scanner.look, Scanner._add
+    real_look, real_add = Scanner.scan, Scanner._add
 
     def look(self: Scanner) -> None:
         if not eyes_shut.is_set():  # so that all of them come at once
@@ -323,7 +323,7 @@ def test_jobs_that_run_are_saved_while_a_crowd_of_new_ones_is_read(queue: Queue,
             time.sleep(0.002 if slow.is_set() else 0)
         real_add(self, job_id)
 
-    monkeypatch.setattr(Scanner, "look", look)
+    monkeypatch.setattr(Scanner, "scan", look)
     monkeypatch.setattr(Scanner, "_add", add)
     monkeypatch.setattr(Scanner, "_watch", lambda *_: None)
     (text,), runner = prompts(1, longer_than=5), queue.runner(holds_at=2)

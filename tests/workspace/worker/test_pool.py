@@ -42,7 +42,7 @@ def test_jobs_run_side_by_side_and_results_are_exact(queue: Queue) -> None:
 
 
 def test_a_new_job_is_taken_when_the_kernel_tells_of_it(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "LOOK_EVERY", 10_000.0)
+    monkeypatch.setattr(pool_module, "SCAN_INTERVAL_S", 10_000.0)
     with queue.pool():
         until(queue.flow.is_served, "the pool to begin")
         time.sleep(0.5)  # its first look is over
@@ -60,7 +60,7 @@ def test_jobs_are_noticed_where_the_kernel_tells_nothing(
     if "library" in why:
         monkeypatch.setitem(sys.modules, "watchfiles", None)
     with queue.pool():
-        until(lambda: "noticed later than usual" in caplog.text, "the warning")
+        until(lambda: "noticed with a delay" in caplog.text, "the warning")
         queue.check(queue.submit("late"), ["late"])
 
 
@@ -68,26 +68,26 @@ def test_jobs_that_lost_their_process_together_are_told_in_one_line(queue: Queue
     texts = prompts(3)
     jobs = queue.submit(*texts)
     for job in jobs:
-        owned(queue, job).let_go()
+        owned(queue, job).release()
     with queue.pool():
         queue.check(jobs, texts)
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warnings == ["3 jobs had lost their process: they go on, each alone"]
+    assert warnings == ["the servers of 3 jobs died: each job will continue in isolation"]
 
 
 def test_a_pool_that_stumbles_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever was not thought of: running jobs go back, and it begins again."""
-    real, failures = scanner_module.Scanner.look, [ValueError("nobody thought of this"), ValueError("nor of this")]
+    real, failures = scanner_module.Scanner.scan, [ValueError("nobody thought of this"), ValueError("nor of this")]
 
     def stumbles(scanner: Any) -> None:
         if queue.flow.counts()[Status.RUNNING] and failures:
             raise failures.pop()
         real(scanner)
 
-    monkeypatch.setattr(scanner_module.Scanner, "look", stumbles)
+    monkeypatch.setattr(scanner_module.Scanner, "scan", stumbles)
     with queue.pool(queue.runner(holds_at=2)) as pool:
         (job,) = queue.submit("first")
-        until(lambda: caplog.text.count("stumbled and goes on") == 2, "both failures")
+        until(lambda: caplog.text.count("unexpected error in the workspace") == 2, "both failures")
         assert not queue.file(job, SUSPECT).exists()
         queue.runners[-1].holds_at = None
         queue.check([job], ["first"])
@@ -226,7 +226,7 @@ def test_others_go_before_a_suspect_of_the_same_priority(queue: Queue) -> None:
 
 
 def test_a_stream_of_other_jobs_does_not_starve_a_suspect(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanner_module, "SUSPECT_PATIENCE", 0.2)
+    monkeypatch.setattr(scanner_module, "SUSPECT_DELAY_S", 0.2)
     (suspect,) = queue.submit("suspect")
     queue.file(suspect, SUSPECT).touch()
     leaving, submitted = threading.Event(), []
@@ -272,14 +272,14 @@ def test_a_waiting_job_is_cancelled_at_once(queue: Queue) -> None:
 def test_a_job_whose_client_died_while_cancelling_is_cancelled_when_it_is_taken(queue: Queue) -> None:
     runner = queue.runner(holds_at=0)
     (job,) = queue.submit("x")
-    queue.workspace.ask_to_cancel(job)
+    queue.workspace.request_cancel(job)
     with queue.pool(runner):
         assert queue.flow.wait(job, timeout=60).text == "The job was cancelled.\n"
 
 
 def test_a_job_whose_server_is_dead_is_cancelled_at_once(queue: Queue) -> None:
     (job,) = queue.submit("x")
-    owned(queue, job).let_go()  # as when the kernel closes what a dead process had open
+    owned(queue, job).release()  # as when the kernel closes what a dead process had open
     assert queue.flow.status(job) is Status.RUNNING
     assert queue.work.cancel(job) is Place.FAILED
     assert queue.flow.get(job).text == "The job was cancelled.\n"
@@ -290,7 +290,7 @@ def test_cancelling_what_is_over_changes_nothing(queue: Queue) -> None:
     queue.drain()
     before = seal(queue.file(job, ""))
     assert queue.work.cancel(job) is Place.OUTPUT
-    queue.workspace.ask_to_cancel(job)  # what a client would leave that looked just before the end
+    queue.workspace.request_cancel(job)  # what a client would leave that looked just before the end
     with queue.pool():
         until(lambda: not queue.names(Place.CANCEL), "the request to be forgotten")
     assert seal(queue.file(job, "")) == before
@@ -337,7 +337,7 @@ def test_a_pool_notices_jobs_whose_server_dies(queue: Queue) -> None:
         queue.check(queue.submit("three"), ["three"])
         assert queue.names(Place.PROCESSING) == set(jobs)
         for held in theirs:
-            held.let_go()
+            held.release()
         queue.check(jobs, ["one", "two"])
 
 
@@ -350,7 +350,7 @@ def test_drain_waits_for_what_runs_elsewhere(queue: Queue) -> None:
     until(lambda: len(queue.names(Place.OUTPUT)) == 1, "the other")
     time.sleep(0.2)
     assert thread.is_alive()
-    held.let_go()
+    held.release()
     thread.join(timeout=60)
     queue.check([job], ["one"])
 
@@ -443,7 +443,7 @@ def test_a_full_disk_pauses_claims_and_loses_nothing(queue: Queue, caplog: pytes
         disk.full = True
         runner.holds_at = 6
         until(lambda: disk.refused, "the disk to refuse something")
-        until(lambda: "no new jobs are taken" in caplog.text, "the pool to tell")
+        until(lambda: "not taking jobs" in caplog.text, "the pool to tell")
         jobs += queue.submit(*texts[4:])  # from a disk with room
         seen = disk.refused
         until(lambda: disk.refused > seen + 20, "more of that")
@@ -521,8 +521,8 @@ def test_a_job_that_cannot_be_judged_yet_is_judged_later(queue: Queue, monkeypat
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(self, held)
 
-    real = Workspace.runs_alone
-    monkeypatch.setattr(Workspace, "runs_alone", refuse)
+    real = Workspace.count_isolated_runs
+    monkeypatch.setattr(Workspace, "count_isolated_runs", refuse)
     monkeypatch.setattr(runner, "enter", breaks)
     (job,) = queue.submit("x")
     with queue.pool(runner, max_deaths=2):

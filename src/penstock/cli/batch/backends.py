@@ -1,4 +1,4 @@
-"""Where a batch is worked on: at a server, or in a workspace of this machine. Both are asked in the same way."""
+"""BatchBackend: where a batch is worked on, a server or a workspace on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.cli.batch.input import Input
 from penstock.cli.client.api import UPLOAD_CHUNK_BYTES, Client, ServerRefused
 from penstock.errors import UnknownBatch
-from penstock.workspace.store.job_id import BATCH
+from penstock.workspace.store.job_id import BATCH_PREFIX
 from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from penstock.workspace.store.layout import Workspace
 
 OVER = ("completed", "failed", "expired", "cancelled")
-ASKED = "penstock_input"  # in the metadata of a batch that this command made: the SHA-256 of its input
+INPUT_METADATA = "penstock_input"  # metadata field with the SHA-256 of the input, by which a batch is found again
 
 Offers = Callable[[str | None], bool]
-"""Whether a model is here, by any of its names; for lines that name none, whether there is any."""
+"""Whether a model is served, by any of its names; None asks whether any model is."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """A batch as it is now. The files are what `fetch` takes, `mistakes` what is wrong with the input, whose SHA-256 is `input`.
-    Its lines wait for `missing_models`."""
+    """A batch as it is now.
+
+    output_file, error_file: ids for `fetch`.
+    mistakes: what is wrong with the input.
+    missing_models: models that its lines wait for.
+    input: SHA-256 of the input."""
 
     id: str
     status: str
@@ -58,14 +62,14 @@ class BatchState:
 class BatchBackend(Protocol):
     @property
     def flags(self) -> str:
-        """How the command line names this place, so that a person comes back to it."""
+        """The options that select this backend, for commands that we suggest."""
 
-    def create(self, asked: Input) -> str: ...
+    def create(self, batch_input: Input) -> str: ...
 
     def look(self, batch_id: str) -> BatchState: ...
 
     def all(self) -> Iterator[BatchState]:
-        """The newest first."""
+        """Yield all batches, newest first."""
 
     def cancel(self, batch_id: str) -> BatchState: ...
 
@@ -74,12 +78,12 @@ class BatchBackend(Protocol):
     def fetch(self, file: str) -> Iterator[bytes]: ...
 
 
-def same(place: BatchBackend, asked: Input) -> BatchState | None:
-    """A batch that asks the same, and is open, or was completed and has its files."""
-    for state in place.all():
-        if (state.input, state.endpoint) == (asked.sha256, asked.endpoint):
+def find_same(backend: BatchBackend, batch_input: Input) -> BatchState | None:
+    """Find a batch with the same input that is open, or was completed and still has its files."""
+    for state in backend.all():
+        if (state.input, state.endpoint) == (batch_input.sha256, batch_input.endpoint):
             files = [file for file in (state.output_file, state.error_file) if file is not None]
-            if state.open or (state.status == "completed" and all(map(place.has, files))):
+            if state.open or (state.status == "completed" and all(map(backend.has, files))):
                 return state
     return None
 
@@ -89,14 +93,14 @@ class RemoteBatchBackend:
         self._client = client
         self.flags = f" --url {shlex.quote(str(client.url))}" if named else ""
 
-    def create(self, asked: Input) -> str:
-        asked.content.seek(0)
-        file = self._client.upload("/v1/files", {"purpose": "batch"}, asked.name, asked.content, asked.size)
+    def create(self, batch_input: Input) -> str:
+        batch_input.content.seek(0)
+        file = self._client.upload("/v1/files", {"purpose": "batch"}, batch_input.name, batch_input.content, batch_input.size)
         wanted = {
             "input_file_id": file.get("id"),
-            "endpoint": asked.endpoint,
-            "completion_window": asked.window,
-            "metadata": {ASKED: asked.sha256},
+            "endpoint": batch_input.endpoint,
+            "completion_window": batch_input.window,
+            "metadata": {INPUT_METADATA: batch_input.sha256},
         }
         return _state(self._client.send("/v1/batches", wanted)).id
 
@@ -130,7 +134,7 @@ class RemoteBatchBackend:
 
 
 class LocalBatchBackend:
-    """`offers` is None where nobody can tell."""
+    """A workspace on this machine. `offers` is None if the models are unknown."""
 
     def __init__(self, workspace: Workspace, offers: Offers | None, *, named: bool) -> None:
         from penstock.workspace.batch.batches import Batches
@@ -138,31 +142,33 @@ class LocalBatchBackend:
 
         self.workspace = workspace
         self.flags = f" --workspace {shlex.quote(str(workspace.path))}" if named else ""
-        self._batches, self._uploads, self._offered = Batches(workspace), Uploads(workspace), offers
+        self._batches = Batches(workspace)
+        self._uploads = Uploads(workspace)
+        self._offered = offers
 
     @property
     def _offers(self) -> Offers | None:
-        """While somebody else works on the folder, it is they who have the models."""
+        """None while another process serves the folder: its models are unknown here."""
         return None if self.workspace.is_served() else self._offered
 
-    def create(self, asked: Input) -> str:
+    def create(self, batch_input: Input) -> str:
         from penstock.workspace.batch.batches import parse_window
 
-        window = parse_window(asked.window)
-        asked.content.seek(0)
-        chunks = iter(lambda: asked.content.read(UPLOAD_CHUNK_BYTES), b"")
+        window = parse_window(batch_input.window)
+        batch_input.content.seek(0)
+        chunks = iter(lambda: batch_input.content.read(UPLOAD_CHUNK_BYTES), b"")
         with wrap_os_errors(self.workspace.path):
-            file = self._uploads.add(chunks, name=asked.name, purpose="batch").file_id
+            file = self._uploads.add(chunks, name=batch_input.name, purpose="batch").file_id
             try:
                 view = self._batches.create(
-                    file, endpoint=asked.endpoint, window=window, completion_window=asked.window, offers=self._offers
+                    file, endpoint=batch_input.endpoint, window=window, completion_window=batch_input.window, offers=self._offers
                 )
             finally:
                 self._uploads.remove(file)  # the batch has a copy
         return self._state(view).id
 
     def validate(self, batch_id: str) -> None:
-        """Before a model is loaded for it."""
+        """Check the input of a new batch before a model is loaded for it."""
         from penstock.workspace.worker.batch_supervisor import validate
 
         with wrap_os_errors(self.workspace.path):
@@ -190,41 +196,41 @@ class LocalBatchBackend:
     def _state(self, view: BatchView) -> BatchState:
         end, offers = view.end, self._offers
         return BatchState(
-            id=f"{BATCH}{view.batch_id}",
+            id=f"{BATCH_PREFIX}{view.batch_id}",
             status=str(view.status),
-            endpoint=view.asked.endpoint,
-            created=view.asked.created,
+            endpoint=view.request.endpoint,
+            created=view.request.created,
             total=view.counts.total,
             completed=view.counts.completed,
             failed=view.counts.failed,
             output_file=None if end is None else end.output_file,
             error_file=None if end is None else end.error_file,
             mistakes=() if end is None else tuple(_mistake(one.get) for one in end.mistakes),
-            missing_models=() if offers is None else tuple(view.missing(offers)),
-            input=view.asked.sha256,
+            missing_models=() if offers is None else tuple(view.missing_models(offers)),
+            input=view.request.sha256,
         )
 
 
-def _state(told: Any) -> BatchState:
-    """What a server tells."""
+def _state(record: Any) -> BatchState:
+    """Parse a batch object of the API."""
     try:
-        counts, errors = told.get("request_counts") or {}, (told.get("errors") or {}).get("data") or ()
+        counts, errors = record.get("request_counts") or {}, (record.get("errors") or {}).get("data") or ()
         return BatchState(
-            id=str(told["id"]),
-            status=str(told["status"]),
-            endpoint=str(told.get("endpoint")),
-            created=float(told.get("created_at") or 0),
+            id=str(record["id"]),
+            status=str(record["status"]),
+            endpoint=str(record.get("endpoint")),
+            created=float(record.get("created_at") or 0),
             total=int(counts.get("total") or 0),
             completed=int(counts.get("completed") or 0),
             failed=int(counts.get("failed") or 0),
-            output_file=told.get("output_file_id"),
-            error_file=told.get("error_file_id"),
+            output_file=record.get("output_file_id"),
+            error_file=record.get("error_file_id"),
             mistakes=tuple(_mistake(error.get) for error in errors),
-            missing_models=tuple(map(str, told.get("missing_models") or ())),
-            input=(told.get("metadata") or {}).get(ASKED),
+            missing_models=tuple(map(str, record.get("missing_models") or ())),
+            input=(record.get("metadata") or {}).get(INPUT_METADATA),
         )
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ServerRefused("The server sent a batch that is not of OpenAI's shape.") from None
+        raise ServerRefused("The server sent a batch object that is not in OpenAI's format.") from None
 
 
 def _mistake(get: Callable[[str], Any]) -> str:
@@ -233,9 +239,9 @@ def _mistake(get: Callable[[str], Any]) -> str:
 
 
 def _own_id(batch_id: str) -> str:
-    if not batch_id.startswith(BATCH):
-        raise UnknownBatch(f"There is no batch {batch_id[:80]}.", hint=f"Their names begin with {BATCH}")
-    return batch_id.removeprefix(BATCH)
+    if not batch_id.startswith(BATCH_PREFIX):
+        raise UnknownBatch(f"There is no batch {batch_id[:80]}.", hint=f"Their names begin with {BATCH_PREFIX}")
+    return batch_id.removeprefix(BATCH_PREFIX)
 
 
 def _path(name: str) -> str:

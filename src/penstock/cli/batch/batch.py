@@ -1,4 +1,4 @@
-"""`penstock batch`: all requests of a file, answered when there is time: at a server, or in this process."""
+"""`penstock batch`: answer all requests of a file, at a server or in this process."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from penstock.workspace.store.root import wrap_os_errors
 if TYPE_CHECKING:
     from penstock.cli.batch.backends import BatchBackend, BatchState, LocalBatchBackend, Offers
 
-FIRST_LOOK, LAST_LOOK = 0.1, 1.0  # seconds between two looks: the pause grows
-AWAY = 60.0  # seconds that a server may be away while it is waited for
-TOLD = 5  # mistakes that are shown
-LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
+MIN_POLL_S, MAX_POLL_S = 0.1, 1.0  # the pause between two looks grows
+SERVER_AWAY_TIMEOUT_S = 60.0
+MAX_MISTAKES_SHOWN = 5
+EXAMPLE_LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
 
 
 @takes_some_settings("workspace.path", *(f"{MODELS}.{name}" for name in ("id", "device", "dtype", "max_memory", "kv_memory")))
@@ -40,31 +40,33 @@ def batch(
     settings: Settings,
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE", help="Requests as OpenAI's Batch API has them, one on each line; - is stdin."),
+        typer.Argument(metavar="FILE", help="Requests as in OpenAI's Batch API, one per line; - is stdin."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Write the results there, not to stdout.")
+        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Write the results to this file instead of stdout.")
     ] = None,
-    errors: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the lines that failed there, and why.")] = None,
+    errors: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the lines that failed, and why, to this file.")
+    ] = None,
     endpoint: Annotated[
-        str | None, typer.Option(metavar="PATH", help="What the lines ask for; otherwise the url of the first line.")
+        str | None, typer.Option(metavar="PATH", help="The endpoint of the requests; otherwise the url of the first line.")
     ] = None,
     window: Annotated[
-        str, typer.Option(metavar=METAVAR, help="Lines that are not done in this time expire, such as 90m, 24h or 7d.")
+        str, typer.Option(metavar=METAVAR, help="Lines that are not done within this time expire; such as 90m, 24h or 7d.")
     ] = "24h",
     url: UrlOption = None,
-    new: Annotated[bool, typer.Option("--new", help="Ask again, also if the same was asked here before.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Create a new batch even if there is one with the same input.")] = False,
     resume: Annotated[
-        str | None, typer.Option(metavar="BATCH", help="Wait for a batch that was made before, and fetch it.")
+        str | None, typer.Option(metavar="BATCH", help="Wait for an existing batch, and fetch its results.")
     ] = None,
-    cancel: Annotated[str | None, typer.Option(metavar="BATCH", help="End a batch; what is done of it stays.")] = None,
+    cancel: Annotated[str | None, typer.Option(metavar="BATCH", help="Cancel a batch; results so far are kept.")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the batches.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Answer all requests of a file, and print the results.
 
-    A server does it if one answers (--url, PENSTOCK_URL, or the usual address); otherwise this process, in the folder of
-    --workspace or the usual one. Nothing is lost when either is killed: the same command goes on where it was.
+    A server does it if one answers (--url, PENSTOCK_URL, or the default address); otherwise this process does, in the folder
+    of --workspace or the default one. If either is killed, the same command continues where it was.
 
     \b
     penstock batch requests.jsonl -o results.jsonl --errors errors.jsonl
@@ -72,15 +74,15 @@ def batch(
     penstock batch --list
     penstock batch --resume batch_1736700000_12345_0 -o results.jsonl
 
-    The exit code is 0 when all lines are done, 1 when some failed, 2 when it is not ready (Ctrl-C leaves it to the server).
+    The exit code is 0 if all lines are done, 1 if some failed, 2 if the batch is not ready (Ctrl-C leaves it to the server).
     """
     for option, named in (("--resume", resume), ("--cancel", cancel)):
         if named is not None and named.startswith("-"):
             raise typer.BadParameter("Which batch? `penstock batch --list` shows their ids.", param_hint=option)
-    asked = {"FILE": file is not None, "--resume": resume is not None, "--cancel": cancel is not None, "--list": show_list}
-    given = [name for name, there in asked.items() if there]
-    if len(given) != 1:
-        what = f"{' and '.join(given)} contradict each other." if given else "Name a FILE (- is stdin)."
+    actions = {"FILE": file is not None, "--resume": resume is not None, "--cancel": cancel is not None, "--list": show_list}
+    chosen = [name for name, is_set in actions.items() if is_set]
+    if len(chosen) != 1:
+        what = f"{' and '.join(chosen)} cannot be combined." if chosen else "Name a FILE (- is stdin)."
         raise typer.BadParameter(f"{what} `penstock batch --help` shows examples.")
     _check_window(window)
     for option, target in (("--output", output), ("--errors", errors)):
@@ -88,16 +90,16 @@ def batch(
             _check_target(target, option)
     set_up_logging(settings.node.log.format, "warning")
     with ProgressBars() as bars:
-        place, local = _place(settings, url, create=file is not None)
+        backend, local = _choose_backend(settings, url, create=file is not None)
         if show_list:
-            _list(place, as_json)
+            _list(backend, as_json)
         elif cancel is not None:
-            _tell_state(place.cancel(cancel), as_json)
+            _print_state(backend.cancel(cancel), as_json)
         else:
-            batch_id = resume or _created(place, str(file), endpoint, window, new)
-            state = _wait(settings, place, local, batch_id, bars)
+            batch_id = resume or _create(backend, str(file), endpoint, window, new)
+            state = _wait(settings, backend, local, batch_id, bars)
             bars.clear()
-            _deliver(place, state, output, errors, as_json)
+            _deliver(backend, state, output, errors, as_json)
 
 
 def _check_window(window: str) -> None:
@@ -110,7 +112,7 @@ def _check_window(window: str) -> None:
 
 
 def _check_target(path: Path, option: str) -> None:
-    """Before hours of work: whether its results can be written there."""
+    """Check before hours of work that the results can be written."""
     if path.is_dir():
         raise typer.BadParameter(f"{path} is a folder. Name a file.", param_hint=option)
     if not path.parent.is_dir():
@@ -119,11 +121,11 @@ def _check_target(path: Path, option: str) -> None:
         raise typer.BadParameter(f"You may not write {path}.", param_hint=option)
 
 
-# ---- where ----
+# ---- choosing the backend ----
 
 
-def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchBackend, LocalBatchBackend | None]:
-    """Who does it; the second is None for a server. A folder is made only for a new batch."""
+def _choose_backend(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchBackend, LocalBatchBackend | None]:
+    """Return the backend; the second value is the same if it is local, else None. Only a new batch creates a folder."""
     from penstock.cli.batch.backends import LocalBatchBackend, RemoteBatchBackend
     from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable
     from penstock.workspace.store.layout import Workspace
@@ -131,7 +133,7 @@ def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchB
     flag = BY_KEY["workspace.path"].flag
     named = settings.sources["workspace.path"].source == f"flag {flag}"
     if named and url is not None:
-        raise typer.BadParameter(f"--url and {flag} contradict each other.")
+        raise typer.BadParameter(f"--url and {flag} cannot be combined.")
     server = named_url(url) if not named else None
     if not named:
         client = Client(server or default_url())
@@ -147,40 +149,39 @@ def _place(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchB
     if path is None:
         raise ConfigError("No server answers, and there is no workspace.", hint=f"Name a folder: {flag} FOLDER.")
     if not named:
-        does = "the batch is kept in" if create else "this is about"
-        print(f"No server answers at {default_url()}: {does} {path}.", file=sys.stderr, flush=True)
+        print(f"No server answers at {default_url()}: using the workspace {path}.", file=sys.stderr, flush=True)
     with wrap_os_errors(path):
         local = LocalBatchBackend(Workspace(path, create=create), _offers(settings, path), named=named)
     return local, local
 
 
 def _offers(settings: Settings, path: Path) -> Offers | None:
-    """The models that this process would work with. Which one a network runs is not known before it is asked."""
-    from penstock.cli.jobs.drain import working_on
-    from penstock.doors.generation.catalog import meant
+    """The models that this process would load; None if that depends on a network."""
+    from penstock.cli.jobs.drain import drain_config
+    from penstock.doors.generation.catalog import ModelCatalog
 
-    config = working_on(path, settings)
+    config = drain_config(path, settings)
     if config.adopts and config.network.enabled:
         return None
-    models = [model.id for model in config.models if model.load_ends]
-    return lambda model: meant(model, models, config.aliases) is not None
+    catalog = ModelCatalog({model.id: model for model in config.models if model.load_ends}, config.aliases)
+    return lambda model: catalog.resolve(model) is not None
 
 
-# ---- asking ----
+# ---- creating ----
 
 
-def _created(place: BatchBackend, file: str, endpoint: str | None, window: str, new: bool) -> str:
-    from penstock.cli.batch.backends import same
-    from penstock.cli.batch.input import opened
+def _create(backend: BatchBackend, file: str, endpoint: str | None, window: str, new: bool) -> str:
+    from penstock.cli.batch.backends import find_same
+    from penstock.cli.batch.input import open_input
 
-    with opened(file, endpoint, window) as asked:
-        before = None if new else same(place, asked)
+    with open_input(file, endpoint, window) as batch_input:
+        before = None if new else find_same(backend, batch_input)
         if before is not None:
-            told = f"The same was asked before: {before.id} is {before.status}. --new asks again."
-            print(told, file=sys.stderr, flush=True)
+            note = f"{before.id} has the same input and is {before.status}. Use --new to create another."
+            print(note, file=sys.stderr, flush=True)
             return before.id
-        batch_id = place.create(asked)
-    print(f"{batch_id} is made.", file=sys.stderr, flush=True)
+        batch_id = backend.create(batch_input)
+    print(f"Created {batch_id}.", file=sys.stderr, flush=True)
     return batch_id
 
 
@@ -188,11 +189,11 @@ def _created(place: BatchBackend, file: str, endpoint: str | None, window: str, 
 
 
 def _wait(
-    settings: Settings, place: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars
+    settings: Settings, backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars
 ) -> BatchState:
     try:
         while True:
-            state = _watched(place, local, batch_id, bars)
+            state = _watch(backend, local, batch_id, bars)
             if state.over or local is None:
                 return state
             local.validate(batch_id)
@@ -200,48 +201,49 @@ def _wait(
                 raise typer.Exit(NOT_READY)
     except KeyboardInterrupt:
         bars.clear()
-        again = f"penstock batch --resume {batch_id}{place.flags}"
-        print(f"The batch is kept. Go on with: {again}; end it with --cancel instead.", file=sys.stderr)
+        again = f"penstock batch --resume {batch_id}{backend.flags}"
+        print(f"The batch is kept. Continue with: {again}; or use --cancel to end it.", file=sys.stderr)
         raise typer.Exit(NOT_READY) from None
 
 
-def _watched(place: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars) -> BatchState:
-    """Until it is over, or nobody works on its folder. A server that is started again meanwhile goes on with it."""
+def _watch(backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars) -> BatchState:
+    """Wait until the batch has ended, or no server works on its folder. A server may be restarted meanwhile."""
     from penstock.cli.client.api import ServerUnreachable
 
-    pause, seen, away = FIRST_LOOK, time.monotonic(), False
+    pause, seen, away = MIN_POLL_S, time.monotonic(), False
     missing: tuple[str, ...] = ()
     while True:
         try:
-            state = place.look(batch_id)
+            state = backend.look(batch_id)
         except ServerUnreachable as error:
-            if time.monotonic() - seen > AWAY:
+            if time.monotonic() - seen > SERVER_AWAY_TIMEOUT_S:
                 raise
             if not away:
-                _say(bars, f"{error.message} The batch is kept there: waiting for it.")
+                _print_note(bars, f"{error.message} The batch is kept there; waiting for the server.")
             away = True
         else:
             if away:
-                _say(bars, "The server answers again.")
+                _print_note(bars, "The server answers again.")
             seen, away = time.monotonic(), False
             if state.missing_models not in ((), missing):
-                _say(bars, f"Lines wait for what is not here now: {', '.join(map(harmless, state.missing_models))}.")
+                names = ", ".join(map(harmless, state.missing_models))
+                _print_note(bars, f"Lines wait for models that are not served now: {names}.")
             missing = state.missing_models
             if state.over or (local is not None and not local.workspace.is_served()):
                 return state
             bars(f"batch {state.status}", state.completed + state.failed, state.total)
         time.sleep(pause)
-        pause = min(LAST_LOOK, pause * 1.2)
+        pause = min(MAX_POLL_S, pause * 1.2)
 
 
-def _say(bars: ProgressBars, text: str) -> None:
+def _print_note(bars: ProgressBars, text: str) -> None:
     bars.clear()
     print(text, file=sys.stderr, flush=True)
 
 
 def _work(settings: Settings, local: LocalBatchBackend, batch_id: str, bars: ProgressBars) -> bool:
-    """Nobody serves the folder: do it here, as `penstock drain` would. Whether it is over then."""
-    from penstock.cli.jobs.drain import keys_of, leave_politely, working_on
+    """Work on the batch in this process, as `penstock drain` would, and return whether it has ended."""
+    from penstock.cli.jobs.drain import drain_config, interrupt_on_signals, open_keys
     from penstock.node import Node
     from penstock.workspace.worker.pool import JobEnd
 
@@ -249,9 +251,9 @@ def _work(settings: Settings, local: LocalBatchBackend, batch_id: str, bars: Pro
         state = local.look(batch_id)
         bars("working on the batch", state.completed + state.failed, state.total)
 
-    leave_politely()
-    config = working_on(local.workspace.path, settings)
-    with Node(config, keys=keys_of(config), progress=bars, door=False) as node:
+    interrupt_on_signals()
+    config = drain_config(local.workspace.path, settings)
+    with Node(config, keys=open_keys(config), progress=bars, door=False) as node:
         bars("working on the batch", 0, 0)
         report = node.drain(on_end=on_end)
     bars.clear()
@@ -259,55 +261,53 @@ def _work(settings: Settings, local: LocalBatchBackend, batch_id: str, bars: Pro
         return True
     if report.models:
         models = ", ".join(name for name in report.models if name) or "a model"
-        print_error(
-            f"Lines wait for what is not here: {models}.", "Name it with --model, or let a server that has it do the rest."
-        )
+        print_error(f"Lines wait for a model that is not loaded: {models}.", "Name it with --model, or use a server that has it.")
     else:
-        print_error("The batch is not over, and nothing more can be done for it now.", "The lines above say why.")
+        print_error("The batch is not done, and cannot continue now.", "See the log above.")
     return False
 
 
-# ---- handing over ----
+# ---- results ----
 
 
-def _deliver(place: BatchBackend, state: BatchState, output: Path | None, errors: Path | None, as_json: bool) -> None:
-    with _kept(place, state, output or Path("stdout")):
+def _deliver(backend: BatchBackend, state: BatchState, output: Path | None, errors: Path | None, as_json: bool) -> None:
+    with _write_errors_reported(backend, state, output or Path("stdout")):
         if output is not None or (state.output_file is not None and not as_json):
-            _write(_content(place, state.output_file), output)
+            _write(_content(backend, state.output_file), output)
     if errors is not None:
-        with _kept(place, state, errors):
-            _write(_content(place, state.error_file), errors)
+        with _write_errors_reported(backend, state, errors):
+            _write(_content(backend, state.error_file), errors)
     if as_json:
         print_json(state)
-    for mistake in state.mistakes[:TOLD]:
+    for mistake in state.mistakes[:MAX_MISTAKES_SHOWN]:
         print_error(mistake)
     if state.status == "failed":
         lines = "1 line" if state.total == 1 else f"{state.total} lines"
-        print_error(f"The input ({lines}) is no batch.", f"Mend it and try again. A line is {LINE}")
+        print_error(f"The input ({lines}) is not valid.", f"Correct it and try again. Example of a line: {EXAMPLE_LINE}")
     else:
         print(f"{state.completed} done, {state.failed} failed; the batch is {state.status}.", file=sys.stderr)
     if state.error_file is not None and errors is None:
-        again = f"penstock batch --resume {state.id}{place.flags} -o {os.devnull} --errors errors.jsonl"
-        print(f"Why lines failed: {again}", file=sys.stderr)
+        again = f"penstock batch --resume {state.id}{backend.flags} -o {os.devnull} --errors errors.jsonl"
+        print(f"To see why lines failed: {again}", file=sys.stderr)
     if not state.good:
         raise typer.Exit(FAILED)
 
 
 @contextmanager
-def _kept(place: BatchBackend, state: BatchState, target: Path) -> Iterator[None]:
-    """What cannot be written now is not lost."""
+def _write_errors_reported(backend: BatchBackend, state: BatchState, target: Path) -> Iterator[None]:
+    """Report an error of writing the results, and how to fetch them again."""
     try:
         yield
     except BrokenPipeError:
         raise  # the reader has enough
     except OSError as error:
-        again = f"penstock batch --resume {state.id}{place.flags} -o FILE"
+        again = f"penstock batch --resume {state.id}{backend.flags} -o FILE"
         print_error(f"{target} cannot be written: {error.strerror or error}.", f"The batch is kept. Fetch it with: {again}")
         raise typer.Exit(FAILED) from None
 
 
-def _content(place: BatchBackend, file: str | None) -> Iterable[bytes]:
-    return () if file is None else place.fetch(file)
+def _content(backend: BatchBackend, file: str | None) -> Iterable[bytes]:
+    return () if file is None else backend.fetch(file)
 
 
 def _write(pieces: Iterable[bytes], output: Path | None) -> None:
@@ -324,8 +324,8 @@ def _write(pieces: Iterable[bytes], output: Path | None) -> None:
     writer.end()
 
 
-def _list(place: BatchBackend, as_json: bool) -> None:
-    states = list(place.all())
+def _list(backend: BatchBackend, as_json: bool) -> None:
+    states = list(backend.all())
     if as_json:
         print_json({"batches": states})
         return
@@ -343,7 +343,7 @@ def _row(state: BatchState, now: float) -> list[str]:
     return [state.id, state.status, age(now - state.created), *counts, harmless(note)]
 
 
-def _tell_state(state: BatchState, as_json: bool) -> None:
+def _print_state(state: BatchState, as_json: bool) -> None:
     if as_json:
         print_json(state)
     else:

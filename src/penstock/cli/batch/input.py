@@ -1,4 +1,4 @@
-"""The requests of a batch as the command line is given them: a file or stdin, which is read more than once."""
+"""The input of `penstock batch`: a file or stdin, which is read more than once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 import typer
 
 STDIN = "-"
-USUAL = "/v1/chat/completions"  # what lines ask for that do not say it
+DEFAULT_ENDPOINT = "/v1/chat/completions"  # if no line has a url
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What is asked: the lines, and what the command line says about all of them."""
+    """The lines, and the options for all of them."""
 
     content: BinaryIO
     name: str
@@ -32,8 +32,8 @@ class Input:
 
 
 @contextmanager
-def opened(file: str, endpoint: str | None, window: str) -> Iterator[Input]:
-    """Without an `endpoint` it is that of the lines."""
+def open_input(file: str, endpoint: str | None, window: str) -> Iterator[Input]:
+    """Open the input. Without an `endpoint`, the url of the lines is used."""
     with ExitStack() as stack:
         content: BinaryIO
         if file == STDIN:
@@ -44,12 +44,12 @@ def opened(file: str, endpoint: str | None, window: str) -> Iterator[Input]:
                 content = stack.enter_context(Path(file).open("rb"))
             except OSError as error:
                 raise typer.BadParameter(f"{file} cannot be read: {error.strerror or error}.", param_hint="FILE") from None
-        digest, size = _measured(content, "stdin" if file == STDIN else file)
+        digest, size = _measure(content, "stdin" if file == STDIN else file)
         name = "stdin.jsonl" if file == STDIN else Path(file).name
-        yield Input(content, name, size, digest, endpoint or _endpoint(content), window)
+        yield Input(content, name, size, digest, endpoint or _find_endpoint(content), window)
 
 
-def _measured(content: BinaryIO, file: str) -> tuple[str, int]:
+def _measure(content: BinaryIO, file: str) -> tuple[str, int]:
     from penstock.cli.client.api import UPLOAD_CHUNK_BYTES
 
     content.seek(0)
@@ -62,10 +62,10 @@ def _measured(content: BinaryIO, file: str) -> tuple[str, int]:
     return digest.hexdigest(), content.tell()
 
 
-def _endpoint(content: BinaryIO) -> str:
-    """What the first line asks for that says it: those before it are told as mistakes, like others."""
+def _find_endpoint(content: BinaryIO) -> str:
+    """Return the first url of a line. Lines without one are reported as mistakes later."""
     content.seek(0)
-    return next((url for url in map(_url, content) if isinstance(url, str)), USUAL)
+    return next((url for url in map(_url, content) if isinstance(url, str)), DEFAULT_ENDPOINT)
 
 
 def _url(line: bytes) -> Any:

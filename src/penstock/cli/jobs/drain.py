@@ -1,4 +1,4 @@
-"""`penstock drain`: work on a queue until it is empty, and leave."""
+"""`penstock drain`: work on a queue until it is empty, then exit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.exits import FAILED, INTERRUPTED, print_error
-from penstock.cli.jobs.workspaces import WorkspaceArgument, job_record, open_batches
+from penstock.cli.jobs.workspaces import WorkspaceArgument, describe_open_batches, job_record
 from penstock.cli.node.logs import set_up_logging
 from penstock.cli.node.settings import takes_settings
 from penstock.cli.ui.bars import ProgressBars
@@ -37,26 +37,26 @@ def drain(
     settings: Settings,
     workspace: WorkspaceArgument,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object on a line for each job that ends, and one with the counts.")
+        bool, typer.Option("--json", help="Print a line of JSON for each job that ends, and one with the counts.")
     ] = False,
 ) -> None:
-    """Work on a queue until it is empty, and on its batches.
+    """Work on a queue and its batches until both are done.
 
-    Jobs come from `penstock work`, also while it is running; `penstock flow` fetches results. It takes the settings of
-    `penstock serve`, and opens no port. It works alone, unless --network names a network: then with its nodes.
+    Submit jobs with `penstock work`, before or meanwhile; `penstock flow` fetches results. Takes the settings of
+    `penstock serve`, but opens no port. Works on its own, unless --network names a network.
 
     \b
     penstock drain nightly
     penstock drain nightly --model Qwen/Qwen2.5-0.5B-Instruct --json
 
-    The exit code is 0 when all jobs are done, 1 when some failed or wait for a model that is not here. Ctrl-C puts running jobs
-    back into the queue; they go on there next time.
+    The exit code is 0 if all jobs are done, 1 if some failed or need a model that is not here. Ctrl-C puts running jobs back
+    into the queue; they continue next time.
     """
     flag = BY_KEY["workspace.path"].flag
     if settings.sources["workspace.path"].source == f"flag {flag}":
-        raise typer.BadParameter(f"The workspace is named without it: penstock drain {workspace}", param_hint=flag)
-    config = working_on(workspace, settings)
-    quiet = settings.sources["log.level"].source == "default"  # who drains sees the jobs pass by otherwise
+        raise typer.BadParameter(f"Leave it out: penstock drain {workspace}", param_hint=flag)
+    config = drain_config(workspace, settings)
+    quiet = settings.sources["log.level"].source == "default"  # the bar shows the jobs
     set_up_logging(config.log.format, "warning" if quiet else config.log.level)
 
     from penstock.workspace.flow import Flow, Status
@@ -64,15 +64,15 @@ def drain(
 
     with wrap_os_errors(workspace):
         flow = Flow(Workspace(workspace))
-        waits = any(flow.counts()[status] for status in (Status.QUEUED, Status.RUNNING)) or flow.open_batches()
-    if not waits:  # known without loading a model
+        has_work = any(flow.counts()[status] for status in (Status.QUEUED, Status.RUNNING)) or flow.open_batches()
+    if not has_work:  # known without loading a model
         _conclude(workspace, {"done": 0, "failed": 0, "left": 0, "open_batches": 0}, as_json)
         return
 
     from penstock.node import Node
 
-    leave_politely()
-    with ProgressBars() as bars, Node(config, keys=keys_of(config), progress=bars, door=False) as node:
+    interrupt_on_signals()
+    with ProgressBars() as bars, Node(config, keys=open_keys(config), progress=bars, door=False) as node:
         watch = Watch(flow.path, bars, as_json)
         try:
             report = node.drain(on_end=watch)
@@ -80,8 +80,7 @@ def drain(
             bars.clear()
             again = f"penstock drain {shlex.quote(str(workspace))}"
             before = "1 job" if watch.ended == 1 else f"{watch.ended} jobs"
-            told = f"Interrupted; {before} ended before. What was running is in the queue again: {again}"
-            print(told, file=sys.stderr)
+            print(f"Interrupted after {before}. Running jobs went back into the queue; continue with: {again}", file=sys.stderr)
             if as_json:
                 counts = {"done": watch.ended - watch.failed, "failed": watch.failed, "left": watch.left}
                 print_json(counts | {"open_batches": flow.open_batches()})
@@ -89,25 +88,24 @@ def drain(
     counts = {"done": report.done, "failed": report.failed, "left": report.left, "open_batches": report.open_batches}
     _conclude(workspace, counts, as_json)
     if report.left:
-        _tell_of_left(workspace, report)
-    if report.odd:
-        print_error(f"{report.odd} more could not be taken.", "The lines above say why; `penstock flow` shows where they are.")
+        _report_left(workspace, report)
+    if report.blocked:
+        print_error(f"{report.blocked} more could not be started.", "See the log above; `penstock flow` shows where they are.")
     if report.open_batches:
-        why = "Their lines wait for that." if report.left else "The lines above say why; the next drain goes on with them."
-        print_error(open_batches(report.open_batches), why)
-    if report.failed or report.left or report.odd or report.open_batches:
+        why = "Their lines wait for that." if report.left else "See the log above; the next drain continues them."
+        print_error(describe_open_batches(report.open_batches), why)
+    if report.failed or report.left or report.blocked or report.open_batches:
         raise typer.Exit(FAILED)
 
 
-def working_on(workspace: Path, settings: Settings) -> NodeConfig:
-    """The node that works on a folder: alone, unless somebody asked for a network. That this machine once joined one is no such
-    wish."""
+def drain_config(workspace: Path, settings: Settings) -> NodeConfig:
+    """Configure the node that drains a folder: without a network, unless one was named. Having joined one once is not enough."""
     config = replace(settings.node, workspace=replace(settings.node.workspace, path=workspace))
     return replace(config, network=NetworkConfig()) if settings.sources["network.name"].source.startswith("network ") else config
 
 
-def keys_of(config: NodeConfig) -> Keys:
-    """Those that batches in the folder belong to: what a revoked one asked for is not worked on, and its models are its own."""
+def open_keys(config: NodeConfig) -> Keys:
+    """Open the API keys: batches of revoked keys are not worked on, and each key is limited to its models."""
     from penstock.config.api_key import key_folder
     from penstock.doors.access.keys import Keys
 
@@ -115,15 +113,21 @@ def keys_of(config: NodeConfig) -> Keys:
 
 
 class Watch:
-    """Hears of every job that ends: a bar grows for people, a line is printed for programs."""
+    """Called with every job that ends: moves the progress bar, or prints a line of JSON."""
 
     def __init__(self, path: Path, bars: ProgressBars, as_json: bool) -> None:
-        self.ended = self.failed = self.left = 0
-        self._what, self._bars, self._as_json = f"working on {path.name or path}", bars, as_json
+        self.ended = 0
+        self.failed = 0
+        self.left = 0
+        self._what = f"working on {path.name or path}"
+        self._bars = bars
+        self._as_json = as_json
         self._bars(self._what, 0, 0)
 
     def __call__(self, end: JobEnd) -> None:
-        self.ended, self.failed, self.left = self.ended + 1, self.failed + (not end.done), end.left
+        self.ended += 1
+        self.failed += not end.done
+        self.left = end.left
         if self._as_json:
             self._print(end)
         self._bars(self._what, self.ended, self.ended + end.left)
@@ -132,14 +136,14 @@ class Watch:
         try:
             print_json(job_record(end.job_id, "done" if end.done else "failed", end.facts))
             sys.stdout.flush()
-        except BrokenPipeError:  # nobody listens any more, and the jobs are wanted all the same
+        except BrokenPipeError:  # the reader has gone, but the jobs are still wanted
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def leave_politely() -> None:
-    """Whoever ends us with a signal wants what Ctrl-C does: jobs of a server that just died would count as suspects."""
+def interrupt_on_signals() -> None:
+    """Treat SIGTERM and SIGHUP like Ctrl-C: after a sudden death our jobs would count as suspects."""
     for name in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(name) is not signal.SIG_IGN:  # as nohup wants it
+        if signal.getsignal(name) is not signal.SIG_IGN:  # under nohup
             signal.signal(name, signal.default_int_handler)
 
 
@@ -147,17 +151,17 @@ def _conclude(workspace: Path, counts: Mapping[str, int], as_json: bool) -> None
     if as_json:
         print_json(counts)
     elif not any(counts.values()):
-        print(f"Nothing waits in {workspace}.")
+        print(f"No jobs are waiting in {workspace}.")
     else:
         left = f", {counts['left']} left" if counts["left"] else ""
         print(f"{counts['done']} done, {counts['failed']} failed{left}.")
 
 
-def _tell_of_left(workspace: Path, report: Drained) -> None:
+def _report_left(workspace: Path, report: Drained) -> None:
     jobs = "1 job waits" if report.left == 1 else f"{report.left} jobs wait"
     models = [harmless(name) for name in report.models if name]
     if not models:
-        print_error(f"{jobs} for a model, and none is here.", "Host one: --model.")
+        print_error(f"{jobs} for a model, and none is loaded.", "Name one with --model.")
         return
     again = f"penstock drain {shlex.quote(str(workspace))} --model {shlex.quote(models[0])}"
-    print_error(f"{jobs} for what is not here: {', '.join(models)}.", f"Run it with such a model: {again}")
+    print_error(f"{jobs} for a model that is not loaded: {', '.join(models)}.", f"Run: {again}")

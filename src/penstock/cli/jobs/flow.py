@@ -1,4 +1,4 @@
-"""`penstock flow`: look at the jobs of a workspace, fetch a result, wait, cancel, try again, clean up."""
+"""`penstock flow`: list the jobs of a workspace, fetch results, wait, cancel, retry, clean up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 
 from penstock.cli.exits import NOT_READY
 from penstock.cli.jobs import flow_job
-from penstock.cli.jobs.workspaces import WorkspaceArgument, counted
+from penstock.cli.jobs.workspaces import WorkspaceArgument, describe_counts
 from penstock.cli.options import JsonOption
 from penstock.cli.ui.durations import METAVAR, age, parse_duration_option
 from penstock.cli.ui.output import print_json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.cli.jobs.flow_page import Survey
     from penstock.workspace.flow import Flow
 
-SHOWN = 10  # jobs, unless --limit says otherwise
+DEFAULT_LIMIT = 10
 EXAMPLE_ID = "1736700000_12345_0"
 
 
@@ -49,63 +49,65 @@ GOES_WITH = {
     "--tag": (Action.LIST, Action.WAIT_IDLE),
     "--limit": (Action.LIST, Action.CHILDREN, Action.TREE),
     "--older-than": (Action.GC,),
-    "--json": tuple(action for action in Action if action is not Action.FOLLOW),  # it is for people and pipes, as it comes
+    "--json": tuple(action for action in Action if action is not Action.FOLLOW),
 }
 
 
 def flow(
     workspace: WorkspaceArgument,
     job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="The id of a job, as `penstock work` printed it.", show_default=False)
+        str | None, typer.Argument(metavar="JOB", help="A job's id, as printed by `penstock work`.", show_default=False)
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for JOB, then print its result.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the result of JOB while it is written.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the result of JOB as it is generated.")] = False,
     wait_idle: Annotated[
         bool,
-        typer.Option("--wait-idle", "-W", help="Wait until nothing waits or runs, batches included, and print the counts."),
+        typer.Option("--wait-idle", "-W", help="Wait until no job or batch is left to do, then print the counts."),
     ] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(parser=parse_duration_option, metavar=METAVAR, help="Wait no longer than this, such as 90s, 10m or 2h."),
+        typer.Option(parser=parse_duration_option, metavar=METAVAR, help="Wait at most this long, such as 90s, 10m or 2h."),
     ] = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="End JOB, whether it waits or runs.")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="Submit once more what JOB asked, and print the new job's id.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel JOB, whether it waits or runs.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Submit JOB's request again, and print the new id.")] = False,
     children: Annotated[
         bool, typer.Option("--children", help="List the jobs that come after JOB (penstock work --after).")
     ] = False,
-    tree: Annotated[bool, typer.Option("--tree", help="Draw which jobs come after which; with a JOB, from there on.")] = False,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show which jobs come after which; with a JOB, only from there on.")
+    ] = False,
     gc: Annotated[
-        bool, typer.Option("--gc", help="Remove jobs and batches that ended, and their results; needs --older-than.")
+        bool, typer.Option("--gc", help="Remove finished jobs and batches with their results; needs --older-than.")
     ] = False,
     older_than: Annotated[
         float | None,
         typer.Option(
-            parser=parse_duration_option, metavar=METAVAR, help="For --gc: those that ended longer ago than this, such as 7d."
+            parser=parse_duration_option, metavar=METAVAR, help="For --gc: only those that ended longer ago, such as 7d."
         ),
     ] = None,
     tag: Annotated[
         str | None, typer.Option(metavar="WORD", help="Only jobs with this tag, in the list and for --wait-idle.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help=f"How many jobs to list, or trees to draw.  [default: {SHOWN}]")
+        int | None, typer.Option(min=1, metavar="N", help=f"How many jobs or trees to show.  [default: {DEFAULT_LIMIT}]")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """See what became of the jobs in a queue, and fetch results.
+    """Show the jobs in a queue, and fetch results.
 
-    Without a JOB it shows how many jobs there are and lists the newest. With one it prints its result, and nothing else.
+    Without a JOB it counts the jobs and lists the newest. With one it prints its result, and nothing else.
 
     \b
-    penstock flow nightly                    what waits, runs, is done, has failed
+    penstock flow nightly                    how many jobs wait, run, are done, have failed
     penstock flow nightly $job > answer.txt  a result, byte for byte
-    penstock flow nightly --wait $job        the same, once it is there
+    penstock flow nightly --wait $job        the same, once it is done
     penstock flow nightly --tree             which jobs come after which
     penstock flow nightly --gc --older-than 7d
 
-    The exit code is 0 when the job is done, 1 when it failed or there is none, 2 when it is not ready (it waits or runs, or a
-    --timeout passed); wrong usage is 2 as well, and says "Usage:" first.
+    The exit code is 0 if the job is done, 1 if it failed or does not exist, 2 if it is not ready (it waits or runs, or the
+    --timeout passed). Wrong usage is 2 too, and prints "Usage:" first.
     """
-    asked = {
+    flags = {
         Action.WAIT: wait,
         Action.FOLLOW: follow,
         Action.WAIT_IDLE: wait_idle,
@@ -115,11 +117,11 @@ def flow(
         Action.TREE: tree,
         Action.GC: gc,
     }
-    action = _chosen([name for name, given in asked.items() if given], job)
-    given = {"--timeout": timeout, "--tag": tag, "--limit": limit, "--older-than": older_than, "--json": as_json or None}
-    _check_together(action, [option for option, value in given.items() if value is not None])
+    action = _choose_action([name for name, is_set in flags.items() if is_set], job)
+    options = {"--timeout": timeout, "--tag": tag, "--limit": limit, "--older-than": older_than, "--json": as_json or None}
+    _check_together(action, [option for option, value in options.items() if value is not None])
     if action is Action.GC and older_than is None:
-        raise typer.BadParameter("Say how old, such as --older-than 7d.", param_hint="--gc")
+        raise typer.BadParameter("It needs an age, such as --older-than 7d.", param_hint="--gc")
     if tag == "":
         raise typer.BadParameter("It is empty.", param_hint="--tag")
 
@@ -128,52 +130,53 @@ def flow(
 
     with wrap_os_errors(workspace):
         place = Workspace(workspace)
-    looking, named = Flow(place), job or ""
+    queue = Flow(place)
+    job_id = job or ""
     with _not_ready_is_2():
         match action:
             case Action.LIST:
-                _list(looking, tag, limit or SHOWN, as_json)
+                _list(queue, tag, limit or DEFAULT_LIMIT, as_json)
             case Action.SHOW:
-                flow_job.show(looking, named, as_json)
+                flow_job.show(queue, job_id, as_json)
             case Action.WAIT:
-                flow_job.wait(looking, named, timeout, as_json)
+                flow_job.wait(queue, job_id, timeout, as_json)
             case Action.FOLLOW:
-                flow_job.follow(looking, named, timeout)
+                flow_job.follow(queue, job_id, timeout)
             case Action.WAIT_IDLE:
-                _wait_idle(looking, tag, timeout, as_json)
+                _wait_idle(queue, tag, timeout, as_json)
             case Action.CANCEL:
-                flow_job.cancel(place, named, as_json)
+                flow_job.cancel(place, job_id, as_json)
             case Action.RETRY:
-                flow_job.retry(place, named, as_json)
+                flow_job.retry(place, job_id, as_json)
             case Action.CHILDREN:
-                _children(looking, named, limit or SHOWN, as_json)
+                _children(queue, job_id, limit or DEFAULT_LIMIT, as_json)
             case Action.TREE:
-                _tree(looking, job, limit or SHOWN, as_json)
+                _tree(queue, job, limit or DEFAULT_LIMIT, as_json)
             case Action.GC:
-                _clean(looking, older_than or 0.0, as_json)
+                _clean(queue, older_than or 0.0, as_json)
 
 
-# ---- what the options mean together ----
+# ---- options that go together ----
 
 
-def _chosen(actions: list[Action], job: str | None) -> Action:
+def _choose_action(actions: list[Action], job: str | None) -> Action:
     if len(actions) > 1:
-        raise typer.BadParameter(f"{actions[0]} and {actions[1]} contradict each other. Give one of them.")
+        raise typer.BadParameter(f"{actions[0]} and {actions[1]} cannot be combined.")
     if not actions:
         return Action.LIST if job is None else Action.SHOW
     action = actions[0]
     if action in OF_ONE_JOB and job is None:
         raise typer.BadParameter(f"Which job? For example: penstock flow WORKSPACE {action} {EXAMPLE_ID}", param_hint="JOB")
     if action in OF_ALL_JOBS and job is not None:
-        raise typer.BadParameter(f"{action} is about all jobs. Leave out {job[:80]!r}.", param_hint="JOB")
+        raise typer.BadParameter(f"{action} applies to all jobs. Leave out {job[:80]!r}.", param_hint="JOB")
     return action
 
 
 def _check_together(action: Action, options: list[str]) -> None:
     for option in options:
         if action not in GOES_WITH[option]:
-            others = " and ".join(GOES_WITH[option]) if option != "--json" else "--wait"
-            raise typer.BadParameter(f"It does not go with {action}, but with {others}.", param_hint=option)
+            possible = " and ".join(GOES_WITH[option]) if option != "--json" else "--wait"
+            raise typer.BadParameter(f"It does not go with {action}, but with {possible}.", param_hint=option)
 
 
 @contextmanager
@@ -201,7 +204,7 @@ def _list(flow: Flow, tag: str | None, limit: int, as_json: bool) -> None:
 
 def _print_survey(survey: Survey, as_json: bool) -> None:
     if as_json:
-        print_json(survey.described())
+        print_json(survey.to_json())
     else:
         print(survey.page(_width()))
 
@@ -212,12 +215,12 @@ def _tree(flow: Flow, job: str | None, limit: int, as_json: bool) -> None:
 
     with wrap_os_errors(flow.path):
         if job is not None:
-            flow.describe(job)  # or who asks for one that is not there would see nothing
+            flow.describe(job)  # raises UnknownJob
         found, served = forest(flow.jobs(), job, limit), flow.is_served()
         below = found.jobs if job is None else found.below([job])
         counts = _counts_of([found.jobs[one].status for one in below])
     if as_json:
-        print_json({"workspace": flow.path.absolute(), "served": served, "counts": counts, **found.described()})
+        print_json({"workspace": flow.path.absolute(), "served": served, "counts": counts, **found.to_json()})
         return
     about = "" if job is None else f"from {job} on"
     lines = found.lines(served, _width())
@@ -227,13 +230,13 @@ def _tree(flow: Flow, job: str | None, limit: int, as_json: bool) -> None:
 def _wait_idle(flow: Flow, tag: str | None, timeout: float | None, as_json: bool) -> None:
     with wrap_os_errors(flow.path):
         if any(_counts(flow)[status] for status in flow_job.OPEN) or flow.open_batches():
-            flow_job.warn_if_nobody_works(flow)
+            flow_job.warn_if_unserved(flow)
         flow.wait_until_idle(timeout, tag=tag)
         counts = _counts(flow) if tag is None else _counts_of([view.status for view in flow.jobs(tag=tag)])
     if as_json:
         print_json({"workspace": flow.path.absolute(), "counts": counts})
     else:
-        print(counted(counts))
+        print(describe_counts(counts))
 
 
 def _clean(flow: Flow, older_than: float, as_json: bool) -> None:
@@ -243,8 +246,8 @@ def _clean(flow: Flow, older_than: float, as_json: bool) -> None:
         print_json({"removed": removed.jobs, "batches": removed.batches, "files": removed.files})
         return
     counts = {"job": removed.jobs, "batch": removed.batches, "file": removed.files}
-    told = [_some(count, what) for what, count in counts.items() if count or what == "job"]
-    print(f"{', '.join(told)} removed that ended more than {age(older_than)} ago.")
+    parts = [_some(count, what) for what, count in counts.items() if count or what == "job"]
+    print(f"Removed {', '.join(parts)} that ended more than {age(older_than)} ago.")
 
 
 def _some(count: int, what: str) -> str:
@@ -264,7 +267,7 @@ def _counts_of(statuses: list[Any]) -> dict[str, int]:
 
 
 def _width() -> int:
-    """Of a terminal; what goes elsewhere is not cut off."""
+    """Columns of the terminal; output that goes elsewhere is not shortened."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
 
 

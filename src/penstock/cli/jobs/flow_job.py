@@ -1,4 +1,4 @@
-"""What `penstock flow` does with one job: show it, wait for it, follow it, cancel it, try it again."""
+"""What `penstock flow` does with one job: show, wait, follow, cancel, retry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock.cli.exits import FAILED, NOT_READY, print_error
-from penstock.cli.jobs.workspaces import nobody_works, note
+from penstock.cli.jobs.workspaces import no_server_hint, note
 from penstock.cli.ui.output import print_json
 from penstock.errors import NotFinished, UnknownJob
 from penstock.workspace.store.root import wrap_os_errors
@@ -32,10 +32,10 @@ def show(flow: Flow, job: str, as_json: bool) -> None:
             result = flow.get(job)
         except NotFinished as error:
             if not flow.is_served():
-                note(nobody_works(flow.path))
+                note(no_server_hint(flow.path))
             how = f"penstock flow {shlex.quote(str(flow.path))} --wait {job}"
             if why := flow.why_it_will_fail(job):
-                hint = "Submit it again, after a job that is done."
+                hint = "Submit it again, after a job that succeeded."
                 raise NotFinished(f"{error.message} It will fail: {why}", hint=hint) from None
             parents = ", ".join(flow.describe(job).waits_for)
             waits = f" It waits for {parents}." if parents else ""
@@ -44,8 +44,8 @@ def show(flow: Flow, job: str, as_json: bool) -> None:
 
 
 def wait(flow: Flow, job: str, timeout: float | None, as_json: bool) -> None:
-    with suppress(NotFinished, UnknownJob) if as_json else nullcontext(), wrap_os_errors(flow.path):  # a record tells these too
-        warn_if_nobody_works(flow, job)
+    with suppress(NotFinished, UnknownJob) if as_json else nullcontext(), wrap_os_errors(flow.path):  # the record shows these too
+        warn_if_unserved(flow, job)
         flow.wait(job, timeout)
     show(flow, job, as_json)
 
@@ -55,7 +55,7 @@ def follow(flow: Flow, job: str, timeout: float | None) -> None:
 
     def pieces() -> Iterator[bytes]:
         with wrap_os_errors(flow.path):
-            warn_if_nobody_works(flow, job)
+            warn_if_unserved(flow, job)
             yield from flow.follow(job, timeout)
 
     writer = ResultWriter()
@@ -80,11 +80,11 @@ def cancel(place: Workspace, job: str, as_json: bool) -> None:
     if as_json:
         print_json({"id": job, "status": now})
     elif now is Status.RUNNING:
-        print("It runs: its server was told, and ends it in a moment.")
+        print("It is running; its server will cancel it in a moment.")
     elif now is Status.FAILED and before is not Status.FAILED:
-        print("It is cancelled.")
+        print("Cancelled.")
     else:
-        print(f"There is nothing to cancel: it has ended before, and is {now}.")
+        print(f"Nothing to cancel: the job is {now} already.")
 
 
 def retry(place: Workspace, job: str, as_json: bool) -> None:
@@ -99,9 +99,9 @@ def retry(place: Workspace, job: str, as_json: bool) -> None:
     else:
         print(again, flush=True)
     if why:
-        print(f"It will fail as well: {why}", file=sys.stderr, flush=True)
+        print(f"It will fail too: {why}", file=sys.stderr, flush=True)
     if not place.is_served():
-        note(f"The job waits. {nobody_works(place.path)}")
+        note(f"The job waits. {no_server_hint(place.path)}")
 
 
 def _print_result(result: JobResult) -> None:
@@ -117,13 +117,13 @@ def _print_result(result: JobResult) -> None:
 def _fail(result: JobResult) -> None:
     from penstock.cli.ui.terminal import REPLACE_CONTROL
 
-    print_error(result.text.strip().translate(REPLACE_CONTROL) or f"The job {result.job_id} failed and did not say why.")
+    print_error(result.text.strip().translate(REPLACE_CONTROL) or f"The job {result.job_id} failed; no reason is recorded.")
     raise typer.Exit(FAILED)
 
 
 def _print_record(flow: Flow, job: str) -> None:
-    """All that is known of a job as one JSON object; the exit code is as without --json."""
-    from penstock.cli.jobs.flow_page import described
+    """Print everything about a job as one JSON object. The exit code is as without --json."""
+    from penstock.cli.jobs.flow_page import to_json
 
     code = 0
     with wrap_os_errors(flow.path):
@@ -136,16 +136,16 @@ def _print_record(flow: Flow, job: str) -> None:
                 record["result"] = result.text
             else:
                 record["error"], code = view.usage.get("error") or {"message": result.text.strip()}, FAILED
-            record |= described(view)
+            record |= to_json(view)
         except UnknownJob as error:
-            told = {"code": error.code, "message": error.message, "hint": error.hint}
-            record, code = {"id": job, "status": "missing", "error": told}, FAILED
+            reason = {"code": error.code, "message": error.message, "hint": error.hint}
+            record, code = {"id": job, "status": "missing", "error": reason}, FAILED
     print_json(record)
     if code:
         raise typer.Exit(code)
 
 
-def warn_if_nobody_works(flow: Flow, job: str | None = None) -> None:
-    """Before a wait, and for scripts too: they might wait for ever."""
+def warn_if_unserved(flow: Flow, job: str | None = None) -> None:
+    """Warn before a wait that may never end; scripts too."""
     if not flow.is_served() and (job is None or flow.status(job) in OPEN):
-        print(nobody_works(flow.path), file=sys.stderr, flush=True)
+        print(no_server_hint(flow.path), file=sys.stderr, flush=True)

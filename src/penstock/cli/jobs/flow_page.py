@@ -1,4 +1,4 @@
-"""What `penstock flow` shows of a workspace: how many jobs are where, and the newest of them."""
+"""The output of `penstock flow`: counts of jobs, and a table of the newest."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.jobs.workspaces import counted, job_record, nobody_works, open_batches, status_word, tokens
+from penstock.cli.jobs.workspaces import describe_counts, describe_open_batches, job_record, no_server_hint, status_word, tokens
 from penstock.cli.ui.columns import Ink, harmless, shortened, table
 from penstock.cli.ui.durations import age
-from penstock.workspace.store.job_id import BATCH
+from penstock.workspace.store.job_id import BATCH_PREFIX
 
 if TYPE_CHECKING:
     from penstock.workspace.flow import JobView
 
 HEADINGS = ["job", "status", "age", "tags", "tokens", "note"]
-TAGS, NOTE = 3, 5  # columns that give way when room is short
-LONGEST = 100  # columns of an error; `penstock flow WORKSPACE JOB` tells all of it
-NAMED = 5  # strays
+TAGS, NOTE = 3, 5  # columns that shrink on a narrow terminal
+MAX_NOTE_COLUMNS = 100  # `penstock flow WORKSPACE JOB` prints the whole error
+MAX_STRAYS_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """`counts` are of all jobs (that `about` tells of), `jobs` the newest of them; so many `batches` are open."""
+    """The state of a queue.
+
+    counts: of all jobs, or of those that `about` describes.
+    jobs: the newest of these.
+    batches: number of open batches."""
 
     path: Path
     served: bool
@@ -34,13 +38,13 @@ class Survey:
     about: str = ""
     batches: int = 0
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "workspace": self.path.absolute(),
             "served": self.served,
             "counts": self.counts,
             "open_batches": self.batches,
-            "jobs": [described(view) for view in self.jobs],
+            "jobs": [to_json(view) for view in self.jobs],
             "strays": self.strays,
         }
 
@@ -51,22 +55,22 @@ class Survey:
             lines += ["", *table(HEADINGS, rows, width, Ink(False), numbers=[2, 4], elastic=[TAGS, NOTE])]
         hidden = sum(self.counts.values()) - len(self.jobs)
         if self.jobs and hidden > 0:
-            lines += ["", f"{hidden} more: --limit N shows more of them."]
+            lines += ["", f"{hidden} more: use --limit N to see more."]
         if self.strays:
             lines += ["", _of_strays(self.path, self.strays)]
         return "\n".join(lines)
 
 
 def heading(path: Path, about: str, counts: Mapping[str, int], served: bool, batches: int = 0) -> list[str]:
-    lines = [f"{path}{about and ' ' + harmless(about)}: {counted(counts, served)}"]
+    lines = [f"{path}{about and ' ' + harmless(about)}: {describe_counts(counts, served)}"]
     if batches:
-        lines.append(open_batches(batches))
+        lines.append(describe_open_batches(batches))
     if (counts["queued"] or counts["running"] or batches) and not served:
-        lines.append(nobody_works(path))
+        lines.append(no_server_hint(path))
     return lines
 
 
-def described(view: JobView) -> dict[str, Any]:
+def to_json(view: JobView) -> dict[str, Any]:
     """A job as JSON, without its result."""
     import json
 
@@ -76,32 +80,32 @@ def described(view: JobView) -> dict[str, Any]:
 
 
 def row(view: JobView, served: bool) -> list[str]:
-    said = tokens(view.usage)
+    count = tokens(view.usage)
     return [
         view.job_id,
         status_word(view.status, served),
         age(time.time() - view.submitted),
         harmless(", ".join(view.request.tags)) if view.request else "?",
-        "" if said is None else str(said),
-        shortened(harmless(_note(view)), LONGEST, tail=0.0),
+        "" if count is None else str(count),
+        shortened(harmless(_note(view)), MAX_NOTE_COLUMNS, tail=0.0),
     ]
 
 
 def _note(view: JobView) -> str:
-    """How it ended; before that, how it will, or what it waits for."""
+    """How a job ended, or why it will fail, or what it waits for."""
     error = view.usage.get("error")
     if isinstance(error, Mapping):
         return str(error.get("message") or error.get("code") or "")
     if view.will_fail:
         return f"will fail: {view.will_fail}"
-    alone = ["runs alone, since its server died"] if view.suspect else []
+    isolated = ["runs in isolation, since its server died"] if view.suspect else []
     parents = [f"waits for {', '.join(view.waits_for)}"] if view.waits_for else []
     model = [f"asks for {view.request.model}"] if view.status == "queued" and view.request and view.request.model else []
-    batch = [f"of {BATCH}{view.request.batch}"] if view.request and view.request.batch else []
-    return str(view.usage.get("finish_reason") or ", ".join([*alone, *parents, *model, *batch]))
+    batch = [f"of {BATCH_PREFIX}{view.request.batch}"] if view.request and view.request.batch else []
+    return str(view.usage.get("finish_reason") or ", ".join([*isolated, *parents, *model, *batch]))
 
 
 def _of_strays(path: Path, strays: Sequence[str]) -> str:
-    names = ", ".join(harmless(sorted(strays)[:NAMED]))
-    more = f" and {len(strays) - NAMED} more" if len(strays) > NAMED else ""
-    return f"In {path / 'input' / 'ready'} lies what is no job and is left alone: {names}{more}."
+    names = ", ".join(harmless(sorted(strays)[:MAX_STRAYS_NAMED]))
+    more = f" and {len(strays) - MAX_STRAYS_NAMED} more" if len(strays) > MAX_STRAYS_NAMED else ""
+    return f"Ignored in {path / 'input' / 'ready'}, since they are not jobs: {names}{more}."

@@ -1,4 +1,4 @@
-"""`penstock work`: put a job into a workspace, whether or not a server runs."""
+"""`penstock work`: submit a job to a workspace, whether or not a server runs."""
 
 from __future__ import annotations
 
@@ -11,82 +11,84 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.jobs.workspaces import nobody_works, note
+from penstock.cli.jobs.workspaces import no_server_hint, note
 from penstock.cli.options import wrong_usage
 from penstock.cli.prompt import prompt_text
 from penstock.cli.ui.durations import METAVAR, parse_duration_option
 from penstock.cli.ui.output import print_json
 from penstock.errors import RequestError
-from penstock.workspace.store.files import MAX_RECORD
+from penstock.workspace.store.files import MAX_RECORD_BYTES
 from penstock.workspace.store.job_id import is_job_id
-from penstock.workspace.store.request import BACKGROUND, HIGHEST, LOWEST, WorkRequest
+from penstock.workspace.store.request import DEFAULT_PRIORITY, MAX_PRIORITY, MIN_PRIORITY, WorkRequest
 from penstock.workspace.store.root import wrap_os_errors
 
-# Only what is given goes into the job: whoever runs it knows what the model's makers recommend.
-MaxTokens = Annotated[int | None, typer.Option(help="Stop after so many tokens.", show_default=False)]
+# Only explicit values go into the job: the server fills in what the model recommends.
+MaxTokens = Annotated[int | None, typer.Option(help="Stop after this many tokens.", show_default=False)]
 Temperature = Annotated[
     float | None,
-    typer.Option(help="0 always takes the likeliest word, 1 is lively; otherwise as the model's makers recommend."),
+    typer.Option(help="0 always takes the likeliest token, 1 varies more; the default is the model's recommendation."),
 ]
-TopP = Annotated[float | None, typer.Option(help="Choose among the likeliest words that make up this share.")]
-TopK = Annotated[int | None, typer.Option(help="Choose among the k likeliest words.")]
+TopP = Annotated[float | None, typer.Option(help="Choose among the likeliest tokens with this total probability.")]
+TopK = Annotated[int | None, typer.Option(help="Choose among the k likeliest tokens.")]
 
 
 def work(
-    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The folder for the jobs; it is made if there is none.")],
+    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The folder for the jobs; created if missing.")],
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="What to ask; - reads it from stdin, as does a pipe without a PROMPT.")
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin, as does a pipe without a PROMPT.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", metavar="MODEL", help="The model to ask; otherwise the first of whoever runs the job."),
+        typer.Option("--model", "-m", metavar="MODEL", help="The model to use; otherwise the server's first one."),
     ] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message that goes before the prompt.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message to put before the prompt.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")] = False,
     max_tokens: MaxTokens = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be given several times.")
-    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be repeated.")] = None,
     temperature: Temperature = None,
     top_p: TopP = None,
     top_k: TopK = None,
-    seed: Annotated[int | None, typer.Option(help="Makes an answer with a temperature repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes a random answer repeatable.")] = None,
     schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A JSON schema that the answer must follow.", show_default=False)
     ] = None,
     grammar: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A Lark grammar that the answer must follow.", show_default=False)
     ] = None,
-    regex: Annotated[str | None, typer.Option(metavar="PATTERN", help="A pattern that the whole answer must match.")] = None,
+    regex: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="A regular expression that the whole answer must match.")
+    ] = None,
     tag: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORD", help="A word to find the job by (penstock flow --tag); may be given several times."),
+        typer.Option(metavar="WORD", help="A word to find the job by (penstock flow --tag); may be repeated."),
     ] = None,
     after: Annotated[
         list[str] | None,
         typer.Option(
             metavar="JOBS",
             help="Jobs to wait for, such as ID or left=ID,right=ID: {{ID}} or {{left}} in the PROMPT becomes the result. "
-            "May be given several times.",
+            "May be repeated.",
         ),
     ] = None,
-    priority: Annotated[int, typer.Option(help=f"From {LOWEST} to {HIGHEST}; a higher one goes first.")] = BACKGROUND,
+    priority: Annotated[
+        int, typer.Option(help=f"From {MIN_PRIORITY} to {MAX_PRIORITY}; a higher one goes first.")
+    ] = DEFAULT_PRIORITY,
     deadline: Annotated[
         float | None,
         typer.Option(
-            parser=parse_duration_option, metavar=METAVAR, help="When you would like it, such as 10m: it orders the queue."
+            parser=parse_duration_option, metavar=METAVAR, help="When you would like the result, such as 10m; orders the queue."
         ),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="A name of your own for the request: sent again with it, it is still one job."),
+        typer.Option(metavar="TEXT", help="An idempotency key: the same request with the same key is submitted once."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of the id alone.")] = False,
 ) -> None:
-    """Put a job into a queue on disk, and print its id.
+    """Submit a job to a queue on disk, and print its id.
 
-    The job waits in the folder WORKSPACE, also over a restart or a power cut, until `penstock drain` or a server works on it.
-    `penstock flow` shows what became of it.
+    The job waits in the folder WORKSPACE, and survives restarts and power cuts, until `penstock drain` or a server runs it.
+    `penstock flow` fetches its result.
 
     \b
     job=$(penstock work nightly "Name three rivers.")
@@ -94,8 +96,8 @@ def work(
     penstock work nightly "A person, as JSON." --schema person.json --key person-1
     penstock work nightly --after draft=$job "Shorten this: {{draft}}"
     """
-    asked = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    sampling: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    sampling_options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    sampling: dict[str, Any] = {name: value for name, value in sampling_options.items() if value is not None}
     if stop:
         sampling["stop"] = stop
     with wrong_usage():
@@ -118,13 +120,13 @@ def work(
 
     from penstock.workspace.flow import Flow
     from penstock.workspace.store.layout import Workspace
-    from penstock.workspace.store.parents import check_marks
+    from penstock.workspace.store.parents import check_placeholders
     from penstock.workspace.work import Work
 
     with wrong_usage("PROMPT"):
-        check_marks(text, request.after)
+        check_placeholders(text, request.after)
     with wrap_os_errors(workspace):
-        place = Workspace(workspace, create=not request.after)  # where there is none, there is nothing to come after
+        place = Workspace(workspace, create=not request.after)  # a new workspace has no parents
         job, new = Work(place).submit_request(request, text)
         served, status = place.is_served(), Flow(place).status(job)
     if as_json:
@@ -133,27 +135,27 @@ def work(
         print(job, flush=True)
     if not new:
         again = f" `penstock flow {shlex.quote(str(workspace))} --retry {job}` runs it again." if status == "failed" else ""
-        print(f"The key was used before: its job is {status}.{again}", file=sys.stderr)
+        print(f"The key was used before; its job is {status}.{again}", file=sys.stderr)
     elif not served:
-        note(f"The job waits. {nobody_works(workspace)}")
+        note(f"The job waits. {no_server_hint(workspace)}")
 
 
-def _parents(given: list[str]) -> dict[str, str]:
-    """The jobs that --after names: `ID,left=ID`. A job without a name is called by its id."""
+def _parents(options: list[str]) -> dict[str, str]:
+    """Parse --after: `ID,left=ID`. A job without a name is called by its id."""
     found: dict[str, str] = {}
-    for part in (part.strip() for one in given for part in one.split(",")):
+    for part in (part.strip() for one in options for part in one.split(",")):
         if any(is_job_id(word.rpartition("=")[2]) for word in part.split()[:-1]):
-            raise typer.BadParameter(f"{part[:80]!r} are several jobs. Write commas between them.", param_hint="--after")
+            raise typer.BadParameter(f"{part[:80]!r} names several jobs. Put commas between them.", param_hint="--after")
         name, named, job_id = (word.strip() for word in part.rpartition("="))
         if named and not name:
             raise typer.BadParameter(f"{part[:80]!r} has no name. Write NAME=ID, or the ID alone.", param_hint="--after")
         if found.setdefault(name or job_id, job_id) != job_id:
-            raise typer.BadParameter(f"{name} is the name of two jobs.", param_hint="--after")
+            raise typer.BadParameter(f"{name} names two jobs.", param_hint="--after")
     return found
 
 
 def _schema(file: Path) -> Any:
-    """Looked at here as whoever runs the job will: a schema that cannot be enforced should not wait a night to be refused."""
+    """Read a schema and check it as the server will, so that a bad one is refused now and not hours later."""
     from penstock.doors.grammar.schema import guided_schema
 
     try:
@@ -168,17 +170,17 @@ def _schema(file: Path) -> Any:
 
 def _text_of(file: Path, option: str) -> str:
     if str(file) == "-":
-        raise typer.BadParameter("It is a file: stdin is for the prompt.", param_hint=option)
+        raise typer.BadParameter("Name a file: stdin is for the prompt.", param_hint=option)
     try:
         with file.open("rb") as stream:
-            data = stream.read(MAX_RECORD + 1)
+            data = stream.read(MAX_RECORD_BYTES + 1)
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise typer.BadParameter(f"{file} cannot be read: {error.strerror or error}.", param_hint=option) from None
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}).", param_hint=option) from None
-    if len(data) > MAX_RECORD:
-        raise typer.BadParameter(f"{file} has more than {MAX_RECORD} bytes.", param_hint=option)
+    if len(data) > MAX_RECORD_BYTES:
+        raise typer.BadParameter(f"{file} has more than {MAX_RECORD_BYTES} bytes.", param_hint=option)
     if not text.strip():
         raise typer.BadParameter(f"{file} is empty.", param_hint=option)
     return text

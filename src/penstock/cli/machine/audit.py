@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock.audit.advice import duration, percent, sentences
-from penstock.audit.report import FEWEST, PROMPT, Report, SearchCost
+from penstock.audit.report import MIN_TOKENS, PROMPT_TOKENS, Report, SearchCost
 from penstock.cli.options import DEFAULT_MODEL, DeviceOption, DtypeOption, JsonOption, ModelOption, wrong_usage
 from penstock.cli.prompt import MAX_PROMPT_BYTES
 from penstock.cli.ui.bars import ProgressBars
@@ -25,7 +25,7 @@ def audit(
         str | None, typer.Option("--text", metavar="FILE", help="The text to audit, - for stdin; by default a built-in one.")
     ] = None,
     model: ModelOption = DEFAULT_MODEL,
-    tokens: Annotated[int, typer.Option(min=FEWEST, help="Audit at most this many tokens of the text.")] = 1000,
+    tokens: Annotated[int, typer.Option(min=MIN_TOKENS, help="Audit at most this many tokens of the text.")] = 1000,
     as_json: JsonOption = False,
     dtype: DtypeOption = "float32",
     device: DeviceOption = "auto",
@@ -82,7 +82,7 @@ def lines(report: Report) -> Iterator[str]:
     yield ""
     yield "What the search costs for each token"
     yield from table(
-        ["k", "candidates", "passes", "GFLOP", "time", f"{PROMPT:,} tokens"],
+        ["k", "candidates", "passes", "GFLOP", "time", f"{PROMPT_TOKENS:,} tokens"],
         [[str(row.kept), *_cost(row.search)] for row in report.front],
         numbers=range(6),
         indent="",
@@ -115,7 +115,7 @@ def _read(source: str) -> str:
     if "\0" in text:
         raise _bad(f"{name} is not text: byte {data.index(0)} is zero.")
     if not text.strip():
-        raise _bad(f"{name} is empty. An audit needs a text of at least {FEWEST} tokens.")
+        raise _bad(f"{name} is empty. An audit needs a text of at least {MIN_TOKENS} tokens.")
     return text
 
 

@@ -17,31 +17,31 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `
 
 
 def chosen_name(found: Home, name: str | None) -> str:
-    """The named one, else the current."""
+    """Return the given name, or that of the current network."""
     chosen = name or found.current()
     if chosen is None:
         names = ", ".join(found.names())
         raise ConfigError(
             "This machine has no current network.",
-            hint=f"Choose one of {names}: penstock network use NAME" if names else "Make one: penstock network create NAME",
+            hint=f"Choose one of {names}: penstock network use NAME" if names else "Create one: penstock network create NAME",
         )
     return chosen
 
 
 def join(
     token: Annotated[
-        str, typer.Argument(metavar="TOKEN", help="What `penstock network invite` printed, a file that holds it, or - for stdin.")
+        str, typer.Argument(metavar="TOKEN", help="What `penstock network invite` printed, a file with it, or - for stdin.")
     ],
     listen: Annotated[
         str | None,
         typer.Option(
-            metavar="ENDPOINT", help="Where other nodes reach this one; otherwise tls/0.0.0.0:7447, or another port that is free."
+            metavar="ENDPOINT", help="Where to listen for other nodes; by default tls/0.0.0.0:7447, or another free port."
         ),
     ] = None,
 ) -> None:
     """Join a network with an invitation.
 
-    A machine that is in the network already takes the new certificate in place of its old one.
+    On a machine that is a member already, this replaces its certificate.
     """
     from penstock.network.trust import joining
     from penstock.network.trust.invitation import decode
@@ -52,19 +52,19 @@ def join(
     joining.use(found, joined.network.name)
     name, node = joined.network.name, joined.network.node
     ends = f"{invitation.identity.certificate.not_valid_after_utc:%Y-%m-%d}"
-    if joined.before is None:
+    if joined.previous_node is None:
         print(f"This machine is now the node '{node}' of the network '{name}', until {ends}.")
-    elif joined.before == node:
-        print(f"The node '{node}' of the network '{name}' has a new certificate, good until {ends}.")
+    elif joined.previous_node == node:
+        print(f"The node '{node}' of the network '{name}' has a new certificate, valid until {ends}.")
     else:
-        print(f"This machine was the node '{joined.before}' of the network '{name}', and is now '{node}', until {ends}.")
-        print(f"The certificate of '{joined.before}' is still good; to end it, on the machine that made the network:")
-        print(f"penstock network revoke {joined.before}")
+        print(f"This machine was the node '{joined.previous_node}' of the network '{name}', and is now '{node}', until {ends}.")
+        print(f"The certificate of '{joined.previous_node}' is still valid.")
+        print(f"To revoke it, run on the machine that created the network: penstock network revoke {joined.previous_node}")
     print(f"It will listen at {', '.join(joined.network.listen)}. Start it with: penstock serve")
 
 
 def list_networks(as_json: JsonOption = False) -> None:
-    """List the networks of this machine, and until when it is in them."""
+    """List the networks of this machine, and when its certificates expire."""
     found = this_home()
     current = found.current_name()
     entries = [_entry(found, name, current) for name in found.names()]
@@ -72,7 +72,8 @@ def list_networks(as_json: JsonOption = False) -> None:
         print_json({"networks": entries})
         return
     if not entries:
-        print("This machine is in no network. `penstock network create NAME` makes one, `penstock network join TOKEN` joins one.")
+        print("This machine is in no network. Create one with `penstock network create NAME`, or join one with")
+        print("`penstock network join TOKEN`.")
         return
     rows = [[_mark(entry), entry["name"], entry["node"], entry["role"], entry["until"]] for entry in entries]
     print_table(["", "network", "this node", "role", "certificate until"], rows)
@@ -86,34 +87,34 @@ def list_networks(as_json: JsonOption = False) -> None:
 
 
 def use(name: NameArgument) -> None:
-    """Choose the network that `penstock serve` takes part in.
+    """Choose the network that `penstock serve` joins.
 
-    Making or joining one chooses it, too.
+    Creating or joining a network also chooses it.
     """
     from penstock.network.trust import joining
 
     joining.use(this_home(), name)
-    print(f"`penstock serve` now takes part in '{name}'.")
+    print(f"`penstock serve` will now join '{name}'.")
 
 
 def leave(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A name from `penstock network list`; otherwise the current one.")
+        str | None, typer.Argument(metavar="[NAME]", help="A name from `penstock network list`; by default the current network.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove this machine's key and certificate of a network.
 
-    The others are not told: a copy of the key would still be let in. `penstock network revoke NODE`, on the machine that made
-    the network, shuts it out.
+    Other nodes do not learn of it, and would still accept a copy of the key. To prevent that, run `penstock network revoke NODE`
+    on the machine that created the network.
     """
     found = this_home()
     name = chosen_name(found, name)
     if name not in found.names():
-        found.network(name)  # says which there are; one that cannot be read can still be left
+        found.network(name)  # raises and names those that there are; a damaged one can still be left
     folder = found.folder(name)
     if (folder / "ca.key").exists():
-        print(f"This machine has made '{name}': without its key nobody can be invited or revoked any more.", file=sys.stderr)
+        print(f"This machine created '{name}': without its key, no node can be invited or revoked any more.", file=sys.stderr)
     if not yes:
         typer.confirm(f"Remove {folder}?", abort=True, err=True)
 
@@ -124,38 +125,38 @@ def leave(
     print(f"This machine has left '{name}'." + (f" It is still in: {', '.join(left)}." if left else ""))
     print("A server that is running stays in it until you stop it.")
     if left and found.current_name() is None:
-        print("`penstock serve` takes part in none of them until you choose one: penstock network use NAME")
+        print("`penstock serve` joins none of them until you choose one: penstock network use NAME")
 
 
 def _token_text(token: str) -> str:
-    """No message shows it: it may be a token with a typing error at its beginning."""
-    from penstock.network.trust.invitation import MARK, MOST_TEXT
+    """Return the token, or read it from a file or stdin. No message shows the text: it may be a mistyped token."""
+    from penstock.network.trust.invitation import MAX_TOKEN_CHARS, TOKEN_PREFIX
 
-    if token.startswith(MARK):
+    if token.startswith(TOKEN_PREFIX):
         return token
     try:
         if token == "-":
-            return sys.stdin.buffer.read(MOST_TEXT).decode("ascii")
+            return sys.stdin.buffer.read(MAX_TOKEN_CHARS).decode("ascii")
         with Path(token).open("rb") as file:
-            return file.read(MOST_TEXT).decode("ascii")
+            return file.read(MAX_TOKEN_CHARS).decode("ascii")
     except OSError:
         raise Untrusted(
-            f"This is neither an invitation, which begins with {MARK}, nor a file that can be read.",
-            hint="Ask for one on the machine that made the network: penstock network invite NAME",
+            f"This is neither an invitation, which starts with {TOKEN_PREFIX}, nor a readable file.",
+            hint="Get one on the machine that created the network: penstock network invite NAME",
         ) from None
     except UnicodeDecodeError:
-        raise Untrusted("What was given holds other things than an invitation.", hint=f"One begins with {MARK}") from None
+        raise Untrusted("The input is not an invitation.", hint=f"An invitation starts with {TOKEN_PREFIX}") from None
 
 
 # ---- the list ----
 
 
 def _entry(found: Home, name: str, current: str | None) -> dict[str, Any]:
-    """One that cannot be read is listed too, with why: whoever wants to repair or leave it must see it."""
+    """Describe one network. A damaged one is listed too, with a warning, so that it can be repaired or left."""
     from penstock.config import files
     from penstock.network.trust import authority
     from penstock.network.trust.certificates import load_certificate
-    from penstock.network.trust.expiry import ends_soon, expiry_warning
+    from penstock.network.trust.expiry import expires_soon, expiry_warning
 
     entry: dict[str, Any] = {"name": name, "current": name == current, "node": "", "role": "", "until": "", "members": []}
     try:
@@ -168,7 +169,7 @@ def _entry(found: Home, name: str, current: str | None) -> dict[str, Any]:
             {
                 "node": member.node,
                 "until": f"{member.until:%Y-%m-%d}",
-                "soon": ends_soon(member.until),
+                "soon": expires_soon(member.until),
                 "revoked": member.revoked,
             }
             for member in members

@@ -1,4 +1,4 @@
-"""A picture of who holds which layers: a row of bars for each node, drawn to scale, with the holes marked."""
+"""A picture of which node holds which layers: rows of bars for each node, drawn to scale, with the gaps marked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.cli.ui.columns import INDENT, Ink, breadth, labels, padded
 
-HELD, LAST, DRAINING, HOLE, MARK = "█", "▉", "░", "·", "^"  # the last column of a range is a little narrower: they stay apart
+HELD, LAST, DRAINING, HOLE, MARK = "█", "▉", "░", "·", "^"  # LAST is narrower, so that neighbouring ranges stay apart
 STYLES = {HELD: "green", LAST: "green", DRAINING: "yellow", HOLE: "red", MARK: "red"}
 MISSING = "missing"
 
@@ -21,7 +21,7 @@ class Held(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Layers become columns: a whole number of them for each layer, if there is room."""
+    """Maps layers to columns: a whole number of columns for each layer, if there is room."""
 
     layers: int
     width: int
@@ -30,7 +30,7 @@ class Scale(NamedTuple):
         return min(max(layer, 0), self.layers) * self.width // self.layers
 
     def columns(self, start: int, end: int) -> range:
-        """At least one, so that nothing is too small to be seen."""
+        """Return the columns of a range, at least one, so that it can be seen."""
         first = min(self.column(start), self.width - 1)
         return range(first, max(self.column(end), first + 1))
 
@@ -50,12 +50,12 @@ def layer_bars(num_layers: int, held: Sequence[Held], holes: Sequence[tuple[int,
     if holes:
         lines.append(line(MISSING, _inked(_marks(scale, holes), ink)))
     if any(found.draining for found in held):
-        lines.append(line("", ink("dim", f"{DRAINING} draining: it finishes what runs and takes nothing new")))
+        lines.append(line("", ink("dim", f"{DRAINING} draining: finishes running work, accepts nothing new")))
     return lines
 
 
 def _rows(held: Sequence[Held]) -> Iterator[tuple[str, list[Held]]]:
-    """Node by node, in the order in which tokens meet them; what overlaps on one node is drawn in several rows."""
+    """Return the rows node by node, in the order in which tokens pass them. Overlapping ranges of a node get separate rows."""
     nodes: dict[str, list[list[Held]]] = {}
     for found in sorted(held, key=lambda found: (found.start, found.end, found.node)):
         rows = nodes.setdefault(found.node, [])
@@ -88,7 +88,7 @@ def _marks(scale: Scale, holes: Iterable[tuple[int, int]]) -> str:
 
 
 def _ruler(scale: Scale, held: Iterable[Held], holes: Iterable[tuple[int, int]]) -> str:
-    """Numbers above the layers where something begins or ends, as far as there is room: the ends and holes come first."""
+    """Draw layer numbers where ranges start and end, as far as there is room; the ends of the model and gaps come first."""
     edges = [0, scale.layers, *sorted(chain.from_iterable(holes)), *sorted({edge for found in held for edge in found[1:3]})]
     cells = [" "] * (scale.width + len(str(scale.layers)))
     for edge in dict.fromkeys(edges):

@@ -1,4 +1,4 @@
-"""`penstock network create`, `invite` and `revoke`: what the machine that made a network decides about it."""
+"""`penstock network create`, `invite` and `revoke`: what only the machine that created a network can do."""
 
 from __future__ import annotations
 
@@ -11,71 +11,70 @@ from penstock.cli.network.joined import chosen_name
 from penstock.config.home import this_home
 from penstock.config.node import host_name
 
-NODE_DAYS = 365  # as certificates.py says too; importing it here would cost every `--help` 50 ms
+NODE_DAYS = 365  # also in certificates.py; importing that would make every `--help` 50 ms slower
 
 AddressOption = Annotated[
     list[str] | None,
     typer.Option(
         "--address",
         metavar="HOST",
-        help="A name or an address under which others reach this machine, beside those that it finds itself; may be given "
-        "several times.",
+        help="Another name or address of this machine, in addition to those that it finds itself; may be given several times.",
     ),
 ]
 NetworkOption = Annotated[
-    str | None, typer.Option("--network", metavar="NAME", help="The network; otherwise the current one of this machine.")
+    str | None, typer.Option("--network", metavar="NAME", help="The network; by default the current one of this machine.")
 ]
 
 
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the network shall be called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the network.")],
     node: Annotated[
-        str | None, typer.Option("--node", metavar="NAME", help="What this machine is called in it; otherwise the host's name.")
+        str | None, typer.Option("--node", metavar="NAME", help="The name of this machine in it; by default its host name.")
     ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
-            metavar="ENDPOINT", help="Where other nodes reach this one; otherwise tls/0.0.0.0:7447, or another port that is free."
+            metavar="ENDPOINT", help="Where to listen for other nodes; by default tls/0.0.0.0:7447, or another free port."
         ),
     ] = None,
     address: AddressOption = None,
 ) -> None:
-    """Make a network, with this machine as its first node.
+    """Create a network, with this machine as its first node.
 
-    The key that vouches for all its nodes stays here: `penstock network invite NAME` lets others in, and `penstock network revoke
-    NAME` shuts one out again.
+    The key that signs all certificates stays on this machine: `penstock network invite NAME` lets another machine in, and
+    `penstock network revoke NAME` shuts it out again.
     """
     from penstock.network.trust import authority, joining
-    from penstock.network.trust.addresses import USUAL_PORT
-    from penstock.network.trust.certificates import LONGEST_NODE
+    from penstock.network.trust.addresses import DEFAULT_PORT
+    from penstock.network.trust.certificates import MAX_NODE_NAME
     from penstock.network.trust.listening import split
 
     home = this_home()
-    own = node or host_name()[:LONGEST_NODE]
-    network = authority.create(home, name, node=own, listen=listen, further=tuple(address or ()))
+    own = node or host_name()[:MAX_NODE_NAME]
+    network = authority.create(home, name, node=own, listen=listen, extra_hosts=tuple(address or ()))
     joining.use(home, name)
     (endpoint,) = network.listen
-    taken = f" Port {USUAL_PORT} is taken." if listen is None and split(endpoint)[2] != USUAL_PORT else ""
+    taken = f" Port {DEFAULT_PORT} is in use." if listen is None and split(endpoint)[2] != DEFAULT_PORT else ""
     print(f"""\
-The network '{name}' is made, and this machine is its node '{network.node}'. It will listen at {endpoint}.{taken}
+Created the network '{name}' with this machine as its node '{network.node}'. It will listen at {endpoint}.{taken}
 
   Start this node       penstock serve
   Invite another        penstock network invite NODE
 
 Its files are in {network.folder}
-Keep a copy in a safe place: whoever has ca.key can invite, and without it nobody can.""")
+Keep a backup in a safe place: anyone who has ca.key can invite nodes, and without it nobody can.""")
 
 
 def invite(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="What the other machine shall be called in the network.")],
-    days: Annotated[float, typer.Option(metavar="DAYS", help="How long its certificate is good.")] = NODE_DAYS,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The name of the other machine in the network.")],
+    days: Annotated[float, typer.Option(metavar="DAYS", help="How long its certificate is valid.")] = NODE_DAYS,
     address: AddressOption = None,
     network_name: NetworkOption = None,
 ) -> None:
-    """Let a machine in: print an invitation for it.
+    """Print an invitation that lets another machine into the network.
 
-    Only the invitation goes to stdout. On the other machine, `penstock network join TOKEN` takes it. A name that was invited
-    before gets a new certificate: this is also how one is renewed.
+    Only the invitation goes to stdout. Use it on the other machine: `penstock network join TOKEN`. To renew a certificate, invite
+    the same name again.
     """
     from penstock.network.trust import authority
     from penstock.network.trust.invitation import encode
@@ -84,20 +83,20 @@ def invite(
     home = this_home()
     network = home.network(chosen_name(home, network_name))
     before = {member.node: member for member in authority.members(network)}.get(node)
-    invitation = authority.invite(network, node, days=days, further=tuple(address or ()))
+    invitation = authority.invite(network, node, days=days, extra_hosts=tuple(address or ()))
     ends = invitation.identity.certificate.not_valid_after_utc
-    told = [f"An invitation to '{network.name}' for the node '{node}', good until {ends:%Y-%m-%d}."]
+    lines = [f"Invitation to '{network.name}' for the node '{node}', valid until {ends:%Y-%m-%d}."]
     if before is not None and before.revoked:
-        told.append(f"'{node}' was revoked. This is a new certificate, and lets it in again.")
+        lines.append(f"'{node}' was revoked. This new certificate lets it in again.")
     elif before is not None:
-        told.append(
-            f"'{node}' was invited before. This renews its certificate; the old one stays good until {before.until:%Y-%m-%d}."
+        lines.append(
+            f"'{node}' was invited before. This renews its certificate; the old one stays valid until {before.until:%Y-%m-%d}."
         )
-    told.append(f"It leads to {', '.join(invitation.endpoints)}.")
+    lines.append(f"It connects to {', '.join(invitation.endpoints)}.")
     if any(is_loopback(split(endpoint)[1]) for endpoint in invitation.endpoints):
-        told.append("That is this machine alone: others need a network that was made with --listen tls/0.0.0.0:7447.")
-    told.append("It holds a private key: send it as you would send a password. There: penstock network join TOKEN")
-    print("\n".join(told), file=sys.stderr, flush=True)
+        lines.append("Only this machine can reach that. For other machines, create a network with --listen tls/0.0.0.0:7447.")
+    lines.append("It contains a private key: send it like a password. On the other machine: penstock network join TOKEN")
+    print("\n".join(lines), file=sys.stderr, flush=True)
     print(encode(invitation))
 
 
@@ -105,9 +104,9 @@ def revoke(
     node: Annotated[str, typer.Argument(metavar="NODE", help="The node to shut out.")],
     network_name: NetworkOption = None,
 ) -> None:
-    """Shut a node out: take back all certificates that it was given.
+    """Shut a node out: revoke all its certificates.
 
-    Nodes that run now learn of it from each other, and drop it.
+    Running nodes learn of it from each other, and drop it.
     """
     from penstock.network.trust import authority
 
@@ -115,7 +114,7 @@ def revoke(
     network = home.network(chosen_name(home, network_name))
     count = authority.revoke(network, node)
     if not count:
-        print(f"'{node}' was revoked before, and not invited again since. Nothing has changed.")
+        print(f"'{node}' is already revoked, and was not invited again since. Nothing has changed.")
         return
-    print(f"'{node}' is revoked: {count} certificate{'s' if count > 1 else ''} taken back.")
-    print("This machine's node passes it on to all that it reaches: within a second if it runs, else when it starts.")
+    print(f"Revoked '{node}': {count} certificate{'s' if count > 1 else ''}.")
+    print("The node on this machine tells all nodes that it reaches: within a second if it is running, else when it starts.")

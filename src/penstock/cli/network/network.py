@@ -1,4 +1,4 @@
-"""`penstock network`: the machines that share the layers of a model; who they are, and what each holds."""
+"""`penstock network`: create and join networks of machines that share the layers of a model, and show their state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.cli.network import joined as network_joined
 from penstock.cli.network import members as network_members
 from penstock.cli.options import JsonOption
 
-WIDEST = 120  # columns; longer bars are not easier to read
+MAX_WIDTH = 120  # columns; longer bars are not easier to read
 
 app = typer.Typer(help="Join machines that share the layers of a model, and see what they do.", no_args_is_help=True)
 
@@ -24,11 +24,11 @@ def status(
     as_json: JsonOption = False,
     watch: WatchOption = False,
 ) -> None:
-    """Show who holds which layers, and what is missing.
+    """Show which node holds which layers, and which are missing.
 
-    It is what one server sees of its network: the nodes, their layers, and the way that tokens take through them. The server is
-    the one that --url or PENSTOCK_URL names, else that of this machine (at PENSTOCK_PORT, or 8000). An API key is taken from
-    PENSTOCK_API_KEY.
+    This is the network as one server sees it: the nodes, their layers, and the route that tokens take through them. The server is
+    the one that --url or PENSTOCK_URL names, by default the one on this machine (at PENSTOCK_PORT, or 8000). An API key is read
+    from PENSTOCK_API_KEY.
     """
     watch_server(url, "/network", {"network", "nodes", "pipes"}, _picture, as_json=as_json, watch=watch)
 
@@ -42,16 +42,16 @@ app.command()(network_members.revoke)
 app.command()(network_joined.leave)
 
 
-def _picture(told: dict[str, Any]) -> str:
+def _picture(status: dict[str, Any]) -> str:
     import os
     import shutil
 
     from penstock.cli.network.picture import PLAIN, render
 
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    text = render(told, min(shutil.get_terminal_size().columns, WIDEST), colour=colour)
+    text = render(status, min(shutil.get_terminal_size().columns, MAX_WIDTH), colour=colour)
     try:
         "█→…".encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:  # a terminal without these signs would show a bar of question marks
+    except UnicodeEncodeError:  # this terminal would show question marks
         return text.translate(PLAIN)
     return text

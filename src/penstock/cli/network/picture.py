@@ -1,4 +1,4 @@
-"""What `penstock network status` shows: the network, its nodes, and for each model who holds which layers and what is missing."""
+"""The text of `penstock network status`: the network, its nodes, and for each model which node holds which layers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 from penstock.cli.network.layer_bars import Held, layer_bars
 from penstock.cli.ui.columns import INDENT, TIED, Ink, breadth, harmless, labels, shortened, table, without_domain, wrapped
+from penstock.units import format_seconds
 
 Json = dict[str, Any]
 
-NARROW = 40  # columns; below it nothing can be drawn
+MIN_WIDTH = 40  # columns; nothing can be drawn in fewer
 NODES = ["node", "state", "serves", "round trip", "version"]
 SEGMENTS = ["node", "layers", "computes on", "a pass", "load", "KV used", "leased", "total"]
-ALONE = """\
-This node is alone: it is in no network.
+STANDALONE = """\
+This node is not in a network.
 
-To let machines share the layers of a model, make a network on one of them,
+To let machines share the layers of a model, create a network on one of them,
 and invite the others:
 
   penstock network create home        here, then: penstock serve
@@ -27,28 +28,28 @@ and invite the others:
 and on the laptop: penstock network join TOKEN, then: penstock serve"""
 TO_RUN = ["To complete it, run this on a machine with room for it:"]
 TO_INVITE = [
-    "To complete it, start a machine that was here before, or invite one with room",
-    "for it: this prints a token, where the network was made; on the new machine:",
-    "penstock network join TOKEN, then: penstock serve",
+    "To complete it, start a member that is off, or invite a machine with room:",
+    "run this on the machine that created the network, and on the new one, with the",
+    "token that it prints: penstock network join TOKEN, then: penstock serve",
 ]
 PLAIN = str.maketrans({"█": "#", "▉": "#", "░": "%", "·": ".", "→": ">", "…": "~", "–": "-", "✓": "+", "✗": "!", "×": "x"})
 
 
 def render(status: Json, width: int, *, colour: bool = False) -> str:
-    """The answer of `GET /network` as text of `width` columns; commands to paste may be longer."""
-    status, ink, width = harmless(status), Ink(colour), max(width, NARROW)
+    """Format the answer of `GET /network` in `width` columns; commands to paste may be longer."""
+    status, ink, width = harmless(status), Ink(colour), max(width, MIN_WIDTH)
     here = next((node["node"] for node in status["nodes"] if node["self"]), "")
     named = _names(status, width)
     parts = [_network(status, named, width, ink)]
     is_open = status["network"] is None or status["network"]["open"]
     parts += [_pipe(pipe, here, named, width, ink, is_open=is_open) for pipe in status["pipes"]]
     if not status["pipes"]:
-        parts.append(["Nobody holds layers of any model."])
+        parts.append(["No node holds layers of any model."])
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
 def _names(status: Json, width: int) -> dict[str, str]:
-    """What nodes are called here: their names, without what all of them share if they are long."""
+    """Return the names to show: long ones without the domain that all share, and shortened."""
     held = [segment["node"] for pipe in status["pipes"] for segment in pipe["segments"]]
     hops = [hop["node"] for pipe in status["pipes"] if pipe["route"] for hop in pipe["route"]["hops"]]
     names = list(dict.fromkeys([*(node["node"] for node in status["nodes"]), *held, *hops]))
@@ -61,7 +62,7 @@ def _names(status: Json, width: int) -> dict[str, str]:
 
 
 def _heading(text: str, marks: dict[str, str], width: int, ink: Ink) -> list[str]:
-    """`marks` are pieces of the text and their styles."""
+    """Wrap a heading. `marks` maps pieces of the text to their styles."""
     lines = wrapped(text, width, first="")
     for piece, style in marks.items():
         place = next((place for place, line in enumerate(lines) if piece in line), 0)
@@ -75,15 +76,15 @@ def _heading(text: str, marks: dict[str, str], width: int, ink: Ink) -> list[str
 def _network(status: Json, named: dict[str, str], width: int, ink: Ink) -> list[str]:
     network, nodes = status["network"], status["nodes"]
     if network is None:
-        return ALONE.splitlines()
-    trust = "open: whoever reaches it may join" if network["open"] else "closed: by certificate only"
+        return STANDALONE.splitlines()
+    trust = "open: any machine may join" if network["open"] else "closed: members have certificates"
     lines = _heading(
         f"Network {network['name']} · {_counted(len(nodes), 'node')} · {trust}", {network["name"]: "bold"}, width, ink
     )
     ways = [("listens on", network["listen"]), ("connects to", network["connect"])]
-    told = "; ".join(f"{what} {', '.join(endpoints)}" for what, endpoints in ways if endpoints)
-    if told:
-        lines += wrapped(f"{network['node_id']} {told}", width)
+    text = "; ".join(f"{what} {', '.join(endpoints)}" for what, endpoints in ways if endpoints)
+    if text:
+        lines += wrapped(f"{network['node_id']} {text}", width)
     if network.get("warning"):
         lines += [ink("yellow", line) for line in wrapped(f"warning: {network['warning']}", width)]
     rows = [_node(node, named) for node in nodes]
@@ -121,8 +122,8 @@ def _pipe(pipe: Json, here: str, named: dict[str, str], width: int, ink: Ink, *,
         rows = [_segment(segment, named) for segment in segments]
         lines += ["", *table(SEGMENTS, rows, width, ink, numbers=[3, 4, 5, 6, 7], elastic=[0])]
     lines.append("")
-    for name, told in [*_route(pipe, here, named), *_placement(pipe, here, named)]:
-        lines += _fact(name, told, width, ink)
+    for name, text in [*_route(pipe, here, named), *_placement(pipe, here, named)]:
+        lines += _fact(name, text, width, ink)
     for warning in pipe.get("warnings", ()):
         lines += ["", *(ink("yellow", line) for line in wrapped(f"warning: {_tied(warning)}", width))]
     if not pipe["complete"]:
@@ -154,7 +155,7 @@ def _route(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, 
     route = pipe["route"]
     if route is None:
         who = named.get(here, "this node")
-        yield "route", f"none from here: {who} has not loaded the ends of {pipe['model']}, so it answers nobody itself"
+        yield "route", f"none from here: {who} has not loaded the ends of {pipe['model']}, so it serves no requests itself"
         return
     hops = [f"{named[hop['node']]} {hop['layers'][0]}:{hop['layers'][1]}" for hop in route["hops"]]
     if hops:
@@ -166,7 +167,7 @@ def _route(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, 
     if route["why"]:
         yield "why", route["why"]
     if route["window"]:
-        trip = f"; the way through takes {_time(route['round_trip'])}" if route["round_trip"] else ""
+        trip = f"; a round trip takes {_time(route['round_trip'])}" if route["round_trip"] else ""
         yield "in flight", f"{route['in_flight']} of at most {_counted(route['window'], 'step')}{trip}"
     if route["recoveries"]:
         times = {1: "once", 2: "twice"}.get(route["recoveries"], f"{route['recoveries']} times")
@@ -178,7 +179,7 @@ def _route(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, 
 
 
 def _placement(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """What nodes are loading, what they could still take, and why this one holds what it holds."""
+    """Describe what nodes are loading, how much room they have, and why this one holds its layers."""
     loading = pipe.get("loading") or {}
     if loading:
         ranges = [f"{named.get(node, node)} {start}:{end}" for node, claims in loading.items() for start, end in claims]
@@ -190,19 +191,19 @@ def _placement(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[s
         yield "placed", f"{named.get(here, 'this node')}: {pipe['placement']}"
 
 
-def _fact(name: str, told: str, width: int, ink: Ink) -> list[str]:
+def _fact(name: str, text: str, width: int, ink: Ink) -> list[str]:
     first = f"{INDENT}{name:9}{INDENT}"
-    head, *rest = wrapped(_tied(told), width, first=first, then=" " * len(first)) or [first]
+    head, *rest = wrapped(_tied(text), width, first=first, then=" " * len(first)) or [first]
     return [ink("dim", head[: len(first)]) + head[len(first) :], *rest]
 
 
-def _tied(told: str) -> str:
-    """A node, its layers and the arrow behind them stay in one line."""
-    return re.sub(r" (?=\d+:\d+\b|→)", TIED, told)
+def _tied(text: str) -> str:
+    """Keep a node, its layers and the arrow after them on one line."""
+    return re.sub(r" (?=\d+:\d+\b|→)", TIED, text)
 
 
 def _command(command: str, width: int) -> list[str]:
-    """In one line, or in several that can still be pasted."""
+    """Indent a command on one line, or on several that can still be pasted."""
     whole = 2 * INDENT + command
     if len(whole) <= width or not set(command).isdisjoint("'\"\\"):
         return [whole]
@@ -214,12 +215,7 @@ def _command(command: str, width: int) -> list[str]:
 
 
 def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    if seconds >= 0.9995:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
-    digits = 2 if seconds < 0.00995 else 1 if seconds < 0.0995 else 0
-    return f"{1000 * seconds:.{digits}f} ms"
+    return "–" if seconds is None else format_seconds(seconds)
 
 
 def _tokens(count: float) -> str:

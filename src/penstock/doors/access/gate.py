@@ -1,4 +1,4 @@
-"""Who may speak to this server, and how much: the key, the origin of web pages, the size of a body; and the log of it all."""
+"""Gate and AccessLog: refuse requests by key, origin and size before they are read, and log every request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,47 +23,51 @@ logger = logging.getLogger("penstock.http")
 
 Refuse = Callable[[Scope, Send, PenstockError], Awaitable[None]]
 
-OPEN_PATHS = frozenset(("/health", "/ready"))  # for whoever watches over the process; they tell nothing
-CLIENT_LEFT = 499
+OPEN_PATHS = frozenset(("/health", "/ready"))  # for monitoring; they reveal nothing
+CLIENT_CLOSED_REQUEST = 499
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
+@dataclass(slots=True)
 class AccessLog:
-    """One line for each request: what, how it ended, how long it took, how many tokens. Never a word of it."""
+    """Logs one line per request: path, status, duration, tokens. Never any text of it.
 
-    def __init__(self, app: ASGIApp, *, refuse: Refuse, paths: Collection[str] = ()) -> None:
-        """`paths` are those that may be logged as they are; any other might hold anything."""
-        self._app, self._refuse, self._paths = app, refuse, frozenset(paths)
+    paths: those that may be logged as they are; any other could contain text of a client.
+    """
+
+    app: ASGIApp
+    refuse: Refuse
+    paths: Collection[str] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
-        started, status, began = time.perf_counter(), 500, False
+        started, status, started_response = time.perf_counter(), 500, False
         facts: dict[str, object] = {}
         scope.setdefault("state", {})["log"] = facts
 
-        async def watched(message: Message) -> None:
-            nonlocal status, began
+        async def logged_send(message: Message) -> None:
+            nonlocal status, started_response
             if message["type"] == "http.response.start":
-                status, began = message["status"], True
+                status, started_response = message["status"], True
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self.app(scope, receive, logged_send)
         except ClientDisconnect:
-            facts["status"] = CLIENT_LEFT  # before its request was whole
+            facts["status"] = CLIENT_CLOSED_REQUEST  # before its request was complete
         except asyncio.CancelledError:
-            facts["error"] = NotReady.code  # the server leaves, and has waited for it long enough
-            if not began:
-                await self._refuse(scope, watched, leaving())
+            facts["error"] = NotReady.code  # the drain timeout is over
+            if not started_response:
+                await self.refuse(scope, logged_send, shutting_down())
         except Exception as error:
-            # without the error's words: they may be a client's
+            # without the error's message: it may contain text of a client
             frames = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("a request met a %s that nobody expected:\n%s", type(error).__name__, frames.rstrip())
+            logger.error("unexpected %s in a request:\n%s", type(error).__name__, frames.rstrip())
             facts["error"] = type(error).__name__
-            if not began:
-                await self._refuse(scope, watched, EngineError("The server met something that it did not expect."))
+            if not started_response:
+                await self.refuse(scope, logged_send, EngineError("Internal server error."))
         finally:
             seconds = round(time.perf_counter() - started, 3)
             quiet = scope["path"] in OPEN_PATHS or scope["path"] == "/metrics"
@@ -71,109 +76,105 @@ class AccessLog:
 
     def _path(self, scope: Scope) -> str:
         route = getattr(scope.get("route"), "path", None)
-        return route or (scope["path"] if scope["path"] in self._paths else "(unknown)")
+        return route or (scope["path"] if scope["path"] in self.paths else "(unknown)")
 
 
+@dataclass(slots=True)
 class Gate:
-    """Refuses what must not come in, before anything of it is read."""
+    """Refuses a request before its body is read: wrong key, foreign origin, body too large.
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: Keys,
-        hosts: Collection[str] | None,
-        origins: Collection[str],
-        max_body: int,
-        max_upload: Mapping[str, int],
-        refuse: Refuse,
-        arriving: set[asyncio.Task[Any]],
-    ) -> None:
-        """`hosts` are the names by which a server without keys may be called; None if anybody may call it anything.
-        `max_upload` has the paths where a body may be larger, since it goes to the disk. `arriving` has those who
-        handle requests that were not read to their end yet."""
-        self._app, self._keys, self._hosts, self._origins = app, keys, hosts, frozenset(origins)
-        self._max_body, self._max_upload, self._refuse = max_body, max_upload, refuse
-        self._arriving = arriving
+    hosts: names by which a server without keys may be addressed; None allows any.
+    max_upload: by path, where bodies may be larger because they go to disk.
+    arriving: tasks of requests whose body is still being read; aborted at shutdown.
+    """
+
+    app: ASGIApp
+    keys: Keys
+    hosts: Collection[str] | None
+    origins: Collection[str]
+    max_body: int
+    max_upload: Mapping[str, int]
+    refuse: Refuse
+    arriving: set[asyncio.Task[Any]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         try:
             headers = Headers(scope=scope)
-            self._check_site(headers)
+            self._check_origin(headers)
             caller = OWNER if scope["path"] in OPEN_PATHS else self._caller(headers)
             scope["state"]["caller"] = caller
             self._check_length(scope["path"], headers)
         except PenstockError as error:
             scope["state"]["log"]["error"] = error.code
-            await self._refuse(scope, send, error)
+            await self.refuse(scope, send, error)
             return
-        read, most, task = 0, self._most(scope["path"]), asyncio.current_task()
+        read, max_bytes, task = 0, self._max_bytes(scope["path"]), asyncio.current_task()
         assert task is not None
 
-        async def counted() -> Message:
+        async def limited_receive() -> Message:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > most:
+            if read > max_bytes:
                 raise self._too_large(scope["path"])
             if message["type"] == "http.request" and not message.get("more_body", False):
-                self._arriving.discard(task)
-                self._keys.check(caller)  # before anything is made of it
+                self.arriving.discard(task)
+                self.keys.check(caller)  # again, before it is acted on
             return message
 
-        self._arriving.add(task)
+        self.arriving.add(task)
         try:
-            await self._app(scope, counted, send)
+            await self.app(scope, limited_receive, send)
         finally:
-            self._arriving.discard(task)
+            self.arriving.discard(task)
 
     def _caller(self, headers: Headers) -> Caller:
-        """A client may send two keys, one of them for somebody else."""
-        given = _given_keys(headers)
-        for key in given[:-1]:
+        """Find the caller by the first valid key: a client may send two, one of them for another server."""
+        sent = _keys_in(headers)
+        for key in sent[:-1]:
             with contextlib.suppress(InvalidKey):
-                return self._keys.find(key)
-        return self._keys.find(given[-1] if given else None)
+                return self.keys.find(key)
+        return self.keys.find(sent[-1] if sent else None)
 
-    def _check_site(self, headers: Headers) -> None:
-        """A web page that somebody visits must not talk to a server on their machine: neither by its own name (Origin) nor
-        by a name that it makes point here (Host)."""
+    def _check_origin(self, headers: Headers) -> None:
+        """Refuse web pages of other sites, so that a page cannot use a server on its visitor's machine: neither from its own
+        origin (Origin) nor through a name that it points here (Host)."""
         host = headers.get("host", "")
-        if not self._keys.required and self._hosts is not None and host and _hostname(f"//{host}") not in self._hosts:
+        if not self.keys.required and self.hosts is not None and host and _hostname(f"//{host}") not in self.hosts:
             raise ForbiddenOrigin(
-                f"This server is not called '{host[:80]}'.", hint="Use 127.0.0.1 or localhost, or give the server an API key."
+                f"The host name '{host[:80]}' is not allowed.", hint="Use 127.0.0.1 or localhost, or give the server an API key."
             )
         origin = headers.get("origin")
-        if origin is None or origin in self._origins or "*" in self._origins or _netloc(origin) == host:
+        if origin is None or origin in self.origins or "*" in self.origins or _netloc(origin) == host:
             return
         raise ForbiddenOrigin(f"Pages of '{origin[:80]}' may not use this server.", hint="List it in server.cors_origins.")
 
     def _check_length(self, path: str, headers: Headers) -> None:
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._most(path):
+        if length.isdigit() and int(length) > self._max_bytes(path):
             raise self._too_large(path)
 
-    def _most(self, path: str) -> int:
-        return self._max_upload.get(path, self._max_body)
+    def _max_bytes(self, path: str) -> int:
+        return self.max_upload.get(path, self.max_body)
 
     def _too_large(self, path: str) -> RequestTooLarge:
-        setting = "max_upload" if path in self._max_upload else "max_body"
+        setting = "max_upload" if path in self.max_upload else "max_body"
         return RequestTooLarge(
-            f"The body is larger than {self._most(path)} bytes.", hint=f"Raise server.{setting}, or send less."
+            f"The body is larger than {self._max_bytes(path)} bytes.", hint=f"Raise server.{setting}, or send less."
         )
 
 
-def leaving() -> NotReady:
-    return NotReady("The server is shutting down.", hint="Try again in a moment, or elsewhere.")
+def shutting_down() -> NotReady:
+    return NotReady("The server is shutting down.", hint="Try again later.")
 
 
-def _given_keys(headers: Headers) -> list[str]:
-    """As OpenAI's clients send it, and as Anthropic's do."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    bearer = given.strip() if scheme.lower() == "bearer" else ""
+def _keys_in(headers: Headers) -> list[str]:
+    """The keys of a request, as OpenAI's and Anthropic's clients send them."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
     return [key for key in (bearer, headers.get("x-api-key", "").strip()) if key]
 
 

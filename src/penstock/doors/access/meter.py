@@ -1,8 +1,8 @@
-"""Meter: what each key uses, and whether one more request fits into its limits.
+"""Meter: counts what each key uses, and decides whether another request fits its limits.
 
-A request is admitted with a reservation: its prompt and the most that it may generate. What it uses moves from there into the
-window of the last minute, what is left when it ends is given back. So what is used in any 60 seconds, together with all that may
-still come, never exceeds the limit. An answer that may be as long as it likes gets what the minute has left, and ends there.
+A request is admitted with a reservation: its prompt and the most that it may generate. Tokens move from the reservation into the
+window of the last minute as they are used; the rest is released when the request ends. So the tokens of any 60 seconds, together
+with all reservations, never exceed the limit. An answer without max_tokens gets what is left of the minute, and ends there.
 """
 
 from __future__ import annotations
@@ -17,54 +17,61 @@ from typing import NamedTuple
 from penstock.doors.access.keys import Caller, revoked
 from penstock.errors import KeyLimit, KeyRevoked, RequestError
 
-TICKS = 10  # in a second; tokens of one tick are kept as one number
-WINDOW = 60 * TICKS
-LEAST = 256  # tokens that the minute must have left for an answer that names no max_tokens
-SOON = 1  # seconds; when an open answer will end, nobody knows
+TICKS_PER_S = 10  # the resolution of the window
+WINDOW_TICKS = 60 * TICKS_PER_S
+MIN_OPEN_ENDED_TOKENS = 256  # left in the minute, to admit an answer without max_tokens
+MIN_RETRY_S = 1  # Retry-After where the end of open answers cannot be predicted
 
 
 class Used(NamedTuple):
-    """Answers that are open, and tokens that are used in this minute or reserved."""
+    """Open answers, and tokens that were used in the last minute or are reserved."""
 
     jobs: int
     tokens: int
 
 
+@dataclass(eq=False, slots=True)
 class Ticket:
-    """One admitted request; each of its answers may have `max_tokens`. Whoever holds it counts its tokens (the prompt's too, once
-    its jobs run: what is refused after it was admitted costs nothing), and closes it whatever happens."""
+    """An admitted request. Its holder counts tokens, those of the prompt once its jobs run, and must close it.
 
-    def __init__(self, account: _Account, caller: Caller, *, outputs: int, max_tokens: int, reserved: int) -> None:
-        self._account, self._caller = account, caller
-        self.outputs, self.max_tokens, self.reserved = outputs, max_tokens, reserved
-        self._revoked: KeyRevoked | None = None
-        self._callback: Callable[[KeyRevoked], None] | None = None
+    max_tokens: the limit of each of its answers.
+    """
+
+    account: _Account
+    caller: Caller
+    outputs: int
+    max_tokens: int
+    reserved: int
+    _revoked: KeyRevoked | None = None
+    _callback: Callable[[KeyRevoked], None] | None = None
 
     def count(self, tokens: int) -> None:
-        """So many more were used now. After `close` it does nothing."""
-        if self in self._account.open:
+        """Count tokens that were used now. Does nothing after `close`."""
+        if self in self.account.open:
             self.reserved -= min(tokens, self.reserved)
-            self._account.use(tokens)
+            self.account.use(tokens)
 
     def close(self) -> None:
-        self._account.open.discard(self)
+        self.account.open.discard(self)
 
     def on_revoked(self, callback: Callable[[KeyRevoked], None]) -> None:
-        """Called once when the key is taken back while this is open; at once if it was already."""
+        """Call back if the key is revoked while this is open; at once if it already was."""
         self._callback = callback
         if self._revoked is not None:
             callback(self._revoked)
 
     def revoke(self) -> None:
-        self._revoked = revoked(self._caller.name)
+        self._revoked = revoked(self.caller.name)
         if self._callback is not None:
             self._callback(self._revoked)
 
 
 @dataclass(slots=True)
 class _Account:
-    """What one key has open, and what it used. `window` has ticks and the tokens of each, the oldest first; a token counts from
-    the end of its tick, so it is never forgotten too early."""
+    """The open tickets and used tokens of one key.
+
+    window: ticks and the tokens of each, oldest first. A token counts from the end of its tick, so it never expires too early.
+    """
 
     clock: Callable[[], float]
     open: set[Ticket] = field(default_factory=set)
@@ -72,14 +79,14 @@ class _Account:
     used: int = 0
 
     def use(self, tokens: int) -> None:
-        self.forget()
-        tick = math.ceil(self.clock() * TICKS)
+        self.expire()
+        tick = math.ceil(self.clock() * TICKS_PER_S)
         before = self.window.pop()[1] if self.window and self.window[-1][0] == tick else 0
         self.window.append((tick, before + tokens))
         self.used += tokens
 
-    def forget(self) -> None:
-        begin = math.floor(self.clock() * TICKS) - WINDOW
+    def expire(self) -> None:
+        begin = math.floor(self.clock() * TICKS_PER_S) - WINDOW_TICKS
         while self.window and self.window[0][0] <= begin:
             self.used -= self.window.popleft()[1]
 
@@ -91,49 +98,51 @@ class _Account:
     def reserved(self) -> int:
         return sum(ticket.reserved for ticket in self.open)
 
-    def seconds_until(self, most: int) -> int:
-        """Whole seconds, after which no more than `most` tokens of those in the window are left there."""
+    def seconds_until(self, tokens: int) -> int:
+        """Whole seconds until at most `tokens` of the window are left in it."""
         left, wait = self.used, 0
-        for tick, tokens in self.window:
-            if left <= most:
+        for tick, used in self.window:
+            if left <= tokens:
                 break
-            left, wait = left - tokens, math.ceil((tick + WINDOW) / TICKS - self.clock())
-        return max(SOON, wait)
+            left, wait = left - used, math.ceil((tick + WINDOW_TICKS) / TICKS_PER_S - self.clock())
+        return max(MIN_RETRY_S, wait)
 
 
 class Meter:
-    """Belongs to the event loop: nothing here is for two threads."""
+    """Used on the event loop only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._accounts: dict[Caller, _Account] = {}
 
     def admit(self, caller: Caller, *, outputs: int, prompt_tokens: int, max_tokens: int, open_ended: bool = False) -> Ticket:
-        """Take a request of so many answers. `prompt_tokens` are those of all its prompts; `max_tokens` is for each answer, as
-        the context and the server have cut it. Where that is all that bounds them they are `open_ended`, and the ticket may
-        give them less. Raises KeyLimit when the request must wait, and RequestError when it would wait for ever.
+        """Admit a request, or raise KeyLimit if it must wait, RequestError if it can never fit.
+
+        prompt_tokens: of all its prompts.
+        max_tokens: of each answer, already cut to the context and the server's limit.
+        open_ended: the request sets no max_tokens itself, so that the ticket may grant less.
         """
         account = self._account(caller)
-        least = _least(caller, outputs, prompt_tokens, max_tokens, open_ended)
+        needed = _needed_tokens(caller, outputs, prompt_tokens, max_tokens, open_ended)
         self._check_jobs(caller, account, outputs)
-        self._check_tokens(caller, account, prompt_tokens + outputs * least)
-        limit, most, reserved = caller.limits.tokens_per_minute, max_tokens, 0
+        self._check_tokens(caller, account, prompt_tokens + outputs * needed)
+        limit, granted, reserved = caller.limits.tokens_per_minute, max_tokens, 0
         if limit is not None:
             if open_ended:
-                most = min(max_tokens, (limit - account.used - account.reserved - prompt_tokens) // outputs)
-            reserved = prompt_tokens + outputs * most
-        ticket = Ticket(account, caller, outputs=outputs, max_tokens=most, reserved=reserved)
+                granted = min(max_tokens, (limit - account.used - account.reserved - prompt_tokens) // outputs)
+            reserved = prompt_tokens + outputs * granted
+        ticket = Ticket(account, caller, outputs=outputs, max_tokens=granted, reserved=reserved)
         account.open.add(ticket)
         return ticket
 
     def revoke(self, caller: Caller) -> None:
-        """Tell all that it has open."""
+        """Revoke all open tickets of a caller."""
         for ticket in list(self._account(caller).open):
             ticket.revoke()
 
     def used(self, caller: Caller) -> Used:
         account = self._account(caller)
-        account.forget()
+        account.expire()
         return Used(account.jobs, account.used + account.reserved)
 
     def _account(self, caller: Caller) -> _Account:
@@ -145,23 +154,23 @@ class Meter:
             return
         if outputs > limit:
             raise RequestError(
-                f"The key '{caller.name}' may have {limit} answers open at once, and this request alone asks for {outputs}.",
+                f"The key '{caller.name}' may have {limit} answers open at once; this request alone asks for {outputs}.",
                 field="n",
                 hint="Ask for fewer.",
             )
         raise KeyLimit(
-            f"The key '{caller.name}' may have {limit} answers open at once; {account.jobs} are open, and this request asks for "
+            f"The key '{caller.name}' may have {limit} answers open at once; {account.jobs} are open, this request asks for "
             f"{outputs}.",
-            retry_after=SOON,
+            retry_after=MIN_RETRY_S,
             hint="Try again when one has ended.",
         )
 
     def _check_tokens(self, caller: Caller, account: _Account, tokens: int) -> None:
         limit = caller.limits.tokens_per_minute
-        account.forget()
+        account.expire()
         if limit is None or account.used + account.reserved + tokens <= limit:
             return
-        # Where too much is reserved, nobody knows how much of it will be used: then say when it fits if nothing more is.
+        # How much of a large reservation will be used is unknown: then say when the request fits if nothing more is used.
         room = limit - tokens
         wait = account.seconds_until(room - account.reserved if account.reserved <= room else room)
         raise KeyLimit(
@@ -172,14 +181,14 @@ class Meter:
         )
 
 
-def _least(caller: Caller, outputs: int, prompt_tokens: int, max_tokens: int, open_ended: bool) -> int:
-    """The tokens that each answer must be able to have. An open end alone never keeps a request out of an unused minute."""
+def _needed_tokens(caller: Caller, outputs: int, prompt_tokens: int, max_tokens: int, open_ended: bool) -> int:
+    """The tokens that each answer needs. An open-ended request always fits an unused minute."""
     limit = caller.limits.tokens_per_minute
     if limit is None:
         return max_tokens
-    most = (limit - prompt_tokens) // outputs
-    wanted = min(max_tokens, LEAST, max(1, most)) if open_ended else max_tokens
-    if wanted > most:
+    available = (limit - prompt_tokens) // outputs
+    wanted = min(max_tokens, MIN_OPEN_ENDED_TOKENS, max(1, available)) if open_ended else max_tokens
+    if wanted > available:
         raise RequestError(
             f"The key '{caller.name}' may use {limit} tokens a minute, and this request may need "
             f"{prompt_tokens + outputs * wanted}: its prompt has {prompt_tokens}.",

@@ -1,9 +1,10 @@
-"""From a job's updates to Anthropic's events. The blocks of a message follow each other: text, then calls of tools."""
+"""Anthropic's answers: the events of a message, whose blocks follow each other: text, then tool calls."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,34 +20,34 @@ from penstock.errors import PenstockError
 
 
 def ping(text: str) -> bytes:
-    """An event that clients know and skip, with the text in a comment for who reads along."""
+    """A ping event, which clients skip, with the text in a comment."""
     return comment(text).removesuffix(b"\n") + named_event(wire.PingEvent())
 
 
+@dataclass
 class MessageAnswer:
     framing = Framing(EVENT_STREAM, named_event, ping)
-
-    def __init__(self, message_id: str, model: str, speech: OutputParser, *, prompt_tokens: int) -> None:
-        self._id, self._model, self._speech, self._prompt_tokens = message_id, model, speech, prompt_tokens
-        self._blocks = 0  # that were begun
-        self._open = False  # whether the last of them still is
-        self._stop_reason: wire.StopReason = "end_turn"
-        self._stop_sequence: str | None = None
+    message_id: str
+    model: str
+    parser: OutputParser
+    prompt_tokens: int
+    _blocks: int = 0  # started so far
+    _open: bool = False  # whether the last of them is open
+    _stop_reason: wire.StopReason = "end_turn"
+    _stop_sequence: str | None = None
 
     def begin(self) -> Iterable[wire.Event]:
-        """How much of the prompt is in the cache shows only when it is read; the last event corrects it."""
+        """How many prompt tokens are cached is not known yet: the last event has the right numbers."""
         return [
-            wire.MessageStart(
-                message=self._message([], wire.AnthropicUsageOut(input_tokens=self._prompt_tokens, output_tokens=0))
-            )
+            wire.MessageStart(message=self._message([], wire.AnthropicUsageOut(input_tokens=self.prompt_tokens, output_tokens=0)))
         ]
 
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.Event]:
         match update:
             case TokensOut(_, text):
-                yield from self._events(self._speech.feed(text))
+                yield from self._events(self.parser.feed(text))
             case OutputFinished(_, reason, stop):
-                yield from self._events(self._speech.close(reason))
+                yield from self._events(self.parser.close(reason))
                 yield from self._close()
                 self._stop_reason = self._reason(reason, stop)
                 self._stop_sequence = stop if self._stop_reason == "stop_sequence" and isinstance(stop, str) else None
@@ -59,8 +60,8 @@ class MessageAnswer:
         return [anthropic_body(error)]
 
     def whole(self, usage: Usage) -> wire.MessageOut:
-        text: list[wire.Block] = [wire.TextBlockOut(text=self._speech.text)] if self._speech.text else []
-        calls = [wire.ToolUseOut(id=call.id, name=call.name, input=_input(call)) for call in self._speech.calls]
+        text: list[wire.Block] = [wire.TextBlockOut(text=self.parser.text)] if self.parser.text else []
+        calls = [wire.ToolUseOut(id=call.id, name=call.name, input=_input(call)) for call in self.parser.calls]
         return self._message([*text, *calls], usage_out(usage), self._stop_reason, self._stop_sequence)
 
     def _message(
@@ -71,8 +72,8 @@ class MessageAnswer:
         stop_sequence: str | None = None,
     ) -> wire.MessageOut:
         return wire.MessageOut(
-            id=self._id,
-            model=self._model,
+            id=self.message_id,
+            model=self.model,
             content=content,
             stop_reason=stop_reason,
             stop_sequence=stop_sequence,
@@ -109,13 +110,13 @@ class MessageAnswer:
     def _reason(self, reason: FinishReason, stop: str | int | None) -> wire.StopReason:
         if reason is FinishReason.LENGTH:
             return "max_tokens"
-        if self._speech.calls_tools:
+        if self.parser.calls_tools:
             return "tool_use"
         return "stop_sequence" if isinstance(stop, str) else "end_turn"
 
 
 def usage_out(usage: Usage) -> wire.AnthropicUsageOut:
-    """The three numbers of the input add up to the prompt."""
+    """The three input numbers add up to the prompt."""
     return wire.AnthropicUsageOut(
         input_tokens=usage.prompt_tokens - usage.cached_tokens,
         cache_read_input_tokens=usage.cached_tokens,
@@ -124,14 +125,14 @@ def usage_out(usage: Usage) -> wire.AnthropicUsageOut:
 
 
 def _input(call: Call) -> Any:
-    """Of a call that was cut off, what is complete of it: as the client makes it of a stream."""
+    """The input of a call. If the call was cut off, its complete part, as clients get it from a stream."""
     if call.finished:
         return call.as_written
     return _bounded(pydantic_core.from_json(call.arguments or "{}", allow_partial=True))
 
 
 def _bounded(value: Any) -> Any:
-    """Numbers that are too large to be read stay too large; null would be another answer."""
+    """Write infinite numbers as 1e999: they were too large to be parsed, and null would change the answer."""
     if isinstance(value, dict):
         return {name: _bounded(inside) for name, inside in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Anthropic's messages, made of blocks, as chat templates want them: plain texts, calls and results."""
+"""Translates Anthropic's messages, which consist of blocks, into plain texts, calls and results for chat templates."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ Content = str | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PlainConversation:
-    """`prefill` is how the answer begins: what the last message says, if it is the assistant's."""
+    """prefill: the beginning of the answer, if the last message is the assistant's."""
 
     messages: list[dict[str, Any]]
     prefill: str = ""
 
 
-def conversation(asked: ConversationFields) -> PlainConversation:
-    """Every block is a message of its own, and those of one role that follow each other are one message."""
+def conversation(params: ConversationFields) -> PlainConversation:
+    """Turn every block into a message, and join consecutive messages of one role."""
     calls: set[str] = set()
-    plain = [one for i, message in enumerate(asked.messages) for one in _plain(message, f"messages[{i}]", calls)]
-    if asked.system:
-        plain.insert(0, {"role": "system", "content": _text(asked.system, "system")})
+    plain = [one for i, message in enumerate(params.messages) for one in _plain(message, f"messages[{i}]", calls)]
+    if params.system:
+        plain.insert(0, {"role": "system", "content": _text(params.system, "system")})
     found = [
         message
         for role, group in groupby(plain, lambda message: message["role"])
         for message in (group if role == "tool" else [_joined(role, list(group))])
     ]
-    if asked.messages[-1].role != "assistant" or not found or found[-1]["role"] != "assistant":
+    if params.messages[-1].role != "assistant" or not found or found[-1]["role"] != "assistant":
         return PlainConversation(found)
-    return PlainConversation(found[:-1], _prefill(found[-1], f"messages[{len(asked.messages) - 1}]"))
+    return PlainConversation(found[:-1], _prefill(found[-1], f"messages[{len(params.messages) - 1}]"))
 
 
 def _plain(message: MessageIn, where: str, calls: set[str]) -> Iterator[dict[str, Any]]:
-    """`calls` are the ids of those that were made so far."""
+    """Yield the blocks of a message as messages. calls: ids of the calls so far; those of this message are added."""
     if not message.content and message.role != "assistant":
         raise RequestError(f"{where}.content is empty.", field=f"{where}.content")
     for field, block in _blocks(message.content, BLOCKS[message.role], f"{where}.content"):
@@ -67,9 +67,9 @@ def _plain(message: MessageIn, where: str, calls: set[str]) -> Iterator[dict[str
             case ToolResultBlock():
                 if block.tool_use_id not in calls:
                     raise RequestError(
-                        f"{field}.tool_use_id answers no call.",
+                        f"{field}.tool_use_id does not match any call.",
                         field=f"{field}.tool_use_id",
-                        hint="Send the assistant's message with the tool_use block of that id before it.",
+                        hint="Send the assistant's message with that tool_use block before it.",
                     )
                 yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block, field)}
 
@@ -86,7 +86,7 @@ def _blocks(content: Content, kinds: Mapping[str, type[Fields]], where: str) -> 
             raise RequestError(
                 f"{field}.type = {short(kind)} is not supported.",
                 field=f"{field}.type",
-                hint=f"What can stand there is {', '.join(kinds)}: this model reads text, and nothing else.",
+                hint=f"Supported here: {', '.join(kinds)}. This model only reads text.",
             )
         yield field, parse_part(kinds[kind], block, field)
 
@@ -114,11 +114,11 @@ def _joined(role: str, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _prefill(message: Mapping[str, Any], where: str) -> str:
     if "tool_calls" in message:
         raise RequestError(
-            f"{where} calls tools, and nobody has answered.", field=where, hint="Send their results in a user's message."
+            f"{where} calls tools, but their results are missing.", field=where, hint="Send the results in a user message."
         )
     text: str = message["content"]
     if text != text.rstrip():
         raise RequestError(
-            f"{where} ends with white space, where an answer cannot go on.", field=f"{where}.content", hint="Strip it."
+            f"{where} ends with white space, so it cannot be continued.", field=f"{where}.content", hint="Strip it."
         )
     return text

@@ -1,4 +1,4 @@
-"""POST /v1/messages/count_tokens: how much of the context a conversation takes."""
+"""POST /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from penstock.doors.anthropic.messages import turn_of
 from penstock.doors.anthropic.requests import CountTokensRequest
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.generation.turn import turn_tokens
-from penstock.doors.http.fields import named_as_given, read, run_in_thread
+from penstock.doors.http.fields import read, renamed_fields, run_in_thread
 from penstock.doors.http.replies import json_reply
 
 
 class CountTokensEndpoint:
-    def __init__(self, desk: RequestDispatcher) -> None:
-        self._desk = desk
+    def __init__(self, dispatcher: RequestDispatcher) -> None:
+        self._dispatcher = dispatcher
 
     async def count(self, request: Request) -> Response:
-        asked = await read(CountTokensRequest, request)
-        served = self._desk.find(asked.model, request)
-        with named_as_given(asked.names):
-            tokens = await run_in_thread(lambda: turn_tokens(turn_of(asked), served))
+        params = await read(CountTokensRequest, request)
+        served = self._dispatcher.find(params.model, request)
+        with renamed_fields(params.names):
+            tokens = await run_in_thread(lambda: turn_tokens(turn_of(params), served))
         return json_reply(wire.TokenCount(input_tokens=len(tokens)))

@@ -1,4 +1,4 @@
-"""Anthropic's errors, and how its clients are recognised on a path that they share with OpenAI's."""
+"""Anthropic's errors, and how its clients are recognised on a path shared with OpenAI's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AnthropicBody(TypedDict):
 
 
 def anthropic_body(error: PenstockError) -> AnthropicBody:
-    """Anthropic's format has no place for the field but the message."""
+    """The body of an error. The field goes into the message: the format has no other place for it."""
     field = error.field if isinstance(error, RequestError) else ""
     message = str(error) if not field or field in error.message else f"{field}: {error}"
     return {"type": "error", "error": {"type": TYPES.get(status_of(error), "invalid_request_error"), "message": message}}

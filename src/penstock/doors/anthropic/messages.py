@@ -1,4 +1,4 @@
-"""POST /v1/messages: a request as a turn of a conversation, and the answer to it."""
+"""POST /v1/messages."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from penstock.doors.generation.turn import Turn, plan_turn
 from penstock.errors import RequestError
 
 
-def turn_of(asked: ConversationFields) -> Turn:
-    """What the model is told; not yet how it shall answer."""
-    told, tools = conversation(asked), functions(asked.tools)
+def turn_of(params: ConversationFields) -> Turn:
+    """Translate the conversation and the tools, without sampling and format."""
+    plain = conversation(params)
+    tools = functions(params.tools)
     names = [tool["function"]["name"] for tool in tools or ()]
-    alone = asked.tool_choice is not None and asked.tool_choice.disable_parallel_tool_use
+    alone = params.tool_choice is not None and params.tool_choice.disable_parallel_tool_use
     return Turn(
-        messages=told.messages,
-        prefill=told.prefill,
+        messages=plain.messages,
+        prefill=plain.prefill,
         tools=tools,
-        tool_choice=choice(asked.tool_choice, names),
+        tool_choice=choice(params.tool_choice, names),
         parallel_tool_calls=False if alone else None,
     )
 
 
-def exchange(asked: MessagesRequest, context: Context) -> Exchange:
+def exchange(params: MessagesRequest, context: Context) -> Exchange:
     turn = dataclasses.replace(
-        turn_of(asked),
-        sampling=asked.given_sampling,
-        max_tokens=asked.max_tokens,
-        shape=asked.shape,
-        deadline=asked.deadline,
+        turn_of(params),
+        sampling=params.explicit_sampling,
+        max_tokens=params.max_tokens,
+        answer_format=params.answer_format,
+        deadline=params.deadline,
     )
-    if turn.prefill and turn.shape is not None and turn.shape.kind == "json_schema":
-        field = turn.shape.field.partition(".")[0]
+    if turn.prefill and turn.answer_format is not None and turn.answer_format.kind == "json_schema":
+        field = turn.answer_format.field.partition(".")[0]
         raise RequestError(
-            f"{field} describes a whole answer, and the last message has begun it.",
+            f"{field} describes a whole answer, but the last message already begins one.",
             field=field,
             hint="End the messages with the user's.",
         )
     planned = plan_turn(turn, context)
 
     def answer(job_id: str, prompts: Sequence[Sequence[int]]) -> MessageAnswer:
-        return MessageAnswer(f"msg_{job_id}", context.served.hosted.name, planned.speech(), prompt_tokens=len(prompts[0]))
+        return MessageAnswer(f"msg_{job_id}", context.served.hosted.name, planned.output_parser(), prompt_tokens=len(prompts[0]))
 
-    return Exchange([planned.job], answer, stream=bool(asked.stream), priority=asked.priority)
+    return Exchange([planned.job], answer, stream=bool(params.stream), priority=params.priority)

@@ -1,4 +1,4 @@
-"""GET /v1/models as Anthropic's clients expect it: page by page."""
+"""GET /v1/models for Anthropic's clients, in pages."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from penstock.doors.anthropic.errors import VERSION_HEADER
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.fields import short
-from penstock.doors.http.paging import asked_limit
+from penstock.doors.http.paging import limit_param
 from penstock.doors.http.route import Parameter
 from penstock.errors import RequestError
 
 PAGE, MAX_PAGE = 20, 1000  # models
-VERSION = Parameter(VERSION_HEADER, str, "With it, the answer is as Anthropic's clients expect it.", "header")
+VERSION = Parameter(VERSION_HEADER, str, "Selects Anthropic's format of the answer.", "header")
 PAGING = (
-    Parameter("limit", Annotated[int, Meta(ge=1, le=MAX_PAGE)], "How many at most."),
-    Parameter("after_id", str, "The last id of the page before."),
-    Parameter("before_id", str, "The first id of the page behind."),
-    Parameter("lifecycle", str, "All that are offered are active."),
+    Parameter("limit", Annotated[int, Meta(ge=1, le=MAX_PAGE)], "The maximum number of items."),
+    Parameter("after_id", str, "The last id of the previous page."),
+    Parameter("before_id", str, "The first id of the next page."),
+    Parameter("lifecycle", str, "All models here are active."),
 )
 
 
-def model_page(desk: RequestDispatcher, request: Request) -> wire.ModelPage:
-    query, offered = request.query_params, dict(desk.offered(request))
+def model_page(dispatcher: RequestDispatcher, request: Request) -> wire.ModelPage:
+    query, offered = request.query_params, dict(dispatcher.offered(request))
     names = list(offered)
     after, before = _place("after_id", names, query), _place("before_id", names, query)
-    limit = asked_limit(request, usual=PAGE, most=MAX_PAGE)
+    limit = limit_param(request, default=PAGE, maximum=MAX_PAGE)
     found = names[0 if after is None else after + 1 : before]
     wanted = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]
     if wanted and "active" not in wanted:
-        found = []  # all that are offered are active
-    shown = found[:limit] if before is None or after is not None else found[-limit:]
+        found = []  # all models here are active
+    page = found[:limit] if before is None or after is not None else found[-limit:]
     return wire.ModelPage(
-        data=[describe(name, offered[name], desk) for name in shown],
-        has_more=len(shown) < len(found),
-        first_id=shown[0] if shown else None,
-        last_id=shown[-1] if shown else None,
+        data=[describe(name, offered[name], dispatcher) for name in page],
+        has_more=len(page) < len(found),
+        first_id=page[0] if page else None,
+        last_id=page[-1] if page else None,
     )
 
 
-def describe(name: str, served: ServedModel, desk: RequestDispatcher) -> wire.AnthropicModelOut:
+def describe(name: str, served: ServedModel, dispatcher: RequestDispatcher) -> wire.AnthropicModelOut:
     context = served.hosted.context
     return wire.AnthropicModelOut(
         id=name,
         display_name=served.hosted.name,
         created_at=datetime.fromtimestamp(served.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         max_input_tokens=context,
-        max_tokens=min(context, desk.limits.max_tokens or context),
+        max_tokens=min(context, dispatcher.api.limits.max_tokens or context),
     )
 
 
@@ -63,5 +63,5 @@ def _place(field: str, names: Sequence[str], query: QueryParams) -> int | None:
     if name is None:
         return None
     if name not in names:
-        raise RequestError(f"{field} = {short(name)} is no model of this node.", field=field)
+        raise RequestError(f"{field} = {short(name)} is not a model of this node.", field=field)
     return names.index(name)

@@ -1,4 +1,4 @@
-"""What clients of Anthropic's Messages may ask for, the documented extras, and what is refused instead of being ignored."""
+"""The request bodies of Anthropic's API, with documented extras, and the fields that are refused instead of being ignored."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
-from penstock.doors.generation.output_format import OutputFormat, only_one
-from penstock.doors.http.describing import ShownAs
+from penstock.doors.generation.output_format import OutputFormat, at_most_one
+from penstock.doors.http.describing import DescribedAs
 from penstock.doors.http.fields import Fields, Only
 from penstock.doors.tools.formats import NAME
 
-CACHED = frozenset(("cache_control",))  # every prefix is kept as long as there is room, so nobody has to ask for it
-ECHOED = CACHED | {"caller", "citations", "toolset_name"}  # what clients send back out of an answer: it says nothing to the model
+CACHE_FIELDS = frozenset(("cache_control",))  # every prefix is cached anyway
+ECHOED = CACHE_FIELDS | {
+    "caller",
+    "citations",
+    "toolset_name",
+}  # what clients send back from an answer; the model does not see it
 
 REFUSED: Mapping[str, str] = {
     "compaction": "The conversation is read as it is sent. Shorten it yourself.",
-    "container": "There is nothing here that runs code. Give the model a tool that does.",
+    "container": "This server runs no code. Give the model a tool that does.",
     "context_management": "The conversation is read as it is sent. Shorten it yourself.",
-    "diagnostics": "cache_read_input_tokens tells how much was found in the cache.",
+    "diagnostics": "See cache_read_input_tokens in the usage.",
     "fallback_credit_token": "A request is answered by the model that it names.",
     "fallbacks": "A request is answered by the model that it names.",
     "inference_geo": "A request is computed by the nodes of this network, wherever they are.",
-    "mcp_servers": "This server does not reach others. Give the model their tools.",
-    "thread": "Nothing is stored here. Send the whole conversation.",
+    "mcp_servers": "This server does not connect to others. Give the model their tools.",
+    "thread": "Nothing is stored. Send the whole conversation.",
 }
 ONLY: Only = {
     "service_tier": (("auto", "standard_only"), "Set priority to say how urgent it is."),
-    "speed": (("standard",), "There is one speed: as fast as the nodes can."),
-    "thinking": (({"type": "disabled"},), "How a model reasons is up to its chat template, and all that it says is its answer."),
+    "speed": (("standard",), "There is only one speed."),
+    "thinking": (({"type": "disabled"},), "Reasoning depends on the chat template, and is not separated from the answer."),
 }
 
 
@@ -55,12 +59,12 @@ class ToolResultBlock(Fields):
     HARMLESS = ECHOED
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[TextBlock])] | None = None
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), DescribedAs(list[TextBlock])] | None = None
     is_error: bool | None = None
 
 
 class ThinkingBlock(Fields):
-    """What another model thought, some turns ago. It is not shown to this one."""
+    """Reasoning of an earlier turn. The model does not see it."""
 
     HARMLESS = ECHOED | {"thinking", "signature", "data"}
     type: Literal["thinking", "redacted_thinking"]
@@ -71,18 +75,18 @@ Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
 
 class MessageIn(Fields):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[Block])]
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), DescribedAs(list[Block])]
 
 
 # ---- tools ----
 
 
 class Tool(Fields):
-    HARMLESS = CACHED | {"eager_input_streaming"}  # input streams as it is made, in any case
+    HARMLESS = CACHE_FIELDS | {"eager_input_streaming"}  # input is always streamed as it is generated
     REFUSED: ClassVar[Mapping[str, str]] = {"input_examples": "Write examples into the description."}
     ONLY: ClassVar[Only] = {
         "allowed_callers": ((["direct"],), "Only the model calls tools here."),
-        "defer_loading": ((False,), "The model is told of every tool that is given."),
+        "defer_loading": ((False,), "All tools are given to the model at once."),
     }
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=f"^{NAME}$")]
@@ -97,7 +101,7 @@ class ToolChoice(Fields):
     disable_parallel_tool_use: bool | None = None
 
 
-# ---- the shape of an answer ----
+# ---- the format of the answer ----
 
 
 class AnthropicOutputFormat(Fields):
@@ -106,7 +110,7 @@ class AnthropicOutputFormat(Fields):
 
 
 class OutputConfig(Fields):
-    REFUSED: ClassVar[Mapping[str, str]] = {"effort": "A model has one way to answer. Ask for a short or long answer in words."}
+    REFUSED: ClassVar[Mapping[str, str]] = {"effort": "Ask for a short or long answer in the prompt."}
     format: AnthropicOutputFormat | None = None
 
 
@@ -114,15 +118,15 @@ class OutputConfig(Fields):
 
 
 class ConversationFields(Fields):
-    """What a request to answer and one to count have in common."""
+    """The fields that messages and count_tokens share."""
 
-    HARMLESS = CACHED | {"metadata"}
+    HARMLESS = CACHE_FIELDS | {"metadata"}
     REFUSED = REFUSED
     ONLY = ONLY
     model: str
     messages: Annotated[list[MessageIn], Field(fail_fast=True, min_length=1)]
-    system: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[TextBlock])] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True), ShownAs(list[Tool])] | None = None
+    system: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), DescribedAs(list[TextBlock])] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True), DescribedAs(list[Tool])] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
     output_format: AnthropicOutputFormat | None = None
@@ -165,26 +169,26 @@ class MessagesRequest(ConversationFields):
     SAMPLING: ClassVar = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 
     @property
-    def given_sampling(self) -> dict[str, Any]:
-        given = {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
-        return given | ({"stop": self.stop_sequences} if self.stop_sequences else {})
+    def explicit_sampling(self) -> dict[str, Any]:
+        explicit = {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
+        return explicit | ({"stop": self.stop_sequences} if self.stop_sequences else {})
 
     @property
-    def shapes(self) -> list[OutputFormat]:
-        """What it says about the look of the answer."""
-        shapes = [] if self.grammar is None else [OutputFormat("grammar", "grammar", self.grammar)]
-        shapes += [] if self.regex is None else [OutputFormat("regex", "regex", self.regex)]
+    def answer_formats(self) -> list[OutputFormat]:
+        """All formats that the request sets; it may set only one."""
+        answer_formats = [] if self.grammar is None else [OutputFormat("grammar", "grammar", self.grammar)]
+        answer_formats += [] if self.regex is None else [OutputFormat("regex", "regex", self.regex)]
         if self.output_format is not None:
-            shapes.append(OutputFormat("json_schema", "output_format.schema", self.output_format.schema_))
+            answer_formats.append(OutputFormat("json_schema", "output_format.schema", self.output_format.schema_))
         if self.output_config is not None and self.output_config.format is not None:
-            shapes.append(OutputFormat("json_schema", "output_config.format.schema", self.output_config.format.schema_))
-        return shapes
+            answer_formats.append(OutputFormat("json_schema", "output_config.format.schema", self.output_config.format.schema_))
+        return answer_formats
 
     @property
-    def shape(self) -> OutputFormat | None:
-        return only_one(self.shapes)
+    def answer_format(self) -> OutputFormat | None:
+        return at_most_one(self.answer_formats)
 
     @property
     def slow(self) -> bool:
-        """A beginning of the answer is tokenized before the job is made."""
-        return bool(self.shapes or self.tools or self.messages[-1].role == "assistant")
+        """Also with a prefill, which is tokenized when the request is translated."""
+        return bool(self.answer_formats or self.tools or self.messages[-1].role == "assistant")

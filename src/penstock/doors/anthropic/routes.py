@@ -1,4 +1,4 @@
-"""Anthropic's operations: what each is asked, and by what it is answered."""
+"""The routes of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.http.route import Route, in_dialect
 
 
-def anthropic_routes(desk: RequestDispatcher) -> list[Route]:
+def anthropic_routes(dispatcher: RequestDispatcher) -> list[Route]:
     return in_dialect(
         ANTHROPIC,
         [
-            desk.route(
+            dispatcher.route(
                 "/v1/messages",
                 MessagesRequest,
                 messages.exchange,
-                "Answer a conversation, as Anthropic's clients ask for it",
-                gives=wire.MessageOut,
-                streams="text/event-stream",
+                "Answer a conversation (Anthropic)",
+                response=wire.MessageOut,
+                stream="text/event-stream",
                 events=(*get_args(wire.Event), wire.PingEvent),
             ),
             Route(
                 "POST",
                 "/v1/messages/count_tokens",
-                CountTokensEndpoint(desk).count,
-                "How many tokens a conversation has",
-                asks=CountTokensRequest,
-                gives=wire.TokenCount,
+                CountTokensEndpoint(dispatcher).count,
+                "Count the tokens of a conversation (Anthropic)",
+                request=CountTokensRequest,
+                response=wire.TokenCount,
             ),
         ],
     )

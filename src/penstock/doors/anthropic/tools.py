@@ -1,4 +1,4 @@
-"""Anthropic's tools and its choice among them, as OpenAI's: what the rest of the doors understands."""
+"""Translates Anthropic's tools and tool_choice into OpenAI's format."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def functions(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]
     return None if tools is None else [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
 
 
-def _function(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    kind = given.get("type")
+def _function(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = spec.get("type")
     if kind not in (None, "custom"):
         raise RequestError(
             f"{where}.type = {short(kind)} is not supported.",
             field=f"{where}.type",
-            hint="This server has no tools of its own. Give one of type custom, and run it yourself.",
+            hint="This server has no built-in tools. Use type custom, and run the tool yourself.",
         )
-    tool = parse_part(Tool, given, where)
+    tool = parse_part(Tool, spec, where)
     if tool.input_schema.get("type") != "object":
         raise RequestError(
             f"{where}.input_schema is not of type object.", field=f"{where}.input_schema", hint='Give {"type": "object", …}.'
@@ -35,17 +35,17 @@ def _function(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def choice(given: ToolChoice | None, names: Sequence[str]) -> str | dict[str, Any] | None:
-    if given is None:
+def choice(wanted: ToolChoice | None, names: Sequence[str]) -> str | dict[str, Any] | None:
+    if wanted is None:
         return None
-    if given.type != "tool":
-        if given.name is not None:
+    if wanted.type != "tool":
+        if wanted.name is not None:
             raise RequestError(
-                f"tool_choice.name is given, but its type is {given.type}.", field="tool_choice.name", hint="Use type tool."
+                f"tool_choice.name is set, but its type is {wanted.type}.", field="tool_choice.name", hint="Use type tool."
             )
-        return {"auto": "auto", "any": "required", "none": "none"}[given.type]
-    if given.name is None:
+        return {"auto": "auto", "any": "required", "none": "none"}[wanted.type]
+    if wanted.name is None:
         raise RequestError("tool_choice.name is missing.", field="tool_choice.name")
-    if names and given.name not in names:
-        raise RequestError(f"tool_choice names '{given.name[:64]}', which is not in tools.", field="tool_choice.name")
-    return {"type": "function", "function": {"name": given.name}}
+    if names and wanted.name not in names:
+        raise RequestError(f"tool_choice names '{wanted.name[:64]}', which is not in tools.", field="tool_choice.name")
+    return {"type": "function", "function": {"name": wanted.name}}

@@ -1,4 +1,4 @@
-"""The shapes of Anthropic's messages, of their events, and of its lists of models."""
+"""The response bodies and events of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Block = TextBlockOut | ToolUseOut
 
 
 class AnthropicUsageOut(WireStruct, kw_only=True, omit_defaults=False):
-    """`input_tokens` are those that were read; those that were found in the cache come beside them."""
+    """input_tokens: without the cached ones."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0

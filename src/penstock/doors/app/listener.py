@@ -1,4 +1,4 @@
-"""Listening and leaving: a socket that is taken before the model is loaded, and a server that lets answers finish."""
+"""Listener: binds the port before models are loaded, and lets answers finish before it shuts down."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ import uvicorn
 
 from penstock.errors import ConfigError
 
-BACKLOG = 2048  # connections that wait to be let in
-GRACE = 5.0  # seconds for the last words, after what still ran was ended
+MAX_PENDING_CONNECTIONS = 2048
+ABORT_GRACE_S = 5.0  # for the last events, after running answers were aborted
 
 
 class Door(Protocol):
     app: Any
     draining: bool
 
-    def hurry(self) -> None: ...
+    def abort_unread(self) -> None: ...
 
 
-def take_port(host: str, port: int) -> socket.socket:
-    """Bind at once, so that a used port is told before a model was loaded; nobody is let in yet."""
+def bind_port(host: str, port: int) -> socket.socket:
+    """Bind a port without accepting connections, so that a used port is reported before models are loaded."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        taken = socket.socket(family, socket.SOCK_STREAM)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(address)
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except socket.gaierror as error:
         raise ConfigError(
-            f"The host '{host}' cannot be found: {error.strerror}.", hint="Use 127.0.0.1, or an address here."
+            f"The host '{host}' cannot be found: {error.strerror}.", hint="Use 127.0.0.1, or an address of this machine."
         ) from None
     except OSError as error:
         raise _cannot_listen(host, port, error) from None
-    return taken
+    return bound
 
 
-def begin_to_listen(taken: socket.socket) -> None:
-    """Two servers that start together can both bind. Only one can listen, and the event loop would not say so to the other."""
+def start_listening(bound: socket.socket) -> None:
+    """Accept connections. Two servers that start together can both bind; only one can listen, and the event loop hides that."""
     try:
-        taken.listen(BACKLOG)
+        bound.listen(MAX_PENDING_CONNECTIONS)
     except OSError as error:
-        host, port = taken.getsockname()[:2]
+        host, port = bound.getsockname()[:2]
         raise _cannot_listen(host, port, error) from None
 
 
@@ -58,12 +58,16 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
     )
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))  # the terminal was closed
+SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []),
+)  # SIGHUP: the terminal was closed
 
 
 @contextmanager
 def ignoring_signals() -> Iterator[None]:
-    """For the last steps, which are quick and must not be left half-done."""
+    """Ignore signals during the last steps, which are quick and must be completed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -76,18 +80,20 @@ def ignoring_signals() -> Iterator[None]:
 
 
 class Listener(uvicorn.Server):
-    """Runs a door on a bound socket until SIGINT, SIGTERM or SIGHUP. Then nobody new is let in, running answers get `patience`
-    seconds, and the others are ended: the door is told to `hurry`, and `end` is called. A second signal ends them at once, a
-    third does not even wait for that."""
+    """Runs a server on a bound socket until SIGINT, SIGTERM or SIGHUP.
+
+    Then no new request is accepted, and running answers get `drain_timeout` seconds. After that, or at a second signal, the
+    rest is aborted: `door.abort_unread` and `abort` are called. A third signal exits without waiting for that.
+    """
 
     def __init__(
         self,
         door: Door,
         *,
-        patience: float,
+        drain_timeout: float,
         on_ready: Callable[[], None],
         on_leaving: Callable[[], None],
-        end: Callable[[], None],
+        abort: Callable[[], None],
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -96,13 +102,16 @@ class Listener(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 lifespan="on",
-                timeout_graceful_shutdown=int(patience + GRACE) + 1,
+                timeout_graceful_shutdown=int(drain_timeout + ABORT_GRACE_S) + 1,
             )
         )
-        self._door, self._patience = door, patience
+        self._door = door
+        self._drain_timeout = drain_timeout
+        self._on_ready = on_ready
+        self._on_leaving = on_leaving
+        self._abort = abort
         self._signals = 0
-        self._loop: asyncio.AbstractEventLoop | None = None  # from the moment that it runs
-        self._on_ready, self._on_leaving, self._end = on_ready, on_leaving, end
+        self._loop: asyncio.AbstractEventLoop | None = None  # set when it runs
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -111,7 +120,7 @@ class Listener(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        alarm = asyncio.get_running_loop().call_later(self._patience, self._end_all)
+        alarm = asyncio.get_running_loop().call_later(self._drain_timeout, self._abort_all)
         try:
             await super().shutdown(sockets)
         finally:
@@ -123,22 +132,22 @@ class Listener(uvicorn.Server):
         if self._signals == 1:
             self._on_leaving()
         elif self._signals == 2:
-            self._end_all()
+            self._abort_all()
         else:
             self.force_exit = True
 
-    def _end_all(self) -> None:
+    def _abort_all(self) -> None:
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._door.hurry)
-        threading.Thread(target=self._end, daemon=True).start()  # it waits for the compute thread
+            self._loop.call_soon_threadsafe(self._door.abort_unread)
+        threading.Thread(target=self._abort, daemon=True).start()  # it waits for the compute thread
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Without uvicorn's habit of raising the signal once more at the end: whoever drained has left in good order."""
+        """Handle signals without raising them again at the end, as uvicorn does: a drained server exits with 0."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        nohup = [sig for sig in SIGNALS[2:] if signal.getsignal(sig) is signal.SIG_IGN]  # it shall outlive its terminal
+        nohup = [sig for sig in SIGNALS[2:] if signal.getsignal(sig) is signal.SIG_IGN]  # started with nohup
         before = {sig: signal.signal(sig, self.handle_exit) for sig in SIGNALS if sig not in nohup}
         try:
             yield

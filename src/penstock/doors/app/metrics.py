@@ -1,4 +1,4 @@
-"""GET /metrics: the engine's counters in Prometheus' words, read when somebody asks."""
+"""GET /metrics: the engine's counters for Prometheus, read at each request."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class EngineCollector(Collector):
         def counter(name: str, text: str, *more: str) -> CounterMetricFamily:
             return CounterMetricFamily(f"penstock_{name}", text, labels=["model", *more])
 
-        prompt = counter("prompt_tokens", "Prompt tokens that were computed")
-        cached = counter("prefix_cache_hit_tokens", "Prompt tokens that were found in the prefix cache")
-        generated = counter("generated_tokens", "Tokens that were generated")
-        preemptions = counter("preemptions", "Sequences whose KV memory was taken away for others")
-        steps = counter("steps", "Batches that passed the model")
-        busy = counter("busy_seconds", "Time in which there was work")
+        prompt = counter("prompt_tokens", "Prompt tokens computed")
+        cached = counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache")
+        generated = counter("generated_tokens", "Tokens generated")
+        preemptions = counter("preemptions", "Sequences whose KV memory was reclaimed for others")
+        steps = counter("steps", "Batches run through the model")
+        busy = counter("busy_seconds", "Time with work to do")
         compute = counter("compute_seconds", "Time inside the model and the sampler")
         stages = counter("stage_seconds", "Compute time of each segment of layers", "layers")
-        jobs = counter("jobs", "Jobs that ended, by how", "outcome")
-        lost = counter("lost_network_jobs", "NetworkJobs that never came home")
+        jobs = counter("jobs", "Finished jobs, by outcome", "outcome")
+        lost = counter("lost_network_jobs", "NetworkJobs that never returned")
         recoveries = counter("recoveries", "Pauses of running answers because a route broke")
-        shared = counter("shared_passes", "Passes of a segment that held work of more than one origin", "layers")
-        refused = counter("refused_network_jobs", "NetworkJobs of other nodes that could not be taken, by why", "reason")
+        shared = counter("shared_passes", "Passes of a segment with work of more than one origin", "layers")
+        refused = counter("refused_network_jobs", "NetworkJobs of other nodes that were refused, by reason", "reason")
         for hosted in self._models:
             name, stats = hosted.name, hosted.engine.stats
             prompt.add_metric([name], stats.prompt_tokens)
@@ -79,12 +79,12 @@ class EngineCollector(Collector):
             return GaugeMetricFamily(f"penstock_{name}", text, labels=["model", *more])
 
         states = gauge("sequences", "Sequences by state", "state")
-        open_jobs = gauge("open_jobs", "Jobs that were accepted and have not ended")
-        queued = gauge("queued_sequences", "Sequences that wait for memory or a place")
+        open_jobs = gauge("open_jobs", "Jobs accepted and not finished")
+        queued = gauge("queued_sequences", "Sequences that wait for memory or a free slot")
         blocks = gauge("kv_blocks", "Blocks of KV memory")
-        held = gauge("kv_blocks_held", "Blocks of KV memory that sequences hold")
-        leased = gauge("stage_kv_blocks_leased", "Blocks of a segment that routes have leased", "layers")
-        pause = gauge("last_pause_seconds", "How long answers stood still when a route broke last")
+        held = gauge("kv_blocks_held", "Blocks of KV memory held by sequences")
+        leased = gauge("stage_kv_blocks_leased", "Blocks of a segment leased by routes", "layers")
+        pause = gauge("last_pause_seconds", "Length of the last pause because a route broke")
         for hosted in self._models:
             pause.add_metric([hosted.name], hosted.engine.stats.last_pause)
             for stage in list(hosted.engine.stages.values()):
@@ -121,8 +121,10 @@ class WorkspaceCollector(Collector):
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        now = GaugeMetricFamily("penstock_workspace_jobs", "Jobs of the workspace that wait, and that run here", labels=["state"])
-        ended = CounterMetricFamily("penstock_workspace_ended_jobs", "Jobs of the workspace that ended here", labels=["outcome"])
+        now = GaugeMetricFamily("penstock_workspace_jobs", "Queued and running jobs of the workspace", labels=["state"])
+        ended = CounterMetricFamily(
+            "penstock_workspace_ended_jobs", "Jobs of the workspace that finished here", labels=["outcome"]
+        )
         for state in ("queued", "running"):
             now.add_metric([state], self._counts[state])
         for outcome in ("done", "failed"):

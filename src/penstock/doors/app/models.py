@@ -1,4 +1,4 @@
-"""GET /v1/models: a path that OpenAI's and Anthropic's clients share. Anthropic's send a header with their version."""
+"""GET /v1/models, which OpenAI's and Anthropic's clients share: the latter send a version header."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from penstock.doors.openai.errors import OPENAI
 from penstock.errors import PenstockError, RequestError
 
 
-def model_routes(desk: RequestDispatcher) -> list[Route]:
-    endpoint = SharedModelEndpoints(desk)
+def model_routes(dispatcher: RequestDispatcher) -> list[Route]:
+    endpoint = SharedModelEndpoints(dispatcher)
     return in_dialect(
         Dialect("OpenAI", _error_body, (*OPENAI.error_types, *ANTHROPIC.error_types)),
         [
@@ -28,16 +28,16 @@ def model_routes(desk: RequestDispatcher) -> list[Route]:
                 "GET",
                 "/v1/models",
                 endpoint.list,
-                "The models and their aliases",
-                gives=(openai_wire.ModelList, anthropic_wire.ModelPage),
+                "List the models and their aliases",
+                response=(openai_wire.ModelList, anthropic_wire.ModelPage),
                 parameters=(anthropic.VERSION, *anthropic.PAGING),
             ),
             Route(
                 "GET",
                 "/v1/models/{model:path}",
                 endpoint.get,
-                "One model",
-                gives=(openai_wire.ModelOut, anthropic_wire.AnthropicModelOut),
+                "Describe a model",
+                response=(openai_wire.ModelOut, anthropic_wire.AnthropicModelOut),
                 parameters=(anthropic.VERSION,),
             ),
         ],
@@ -45,24 +45,24 @@ def model_routes(desk: RequestDispatcher) -> list[Route]:
 
 
 class SharedModelEndpoints:
-    def __init__(self, desk: RequestDispatcher) -> None:
-        self._desk = desk
+    def __init__(self, dispatcher: RequestDispatcher) -> None:
+        self._dispatcher = dispatcher
 
     async def list(self, request: Request) -> Response:
         if is_anthropic(request.scope):
-            return json_reply(anthropic.model_page(self._desk, request))
+            return json_reply(anthropic.model_page(self._dispatcher, request))
         for parameter in anthropic.PAGING:
             if parameter.name in request.query_params:
-                hint = f"Send the header {anthropic.VERSION.name}, or leave it out: the list is whole."
-                raise RequestError(f"{parameter.name} is for Anthropic's pages.", field=parameter.name, hint=hint)
-        offered = self._desk.offered(request)
+                hint = f"Send the header {anthropic.VERSION.name}, or leave it out: the list is complete."
+                raise RequestError(f"{parameter.name} is a parameter of Anthropic's API.", field=parameter.name, hint=hint)
+        offered = self._dispatcher.offered(request)
         return json_reply(openai_wire.ModelList(data=[openai.describe(name, served) for name, served in offered]))
 
     async def get(self, request: Request) -> Response:
         name = request.path_params["model"]
-        served = self._desk.find(name, request)
+        served = self._dispatcher.find(name, request)
         if is_anthropic(request.scope):
-            return json_reply(anthropic.describe(name, served, self._desk))
+            return json_reply(anthropic.describe(name, served, self._dispatcher))
         return json_reply(openai.describe(name, served))
 
 

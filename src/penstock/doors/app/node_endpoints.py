@@ -1,4 +1,4 @@
-"""What people and machines ask about a node itself: whether it lives and is ready, what runs, and its numbers."""
+"""The endpoints about the node itself: health, readiness, status and metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from penstock import __version__
 from penstock.config.keys import NO_LIMITS
-from penstock.doors.access.gate import leaving
+from penstock.doors.access.gate import shutting_down
 from penstock.doors.app.metrics import render_metrics
 from penstock.doors.app.readiness import Readiness
 from penstock.doors.app.status import NodeStatus, describe
@@ -24,42 +24,45 @@ from penstock.errors import KeyForbids, NotReady
 
 class NodeEndpoints:
     def __init__(
-        self,
-        desk: RequestDispatcher,
-        node_id: str,
-        network: Callable[[], Mapping[str, Any]],
-        backlog: Backlog | None,
+        self, dispatcher: RequestDispatcher, node_id: str, network: Callable[[], Mapping[str, Any]], backlog: Backlog | None
     ) -> None:
-        self._desk, self._node_id, self._network, self._backlog = desk, node_id, network, backlog
-        hosted = [served.hosted for served in desk.models.values()]
-        self._readiness = Readiness(hosted, within=desk.server.ready_within)
+        self._dispatcher = dispatcher
+        self._node_id = node_id
+        self._network = network
+        self._backlog = backlog
+        self._served = [served.hosted for served in dispatcher.api.catalog.models.values()]
+        self._readiness = Readiness(self._served, within=dispatcher.api.server.ready_within)
 
     def routes(self) -> list[Route]:
         return in_dialect(
             PENSTOCK,
             [
-                Route("GET", "/", self.root, "What this is, for a person with a browser"),
-                Route("GET", "/health", self.health, "The process lives", gives=dict[str, str]),
-                Route("GET", "/ready", self.ready, "A token comes out of every model", gives=dict[str, str], fails=(503,)),
+                Route("GET", "/", self.root, "Describe this server, for a browser"),
+                Route("GET", "/health", self.health, "Whether the process is alive", response=dict[str, str]),
+                Route(
+                    "GET", "/ready", self.ready, "Whether every model generates tokens", response=dict[str, str], errors=(503,)
+                ),
                 Route("GET", "/metrics", self.metrics, "Counters for Prometheus"),
-                Route("GET", "/status", self.status, "What is running", gives=NodeStatus),
-                Route("GET", "/network", self.network, "Nodes, pipes and the route", gives=dict[str, Any]),
+                Route("GET", "/status", self.status, "What is running", response=NodeStatus),
+                Route("GET", "/network", self.network, "The nodes, pipes and routes of the network", response=dict[str, Any]),
             ],
         )
 
     async def root(self, request: Request) -> Response:
-        base, desk = f"{request.url.scheme}://{request.url.netloc}/v1", self._desk
-        if not desk.models:
-            return PlainTextResponse(f"Penstock {__version__}: {desk.holds()}\n")
-        return PlainTextResponse(f"Penstock {__version__} serves {desk.names(request)}. OpenAI clients find it at {base}\n")
+        base, dispatcher = f"{request.url.scheme}://{request.url.netloc}/v1", self._dispatcher
+        if not self._served:
+            return PlainTextResponse(f"Penstock {__version__}: {dispatcher.describe_layers()}\n")
+        return PlainTextResponse(
+            f"Penstock {__version__} serves {dispatcher.names(request)}. The base URL for OpenAI clients is {base}\n"
+        )
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "version": __version__})
 
     async def ready(self, request: Request) -> Response:
-        if self._desk.draining:
-            raise leaving()
-        for hosted in self._desk.layers:
+        if self._dispatcher.draining:
+            raise shutting_down()
+        for hosted in self._dispatcher.layers:
             if not hosted.engine.running:
                 raise NotReady(f"The engine of {hosted.name} has stopped.", hint="Start the node again; its log says why.")
         await self._readiness.check()
@@ -72,10 +75,8 @@ class NodeEndpoints:
 
     async def status(self, request: Request) -> Response:
         _check_unlimited(request)
-        desk = self._desk
-        return JSONResponse(
-            describe(self._node_id, self._hosted(), desk.aliases, draining=desk.draining, workspace=self._jobs_on_disk())
-        )
+        aliases, draining = self._dispatcher.api.catalog.aliases, self._dispatcher.draining
+        return JSONResponse(describe(self._node_id, self._hosted(), aliases, draining=draining, workspace=self._jobs_on_disk()))
 
     async def network(self, request: Request) -> Response:
         _check_unlimited(request)
@@ -85,14 +86,14 @@ class NodeEndpoints:
         return None if self._backlog is None else self._backlog.describe()
 
     def _hosted(self) -> list[HostedLayers]:
-        return [*(served.hosted for served in self._desk.models.values()), *self._desk.layers]
+        return [*self._served, *self._dispatcher.layers]
 
 
 def _check_unlimited(request: Request) -> None:
-    """What is told here is about everybody's requests."""
+    """Refuse keys with limits: these endpoints are about the requests of all keys."""
     caller = caller_of(request)
     if caller.limits != NO_LIMITS:
         raise KeyForbids(
-            f"The key '{caller.name}' has limits, and is not for {request.url.path}: it tells about all who use this server.",
+            f"The key '{caller.name}' has limits, so it is not for {request.url.path}, which is about all keys.",
             hint="Use the owner's key, or one without limits.",
         )

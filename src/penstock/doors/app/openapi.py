@@ -1,4 +1,4 @@
-"""The published description of the API: an OpenAPI document, made of the rows that the server's table is made of."""
+"""The OpenAPI document, made from the server's routes."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from penstock.doors.http.route import Parameter, Route
 from penstock.doors.openai.errors import PENSTOCK
 
 PATH = "/openapi.json"
-ABOUT = (
+DESCRIPTION = (
     "One language model running across the machines you already have, for the clients of OpenAI, Anthropic and Ollama. "
-    "A field that is not described here is refused by its name; null says nothing, wherever it stands."
+    "Fields that are not described here are refused by name; null is the same as leaving a field out."
 )
-KEYS = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "Without a key on the server, any key will do."},
+SECURITY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "If the server has no keys, any is accepted."},
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "As Anthropic's clients send it."},
 }
-REASONS = {
+STATUS_DESCRIPTIONS = {
     400: "A field cannot be used, or the prompt does not fit",
-    401: "The server has a key, and the request another or none",
-    403: "The key is not for this, or a page of another site speaks to a server without a key",
-    404: "It is not here",
+    401: "The key is missing or not valid",
+    403: "The key does not allow this, or a page of another site uses a server without keys",
+    404: "Not found",
     408: "The request did not arrive in time",
     413: "The body is too large",
-    429: "Too much is asked at once; Retry-After says when to come back",
+    429: "Too many requests; Retry-After says when to try again",
     500: "A computation failed",
     503: "Layers of the model are missing, or the server is shutting down",
 }
-ANY = (403, 500)
-OF_BODIES = (400, 404, 408, 413, 429, 503)
+COMMON_STATUSES = (403, 500)
+BODY_STATUSES = (400, 404, 408, 413, 429, 503)
 EVENT_STREAM = "text/event-stream"
 REFS = "#/components/schemas/"
 
 
 def with_document(routes: Sequence[Route]) -> list[Route]:
-    """All of them, and the one that describes them."""
+    """Add the route of the document itself."""
 
     @functools.cache
     def written() -> bytes:
@@ -56,7 +56,7 @@ def with_document(routes: Sequence[Route]) -> list[Route]:
     async def describe(request: Request) -> Response:
         return Response(await run_in_thread(written), media_type="application/json")
 
-    described = [*routes, Route("GET", PATH, describe, "This document", gives=dict[str, Any], dialect=PENSTOCK)]
+    described = [*routes, Route("GET", PATH, describe, "This document", response=dict[str, Any], dialect=PENSTOCK)]
     return described
 
 
@@ -70,43 +70,41 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         paths.setdefault(_plain(route.path), {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Penstock", "version": __version__, "description": ABOUT},
-        "security": [{name: []} for name in KEYS],
+        "info": {"title": "Penstock", "version": __version__, "description": DESCRIPTION},
+        "security": [{name: []} for name in SECURITY_SCHEMES],
         "paths": paths,
-        "components": {"schemas": schemas.components, "securitySchemes": KEYS},
+        "components": {"schemas": schemas.components, "securitySchemes": SECURITY_SCHEMES},
     }
 
 
 class _Schemas:
-    """What is asked and given, by where it lies in the code: dialects have types of the same name."""
+    """The schemas of requests and responses, named by module: dialects have types of the same name."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.components: dict[str, Any] = {}
-        self._asked: dict[type[Fields], dict[str, Any]] = {}
-        for name, kinds in _by_module(route.asks for route in routes if route.asks is not None):
+        self._requests: dict[type[Fields], dict[str, Any]] = {}
+        for name, kinds in _by_module(route.request for route in routes if route.request is not None):
             found, defined = models_json_schema(
-                [(kind, "validation") for kind in kinds],
-                ref_template=f"{REFS}{name}{{model}}",
-                schema_generator=FieldsSchema,
+                [(kind, "validation") for kind in kinds], ref_template=f"{REFS}{name}{{model}}", schema_generator=FieldsSchema
             )
-            self._asked |= {kind: found[kind, "validation"] for kind in kinds}
+            self._requests |= {kind: found[kind, "validation"] for kind in kinds}
             self.components |= {f"{name}{one}": schema for one, schema in defined.get("$defs", {}).items()}
-        self._given: dict[Any, dict[str, Any]] = {}
+        self._responses: dict[Any, dict[str, Any]] = {}
         for name, kinds in _by_module(kind for route in routes for kind in _answers(route)):
             schemas, components = msgspec.json.schema_components(kinds, ref_template=f"{REFS}{name}{{name}}")
-            self._given |= dict(zip(kinds, schemas, strict=True))
+            self._responses |= dict(zip(kinds, schemas, strict=True))
             self.components |= {f"{name}{one}": schema for one, schema in components.items()}
 
-    def asked(self, kind: type[Fields]) -> dict[str, Any]:
-        return self._asked[kind]
+    def of_request(self, kind: type[Fields]) -> dict[str, Any]:
+        return self._requests[kind]
 
-    def given(self, kind: Any) -> dict[str, Any]:
-        found = [self._given[one] for one in _alternatives(kind)]
+    def of_response(self, kind: Any) -> dict[str, Any]:
+        found = [self._responses[one] for one in _alternatives(kind)]
         return found[0] if len(found) == 1 else {"anyOf": found}
 
 
 def _by_module(kinds: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """With the beginning of their names: `openai.wire.`, and nothing for those of Python itself."""
+    """Group types by the prefix of their names: `openai.wire.`, and none for built-in types."""
     found: dict[str, dict[Any, None]] = {}
     for kind in kinds:
         found.setdefault(getattr(kind, "__module__", ""), {})[kind] = None
@@ -116,8 +114,8 @@ def _by_module(kinds: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _answers(route: Route) -> Iterator[Any]:
-    yield from route.spoken.error_types
-    yield from _alternatives(route.gives)
+    yield from route.known_dialect.error_types
+    yield from _alternatives(route.response)
     yield from route.events
     for parameter in route.parameters:
         yield parameter.kind
@@ -129,53 +127,54 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     named = re.findall(r"{(\w+)", route.path)
-    parameters = [_in_path(name) for name in named] + [_beside(one, schemas) for one in route.parameters]
-    found: dict[str, Any] = {
-        "summary": route.about,
-        "operationId": _name(route),
-        "tags": [route.spoken.name],
-    }
+    parameters = [_path_parameter(name) for name in named] + [_parameter(one, schemas) for one in route.parameters]
+    found: dict[str, Any] = {"summary": route.description, "operationId": _name(route), "tags": [route.known_dialect.name]}
     if parameters:
         found["parameters"] = parameters
-    if route.asks is not None:
-        found["requestBody"] = {"required": True, "content": {route.media: {"schema": schemas.asked(route.asks)}}}
+    if route.request is not None:
+        found["requestBody"] = {"required": True, "content": {route.media_type: {"schema": schemas.of_request(route.request)}}}
     if route.path in OPEN_PATHS:
         found["security"] = []
-    found["responses"] = _responses(route, schemas)
+    found["responses"] = _response_docs(route, schemas)
     return found
 
 
-def _in_path(name: str) -> dict[str, Any]:
+def _path_parameter(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
-def _beside(given: Parameter, schemas: _Schemas) -> dict[str, Any]:
-    return {"name": given.name, "in": given.place, "description": given.about, "schema": schemas.given(given.kind)}
+def _parameter(parameter: Parameter, schemas: _Schemas) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.location,
+        "description": parameter.description,
+        "schema": schemas.of_response(parameter.kind),
+    }
 
 
-def _responses(route: Route, schemas: _Schemas) -> dict[str, Any]:
+def _response_docs(route: Route, schemas: _Schemas) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if not route.refuses:
-        found["200"] = {"description": route.about, "content": _content(route, schemas)}
-    refused = {"application/json": {"schema": schemas.given(route.spoken.error_types)}}
+    if not route.refused:
+        found["200"] = {"description": route.description, "content": _content(route, schemas)}
+    refused = {"application/json": {"schema": schemas.of_response(route.known_dialect.error_types)}}
     for status in sorted(_failures(route)):
-        found[str(status)] = {"description": REASONS[status], "content": refused}
+        found[str(status)] = {"description": STATUS_DESCRIPTIONS[status], "content": refused}
     return found
 
 
 def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
-    if route.gives is None:
+    if route.response is None:
         return {"text/plain": {"schema": {"type": "string"}}}
-    content = {"application/json": {"schema": schemas.given(route.gives)}}
-    if route.streams == EVENT_STREAM:
-        content[route.streams] = {"schema": _event(schemas.given((*route.events, *route.spoken.error_types)))}
-    elif route.streams:
-        content[route.streams] = {"schema": {"type": "string", "description": "Each line is one in application/json."}}
+    content = {"application/json": {"schema": schemas.of_response(route.response)}}
+    if route.stream == EVENT_STREAM:
+        content[route.stream] = {"schema": _event(schemas.of_response((*route.events, *route.known_dialect.error_types)))}
+    elif route.stream:
+        content[route.stream] = {"schema": {"type": "string", "description": "Lines of application/json."}}
     return content
 
 
 def _event(data: dict[str, Any]) -> dict[str, Any]:
-    """One of a stream. The last of OpenAI's is no JSON."""
+    """The schema of a server-sent event. The last one of OpenAI's streams is not JSON."""
     written = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     return {
         "type": "object",
@@ -185,19 +184,19 @@ def _event(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _failures(route: Route) -> set[int]:
-    found = {*ANY, *route.fails}
+    found = {*COMMON_STATUSES, *route.errors}
     found |= set() if route.path in OPEN_PATHS else {401}
-    found |= set(OF_BODIES) if route.asks is not None else set()
+    found |= set(BODY_STATUSES) if route.request is not None else set()
     found |= {400} if route.parameters else set()
-    return found | ({404} if "{" in route.path or route.refuses else set())
+    return found | ({404} if "{" in route.path or route.refused else set())
 
 
 def _links(made: Route, routes: Iterable[Route]) -> dict[str, Any]:
-    """What may be asked about that which one has made: its id is a part of their paths."""
+    """Link an operation that creates an object to those that have its id in their path."""
     found = {}
     for route in routes:
         inside = re.fullmatch(re.escape(made.path) + r"/{(\w+)}(/\w+)?", route.path)
-        if inside and made.method == "POST" and not made.refuses:
+        if inside and made.method == "POST" and not made.refused:
             found[_name(route)] = {"operationId": _name(route), "parameters": {inside[1]: "$response.body#/id"}}
     return found
 
@@ -207,5 +206,5 @@ def _name(route: Route) -> str:
 
 
 def _plain(path: str) -> str:
-    """Without the router's own words: `/v1/models/{model:path}`."""
+    """Remove the router's converters: `/v1/models/{model:path}`."""
     return re.sub(r"{(\w+):\w+}", r"{\1}", path)

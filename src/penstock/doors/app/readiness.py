@@ -1,4 +1,4 @@
-"""Readiness: a token really came out of each model a short while ago, or comes out now."""
+"""Readiness: checks that each model generated a token recently, or can now."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from collections.abc import Sequence
 from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import JobDone, JobFailed, JobUpdate
-from penstock.doors.dispatch.running import SEE_STATUS
+from penstock.doors.dispatch.running import STATUS_HINT
 from penstock.engine.hosted_model import HostedModel
 from penstock.errors import NotReady, PenstockError
 
-PATIENCE = 10.0  # seconds for one token
-URGENT = 1 << 30  # before all other work: whoever asks wants to know about the pipe, not about the queue
+PROBE_TIMEOUT_S = 10.0  # for one token
+PROBE_PRIORITY = 1 << 30  # before all other work: the probe is about the pipe, not about the queue
 
 
 class Readiness:
     def __init__(self, models: Sequence[HostedModel], *, within: float) -> None:
-        self._models, self._within = models, within
+        self._models = models
+        self._within = within
         self._lock: asyncio.Lock | None = None
 
     async def check(self) -> None:
-        """Raises NotReady. Those who ask at the same time wait for one answer, so that asking often costs nothing."""
+        """Raise NotReady if a model generates no token. Concurrent checks share one probe."""
         self._lock = self._lock or asyncio.Lock()
         async with self._lock:
             for hosted in self._models:
@@ -33,30 +34,30 @@ class Readiness:
 
     async def _generate(self, hosted: HostedModel) -> None:
         if missing := hosted.engine.pipe.explain():
-            raise NotReady(missing, hint=SEE_STATUS)
+            raise NotReady(missing, hint=STATUS_HINT)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[PenstockError | None] = loop.create_future()
 
         def sink(update: JobUpdate) -> None:
             if isinstance(update, JobDone | JobFailed):
-                loop.call_soon_threadsafe(_settle, ended, update.error if isinstance(update, JobFailed) else None)
+                loop.call_soon_threadsafe(_set_result, ended, update.error if isinstance(update, JobFailed) else None)
 
-        probe = JobRequest(prompt=[0], sampling=SamplingParams(max_tokens=1, temperature=0.0), priority=URGENT)
+        probe = JobRequest(prompt=[0], sampling=SamplingParams(max_tokens=1, temperature=0.0), priority=PROBE_PRIORITY)
         handle = None
         try:
             handle = hosted.jobs.start_job(probe, sink)
-            error = await asyncio.wait_for(ended, PATIENCE)
+            error = await asyncio.wait_for(ended, PROBE_TIMEOUT_S)
         except TimeoutError:
-            raise NotReady(f"{hosted.name} gave no token within {PATIENCE:g} seconds.") from None
+            raise NotReady(f"{hosted.name} generated no token within {PROBE_TIMEOUT_S:g} seconds.") from None
         except PenstockError as refused:
-            raise NotReady(f"{hosted.name} takes no work: {refused.message}") from None
+            raise NotReady(f"{hosted.name} accepts no jobs: {refused.message}") from None
         finally:
             if handle is not None:
                 handle.cancel()
         if error is not None:
-            raise NotReady(f"{hosted.name} gave no token: {error.message}") from None
+            raise NotReady(f"{hosted.name} generated no token: {error.message}") from None
 
 
-def _settle(future: asyncio.Future[PenstockError | None], error: PenstockError | None) -> None:
+def _set_result(future: asyncio.Future[PenstockError | None], error: PenstockError | None) -> None:
     if not future.done():
         future.set_result(error)

@@ -1,4 +1,4 @@
-"""OAIHttpServer: the API over the models of this node. It puts the dialects, the gate and the log together."""
+"""OAIHttpServer: the HTTP API of a node, with all dialects behind the gate and the access log."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as StarletteRoute
 
-from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.domain.request import new_job_id
 from penstock.doors.access.gate import LOOPBACK, AccessLog, Gate
-from penstock.doors.access.keys import Keys
 from penstock.doors.anthropic.routes import anthropic_routes
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.models import model_routes
 from penstock.doors.app.node_endpoints import NodeEndpoints
 from penstock.doors.app.openapi import with_document
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.dispatch.mailbox import Mailbox
-from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.errors import DialectOfPath, error_body, headers_of, id_headers, send_error, status_of
 from penstock.doors.http.fields import known_field
 from penstock.doors.http.route import Handler, Route
@@ -39,73 +37,71 @@ from penstock.errors import NoSuchPath, PenstockError, RequestError
 
 
 class OAIHttpServer:
-    """`network` tells about the nodes. Without a `backlog` there are no files, no batches, and no response is kept. `app` is the
-    ASGI application."""
+    """The HTTP server; `app` is its ASGI application.
+
+    layers: models of which this node only holds layers, for other nodes.
+    network: describes the network for GET /network.
+    backlog: None if nothing is stored: then there are no files, batches or stored responses.
+    """
 
     def __init__(
         self,
-        models: Mapping[str, ServedModel],
+        api: ApiConfig,
         *,
+        node_id: str,
         layers: Sequence[HostedLayers] = (),
         network: Callable[[], Mapping[str, Any]] = dict,
         backlog: Backlog | None = None,
-        node_id: str,
-        server: ServerConfig,
-        limits: LimitsConfig,
-        aliases: Mapping[str, str],
-        keys: Keys,
     ) -> None:
-        self._server, self._keys = server, keys
+        self._api = api
         self._arriving: set[asyncio.Task[Any]] = set()
-        self._desk = RequestDispatcher(models, aliases, layers, server=server, limits=limits, keys=keys)
-        observing = NodeEndpoints(self._desk, node_id, network, backlog)
-        desk = self._desk
+        self._dispatcher = dispatcher = RequestDispatcher(api, layers)
         routes = [
-            *openai_routes(desk),
-            *model_routes(desk),
-            *responses_routes(desk, backlog),
+            *openai_routes(dispatcher),
+            *model_routes(dispatcher),
+            *responses_routes(dispatcher, backlog),
             *batch_routes(backlog),
-            *anthropic_routes(desk),
-            *ollama_routes(desk),
-            *observing.routes(),
+            *anthropic_routes(dispatcher),
+            *ollama_routes(dispatcher),
+            *NodeEndpoints(dispatcher, node_id, network, backlog).routes(),
         ]
         self.app = self._build(with_document(routes))
 
     @property
     def draining(self) -> bool:
-        return self._desk.draining
+        return self._dispatcher.draining
 
     @draining.setter
     def draining(self, value: bool) -> None:
-        self._desk.draining = value
+        self._dispatcher.draining = value
 
-    def hurry(self) -> None:
-        """On the event loop: what was not read to its end yet is refused, since its answer would come too late."""
+    def abort_unread(self) -> None:
+        """Abort requests whose body is still arriving. Runs on the event loop."""
         for task in self._arriving:
             task.cancel()
 
     def _build(self, routes: Sequence[Route]) -> Starlette:
         @asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
-            self._desk.mailbox = Mailbox()
-            watching = asyncio.create_task(self._keys.watch())
+            self._dispatcher.mailbox = Mailbox()
+            watching = asyncio.create_task(self._api.keys.watch())
             yield
             watching.cancel()
 
-        server = self._server
+        server = self._api.server
         hosts = None if server.beyond_loopback else {*LOOPBACK, server.host.lower()}
         middleware = [
-            Middleware(DialectOfPath, dialects=[(route.path, route.spoken) for route in routes]),
+            Middleware(DialectOfPath, dialects=[(route.path, route.known_dialect) for route in routes]),
             Middleware(AccessLog, refuse=send_error, paths=[route.path for route in routes]),
         ]
-        if server.cors_origins:  # before the gate: a browser asks first, and without the key
+        if server.cors_origins:  # before the gate: browsers send preflight requests without the key
             middleware.append(
                 Middleware(CORSMiddleware, allow_origins=server.cors_origins, allow_methods=["*"], allow_headers=["*"])
             )
         middleware.append(
             Middleware(
                 Gate,
-                keys=self._keys,
+                keys=self._api.keys,
                 hosts=hosts,
                 origins=server.cors_origins,
                 max_body=server.max_body,
@@ -123,15 +119,15 @@ class OAIHttpServer:
 
 
 def _table(routes: Sequence[Route]) -> list[StarletteRoute]:
-    """One row for each path, so that who comes with a wrong method is told of all that are right."""
+    """Make one route per path, so that a 405 lists all methods of the path."""
     by_path: dict[str, dict[str, Route]] = {}
     for route in routes:
         by_path.setdefault(route.path, {})[route.method] = route
-    return [StarletteRoute(path, _named(methods), methods=[*methods]) for path, methods in by_path.items()]
+    return [StarletteRoute(path, _dispatch_method(methods), methods=[*methods]) for path, methods in by_path.items()]
 
 
-def _named(methods: Mapping[str, Route]) -> Handler:
-    """Their handler, which tells the log whose it is: a path as it came might hold anything."""
+def _dispatch_method(methods: Mapping[str, Route]) -> Handler:
+    """Make the handler of a path. It sets the route for the log, since the path itself may contain text of a client."""
 
     async def handle(request: Request) -> Response:
         route = methods["GET" if request.method == "HEAD" else request.method]
@@ -150,13 +146,9 @@ async def _on_penstock_error(request: Request, error: PenstockError) -> Response
 
 
 async def _on_http_error(request: Request, error: HTTPException) -> Response:
-    """What the router refuses: an unknown path or method."""
-    path, hint = request.url.path, "GET /openapi.json has all operations."
+    """Answer unknown paths and methods."""
+    path, hint = request.url.path, "GET /openapi.json lists all operations."
     if path.startswith("/v1/v1/"):
-        hint = "The client adds /v1 by itself: give it the address of this server without."
-    told = NoSuchPath(
-        f"There is no {request.method} {path[:200]} here.",
-        hint=hint,
-        wrong_method=error.status_code == 405,
-    )
-    return JSONResponse(error_body(request.scope, told), error.status_code, headers=dict(error.headers or {}))
+        hint = "The client adds /v1 itself: configure the base URL without it."
+    refusal = NoSuchPath(f"{request.method} {path[:200]} does not exist.", hint=hint, wrong_method=error.status_code == 405)
+    return JSONResponse(error_body(request.scope, refusal), error.status_code, headers=dict(error.headers or {}))

@@ -1,4 +1,4 @@
-"""What is running on this node, for `penstock ps`: numbers and states, never a word of any request."""
+"""GET /status, for `penstock ps`: numbers and states of jobs, never any text of a request."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def describe(
 
 
 def _model(hosted: HostedLayers) -> ModelStatus:
-    """A node without the model's ends has no jobs of its own; its memory is what it lends to others."""
+    """A node without the ends of a model has no jobs of its own; its memory is leased to others."""
     engine = hosted.engine
     layers = [str(segment.layers) for segment in engine.pipe.segments]
     known: HeldLayers = {"id": hosted.name, "device": hosted.device, "dtype": hosted.dtype, "layers": layers}
@@ -89,7 +89,7 @@ def _model(hosted: HostedLayers) -> ModelStatus:
 
 
 def _job(job: Job) -> JobStatus:
-    """Read while the compute thread works: the figures are right, if not all of the same instant."""
+    """Read while the compute thread runs, so the numbers may be of slightly different times."""
     sequences = list(job.sequences)
     states = [seq.state.name.lower() for seq in sequences]
     return {

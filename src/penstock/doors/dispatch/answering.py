@@ -1,4 +1,4 @@
-"""How an answer leaves: as a stream while it is made, or whole. A client that leaves takes its jobs with it."""
+"""Sends answers, streamed or whole, and cancels the jobs of clients that disconnect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.domain.updates import FinishReason, JobFailed, JobUpdate, OutputFinished, PrefillProgress
-from penstock.doors.access.gate import CLIENT_LEFT
+from penstock.doors.access.gate import CLIENT_CLOSED_REQUEST
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.dispatch.running import Admit, RunningRequest
 from penstock.doors.generation.exchange import Answer, Exchange
@@ -21,15 +21,14 @@ from penstock.errors import PenstockError
 
 STREAMED = [
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # or nginx would hold the words back
+    (b"x-accel-buffering", b"no"),  # or nginx would hold events back
 ]
 
 
 async def respond(
     exchange: Exchange, served: ServedModel, mailbox: Mailbox, admit: Admit, *, keep_alive: float, slow: bool = False
 ) -> Response:
-    """Start the jobs; the response that is returned follows them and cancels them when its client leaves. What is `slow` is made
-    ready, and put together at the end, aside."""
+    """Start the jobs of a request and return the response that follows them. slow: tokenize and encode it in a thread."""
     if any(job.sampling.logprobs is not None for job in exchange.jobs):
         await served.ready_for_logprobs()
     running = RunningRequest(mailbox, served.hosted, admit)
@@ -37,19 +36,22 @@ async def respond(
     try:
         answer = exchange.answer(running.job_id, running.prompts)
     except BaseException:
-        running.close()  # nobody would ever read what they say
+        running.close()  # nothing would read their updates
         raise
     return AnswerResponse(running, answer, exchange, keep_alive=keep_alive, slow=slow)
 
 
 class AnswerResponse(Response):
-    """Sends the answer of running jobs. `scope["state"]["log"]` is told what became of them."""
+    """Sends the answer of running jobs, and puts their outcome into `scope["state"]["log"]`."""
 
     def __init__(
         self, running: RunningRequest, answer: Answer, exchange: Exchange, *, keep_alive: float, slow: bool = False
     ) -> None:
-        self._running, self._answer, self._exchange = running, answer, exchange
-        self._keep_alive, self._slow = keep_alive, slow
+        self._running = running
+        self._answer = answer
+        self._exchange = exchange
+        self._keep_alive = keep_alive
+        self._slow = slow
         self._framing = answer.framing
         self._request_id = [(name.encode(), value.encode()) for name, value in id_headers(running.job_id).items()]
         self._failed = False
@@ -66,7 +68,7 @@ class AnswerResponse(Response):
             scope.setdefault("state", {}).setdefault("log", {}).update(self._facts(left.is_set()))
 
     async def _watch(self, receive: Receive, left: asyncio.Event) -> None:
-        """The request was read, so all that can still come is the news that the client has gone."""
+        """Wait for the client to disconnect: its request was read, so no other message can come."""
         while (await receive())["type"] != "http.disconnect":
             pass
         left.set()
@@ -87,28 +89,28 @@ class AnswerResponse(Response):
                 silent_since = clock()
             if running.done:
                 break
-            if framing.comment is None:  # a silent connection is told nothing, so there is nothing to wake up for
+            if framing.comment is None:  # this format has no keep-alives, so there is no need to wake up
                 updates = await running.read()
             else:
                 updates = await running.read(max(0.0, silent_since + self._keep_alive - clock()))
             frames = [frame for number, update in updates for frame in self._frames(number, update)]
             if not frames and framing.comment is not None and clock() >= silent_since + self._keep_alive:
                 frames = [framing.comment("keep-alive")]
-        if not left.is_set():  # or half an answer would be kept
+        if not left.is_set():  # or half an answer would be stored
             await send({"type": "http.response.body", "body": b"".join([*await self._last_frames(), framing.done])})
 
     def _frames(self, number: int, update: JobUpdate) -> Iterable[bytes]:
         if self._failed:
-            return ()  # after an error nothing more is said
+            return ()  # an error is the last event
         framing = self._framing
         match update:
             case PrefillProgress(done, total):
-                tells = framing.comment is not None and done < total
-                return (framing.comment(f"prompt {done}/{total}"),) if tells and framing.comment else ()
+                has_comment = framing.comment is not None and done < total
+                return (framing.comment(f"prompt {done}/{total}"),) if has_comment and framing.comment else ()
             case JobFailed(error):
                 return self._error_frames(error)
             case OutputFinished(reason=FinishReason.CANCELLED):
-                return ()  # the client has gone, or hears in a moment why it was ended
+                return ()  # the client has disconnected, or the error follows
         return map(framing.frame, self._answer.take(number, update))
 
     async def _last_frames(self) -> Iterable[bytes]:
@@ -135,7 +137,7 @@ class AnswerResponse(Response):
         while not running.done:
             for number, update in await running.read():
                 for _ in self._answer.take(number, update):
-                    pass  # kept by the answer
+                    pass  # the answer collects them
         if left.is_set():
             return
         if running.error is None:
@@ -167,5 +169,5 @@ class AnswerResponse(Response):
                 "first_token": round(running.timings.first_token, 3),
             }
         if left:
-            facts["status"] = CLIENT_LEFT
+            facts["status"] = CLIENT_CLOSED_REQUEST
         return facts

@@ -1,4 +1,4 @@
-"""The jobs of one HTTP request: started together, read together, and cancelled together when the client leaves."""
+"""RunningRequest: the jobs of one HTTP request, which are started, read and cancelled together."""
 
 from __future__ import annotations
 
@@ -9,39 +9,48 @@ from penstock.domain.job import Job
 from penstock.domain.request import JobRequest, new_job_id
 from penstock.domain.updates import JobDone, JobFailed, Timings, TokensOut, Usage
 from penstock.doors.access.meter import Ticket
-from penstock.doors.dispatch.mailbox import Mailbox, Numbered
+from penstock.doors.dispatch.mailbox import Mailbox, NumberedUpdate
 from penstock.doors.http.fields import run_in_thread
 from penstock.engine.hosted_model import HostedModel
 from penstock.engine.job_factory import JobHandle, PreparedJob
 from penstock.errors import NotReady, PenstockError, QueueFull
 
-SEE_STATUS = "`penstock network status` shows who holds what, and what to run."
-AT_ONCE = 128  # jobs of one request in the engine: whoever comes later waits for these, not for all of a long list
+STATUS_HINT = "`penstock network status` shows which layers are missing, and what to run."
+MAX_CONCURRENT_JOBS = 128  # of one request in the engine: later requests wait for these, not for all of a long list
 
 
-Admit = Callable[[Sequence[Job]], Ticket]  # whether its client may have these jobs now
+Admit = Callable[[Sequence[Job]], Ticket]  # raises if the key's limits do not allow these jobs now
 
 
 class RunningRequest:
-    """`job_id` names it, and is that of its first job where it has one. `prompts` are the tokens of each job's prompt. `error` is
-    the first failure of any of its jobs; `usage` and `timings` are known when it is `done`."""
+    """The jobs of one request.
+
+    job_id: of its first job, or a new one if it has none.
+    prompts: the prompt tokens of each job.
+    error: the first failure of any job.
+    usage, timings: complete when it is `done`.
+    """
 
     def __init__(self, mailbox: Mailbox, hosted: HostedModel, admit: Admit) -> None:
-        self._updates, self._hosted, self._admit = mailbox.open(), hosted, admit
+        self._updates = mailbox.open()
+        self._hosted = hosted
+        self._admit = admit
         self._ticket: Ticket | None = None
         self._waiting: deque[PreparedJob] = deque()  # not in the engine yet
         self._handles: list[JobHandle] = []
         self._ended = 0
-        self._place: int | None = None  # the number of a job that is counted, as long as it runs
-        self.job_id, self.prompts = "", list[Sequence[int]]()
+        self._counted_job: int | None = None  # number of the running job that counts against the node's limit
+        self.job_id = ""
+        self.prompts: list[Sequence[int]] = []
         self.error: PenstockError | None = None
-        self.usage, self.timings = Usage(), Timings()
+        self.usage = Usage()
+        self.timings = Timings()
 
     async def start(self, requests: Sequence[JobRequest], *, slow: bool = False) -> None:
-        """Refused whole if one of them is. Those that are `slow` are tokenized aside."""
+        """Start all jobs, or none if one is refused. slow: tokenize them in a thread."""
         hosted = self._hosted
         if missing := hosted.engine.pipe.explain():
-            raise NotReady(missing, hint=SEE_STATUS)
+            raise NotReady(missing, hint=STATUS_HINT)
 
         def prepare() -> list[PreparedJob]:
             return [hosted.jobs.prepare(request, self._updates.sink(number)) for number, request in enumerate(requests)]
@@ -63,14 +72,14 @@ class RunningRequest:
     def done(self) -> bool:
         return not self._waiting and self._ended == len(self._handles)
 
-    async def read(self, timeout: float | None = None) -> list[Numbered]:
+    async def read(self, timeout: float | None = None) -> list[NumberedUpdate]:
         found = await self._updates.read(timeout)
         for number, update in found:
             if isinstance(update, TokensOut):
                 self._count(len(update.token_ids))
             elif isinstance(update, JobDone | JobFailed):
                 self._ended += 1
-                self._place = None if number == self._place else self._place
+                self._counted_job = None if number == self._counted_job else self._counted_job
             if isinstance(update, JobDone):
                 self._add(update)
             elif isinstance(update, JobFailed):
@@ -87,7 +96,7 @@ class RunningRequest:
             handle.cancel()
 
     def close(self) -> None:
-        """Whoever started it does this, whatever happens."""
+        """Must be called after `start`, whatever happens."""
         self.cancel()
         if self._ticket is not None:
             self._ticket.close()
@@ -97,15 +106,18 @@ class RunningRequest:
             self._ticket.count(tokens)
 
     def _submit_some(self) -> None:
-        """As many as may be in the engine. Where the node is full, the next waits for one of its own to end; once a request has
-        begun, it goes on. Texts to be embedded take one place together, however many there are: a long list shuts nobody out."""
+        """Submit as many jobs as the engine may hold.
+
+        If the node is full, the next job waits for another of this request to end; a request that has begun is not refused.
+        Texts to embed count as one job together, so that a long list does not use up the node's limit.
+        """
         jobs = self._hosted.jobs
-        while self._waiting and len(self._handles) - self._ended < AT_ONCE:
+        while self._waiting and len(self._handles) - self._ended < MAX_CONCURRENT_JOBS:
             prepared = self._waiting[0]
             embeds = prepared.job.request.embed
             try:
-                handle = jobs.submit(prepared, counted=not embeds or self._place is None)
-                self._place = len(self._handles) if self._place is None else self._place
+                handle = jobs.submit(prepared, counted=not embeds or self._counted_job is None)
+                self._counted_job = len(self._handles) if self._counted_job is None else self._counted_job
             except QueueFull:
                 if not self._handles:
                     raise

@@ -1,6 +1,6 @@
-"""Exchange: what a request of any dialect becomes. Jobs for the engine, and the answer that is made of their updates.
+"""Exchange: a request of any dialect, translated into jobs for the engine and the answer made from their updates.
 
-Both front doors run exchanges: HTTP while a client waits, the workspace when their turn comes.
+HTTP runs an exchange while its client waits, the workspace when the job's turn comes.
 """
 
 from __future__ import annotations
@@ -18,32 +18,36 @@ from penstock.errors import PenstockError
 
 
 class Answer(Protocol):
-    """An answer in the making. What it yields are events of its dialect; `whole` puts all that was said together, so there is one
-    way to make either. The number of a job is its place in the exchange."""
+    """Makes an answer out of updates. It yields events of its dialect, and `whole` combines them, so that streamed and whole
+    answers are made in one way. The number of a job is its index in the exchange."""
 
     @property
     def framing(self) -> Framing:
-        """How its events are written."""
+        """How events are written."""
 
     def begin(self) -> Iterable[Any]:
-        """What is said before anything is known."""
+        """Events before the first update."""
 
     def take(self, number: int, update: JobUpdate) -> Iterable[Any]: ...
 
     def end(self, usage: Usage) -> Iterable[Any]:
-        """The last words of a stream that did not fail."""
+        """The last events of a stream that succeeded."""
 
     def failed(self, error: PenstockError) -> Iterable[Any]:
-        """The last words of one that did."""
+        """The last events of one that failed."""
 
     def whole(self, usage: Usage) -> Any:
-        """The answer of a client that does not stream."""
+        """The body for a client that does not stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """`answer` is called when the jobs are accepted, with the id of the first and the tokens of each one's prompt. `priority` is
-    None where the request leaves it open. `keep` puts the answer on disk when it is whole, before its client hears so."""
+    """Jobs, and what makes the answer.
+
+    answer: called when the jobs are accepted, with the id of the first and the prompt tokens of each.
+    priority: None if the request sets none.
+    keep: stores the complete answer on disk before the client gets the end of it.
+    """
 
     jobs: Sequence[JobRequest]
     answer: Callable[[str, Sequence[Sequence[int]]], Answer]
@@ -54,7 +58,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where a request is answered: by which model, within which limits, and for whom: `Caller.owner`, None for the owner."""
+    """What a request is answered with: the model, the limits, and the key that owns it (`Caller.owner`)."""
 
     served: ServedModel
     limits: LimitsConfig

@@ -1,4 +1,4 @@
-"""How long an answer may be on this node."""
+"""The limit on the length of an answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penstock.errors import RequestError
 
 
 def answer_limit(wanted: int | None, limits: LimitsConfig, field: str) -> int | None:
-    """What was asked for; without that, the node's limit; without either, whatever the context leaves."""
+    """The requested limit, or else the node's. None: up to the end of the context."""
     if wanted is not None and limits.max_tokens is not None and wanted > limits.max_tokens:
         raise RequestError(
             f"{field} = {wanted} is more than this node allows.", field=field, hint=f"Ask for at most {limits.max_tokens}."

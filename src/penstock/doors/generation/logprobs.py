@@ -28,10 +28,10 @@ class ContentLogprob(WireStruct, kw_only=True):
 def chat_logprobs(logprobs: Sequence[TokenLogprob], token_bytes: TokenBytes) -> list[ContentLogprob]:
     out = []
     for one in logprobs:
-        own, *others = token_bytes([one.token_id, *(token for token, _ in one.top)])
+        own, *alternatives = token_bytes([one.token_id, *(token for token, _ in one.top)])
         top = [
             TopLogprob(token=text_of_token(raw), logprob=value, bytes=list(raw))
-            for raw, (_, value) in zip(others, one.top, strict=True)
+            for raw, (_, value) in zip(alternatives, one.top, strict=True)
         ]
         out.append(ContentLogprob(token=text_of_token(own), logprob=one.logprob, bytes=list(own), top_logprobs=top))
     return out

@@ -1,4 +1,4 @@
-"""Shape: what an answer must look like, in no dialect: a JSON object, one that fits a schema, a pattern or a grammar."""
+"""OutputFormat: what an answer must look like: any JSON object, or one that follows a schema, a pattern or a grammar."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """`field` is where the request says it."""
+    """field: the field of the request that asks for it."""
 
     kind: Literal["json_object", "json_schema", "regex", "grammar"]
     field: str
     value: Any = None
 
     def compile(self, grammars: Grammars) -> ConstraintFactory:
-        """A large one takes its time."""
+        """Compile it; a large one may take seconds."""
         match self.kind:
             case "json_object":
                 return grammars.json_object()
@@ -32,8 +32,8 @@ class OutputFormat:
                 return grammars.lark(self.value, field=self.field)
 
 
-def json_shape(kind: Literal["json_object", "json_schema"], schema: Any, field: str, schema_field: str) -> OutputFormat:
-    """As OpenAI's requests say it, at two places."""
+def json_output_format(kind: Literal["json_object", "json_schema"], schema: Any, field: str, schema_field: str) -> OutputFormat:
+    """Read a JSON format of OpenAI's API, which has it in two places."""
     if kind == "json_object":
         return OutputFormat(kind, field)
     if schema is None:
@@ -41,12 +41,12 @@ def json_shape(kind: Literal["json_object", "json_schema"], schema: Any, field: 
     return OutputFormat(kind, schema_field, schema)
 
 
-def only_one(shapes: Sequence[OutputFormat]) -> OutputFormat | None:
-    refuse_two([shape.field for shape in shapes])
-    return shapes[0] if shapes else None
+def at_most_one(formats: Sequence[OutputFormat]) -> OutputFormat | None:
+    refuse_two([form.field for form in formats])
+    return formats[0] if formats else None
 
 
 def refuse_two(fields: Sequence[str]) -> None:
     if len(fields) > 1:
         one, other = (field.partition(".")[0] for field in fields[:2])
-        raise RequestError(f"{one} and {other} cannot both say what the answer looks like.", field=one)
+        raise RequestError(f"{one} and {other} cannot be combined: each sets the format of the answer.", field=one)

@@ -1,4 +1,4 @@
-"""Speech: what one output of a model says, told apart as it comes: text for the reader, and calls of tools."""
+"""OutputParser: splits the output of a model into text and tool calls, as it arrives."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ class Call:
 
     @property
     def arguments(self) -> str:
-        """As JSON; of a call that was cut off, the beginning of it."""
+        """JSON; only the beginning of it if the call was cut off."""
         return "".join(self.parts)
 
     @property
     def as_written(self) -> Any:
-        """The arguments of a finished call, for an answer that holds them as an object. They are not read, since not all that
-        JSON allows can be (1e999); and they are on one line, as events are."""
+        """The arguments of a finished call as a JSON object, on one line. Not parsed: 1e999 is valid JSON and no number here."""
         return msgspec.Raw(self.arguments.replace("\n", " ").replace("\r", " "))
 
 
 class OutputParser:
-    """`text` and `calls` are what was said so far. Without a parser all is text."""
+    """`text` and `calls` hold the output so far. Without a parser all of it is text."""
 
     def __init__(self, parser: ToolParser | None) -> None:
         self._parser = parser
@@ -45,19 +44,19 @@ class OutputParser:
 
     def feed(self, text: str) -> Sequence[ToolEvent]:
         if self._parser is None:
-            return self._kept([TextDelta(text)] if text else [])
-        return self._kept(self._parser.push(text))
+            return self._record([TextDelta(text)] if text else [])
+        return self._record(self._parser.push(text))
 
     def close(self, reason: FinishReason) -> Sequence[ToolEvent]:
-        """The output is over; what was held back comes now."""
-        return self._kept([] if self._parser is None else self._parser.finish(cut=reason is FinishReason.LENGTH))
+        """End the output, and return what was held back."""
+        return self._record([] if self._parser is None else self._parser.finish(cut=reason is FinishReason.LENGTH))
 
     @property
     def calls_tools(self) -> bool:
-        """Whether it ended by calling tools: a stop string may have cut a call."""
+        """Whether the output ended with tool calls; a stop string may have cut one off."""
         return bool(self.calls) and all(call.finished for call in self.calls)
 
-    def _kept(self, events: Sequence[ToolEvent]) -> Sequence[ToolEvent]:
+    def _record(self, events: Sequence[ToolEvent]) -> Sequence[ToolEvent]:
         for event in events:
             match event:
                 case TextDelta(text):

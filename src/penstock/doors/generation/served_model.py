@@ -1,4 +1,4 @@
-"""Served: a hosted model with what the dialects need beside it: grammars, tools, and how its makers would sample."""
+"""ServedModel: a hosted model with its grammars, tools and recommended sampling."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from penstock.model.sources import recommended_sampling
 
 class ServedModel:
     def __init__(self, hosted: HostedModel) -> None:
-        self.hosted, self.created = hosted, int(time.time())
+        self.hosted = hosted
+        self.created = int(time.time())
         self.fingerprint = f"penstock-{__version__}"
         self.grammars = Grammars(hosted.folder / "tokenizer.json", vocab=hosted.spec.vocab, eos_ids=hosted.eos_ids)
         self.tools = ToolCalling(hosted.tokenizer.chat_template)
         self.sampling = usable_sampling(recommended_sampling(hosted.name, hosted.folder))
 
     def hidden_tokens(self, sampling: SamplingParams) -> frozenset[int]:
-        """Tokens that end an answer and are no part of it."""
+        """Tokens that end an answer and do not belong to it."""
         return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.hosted.eos_ids)
 
     async def ready_for_logprobs(self) -> None:
-        """The names of tokens are read from a file the first time, which must not hold up the other streams."""
+        """Load the texts of tokens in a thread, so that reading the file does not delay other streams."""
         await asyncio.to_thread(self.grammars.token_bytes, [])
 
 
 def usable_sampling(recommended: dict[str, float]) -> dict[str, float]:
-    """What a model's file recommends is not always possible; that must not break every request."""
+    """The recommended sampling, or none if it is invalid: it must not break every request."""
     try:
         SamplingParams(**recommended)  # type: ignore[arg-type]
     except InvalidSampling:

@@ -1,4 +1,4 @@
-"""Turn: a conversation whose next turn is the model's, in no dialect. Each dialect translates its requests into this."""
+"""Turn: a conversation that the model is to continue. Each dialect translates its requests into this."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from penstock.doors.tools import ToolPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """`messages`, `tools` and `tool_choice` are as in OpenAI's chat, with plain texts and known roles. `sampling` has only what
-    the request says; the model's own recommendation fills the rest. `prefill` is how the answer begins: the model goes on behind
-    it, and it is no part of what it says."""
+    """A conversation and how to answer it.
+
+    messages, tools, tool_choice: as in OpenAI's chat, with plain texts and roles that every template knows.
+    prefill: the beginning of the answer; the model continues it, and it is not repeated in the answer.
+    sampling: only what the request sets; the model's recommendation fills the rest.
+    template: further variables for the chat template.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     prefill: str = ""
@@ -30,7 +34,7 @@ class Turn:
     parallel_tool_calls: bool | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
-    shape: OutputFormat | None = None
+    answer_format: OutputFormat | None = None
     deadline: float | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
 
@@ -40,37 +44,37 @@ class PlannedTurn:
     job: JobRequest
     plan: ToolPlan
 
-    def speech(self) -> OutputParser:
-        """For one output."""
+    def output_parser(self) -> OutputParser:
+        """Make the parser of one output."""
         return OutputParser(self.plan.parser() if self.plan.parser else None)
 
 
 def plan_turn(turn: Turn, context: Context) -> PlannedTurn:
-    """What the engine is asked, with the grammar compiled."""
+    """Make the job for the engine, with the grammar compiled."""
     served = context.served
     plan = _tool_plan(turn, served)
-    if plan.grammar is not None and turn.shape is not None:
-        refuse_two([turn.shape.field, "tools"])
+    if plan.grammar is not None and turn.answer_format is not None:
+        refuse_two([turn.answer_format.field, "tools"])
     constraint = None
     if plan.grammar is not None:
         constraint = plan.grammar.compile(served.grammars)
-    elif turn.shape is not None:
-        constraint = turn.shape.compile(served.grammars)
-    sampling = chosen_sampling(
+    elif turn.answer_format is not None:
+        constraint = turn.answer_format.compile(served.grammars)
+    sampling = resolve_sampling(
         turn.sampling,
         context,
         max_tokens=answer_limit(turn.max_tokens, context.limits, "max_tokens"),
         skip_special_tokens=plan.skip_special,
     )
-    asked = JobRequest(sampling=sampling, deadline=turn.deadline, constraint=constraint)
+    job = JobRequest(sampling=sampling, deadline=turn.deadline, constraint=constraint)
     if turn.prefill:
-        return PlannedTurn(dataclasses.replace(asked, prompt=_tokens(turn, plan, served)), plan)
+        return PlannedTurn(dataclasses.replace(job, prompt=_tokens(turn, plan, served)), plan)
     template = {**turn.template, **plan.template}
-    return PlannedTurn(dataclasses.replace(asked, messages=plan.messages, template=template), plan)
+    return PlannedTurn(dataclasses.replace(job, messages=plan.messages, template=template), plan)
 
 
 def turn_tokens(turn: Turn, served: ServedModel) -> list[int]:
-    """What the model reads before it says anything. Takes as long as the text is."""
+    """Tokenize the prompt. Takes time in proportion to its length."""
     return _tokens(turn, _tool_plan(turn, served), served)
 
 
@@ -80,11 +84,11 @@ def _tool_plan(turn: Turn, served: ServedModel) -> ToolPlan:
 
 def _tokens(turn: Turn, plan: ToolPlan, served: ServedModel) -> list[int]:
     tokenizer = served.hosted.tokenizer
-    told = tokenizer.render(plan.messages, **{**turn.template, **plan.template})
-    return tokenizer.encode(told + turn.prefill, special=False)
+    prompt = tokenizer.render(plan.messages, **{**turn.template, **plan.template})
+    return tokenizer.encode(prompt + turn.prefill, special=False)
 
 
-def chosen_sampling(given: Mapping[str, Any], context: Context, **more: Any) -> SamplingParams:
-    """What the model's makers recommend is for what the request leaves open; a request that is greedy leaves nothing open."""
-    recommended: Mapping[str, Any] = context.served.sampling if given.get("temperature") != 0 else {}
-    return SamplingParams(**{**recommended, **given, **more})
+def resolve_sampling(explicit: Mapping[str, Any], context: Context, **more: Any) -> SamplingParams:
+    """Fill what the request leaves open with the model's recommendation. A greedy request leaves nothing open."""
+    recommended: Mapping[str, Any] = context.served.sampling if explicit.get("temperature") != 0 else {}
+    return SamplingParams(**{**recommended, **explicit, **more})

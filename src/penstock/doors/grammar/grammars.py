@@ -1,7 +1,7 @@
-"""Grammars: what an answer must look like, as the engine's Constraint, with llguidance.
+"""Grammars: compiles schemas, patterns and grammars into Constraints for the engine, with llguidance.
 
-Grammars come from clients, so each is bounded three times: its text before it is compiled, llguidance's own fuel while it
-is compiled and at each token, and the processor time that one answer may spend on it.
+Grammars come from clients, so each is bounded three times: the size of its text, llguidance's fuel while it is compiled and at
+each token, and the CPU time that one answer may spend on it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ from penstock.domain.constraint import ConstraintFactory
 from penstock.doors.grammar.schema import guided_schema
 from penstock.errors import CorruptWeights, RequestError, UnsupportedModel
 
-MAX_PATTERN = 16 * 1024  # bytes of a regular expression
-MAX_LARK = 64 * 1024  # bytes of a Lark grammar
-MAX_TOOLS_TEXT = 128 * 1024  # bytes of the grammar that holds the schemas of all tools
-CACHED_GRAMMARS, CACHED_TEXT = 64, 4 * 1024 * 1024  # how many compiled grammars are kept, and bytes of their text together
-USES = 1000  # the copies of a grammar share an automaton that grows as they go: after so many it is compiled afresh
+MAX_PATTERN_BYTES = 16 * 1024  # of a regular expression
+MAX_LARK_BYTES = 64 * 1024  # of a Lark grammar
+MAX_TOOLS_BYTES = 128 * 1024  # of the grammar with the schemas of all tools
+MAX_CACHED_GRAMMARS, MAX_CACHED_BYTES = (
+    64,
+    4 * 1024 * 1024,
+)  # compiled grammars, and their text together
+MAX_USES = 1000  # copies share an automaton that grows with use: after this many, compile the grammar again
 
-# The compiler recurses along chains of rules and references, and an overflow would end the process. The worst chain found takes
-# 770 bytes of stack for each byte of text; with this one, the longest text has 2000 for each. It is address space, not memory.
-STACK = 256 * 1024 * 1024
+# The compiler recurses along chains of rules and references, and a stack overflow would kill the process. The worst chain found
+# takes 770 bytes of stack per byte of text; this allows 2000 for the longest text. It is address space, not memory.
+STACK_BYTES = 256 * 1024 * 1024
 
-# Seconds of one answer: to begin with, and for each token. Natural grammars take some 0.1 ms for a token.
-ALLOWANCE, ALLOWANCE_PER_TOKEN = 1.0, 0.02
+# CPU time of one answer: at the start, and added for each token. Typical grammars take about 0.1 ms per token.
+CPU_ALLOWANCE_S, CPU_ALLOWANCE_PER_TOKEN_S = 1.0, 0.02
 
-# A rule's options in Lark that the engine would have to obey, and does not.
+# Options of Lark rules that the engine does not support.
 _LARK_OPTIONS = re.compile(r"^\s*[?!]?[a-z_][\w-]*\s*\[[^\]:]*\b(temperature|max_tokens|stop)\s*=", re.MULTILINE)
 
 
 def _limits() -> LLParserLimits:
-    """llguidance's defaults let a stranger's grammar of 3 kB take 5 s and 500 MB; with these the worst found takes 1 s."""
+    """With llguidance's defaults a hostile grammar of 3 kB takes 5 s and 500 MB; with these the worst one found takes 1 s."""
     return LLParserLimits(
         max_items_in_row=2000,
         initial_lexer_fuel=1_000_000,
@@ -55,10 +58,12 @@ def _limits() -> LLParserLimits:
 
 
 class Grammars:
-    """Compiles grammars for one model. Compiling takes from 1 ms to some 2 s for the worst: call it off the event loop."""
+    """Compiles grammars for one model. That takes from 1 ms to about 2 s: do not call it on the event loop."""
 
     def __init__(self, tokenizer_file: Path, *, vocab: int, eos_ids: Collection[int]) -> None:
-        self._file, self._vocab, self._eos_ids = tokenizer_file, vocab, sorted(eos_ids)
+        self._file = tokenizer_file
+        self._vocab = vocab
+        self._eos_ids = sorted(eos_ids)
         self._lock = threading.Lock()
         self._loaded: _Tokens | None = None
         self._cache = _Cache()
@@ -72,31 +77,31 @@ class Grammars:
 
     def regex(self, pattern: str, *, field: str) -> ConstraintFactory:
         """The whole answer matches the pattern."""
-        _bound("regular expression", pattern, MAX_PATTERN, field)
+        _check_size("regular expression", pattern, MAX_PATTERN_BYTES, field)
         return self._factory("regex", pattern, LLMatcher.grammar_from_regex, field)
 
     def lark(self, text: str, *, field: str) -> ConstraintFactory:
-        _bound("grammar", text, MAX_LARK, field)
+        _check_size("grammar", text, MAX_LARK_BYTES, field)
         if found := _LARK_OPTIONS.search(text):
             raise RequestError(
-                f"The rule option '{found[1]}' is not obeyed here, so it is refused.",
+                f"The rule option '{found[1]}' is not supported.",
                 field=field,
                 hint="Set temperature and max_tokens in the request; use [lazy] or [suffix=...] instead of [stop=...].",
             )
         return self._factory("lark", _with_guided_schemas(text, field), LLMatcher.grammar_from_lark, field)
 
     def checked_lark(self, text: str, *, field: str) -> ConstraintFactory:
-        """A grammar that we wrote ourselves, around schemas that went through `guided_schema`."""
-        _bound("grammar of all tools", text, MAX_TOOLS_TEXT, field)
+        """Compile a grammar of our own, whose schemas went through `guided_schema`."""
+        _check_size("grammar of all tools", text, MAX_TOOLS_BYTES, field)
         return self._factory("lark", text, LLMatcher.grammar_from_lark, field, what="schema")
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
-        """The tokens that are no text: their names, as they appear where special tokens are not skipped, and ids."""
+        """The ids of special tokens, by the text that they have where they are not skipped."""
         return self._tokens().special
 
     def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes that each token stands for; a special token gives its name. None for ids that are only padding."""
+        """The bytes of each token: its text for a special token, none for ids that are padding."""
         tokens = self._tokens()
         return [tokens.ll.decode_bytes([i]) if 0 <= i < tokens.known else b"" for i in ids]
 
@@ -109,15 +114,15 @@ class Grammars:
     def _factory(
         self, kind: str, text: str, convert: Callable[[str], str], field: str, *, what: str | None = None
     ) -> ConstraintFactory:
-        """`what` its client calls it, if that is not its kind."""
+        """what: the name for clients, if it is not `kind`."""
         tokens = self._tokens()
         matcher = self._cache.get((kind, text))
         if matcher is None:
             try:
-                matcher = _on_a_deep_stack(lambda: _compiled(tokens, convert(text)))
+                matcher = _run_with_deep_stack(lambda: _compiled(tokens, convert(text)))
             except ValueError as error:
-                told = what or kind
-                raise RequestError(f"The {told} cannot be used: {_reason(error)}", field=field, hint=_HINTS[told]) from None
+                label = what or kind
+                raise RequestError(f"The {label} cannot be used: {_reason(error)}", field=field, hint=_HINTS[label]) from None
             self._cache.put((kind, text), matcher)
         return _Factory(matcher, tokens.ll.vocab_size, self._vocab, field)
 
@@ -136,7 +141,7 @@ _HINTS = {
 @dataclass(frozen=True, slots=True)
 class _Tokens:
     ll: LLTokenizer
-    known: int  # ids from here on are padding
+    known: int  # ids from this one on are padding
     special: Mapping[str, int]
 
 
@@ -151,9 +156,9 @@ def _load_tokens(file: Path, vocab: int, eos_ids: list[int]) -> _Tokens:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorruptWeights(f"{file} cannot be read: {error}.", hint="Fetch the model again.") from None
     try:
-        # Where the model has fewer logits than the tokenizer has tokens, the mask is cut; the other way round it is padded.
+        # With fewer logits than tokens the mask is cut; with more it is padded.
         ll = LLTokenizer(json.dumps(document), n_vocab=max(vocab, known), eos_token=eos_ids)
-    except Exception as error:  # the Rust side raises bare exceptions
+    except Exception as error:  # the Rust code raises plain Exceptions
         reason = f"Structured output is not possible with the tokenizer {file}: {_reason(error)}"
         raise UnsupportedModel(reason, hint="Ask this model for plain text.") from None
     return _Tokens(ll, known, {content: i for content, i, special in added if special})
@@ -162,9 +167,9 @@ def _load_tokens(file: Path, vocab: int, eos_ids: list[int]) -> _Tokens:
 # ---- compiling ----
 
 
-def _bound(noun: str, text: Any, limit: int, field: str) -> None:
+def _check_size(noun: str, text: Any, limit: int, field: str) -> None:
     if not isinstance(text, str) or not text:
-        raise RequestError(f"The {noun} must be a text that is not empty.", field=field)
+        raise RequestError(f"The {noun} must be a non-empty text.", field=field)
     if len(text.encode("utf-8", "replace")) > limit:
         raise RequestError(f"The {noun} has more than {limit} bytes.", field=field, hint="Shorten it.")
 
@@ -172,7 +177,7 @@ def _bound(noun: str, text: Any, limit: int, field: str) -> None:
 def _compiled(tokens: _Tokens, grammar: str) -> LLMatcher:
     matcher = LLMatcher(tokens.ll, grammar, log_level=0, limits=_limits())
     if not matcher.is_error():
-        matcher.compute_bitmask()  # what can never be satisfied shows at the first token; and copies begin with a warm automaton
+        matcher.compute_bitmask()  # finds grammars that nothing satisfies, and warms the automaton for copies
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     if warnings := matcher.get_grammar_warnings():
@@ -180,17 +185,17 @@ def _compiled(tokens: _Tokens, grammar: str) -> LLMatcher:
     return matcher
 
 
-def _on_a_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
+def _run_with_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
     result: list[LLMatcher | BaseException] = []
 
     def run() -> None:
         try:
             result.append(work())
-        except BaseException as error:  # a panic of the Rust side is no Exception
+        except BaseException as error:  # a Rust panic is not an Exception
             result.append(error)
 
     with _stack_size_lock:
-        before = threading.stack_size(STACK)
+        before = threading.stack_size(STACK_BYTES)
         try:
             thread = threading.Thread(target=run, name="penstock-grammar", daemon=True)
             thread.start()
@@ -202,26 +207,26 @@ def _on_a_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
     return result[0]
 
 
-_stack_size_lock = threading.Lock()  # the size for the next thread is the process's own
+_stack_size_lock = threading.Lock()  # the stack size of new threads is a setting of the process
 
 
 def _with_guided_schemas(lark: str, field: str) -> str:
-    """Schemas inside a grammar keep the same rules as others."""
+    """Check and rewrite the schemas inside a grammar."""
     pieces, start = [], 0
     for found in re.finditer(r"%json\s*(?=\{)", lark):
         if found.start() < start:
-            continue  # inside the schema before
+            continue  # inside the previous schema
         try:
             schema, end = json.JSONDecoder().raw_decode(lark, found.end())
         except (ValueError, RecursionError):
-            continue  # llguidance says what is wrong
+            continue  # llguidance reports the error
         pieces += [lark[start : found.end()], json.dumps(guided_schema(schema, field=field))]
         start = end
     return "".join([*pieces, lark[start:]])
 
 
 def _reason(error: object) -> str:
-    """The first words of llguidance's reason: behind them come pages of state."""
+    """The beginning of llguidance's message, without the dump of its state."""
     text = " ".join(re.split(r"\n\s*<|\n\s+\d+ \|", str(error))[0].split())
     if text.startswith("panic"):
         text = "it is too large"
@@ -230,7 +235,7 @@ def _reason(error: object) -> str:
 
 
 class _Cache:
-    """Compiled grammars, the least recently used of them dropped first."""
+    """An LRU cache of compiled grammars."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -243,7 +248,7 @@ class _Cache:
                 return None
             matcher, uses = self._entries.pop(key)
             self._text -= len(key[1])
-            if uses < USES:
+            if uses < MAX_USES:
                 self._keep(key, matcher, uses + 1)
             return matcher
 
@@ -251,7 +256,7 @@ class _Cache:
         with self._lock:
             if key not in self._entries:  # else another thread was faster
                 self._keep(key, matcher, 1)
-            while len(self._entries) > CACHED_GRAMMARS or self._text > CACHED_TEXT:
+            while len(self._entries) > MAX_CACHED_GRAMMARS or self._text > MAX_CACHED_BYTES:
                 (_, text), _ = self._entries.popitem(last=False)
                 self._text -= len(text)
 
@@ -265,7 +270,7 @@ class _Cache:
 
 @dataclass(frozen=True, slots=True)
 class _Factory:
-    """Makes a Constraint for each output; all of them begin at the beginning."""
+    """Makes the Constraint of each output."""
 
     matcher: LLMatcher
     known: int
@@ -277,30 +282,31 @@ class _Factory:
 
 
 class GrammarConstraint:
-    """Where one output stands in its grammar. End-of-text tokens are allowed exactly where the grammar accepts."""
+    """The position of one output in its grammar. End-of-text tokens are allowed where the grammar accepts."""
 
     def __init__(self, matcher: LLMatcher, *, known: int, vocab: int, field: str) -> None:
-        self._matcher, self._field = matcher, field
+        self._matcher = matcher
+        self._field = field
         self._buffer: NDArray[np.uint32] = np.zeros((known + 31) // 32, dtype=np.uint32)
         self._mask = self._buffer[: (vocab + 31) // 32]
         self._last_word = np.uint32((1 << vocab % 32) - 1) if vocab % 32 else None
-        self._allowance = ALLOWANCE
+        self._allowance = CPU_ALLOWANCE_S
 
     def mask(self) -> NDArray[np.uint32]:
-        """Valid until the next call: it is always the same array."""
+        """The allowed tokens. Valid until the next call, which reuses the array."""
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(self._buffer.ctypes.data, self._buffer.nbytes)
         if self._last_word is not None:
             self._mask[-1] &= self._last_word
         self._check(began)
         if not self._mask.any():
-            raise RequestError("No token of this model can continue the answer as its grammar demands.", field=self._field)
+            raise RequestError("No token of this model can continue the answer within its grammar.", field=self._field)
         return self._mask
 
     def accept(self, token_id: int) -> bool:
         began = time.thread_time()
         self._matcher.consume_token(token_id)
-        self._allowance += ALLOWANCE_PER_TOKEN
+        self._allowance += CPU_ALLOWANCE_PER_TOKEN_S
         self._check(began)
         return self._matcher.is_stopped()
 
@@ -317,4 +323,4 @@ class GrammarConstraint:
                 hint="Simplify the grammar.",
             )
         if self._allowance < 0:
-            raise RequestError("The grammar takes too much computing.", field=self._field, hint="Make it less ambiguous.")
+            raise RequestError("The grammar takes too much CPU time.", field=self._field, hint="Make it less ambiguous.")

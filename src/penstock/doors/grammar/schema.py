@@ -1,7 +1,6 @@
-"""JSON Schemas from outside: bounded, and refused where the grammar engine would not enforce what they say.
+"""Checks and rewrites the JSON Schemas of clients, so that every finished answer validates.
 
-Whoever asks for a schema is promised that every finished answer validates. llguidance enforces most of JSON Schema; what
-it would ignore or get wrong is named in an error here, so the promise holds.
+llguidance enforces most of JSON Schema. What it would ignore or get wrong is refused here, with the keyword.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from urllib.parse import unquote
 
 from penstock.errors import RequestError
 
-MAX_TEXT = 64 * 1024  # bytes of JSON; compiling takes time and stack in proportion (see grammar.py)
-MAX_DEPTH = 64  # levels of nesting; the JSON reader behind us gives up at 128
-MAX_PROPERTIES = 1000  # optional ones of one object: their grammar grows with the square
-MAX_MULTIPLE = 20_000  # `multipleOf` becomes an automaton with that many states: a million take nine seconds
-MAX_PATTERN_PROPERTIES = 16  # of a whole schema: each two are compared, and the worst pair takes a millisecond
+MAX_SCHEMA_BYTES = 64 * 1024  # compiling takes time and stack in proportion (see grammars.py)
+MAX_DEPTH = 64  # llguidance's JSON parser gives up at 128
+MAX_PROPERTIES = 1000  # optional ones of one object: their grammar grows quadratically
+MAX_MULTIPLE = 20_000  # `multipleOf` becomes an automaton with as many states: a million take nine seconds
+MAX_PATTERN_PROPERTIES = 16  # of a schema: every pair is compared, and the worst one takes a millisecond
 
-# A space, or a new line with its indentation: natural, and a model that loops on white space has nowhere to go.
+# A space, or a newline with indentation: bounded, so that a model cannot loop on white space.
 WHITESPACE = r" |\n(?: {0,24}|\t{0,8})"
 
 UNENFORCED = frozenset(
@@ -29,7 +28,7 @@ UNENFORCED = frozenset(
     | {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"}
     | {"$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "x-guidance"}
 )
-NO_DEMAND: dict[str, tuple[Any, ...]] = {  # values with which these keywords ask for nothing
+NO_DEMAND: dict[str, tuple[Any, ...]] = {  # values with which these keywords have no effect
     "uniqueItems": (False,),
     "unevaluatedProperties": (True, {}),
     "unevaluatedItems": (True, {}),
@@ -43,7 +42,7 @@ _DAY = (
     rf"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
 )
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-EXACT_FORMATS = {  # llguidance's own let through the 29th of February of any year and a minute of 61 seconds
+EXACT_FORMATS = {  # llguidance's own accept February 29 of any year and a 61st second
     "date": f"^{_DAY}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DAY}T{_TIME}$",
@@ -57,25 +56,25 @@ _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximu
 
 _COMBINERS = frozenset({"anyOf", "allOf", "oneOf", "$ref"})
 _OPENERS = frozenset({"additionalProperties", "patternProperties", "minProperties"})
-_DEMANDS = frozenset(  # what a schema says of a value, besides its type
+_DEMANDS = frozenset(  # keywords that constrain a value, besides its type
     (_ONE | _LISTS | _MAPS | _NUMBERS | _COMBINERS) - {"$defs", "definitions"}
     | {"const", "enum", "required", "minProperties", "maxProperties", "minItems", "maxItems"}
     | {"minLength", "maxLength", "pattern", "format"}
 )
 
 
-def guided_schema(schema: Any, *, field: str, loosen: bool = False, among: int = 1) -> dict[str, Any]:
-    """The schema as llguidance takes it, or a RequestError that names the keyword and its place.
+def guided_schema(schema: Any, *, field: str, loosen: bool = False, schema_count: int = 1) -> dict[str, Any]:
+    """Rewrite a schema for llguidance. Raises RequestError with the keyword and its path.
 
-    `loosen` drops what cannot be enforced instead of refusing it: for functions that did not ask for `strict`.
-    `among` so many schemas of one request, what is costly is shared.
+    loosen: drop what cannot be enforced instead of refusing it, for functions without `strict`.
+    schema_count: the schemas of the request, which share the limits on costly keywords.
     """
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
         raise RequestError("A JSON Schema must be an object.", field=field, hint='Give, for example, {"type": "object"}.')
-    _bound(schema, field)
-    walk = _Walk(field, loosen, among)
+    _check_size(schema, field)
+    walk = _Walk(field, loosen, schema_count)
     guided: dict[str, Any] = walk.node(schema, "", alone=True)
     walk.check_references()
     walk.check_multiples()
@@ -84,8 +83,8 @@ def guided_schema(schema: Any, *, field: str, loosen: bool = False, among: int =
     return guided
 
 
-def _bound(schema: Any, field: str) -> None:
-    """Before anything recurses: no nesting and no size that could hurt."""
+def _check_size(schema: Any, field: str) -> None:
+    """Check depth and size without recursion."""
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
         level = [child for value in level for child in _children(value)]
@@ -97,8 +96,8 @@ def _bound(schema: Any, field: str) -> None:
         size = len(json.dumps(schema, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise RequestError(f"The schema is not JSON: {error}.", field=field) from None
-    if size > MAX_TEXT:
-        raise RequestError(f"The schema has {size} bytes, but at most {MAX_TEXT} can be used.", field=field)
+    if size > MAX_SCHEMA_BYTES:
+        raise RequestError(f"The schema has {size} bytes; the limit is {MAX_SCHEMA_BYTES}.", field=field)
 
 
 def _children(value: Any) -> Iterator[Any]:
@@ -113,14 +112,16 @@ class _Reference(NamedTuple):
 
 
 class _Walk:
-    """One pass over all subschemas of a schema. Rebuilds each, in the order of its keywords: they order the properties."""
+    """One pass over all subschemas. Rebuilds each in the order of its keywords, which is the order of properties in answers."""
 
-    def __init__(self, field: str, loosen: bool, among: int) -> None:
-        self.field, self.loosen = field, loosen
-        self.max_multiple, self.max_patterns = max(MAX_MULTIPLE // among, 100), max(MAX_PATTERN_PROPERTIES // among, 2)
+    def __init__(self, field: str, loosen: bool, schema_count: int) -> None:
+        self.field = field
+        self.loosen = loosen
+        self.max_multiple = max(MAX_MULTIPLE // schema_count, 100)
+        self.max_patterns = max(MAX_PATTERN_PROPERTIES // schema_count, 2)
         self.patterns = 0
         self.places = {""}
-        self.anchors: dict[str, str] = {}  # to their places
+        self.anchors: dict[str, str] = {}  # to their paths
         self.references: list[_Reference] = []
         self.multiples: list[int] = []
         self.open_objects: list[tuple[str, dict[str, Any]]] = []
@@ -129,9 +130,9 @@ class _Walk:
         return RequestError(f"{reason} (at #{path} of the schema).", field=self.field, hint=hint)
 
     def node(self, schema: Any, path: str, *, alone: bool = False) -> Any:
-        """`alone`: no other subschema speaks about the same value."""
+        """alone: no other subschema applies to the same value."""
         if not isinstance(schema, Mapping):
-            return schema  # true and false are schemas; anything else is refused by the compiler
+            return schema  # true and false are schemas; the compiler refuses anything else
         self.places.add(path)
         demands = schema.keys() & _DEMANDS
         single = alone and demands.isdisjoint(_COMBINERS)
@@ -152,7 +153,7 @@ class _Walk:
             elif keyword == "$ref":
                 self.references.append(_Reference(str(value), path, through))
                 out[keyword] = value
-            elif self._kept(keyword, value, schema, path):
+            elif self._is_passed_on(keyword, value, schema, path):
                 out[keyword] = value
         self._check_object(out, path)
         if single and "properties" in out and demands.isdisjoint(_OPENERS):
@@ -164,8 +165,8 @@ class _Walk:
             _add(out, {"pattern": exact})
         return out
 
-    def _kept(self, keyword: str, value: Any, schema: Mapping[str, Any], path: str) -> bool:
-        """Whether a keyword without subschemas goes on to the compiler; raises if it may not stand here."""
+    def _is_passed_on(self, keyword: str, value: Any, schema: Mapping[str, Any], path: str) -> bool:
+        """Tell whether a keyword without subschemas is passed to the compiler. Raises if it is not supported."""
         match keyword:
             case "$anchor":
                 self.anchors[str(value)] = path
@@ -175,24 +176,24 @@ class _Walk:
                 if self.loosen:
                     return False
                 known = ", ".join(sorted(FORMATS))
-                raise self.refuse(f"format {value!r:.60} is not enforced here, so it is refused", path, f"Known are {known}.")
+                raise self.refuse(f"format {value!r:.60} is not supported", path, f"Use one of {known}.")
             case _ if keyword in _NUMBERS:
                 return self._number(keyword, value, path)
             case _ if keyword in UNENFORCED:
                 idle = value in NO_DEMAND.get(keyword, ()) or (keyword in ("then", "else") and "if" not in schema)
                 if not idle and not self.loosen:
                     hint = "Remove it, and check the answer for it yourself."
-                    raise self.refuse(f"'{keyword}' is not enforced here, so it is refused", path, hint)
+                    raise self.refuse(f"'{keyword}' is not supported", path, hint)
                 return False
         return True
 
     def _number(self, keyword: str, value: Any, path: str) -> bool:
         if not isinstance(value, int | float) or isinstance(value, bool):
-            return True  # draft 4's exclusiveMinimum is a boolean; for the rest the compiler has the words
+            return True  # draft 4's exclusiveMinimum is a boolean; the compiler reports the rest
         if isinstance(value, int) and not _exact(value):
             if self.loosen:
                 return False
-            raise self.refuse(f"{keyword} = {str(value)[:40]} is beyond what a number can hold exactly", path)
+            raise self.refuse(f"{keyword} = {str(value)[:40]} is too large to be exact", path)
         if keyword == "multipleOf" and value > 0:
             digits = Decimal(str(value)).as_tuple()
             multiple = int("".join(map(str, digits.digits))) * 10 ** max(0, int(digits.exponent))
@@ -210,9 +211,9 @@ class _Walk:
         self.patterns += len(patterns) if isinstance(patterns, Mapping) else 0
         if self.patterns > self.max_patterns:
             raise self.refuse(f"The schema has more than {self.max_patterns} 'patternProperties'", path)
-        fewest = out.get("minProperties")
-        if isinstance(fewest, int) and fewest - len(named) >= 2:
-            # The grammar counts keys that are said twice as two.
+        min_properties = out.get("minProperties")
+        if isinstance(min_properties, int) and min_properties - len(named) >= 2:
+            # The grammar counts a repeated key twice.
             if not self.loosen:
                 raise self.refuse("'minProperties' is enforced only up to one more than the required properties", path)
             del out["minProperties"]
@@ -221,10 +222,10 @@ class _Walk:
         for ref in self.references:
             if not ref.target.startswith("#"):
                 raise self.refuse(
-                    f"'$ref' to {ref.target!r:.80} leaves the schema", ref.path, "Copy what it refers to into $defs."
+                    f"'$ref' to {ref.target!r:.80} is outside of the schema", ref.path, "Copy its target into $defs."
                 )
             if self._place(ref) not in self.places:
-                raise self.refuse(f"'$ref' to {ref.target!r:.80} finds no schema", ref.path)
+                raise self.refuse(f"'$ref' to {ref.target!r:.80} has no target", ref.path)
 
     def _place(self, ref: _Reference) -> str | None:
         pointer = unquote(ref.target.removeprefix("#"))
@@ -236,9 +237,9 @@ class _Walk:
             raise self.refuse(reason, "", "Use smaller or fewer ones.")
 
     def close_objects(self) -> None:
-        """An object that names its properties and says nothing of others gets no others: small models invent them without end.
+        """Forbid further properties where an object lists some: small models invent more without end.
 
-        Not where it is combined with other subschemas, which may name more: neither in its place nor through a reference.
+        Not where other subschemas apply to the same object, directly or by reference, since they may list more.
         """
         combined = self._combined_places()
         for path, schema in self.open_objects:
@@ -247,7 +248,7 @@ class _Walk:
                 schema["additionalProperties"] = False
 
     def _combined_places(self) -> set[str]:
-        """What is referred to from where another subschema speaks of the value as well, and all that this refers to."""
+        """The targets of references from where another subschema applies as well, and all that these refer to."""
         targets = {self._place(ref) for ref in self.references}
         leads: dict[str, list[str]] = {}
         for ref in self.references:
@@ -265,7 +266,7 @@ class _Walk:
 
 
 def _ancestors(path: str) -> Iterator[str]:
-    """A place and all around it."""
+    """A path and all of its parents."""
     while path:
         yield path
         path = path.rpartition("/")[0]
@@ -282,8 +283,8 @@ def _escaped(name: str) -> str:
 
 
 def _types(schema: Mapping[str, Any]) -> list[Any]:
-    given = schema.get("type", "string")
-    return given if isinstance(given, list) else [given]
+    types = schema.get("type", "string")
+    return types if isinstance(types, list) else [types]
 
 
 def _exact(value: int) -> bool:
@@ -294,7 +295,7 @@ def _exact(value: int) -> bool:
 
 
 def _add(schema: dict[str, Any], more: dict[str, Any]) -> None:
-    """Both must hold, also where the schema has the same keyword already."""
+    """Add keywords to a schema; both hold if it has the same keyword already."""
     if schema.keys().isdisjoint(more):
         schema.update(more)
     elif isinstance(schema.setdefault("allOf", []), list):

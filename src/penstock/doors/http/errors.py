@@ -13,7 +13,7 @@ from penstock import errors
 from penstock.doors.http.framing import encode
 from penstock.errors import PenstockError
 
-# the most particular first
+# the most specific first
 STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
     (errors.QueueFull, 429),
     (errors.KeyLimit, 429),
@@ -49,16 +49,16 @@ class Dialect:
 class DialectOfPath:
     """Put the dialect of a request into its scope, so that it can be refused before its route is found.
 
-    dialects: by path; an unknown path gets the dialect of the known one with which it shares the most.
+    dialects: by path; an unknown path gets that of the known path with the longest common prefix.
     """
 
     def __init__(self, app: ASGIApp, *, dialects: Iterable[tuple[str, Dialect]]) -> None:
         self._app = app
-        self._by_beginning: dict[str, Dialect] = {}
+        self._by_prefix: dict[str, Dialect] = {}
         for path, dialect in dialects:
             parts = path.split("/")
             for count in range(1, len(parts) + 1):
-                self._by_beginning.setdefault("/".join(parts[:count]), dialect)
+                self._by_prefix.setdefault("/".join(parts[:count]), dialect)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -66,9 +66,9 @@ class DialectOfPath:
         await self._app(scope, receive, send)
 
     def _find(self, path: str) -> Dialect:
-        while path not in self._by_beginning and path:
+        while path not in self._by_prefix and path:
             path = path.rpartition("/")[0]
-        return self._by_beginning[path]
+        return self._by_prefix[path]
 
 
 def status_of(error: PenstockError) -> int:
@@ -82,7 +82,7 @@ def error_body(scope: Scope, error: PenstockError) -> Any:
 
 
 def id_headers(request_id: str) -> dict[str, str]:
-    """Under the names by which OpenAI's clients know it, and Anthropic's."""
+    """The id of a request, under the names that OpenAI's and Anthropic's clients read."""
     return {"x-request-id": request_id, "request-id": request_id}
 
 

@@ -1,7 +1,4 @@
-"""Reading what clients send, in every dialect: known fields, fields that change nothing, and fields that are refused by name.
-
-A dialect describes its requests as subclasses of Fields; nothing that a client says is ignored silently.
-"""
+"""Fields: how every dialect reads the bodies of requests. No field that a client sends is ignored silently."""
 
 from __future__ import annotations
 
@@ -19,16 +16,20 @@ from starlette.requests import Request
 
 from penstock.errors import RequestError, RequestTimeout
 
-LONG_NAME = 40  # characters; no parameter has a longer one
-PATIENCE = 60.0  # seconds for a whole request to arrive
-LARGE = 20_000  # bytes; to read, understand and tokenize more than that would hold up the other streams
+MAX_NAME_LENGTH = 40  # of an unknown field in a message; no known one is longer
+REQUEST_TIMEOUT_S = 60.0  # for a whole body to arrive
+LARGE_BODY_BYTES = 20_000  # parsing and tokenizing more on the event loop would delay other streams
 
 Only = Mapping[str, tuple[tuple[Any, ...], str]]
 
 
 class Fields(BaseModel):
-    """HARMLESS fields describe the request and change nothing about the answer, REFUSED ones would change it and cannot (with the
-    reason), and ONLY has those that are taken with one value: the one that changes nothing."""
+    """The base of all request bodies: its fields are those that are supported.
+
+    HARMLESS: fields that are accepted because they do not change the answer.
+    REFUSED: fields that would change it and are not supported, with a hint.
+    ONLY: fields that are accepted with certain values only, which change nothing; with a hint.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     HARMLESS: ClassVar[frozenset[str]] = frozenset()
@@ -37,83 +38,83 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_says_nothing(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None or name in _needed(cls)}
+    def _drop_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None or name in _needed(cls)}
 
     @property
     def slow(self) -> bool:
-        """Whether understanding it takes longer than other streams should wait, however short it is."""
+        """Whether to translate it in a thread even if it is short, because that would delay other streams."""
         return False
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What is called otherwise here than in a Turn and its sampling. [] is any place of a list."""
+        """The client's names of fields that have another name in a Turn and its sampling. [] stands for any index."""
         return {}
 
     @property
     def opaque(self) -> bool:
-        """Whether whoever reads it refuses it as a whole, so that its fields do not matter."""
+        """Whether the object is refused as a whole later, so that its fields need not be checked."""
         return False
 
 
-Asked = TypeVar("Asked", bound=Fields)
-Made = TypeVar("Made")
+Body = TypeVar("Body", bound=Fields)
+Result = TypeVar("Result")
 
 
-async def read(kind: type[Asked], request: Request) -> Asked:
-    """A body may take its time, but not for ever; a large one is looked at aside."""
+async def read(kind: type[Body], request: Request) -> Body:
+    """Read and parse a body, a large one in a thread."""
     body = await whole_body(request)
-    return await run_in_thread(lambda: parse(kind, body), enabled=len(body) > LARGE)
+    return await run_in_thread(lambda: parse(kind, body), enabled=len(body) > LARGE_BODY_BYTES)
 
 
 async def whole_body(request: Request) -> bytes:
     try:
-        return await asyncio.wait_for(request.body(), PATIENCE)
+        return await asyncio.wait_for(request.body(), REQUEST_TIMEOUT_S)
     except TimeoutError:
-        raise RequestTimeout(f"The request was not complete after {PATIENCE:g} seconds.") from None
+        raise RequestTimeout(f"The request was not complete after {REQUEST_TIMEOUT_S:g} seconds.") from None
 
 
-async def run_in_thread(make: Callable[[], Made], *, enabled: bool = True) -> Made:
+async def run_in_thread(make: Callable[[], Result], *, enabled: bool = True) -> Result:
     """Run `make` in another thread, so that it does not hold up other streams; in this one if not `enabled`."""
     return await asyncio.to_thread(make) if enabled else make()
 
 
-def parse(kind: type[Asked], body: bytes | str) -> Asked:
-    """Read a request, or say which of its fields cannot be used and why."""
+def parse(kind: type[Body], body: bytes | str) -> Body:
+    """Parse a body. Raises RequestError with the field that cannot be used, and why."""
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
-        raise _told(error) from None
+        raise _to_request_error(error) from None
     _check_extras(request, "")
     return request
 
 
-def parse_part(kind: type[Asked], value: Any, where: str) -> Asked:
-    """A part of a request whose kind shows only when one looks at it; `where` it stands."""
+def parse_part(kind: type[Body], value: Any, where: str) -> Body:
+    """Parse a part of a body whose type depends on its content. where: its path in the body."""
     try:
         part = kind.model_validate(value)
     except ValidationError as error:
-        raise _told(error, where) from None
+        raise _to_request_error(error, where) from None
     _check_extras(part, where)
     return part
 
 
 @contextmanager
-def named_as_given(names: Mapping[str, str]) -> Iterator[None]:
-    """What is found wrong with a request is told of the field that its client has sent."""
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Report errors about the fields that the client has sent, by their names there."""
     try:
         yield
     except RequestError as error:
-        inner, error.field = error.field, _as_given(error.field, names)
+        inner, error.field = error.field, _client_field(error.field, names)
         if error.message.startswith(inner):
             error.message = error.field + error.message.removeprefix(inner)
         raise
 
 
-def _as_given(field: str, names: Mapping[str, str]) -> str:
-    """The longest beginning of a path that has another name gets it."""
+def _client_field(field: str, names: Mapping[str, str]) -> str:
+    """Replace the longest prefix of a path that has another name."""
     places = iter(re.findall(r"\[\d+\]", field))
     path = re.sub(r"\[\d+\]", "[]", field)
     for inner in sorted(names, key=len, reverse=True):
@@ -123,39 +124,39 @@ def _as_given(field: str, names: Mapping[str, str]) -> str:
 
 
 def _check_extras(value: Any, where: str) -> None:
-    """Whatever is not a field of ours is harmless, or refused with a reason."""
+    """Refuse unknown fields, unless they are harmless."""
     if isinstance(value, list) and value and any(isinstance(item, Fields) for item in value):
         for i, item in enumerate(value):
             _check_extras(item, f"{where}[{i}]")
     if not isinstance(value, Fields) or value.opaque:
         return
-    for name, given in (value.model_extra or {}).items():
+    for name, extra in (value.model_extra or {}).items():
         if name not in value.HARMLESS:
-            _refuse_extra(name, given, value, where)
+            _refuse_extra(name, extra, value, where)
     for name in type(value).model_fields:
         _check_extras(getattr(value, name), f"{where}.{name}" if where else name)
 
 
-def _refuse_extra(name: str, given: Any, owner: Fields, where: str) -> None:
-    shown = name if len(name) <= LONG_NAME else f"{name[:LONG_NAME]}..."
-    field = f"{where}.{shown}" if where else shown
+def _refuse_extra(name: str, value: Any, owner: Fields, where: str) -> None:
+    label = name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}..."
+    field = f"{where}.{label}" if where else label
     if name in owner.REFUSED:
         raise RequestError(f"{field} is not supported.", field=field, hint=owner.REFUSED[name])
     if name in owner.ONLY:
         allowed, why = owner.ONLY[name]
-        if not any(given == one and isinstance(given, bool) == isinstance(one, bool) for one in allowed):  # 0 is not false
-            raise RequestError(f"{field} = {short(given)} is not supported.", field=field, hint=why)
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):  # 0 is not false
+            raise RequestError(f"{field} = {short(value)} is not supported.", field=field, hint=why)
         return
-    near = difflib.get_close_matches(name, type(owner).model_fields, n=1) if len(name) <= LONG_NAME else []
+    near = difflib.get_close_matches(name, type(owner).model_fields, n=1) if len(name) <= MAX_NAME_LENGTH else []
     raise RequestError(
         f"{field} is not a known parameter.",
         field=field,
-        hint=f"Did you mean {near[0]}?" if near else "Remove it: nothing is ignored silently here.",
+        hint=f"Did you mean {near[0]}?" if near else "Remove it: unknown fields are not ignored.",
     )
 
 
 def known_field(field: str) -> str:
-    """The parameter that an error is about, for the log, which must not hold a client's own words."""
+    """The field of an error for the log, which must not contain text of clients."""
     name = field.partition(".")[0].partition("[")[0]
     return name if name in _all_fields() else "(unknown)"
 
@@ -176,7 +177,7 @@ def _all_fields() -> frozenset[str]:
     return frozenset(found)
 
 
-def _told(error: ValidationError, where: str = "") -> RequestError:
+def _to_request_error(error: ValidationError, where: str = "") -> RequestError:
     first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         return RequestError(f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
@@ -185,7 +186,7 @@ def _told(error: ValidationError, where: str = "") -> RequestError:
         if isinstance(part, int):
             field += f"[{part}]"
         elif part in ("str", "int") or part.startswith(("list[", "constrained-")):
-            break  # which of several shapes was tried
+            break  # which of several types was tried
         else:
             field += f".{part}" if field else part
     if first["type"] == "missing":

@@ -1,4 +1,4 @@
-"""Framing: how events become bytes on the wire. Server-sent events, with or without names, and lines of JSON."""
+"""Framing: writes events as server-sent events, with or without names, or as lines of JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ encode = msgspec.json.Encoder().encode
 
 
 class WireStruct(msgspec.Struct, omit_defaults=True):
-    """The base of all that is sent. What is left at its default is not sent, unless clients expect to see it."""
+    """The base of all response bodies. Fields at their default are left out, unless clients expect them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """`comment` makes what clients skip, and what keeps proxies from closing a silent connection: None where the format has no
-    such thing. `done` is what ends every stream."""
+    """A stream format.
+
+    comment: writes a comment, which keeps proxies from closing an idle connection; None if the format has none.
+    done: ends every stream.
+    """
 
     media_type: bytes
     frame: Callable[[Any], bytes]
@@ -32,7 +35,7 @@ def event(value: Any) -> bytes:
 
 
 def named_event(value: Any) -> bytes:
-    """One that says its type twice: in its data, and as the event's name."""
+    """One server-sent event that has its type as its name too."""
     kind = value["type"] if isinstance(value, dict) else value.type
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(value))
 

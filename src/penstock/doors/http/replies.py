@@ -1,4 +1,4 @@
-"""Answers that are ready at once."""
+"""Responses that need no model."""
 
 from __future__ import annotations
 

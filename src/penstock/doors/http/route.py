@@ -1,4 +1,4 @@
-"""Route: one operation of the API, as data. The server's table and the published description of it are made of the same rows."""
+"""Route: an operation of the API, as data. The server's routes and the OpenAPI document are made from the same list."""
 
 from __future__ import annotations
 
@@ -17,41 +17,45 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What may be said beside the body. `kind` is a msgspec type."""
+    """A query parameter or a header. kind: its type, for msgspec."""
 
     name: str
     kind: Any
-    about: str
-    place: Literal["query", "header"] = "query"
+    description: str
+    location: Literal["query", "header"] = "query"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`asks` is the body of a request, of the type `media`, `gives` that of a whole answer (a msgspec type, or a tuple of those
-    that it may be; None for plain text), `streams` the media type of one that comes in pieces, which are `events`. `fails` are
-    the statuses of its errors that others do not have. One that `refuses` is known, so that clients are told why it is not
-    here."""
+    """One operation of the API.
+
+    request: its body, sent as `media_type`.
+    response: body of a whole answer: a msgspec type, a tuple of alternatives, or None for plain text.
+    stream: media type of a streamed answer, which consists of `events`.
+    errors: statuses that not every operation has.
+    refused: always answers with an error that tells clients why the operation is not supported.
+    """
 
     method: str
     path: str
     handler: Handler
-    about: str
-    asks: type[Fields] | None = None
-    gives: Any = None
-    streams: str | None = None
+    description: str
+    request: type[Fields] | None = None
+    response: Any = None
+    stream: str | None = None
     events: tuple[Any, ...] = ()
     parameters: tuple[Parameter, ...] = ()
-    fails: tuple[int, ...] = ()
-    refuses: bool = False
-    media: str = "application/json"
+    errors: tuple[int, ...] = ()
+    refused: bool = False
+    media_type: str = "application/json"
     dialect: Dialect | None = None  # set by `in_dialect`
 
     @property
-    def spoken(self) -> Dialect:
+    def known_dialect(self) -> Dialect:
         assert self.dialect is not None, f"{self.path} has no dialect: pass it through `in_dialect`"
         return self.dialect
 
 
 def in_dialect(dialect: Dialect, routes: Iterable[Route]) -> list[Route]:
-    """The routes, with the dialect that they speak."""
+    """Set the dialect of routes."""
     return [replace(route, dialect=dialect) for route in routes]

@@ -1,12 +1,11 @@
-"""Backlog: the work of one workspace that this node does. Jobs and batches, and the responses that are kept beside them."""
+"""Backlog: the jobs and batches of a workspace that this node runs, and the responses stored beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from penstock.config.node import LimitsConfig, WorkspaceConfig
-from penstock.doors.access.keys import Keys
-from penstock.doors.generation.served_model import ServedModel
+from penstock.config.node import WorkspaceConfig
+from penstock.doors.api_config import ApiConfig
 from penstock.doors.jobs.endpoints import JobApi
 from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.workspace.store.layout import Workspace
@@ -14,31 +13,32 @@ from penstock.workspace.store.responses import Responses
 from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.pool import JobEnd, Pool
 
-WINDOW = 4  # times the jobs that run at once: so many lines of batches are jobs, and of one at most half as many
+LINES_PER_RUNNING_JOB = 4  # lines of batches that are queued as jobs, for each job that may run; one batch gets half of them
 
 
 class Backlog:
-    """`start` and `stop` are for a server; `pool.drain` works until nothing is left, while the batches are looked after between
-    `batches.start` and `batches.stop`. `accepts` tells whether a model is here."""
+    """A server calls `start` and `stop`. To work until nothing is left, call `pool.drain` between `batches.start` and
+    `batches.stop`.
+
+    accepts: tells whether a model is served here.
+    """
 
     def __init__(
         self,
         workspace: Workspace,
-        served: Mapping[str, ServedModel],
         config: WorkspaceConfig,
+        api: ApiConfig,
+        job_api: JobApi,
         *,
-        api: JobApi,
-        aliases: Mapping[str, str],
-        limits: LimitsConfig,
-        keys: Keys,
         on_end: Callable[[JobEnd], None] = lambda end: None,
     ) -> None:
         self.workspace = workspace
         self.responses = Responses(workspace, keep=config.keep_responses)
-        runner = EngineRunner(served, aliases, limits, api.endpoints)
+        runner = EngineRunner(api, job_api.endpoints)
 
         def vet(owner: str | None, model: str | None) -> None:
-            keys.check_model(owner, *runner.names_of(model))
+            default = next(iter(api.catalog.models), None)
+            api.keys.check_model(owner, default if model is None else model, api.catalog.canonical)
 
         def ended(end: JobEnd) -> None:
             self.batches.wake()
@@ -46,7 +46,12 @@ class Backlog:
 
         self.accepts = runner.accepts
         self.batches = BatchSupervisor(
-            workspace, room=WINDOW * config.jobs, refusal=api.refusal, may_go_on=keys.is_good, vet=vet, accepts=runner.accepts
+            workspace,
+            room=LINES_PER_RUNNING_JOB * config.jobs,
+            refusal=job_api.refusal,
+            is_wanted=api.keys.is_valid,
+            vet=vet,
+            accepts=runner.accepts,
         )
         self.pool = Pool(
             workspace,
@@ -66,6 +71,6 @@ class Backlog:
         self.batches.start()
 
     def stop(self) -> None:
-        """What runs goes back to the queue; whoever takes it next goes on there."""
+        """Put running jobs back into the queue; they continue where they were."""
         self.pool.stop()
         self.batches.stop()

@@ -1,4 +1,4 @@
-"""JobApi: the operations of an API that can wait on disk, as jobs of a workspace and as lines of a batch."""
+"""JobApi: the operations of an API that can run as jobs of a workspace or as lines of a batch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.doors.http.fields import Fields
 
 @dataclass(frozen=True, slots=True)
 class JobEndpoint:
-    asks: type[Fields]
+    request: type[Fields]
     exchange: Callable[[Any, Context], Exchange]
 
 
 @dataclass(frozen=True, slots=True)
 class JobApi:
-    """endpoints: by path. refusal: status and body of an error, made from its record in usage.json."""
+    """endpoints: by path. refusal: makes the status and body of an error from its record in usage.json."""
 
     endpoints: Mapping[str, JobEndpoint]
     refusal: Callable[[Mapping[str, str]], tuple[int, Any]]

@@ -1,4 +1,4 @@
-"""From a job's updates to Ollama's lines. A whole answer is the last line with all that was said."""
+"""Ollama's answers. A whole answer is the last line with all of the text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from penstock.domain.updates import FinishReason, JobDone, JobUpdate, OutputFinished, Timings, TokenLogprob, TokensOut, Usage
-from penstock.doors.generation.embedding import Vectors
+from penstock.doors.generation.embedding import VectorAnswer
 from penstock.doors.generation.logprobs import ContentLogprob, chat_logprobs
 from penstock.doors.generation.output_parser import Call, OutputParser
 from penstock.doors.http.framing import LINES
@@ -31,14 +31,19 @@ def nanoseconds(seconds: float) -> int:
 
 
 class OllamaAnswer(ABC):
-    """An answer in parts; what one looks like is up to the operation. One of no jobs only says that the model is loaded.
+    """The lines of an answer; subclasses define what one looks like. Without jobs it only says that the model is loaded.
 
-    `show` makes what is told about tokens out of their likelihoods: None where nobody asked."""
+    format_logprobs: None if the request asks for no logprobs.
+    """
 
     framing = LINES
 
-    def __init__(self, model: str, speech: OutputParser, show: Callable[[Sequence[TokenLogprob]], Logprobs] | None) -> None:
-        self._model, self._speech, self._show = model, speech, show
+    def __init__(
+        self, model: str, parser: OutputParser, format_logprobs: Callable[[Sequence[TokenLogprob]], Logprobs] | None
+    ) -> None:
+        self._model = model
+        self._parser = parser
+        self._format_logprobs = format_logprobs
         self._reason: Literal["stop", "length", "load"] = "load"
         self._logprobs: list[ContentLogprob] = []
         self._timings = Timings()
@@ -52,12 +57,12 @@ class OllamaAnswer(ABC):
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.OllamaChunk]:
         match update:
             case TokensOut(_, text, _, logprobs):
-                shown = self._show(logprobs) if self._show is not None else None
-                self._logprobs += shown or ()
-                yield from self._parts(self._speech.feed(text), shown)
+                formatted = self._format_logprobs(logprobs) if self._format_logprobs is not None else None
+                self._logprobs += formatted or ()
+                yield from self._parts(self._parser.feed(text), formatted)
             case OutputFinished(_, reason, _):
                 self._reason = "length" if reason is FinishReason.LENGTH else "stop"
-                yield from self._parts(self._speech.close(reason), None)
+                yield from self._parts(self._parser.close(reason), None)
             case JobDone(_, timings):
                 self._timings = timings
 
@@ -68,44 +73,44 @@ class OllamaAnswer(ABC):
         return [ollama_body(error)]
 
     def whole(self, usage: Usage) -> wire.OllamaChunk:
-        calls = [call for call in self._speech.calls if call.finished]
-        return self._last(self._speech.text, calls, usage, logprobs=self._logprobs if self._show is not None else None)
+        calls = [call for call in self._parser.calls if call.finished]
+        return self._last(self._parser.text, calls, usage, logprobs=self._logprobs if self._format_logprobs is not None else None)
 
-    def _parts(self, events: Iterable[ToolEvent], shown: Logprobs) -> Iterable[wire.OllamaChunk]:
-        """Calls come whole: one that was cut off has no arguments that are an object, and is not told."""
+    def _parts(self, events: Iterable[ToolEvent], formatted: Logprobs) -> Iterable[wire.OllamaChunk]:
+        """Calls are sent when they are complete. One that was cut off has no valid arguments and is left out."""
         for event in events:
             match event:
                 case TextDelta(text):
-                    yield self._made(text, (), logprobs=shown)
+                    yield self._chunk(text, (), logprobs=formatted)
                 case CallFinished(index):
-                    yield self._made("", [self._speech.calls[index]], logprobs=shown)
+                    yield self._chunk("", [self._parser.calls[index]], logprobs=formatted)
                 case _:
                     continue
-            shown = None
-        if shown:
-            yield self._made("", (), logprobs=shown)
+            formatted = None
+        if formatted:
+            yield self._chunk("", (), logprobs=formatted)
 
     def _last(self, text: str, calls: Sequence[Call], usage: Usage, **rest: Any) -> wire.OllamaChunk:
-        took = self._timings
+        timings = self._timings
         if self._reason != "load":
             rest |= {
-                "total_duration": nanoseconds(took.total),
-                "load_duration": 0,  # it was loaded before anybody asked
+                "total_duration": nanoseconds(timings.total),
+                "load_duration": 0,  # it was loaded before the request
                 "prompt_eval_count": usage.prompt_tokens,
-                "prompt_eval_duration": nanoseconds(took.first_token - took.queued),
+                "prompt_eval_duration": nanoseconds(timings.first_token - timings.queued),
                 "eval_count": usage.completion_tokens,
-                "eval_duration": nanoseconds(took.total - took.first_token),
+                "eval_duration": nanoseconds(timings.total - timings.first_token),
             }
-        return self._made(text, calls, done=True, done_reason=self._reason, **rest)
+        return self._chunk(text, calls, done=True, done_reason=self._reason, **rest)
 
-    def _made(self, text: str, calls: Sequence[Call], *, done: bool = False, **rest: Any) -> wire.OllamaChunk:
+    def _chunk(self, text: str, calls: Sequence[Call], *, done: bool = False, **rest: Any) -> wire.OllamaChunk:
         return self.part(text, calls, model=self._model, created_at=rfc3339(), done=done, **rest)
 
 
 class OllamaChatAnswer(OllamaAnswer):
     def part(self, text: str, calls: Sequence[Call], **rest: Any) -> wire.OllamaChatChunk:
-        told = [_told(self._speech.calls.index(call), call) for call in calls] or None
-        return wire.OllamaChatChunk(message=wire.OllamaMessageOut(role="assistant", content=text, tool_calls=told), **rest)
+        tool_calls = [_call_out(self._parser.calls.index(call), call) for call in calls] or None
+        return wire.OllamaChatChunk(message=wire.OllamaMessageOut(role="assistant", content=text, tool_calls=tool_calls), **rest)
 
 
 class OllamaGenerateAnswer(OllamaAnswer):
@@ -113,38 +118,25 @@ class OllamaGenerateAnswer(OllamaAnswer):
         return wire.OllamaGenerateChunk(response=text, **rest)
 
 
-def _told(index: int, call: Call) -> wire.OllamaToolCallOut:
+def _call_out(index: int, call: Call) -> wire.OllamaToolCallOut:
     return wire.OllamaToolCallOut(id=call.id, function=wire.OllamaCallOut(index=index, name=call.name, arguments=call.as_written))
 
 
-class OllamaEmbedAnswer:
-    """It is never streamed, so it has something to say only when it is whole."""
-
-    framing = LINES
-
+class OllamaEmbedAnswer(VectorAnswer):
     def __init__(self, model: str, count: int) -> None:
-        self._model, self._took = model, 0.0
-        self.vectors = Vectors(count)
-
-    def begin(self) -> Iterable[Any]:
-        return ()
+        super().__init__(count)
+        self._model = model
+        self._took = 0.0
 
     def take(self, number: int, update: JobUpdate) -> Iterable[Any]:
-        self.vectors.take(number, update)
         if isinstance(update, JobDone):
             self._took = max(self._took, update.timings.total)
-        return ()
-
-    def end(self, usage: Usage) -> Iterable[Any]:
-        return ()
-
-    def failed(self, error: PenstockError) -> Iterable[Any]:
-        return [ollama_body(error)]
+        return super().take(number, update)
 
     def whole(self, usage: Usage) -> Any:
         return wire.EmbedOut(
             model=self._model,
-            embeddings=[vector.tolist() for vector in self.vectors.all],
+            embeddings=[vector.tolist() for vector in self.vectors],
             total_duration=nanoseconds(self._took),
             load_duration=0,
             prompt_eval_count=usage.prompt_tokens,
@@ -152,16 +144,16 @@ class OllamaEmbedAnswer:
 
 
 class OllamaEmbeddingAnswer(OllamaEmbedAnswer):
-    """Of the older form: one vector, or none where there was no text."""
+    """The older format: one vector, or none for an empty text."""
 
     def whole(self, usage: Usage) -> wire.EmbeddingsOut:
-        return wire.EmbeddingsOut(embedding=[number for vector in self.vectors.all for number in vector.tolist()])
+        return wire.EmbeddingsOut(embedding=[number for vector in self.vectors for number in vector.tolist()])
 
 
-def shower(
+def logprobs_formatter(
     wanted: int | None, hidden: frozenset[int], token_bytes: Callable[[Sequence[int]], list[bytes]]
 ) -> Callable[[Sequence[TokenLogprob]], Logprobs] | None:
-    """`hidden` are the tokens that end an answer: they are no part of it."""
+    """Make the formatter of logprobs. hidden: tokens that end an answer and do not belong to it."""
     if wanted is None:
         return None
     return lambda logprobs: chat_logprobs([one for one in logprobs if one.token_id not in hidden], token_bytes)

@@ -1,4 +1,4 @@
-"""POST /api/embed, and the older /api/embeddings: what texts mean to the model, as vectors."""
+"""POST /api/embed and the older /api/embeddings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from penstock.doors.ollama.answers import OllamaEmbedAnswer, OllamaEmbeddingAnsw
 from penstock.doors.ollama.requests import EmbeddingsRequest, EmbedRequest
 
 
-def embed(asked: EmbedRequest, context: Context) -> Exchange:
-    """A text that is too long is cut, unless the client says otherwise: that is Ollama's rule."""
-    asked.options.check_context(context.served.hosted.context)
-    check_dimensions(asked.dimensions, context.served)
-    jobs = embedding_jobs(asked.texts, context.served, "input", truncate=asked.truncate is not False)
-    return Exchange(jobs, lambda job_id, prompts: OllamaEmbedAnswer(asked.model, len(jobs)))
+def embed(params: EmbedRequest, context: Context) -> Exchange:
+    """Texts that are too long are cut unless `truncate` is false, as in Ollama."""
+    params.options.check_context(context.served.hosted.context)
+    check_dimensions(params.dimensions, context.served)
+    jobs = embedding_jobs(params.texts, context.served, "input", truncate=params.truncate is not False)
+    return Exchange(jobs, lambda job_id, prompts: OllamaEmbedAnswer(params.model, len(jobs)))
 
 
-def embeddings(asked: EmbeddingsRequest, context: Context) -> Exchange:
-    asked.options.check_context(context.served.hosted.context)
-    jobs = embedding_jobs([asked.prompt] if asked.prompt else [], context.served, "prompt", truncate=True)
-    return Exchange(jobs, lambda job_id, prompts: OllamaEmbeddingAnswer(asked.model, len(jobs)))
+def embeddings(params: EmbeddingsRequest, context: Context) -> Exchange:
+    params.options.check_context(context.served.hosted.context)
+    jobs = embedding_jobs([params.prompt] if params.prompt else [], context.served, "prompt", truncate=True)
+    return Exchange(jobs, lambda job_id, prompts: OllamaEmbeddingAnswer(params.model, len(jobs)))

@@ -1,6 +1,6 @@
-"""Ollama's conversations as OpenAI's: arguments of calls as JSON, and an id for every call and its result.
+"""Translates Ollama's messages into OpenAI's: arguments of calls as JSON, and an id for every call and its result.
 
-Ollama's clients may leave ids out. A result then belongs to the first call of that name that has none yet.
+Ollama's clients may leave ids out. A result then belongs to the first call of that name without one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def plain_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
             plain["reasoning_content"] = message.thinking
         if message.tool_calls:
             calls = [(call.id or f"call_{i}_{j}", call) for j, call in enumerate(message.tool_calls)]
-            plain["tool_calls"] = [_called(call_id, call) for call_id, call in calls]
+            plain["tool_calls"] = [_call(call_id, call) for call_id, call in calls]
             for call_id, call in calls:
                 open_calls.add(_OpenCall(call_id, call.function.name))
         if message.role == "tool":
-            plain |= _answered(message, open_calls, where)
+            plain |= _result_of(message, open_calls, where)
         out.append(plain)
     return out
 
@@ -41,7 +41,7 @@ def _check_role(message: OllamaMessage, where: str) -> None:
         raise RequestError(f"{where}.tool_calls: only the assistant calls tools.", field=f"{where}.tool_calls")
     for name in ("tool_name", "tool_call_id"):
         if message.role != "tool" and getattr(message, name) is not None:
-            hint = "Only the result of a call, a message of the role tool, names one."
+            hint = "Only messages of the role tool have it."
             raise RequestError(f"{where}.{name} is not for the role {message.role}.", field=f"{where}.{name}", hint=hint)
 
 
@@ -53,7 +53,7 @@ class _OpenCall:
 
 
 class _OpenCalls:
-    """Calls without a result, the first of them first: by id, by name, by both, and all of them."""
+    """Calls without a result, oldest first: by id, by name, by both, and all of them."""
 
     def __init__(self) -> None:
         self._queues: defaultdict[tuple[str | None, str | None], deque[_OpenCall]] = defaultdict(deque)
@@ -72,14 +72,16 @@ class _OpenCalls:
         return None
 
 
-def _called(call_id: str, call: OllamaToolCall) -> dict[str, Any]:
+def _call(call_id: str, call: OllamaToolCall) -> dict[str, Any]:
     arguments = json.dumps(call.function.arguments, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def _answered(message: OllamaMessage, open_calls: _OpenCalls, where: str) -> dict[str, Any]:
-    """Which call a result is of. It is not open any more then."""
+def _result_of(message: OllamaMessage, open_calls: _OpenCalls, where: str) -> dict[str, Any]:
+    """Find the call that a result belongs to."""
     call = open_calls.take(message.tool_call_id, message.tool_name)
     if call is None:
-        raise RequestError(f"{where} is the result of a call that nobody made.", field=where, hint="Send the call before it.")
+        raise RequestError(
+            f"{where} is the result of a call that is not in the conversation.", field=where, hint="Send the call before it."
+        )
     return {"tool_call_id": call.id, "name": call.name}

@@ -1,4 +1,4 @@
-"""GET /api/tags, /api/ps and /api/version, POST /api/show: what this node offers, as Ollama's clients want to be told."""
+"""GET /api/tags, /api/ps and /api/version, POST /api/show: the models of this node, for Ollama's clients."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from penstock.errors import NoSuchPath, RequestError
 from penstock.model.shapes import total_params
 from penstock.model.spec import fingerprint
 
-SPOKEN = "0.13.0"  # the Ollama whose API this is: clients refuse what is older than they know
+OLLAMA_VERSION = "0.13.0"  # of the API spoken here: clients refuse servers that are too old
 NEVER = "9999-12-31T23:59:59Z"
-PRECISIONS = {"float32": (4, "F32"), "bfloat16": (2, "BF16")}  # bytes of a number, and Ollama's word for it
-PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names, where they are others
+PRECISIONS = {"float32": (4, "F32"), "bfloat16": (2, "BF16")}  # bytes per number, and Ollama's name
+PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names, where they differ
 
 
 class ModelEndpoints:
-    def __init__(self, desk: RequestDispatcher) -> None:
-        self._desk = desk
+    def __init__(self, dispatcher: RequestDispatcher) -> None:
+        self._dispatcher = dispatcher
 
     async def tags(self, request: Request) -> Response:
-        return json_reply(wire.Tags(models=[_listed(name, served) for name, served in self._desk.offered(request)]))
+        return json_reply(wire.Tags(models=[_listed(name, served) for name, served in self._dispatcher.offered(request)]))
 
     async def processes(self, request: Request) -> Response:
-        return json_reply(wire.Processes(models=[_loaded(name, served) for name, served in self._desk.offered(request)]))
+        return json_reply(wire.Processes(models=[_loaded(name, served) for name, served in self._dispatcher.offered(request)]))
 
     async def show(self, request: Request) -> Response:
-        asked = await read(ShowRequest, request)
-        name = asked.model or asked.name
+        params = await read(ShowRequest, request)
+        name = params.model or params.name
         if name is None:
             raise RequestError("model is missing.", field="model")
-        return json_reply(_shown(self._desk.find(name, request)))
+        return json_reply(_describe(self._dispatcher.find(name, request)))
 
     async def version(self, request: Request) -> Response:
-        return json_reply(wire.Version(version=SPOKEN))
+        return json_reply(wire.Version(version=OLLAMA_VERSION))
 
     async def manage(self, request: Request) -> Response:
         raise NoSuchPath(
-            "Models are not pulled, made, copied or deleted over the API.",
-            hint="Start the server with the one that you want: `penstock serve --model NAME`.",
+            "Models cannot be pulled, created, copied or deleted over the API.",
+            hint="Start the server with another model: `penstock serve --model NAME`.",
         )
 
 
 def tagged(name: str) -> str:
-    """As Ollama would call it: no name there is without a tag."""
+    """Add a tag: in Ollama every name has one."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
@@ -82,7 +82,7 @@ def _loaded(name: str, served: ServedModel) -> wire.Loaded:
     )
 
 
-def _shown(served: ServedModel) -> wire.Shown:
+def _describe(served: ServedModel) -> wire.Shown:
     hosted, spec = served.hosted, served.hosted.spec
     family = spec.family
     parameters = {"num_ctx": hosted.context, **{PARAMETERS.get(name, name): value for name, value in served.sampling.items()}}
@@ -103,7 +103,7 @@ def _shown(served: ServedModel) -> wire.Shown:
         template=hosted.tokenizer.chat_template or "",
         details=_details(served),
         model_info=facts,
-        # Not "embedding", which every model here can do: clients take it for a model that cannot chat.
+        # Not "embedding", although every model can: clients take that for a model that cannot chat.
         capabilities=["completion", "tools"],
         modified_at=rfc3339(served.created),
     )
@@ -123,13 +123,13 @@ def _details(served: ServedModel) -> wire.Details:
 
 
 def _size(served: ServedModel) -> int:
-    """Of the whole model, wherever its layers lie."""
+    """Bytes of the whole model, wherever its layers are."""
     size, _ = PRECISIONS[served.hosted.dtype]
     return total_params(served.hosted.spec) * size
 
 
 def _digest(served: ServedModel) -> str:
-    """By which clients tell models apart."""
+    """An id by which clients tell models apart."""
     return hashlib.sha256(f"{served.hosted.name} {fingerprint(served.hosted.spec)}".encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What Ollama's clients may ask for: its fields and options, and what is refused instead of being ignored."""
+"""The request bodies of Ollama's API, and the fields that are refused instead of being ignored."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from penstock.doors.http.fields import Fields, Only
 from penstock.doors.tools.offer import FunctionToolSpec
 from penstock.errors import RequestError
 
-KEPT = frozenset(("keep_alive",))  # models stay loaded for as long as the server runs
-# How a machine runs a model, not what it answers.
-MACHINE = frozenset(
+KEEP_ALIVE = frozenset(("keep_alive",))  # models always stay loaded
+# Options about how to run the model; they do not change the answer.
+MACHINE_OPTIONS = frozenset(
     (
         *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"),
         *("embedding_only", "num_thread", "num_keep"),
     )
 )
-PICTURES: Mapping[str, str] = dict.fromkeys(("width", "height", "steps"), "This server answers in text only.")
-# What is taken with one value only: the one that changes nothing.
+IMAGE_FIELDS: Mapping[str, str] = dict.fromkeys(("width", "height", "steps"), "This server answers in text only.")
+# Options that are accepted with the value that changes nothing.
 ONLY_OPTIONS: Only = {
     "mirostat": ((0,), "Use temperature, top_k, top_p or min_p."),
     "penalize_newline": ((True,), "Penalties are for all tokens."),
@@ -34,23 +34,23 @@ ONLY_OPTIONS: Only = {
 ONLY: Only = {
     "truncate": ((False,), "A text that is too long is refused, not cut."),
     "shift": ((False,), "An answer ends where the context does."),
-    "think": ((False,), "Models differ in how they reason, and what they say is their answer."),
+    "think": ((False,), "Reasoning is not separated from the answer."),
 }
-ONLY_TEXT: Only = {"images": (([],), "This model reads text, and nothing else.")}
+ONLY_TEXT: Only = {"images": (([],), "This model only reads text.")}
 ONLY_PROMPTS: Only = {
     **ONLY,
     **ONLY_TEXT,
-    "context": (([],), "Nothing is kept between requests. Send the conversation to /api/chat."),
-    "suffix": (("",), "The model continues a text; it cannot fill a gap in one."),
-    "template": (("",), "The model's own is used. With raw = true the prompt is taken as it is."),
+    "context": (([],), "Nothing is stored between requests. Send the conversation to /api/chat."),
+    "suffix": (("",), "Filling a gap in a text is not supported."),
+    "template": (("",), "The model's own template is used. Set raw = true to send a formatted prompt."),
 }
 
 
-SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+SAME_NAMED = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 
 
 class Options(Fields):
-    HARMLESS = MACHINE | {"mirostat_tau", "mirostat_eta"}  # these two are nothing without mirostat
+    HARMLESS = MACHINE_OPTIONS | {"mirostat_tau", "mirostat_eta"}  # without effect unless mirostat is on
     ONLY = ONLY_OPTIONS
     num_predict: Annotated[int, Field(ge=-2)] | None = None
     num_ctx: Annotated[int, Field(ge=1)] | None = None
@@ -71,28 +71,28 @@ class Options(Fields):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in SAME} | {"repetition_penalty": self.repeat_penalty}
-        return {name: value for name, value in given.items() if value is not None}
+        explicit = {name: getattr(self, name) for name in SAME_NAMED} | {"repetition_penalty": self.repeat_penalty}
+        return {name: value for name, value in explicit.items() if value is not None}
 
     @property
     def max_tokens(self) -> int | None:
-        """0 and below ask for as much as there is room for."""
+        """0 and below mean no limit."""
         return self.num_predict if self.num_predict and self.num_predict > 0 else None
 
     def check_context(self, context: int) -> None:
         if self.num_ctx is not None and self.num_ctx > context:
             raise RequestError(
-                f"options.num_ctx = {self.num_ctx} is more than this model holds here.",
+                f"options.num_ctx = {self.num_ctx} is more than the context of this model.",
                 field="options.num_ctx",
                 hint=f"Ask for at most {context}, or leave it out.",
             )
 
 
 class OllamaAnswerFields(Fields):
-    """What chat and generate share."""
+    """The fields that chat and generate share."""
 
-    HARMLESS = KEPT
-    REFUSED = PICTURES
+    HARMLESS = KEEP_ALIVE
+    REFUSED = IMAGE_FIELDS
     ONLY = ONLY
     model: str
     stream: bool | None = None
@@ -103,15 +103,15 @@ class OllamaAnswerFields(Fields):
 
     @property
     def names(self) -> dict[str, str]:
-        others = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty"}
-        return {name: f"options.{name}" for name in SAME} | others
+        renamed = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty"}
+        return {name: f"options.{name}" for name in SAME_NAMED} | renamed
 
     @property
     def streams(self) -> bool:
         return self.stream is not False
 
     @property
-    def shape(self) -> OutputFormat | None:
+    def answer_format(self) -> OutputFormat | None:
         match self.format:
             case None | "":
                 return None
@@ -135,7 +135,7 @@ class OllamaAnswerFields(Fields):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """For models that would think unless they are told not to."""
+        """Turn reasoning off in templates that have it on by default."""
         return {"enable_thinking": False} if (self.model_extra or {}).get("think") is False else {}
 
 
@@ -182,7 +182,7 @@ class GenerateRequest(OllamaAnswerFields):
 
 
 class EmbedRequest(Fields):
-    HARMLESS = KEPT
+    HARMLESS = KEEP_ALIVE
     model: str
     input: str | Annotated[list[str], Field(fail_fast=True)]
     truncate: bool | None = None
@@ -197,13 +197,13 @@ class EmbedRequest(Fields):
 
     @property
     def slow(self) -> bool:
-        return True  # its texts are tokenized while it is understood
+        return True  # its texts are tokenized when it is translated
 
 
 class EmbeddingsRequest(Fields):
-    """The older form, of one text."""
+    """The older format, for one text."""
 
-    HARMLESS = KEPT
+    HARMLESS = KEEP_ALIVE
     model: str
     prompt: str | None = None
     options: Options = Field(default_factory=Options)
@@ -214,7 +214,7 @@ class EmbeddingsRequest(Fields):
 
 
 class ShowRequest(Fields):
-    """`name` is what `model` was called before."""
+    """`name` is the older name of `model`."""
 
     HARMLESS = frozenset(("verbose", "options", "system", "template"))
     model: str | None = None

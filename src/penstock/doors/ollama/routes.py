@@ -1,4 +1,4 @@
-"""Ollama's operations: what each is asked, and by what it is answered."""
+"""The routes of Ollama's API."""
 
 from __future__ import annotations
 
@@ -10,48 +10,40 @@ from penstock.doors.ollama.models import ModelEndpoints
 from penstock.doors.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, ShowRequest
 
 LINES = "application/x-ndjson"
-MANAGING = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))
+MODEL_MANAGEMENT = (("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"))
 
 
-def ollama_routes(desk: RequestDispatcher) -> list[Route]:
-    models = ModelEndpoints(desk)
+def ollama_routes(dispatcher: RequestDispatcher) -> list[Route]:
+    models = ModelEndpoints(dispatcher)
     return in_dialect(
         OLLAMA,
         [
-            desk.route(
-                "/api/chat",
-                ChatRequest,
-                chat.chat,
-                "Answer a conversation (Ollama)",
-                gives=wire.OllamaChatChunk,
-                streams=LINES,
+            dispatcher.route(
+                "/api/chat", ChatRequest, chat.chat, "Answer a conversation (Ollama)", response=wire.OllamaChatChunk, stream=LINES
             ),
-            desk.route(
+            dispatcher.route(
                 "/api/generate",
                 GenerateRequest,
                 chat.generate,
                 "Answer a prompt (Ollama)",
-                gives=wire.OllamaGenerateChunk,
-                streams=LINES,
+                response=wire.OllamaGenerateChunk,
+                stream=LINES,
             ),
-            desk.route(
-                "/api/embed",
-                EmbedRequest,
-                embed.embed,
-                "The embeddings of texts (Ollama)",
-                gives=wire.EmbedOut,
-            ),
-            desk.route(
+            dispatcher.route("/api/embed", EmbedRequest, embed.embed, "Embed texts (Ollama)", response=wire.EmbedOut),
+            dispatcher.route(
                 "/api/embeddings",
                 EmbeddingsRequest,
                 embed.embeddings,
-                "The embedding of a text (Ollama's older form)",
-                gives=wire.EmbeddingsOut,
+                "Embed a text (Ollama's older format)",
+                response=wire.EmbeddingsOut,
             ),
-            Route("GET", "/api/tags", models.tags, "The models and their aliases (Ollama)", gives=wire.Tags),
-            Route("POST", "/api/show", models.show, "One model (Ollama)", asks=ShowRequest, gives=wire.Shown),
-            Route("GET", "/api/ps", models.processes, "The models that are loaded (Ollama)", gives=wire.Processes),
-            Route("GET", "/api/version", models.version, "Which Ollama this speaks like", gives=wire.Version),
-            *(Route(method, f"/api/{name}", models.manage, "Not here (Ollama)", refuses=True) for method, name in MANAGING),
+            Route("GET", "/api/tags", models.tags, "List the models and their aliases (Ollama)", response=wire.Tags),
+            Route("POST", "/api/show", models.show, "Describe a model (Ollama)", request=ShowRequest, response=wire.Shown),
+            Route("GET", "/api/ps", models.processes, "List the loaded models (Ollama)", response=wire.Processes),
+            Route("GET", "/api/version", models.version, "The version of Ollama's API", response=wire.Version),
+            *(
+                Route(method, f"/api/{name}", models.manage, "Not supported (Ollama)", refused=True)
+                for method, name in MODEL_MANAGEMENT
+            ),
         ],
     )

@@ -1,4 +1,4 @@
-"""The shapes of Ollama's answers."""
+"""The response bodies of Ollama's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.doors.http.framing import WireStruct
 
 
 class OllamaChunk(WireStruct, kw_only=True):
-    """A piece of an answer, the last of which says how it ended and what it took; or all of it. Durations are in nanoseconds."""
+    """A part of an answer, or all of it. The last one has the reason for its end and the timings, in nanoseconds."""
 
     model: str
     created_at: str

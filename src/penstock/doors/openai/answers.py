@@ -1,10 +1,10 @@
-"""From a job's updates to OpenAI's chunks. A whole answer is its chunks put together, so there is one way to make either."""
+"""OpenAI's chat and text completions: chunks, and whole answers combined from them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from penstock.domain.updates import FinishReason, JobUpdate, OutputFinished, PromptLogprobs, TokenLogprob, TokensOut, Usage
@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """What every chunk of an answer begins with."""
+    """The fields that all chunks of an answer share."""
 
     id: str
     model: str
@@ -44,23 +44,20 @@ def usage_out(usage: Usage) -> wire.UsageOut:
 # ---- chat ----
 
 
+@dataclass
 class ChatAnswer:
-    framing = EVENTS_UNTIL_DONE
+    """hidden: tokens that end an answer and do not belong to it."""
 
-    def __init__(
-        self,
-        head: ChunkHeader,
-        outputs: Sequence[OutputParser],
-        *,
-        token_bytes: TokenBytes,
-        hidden: frozenset[int],
-        logprobs: bool,
-        include_usage: bool,
-    ) -> None:
-        """`hidden` are the tokens that end an answer: they are no part of it."""
-        self._head, self._token_bytes, self._hidden = head, token_bytes, hidden
-        self._logprobs, self._include_usage = logprobs, include_usage
-        self._choices = [_ChatChoice(speech) for speech in outputs]
+    framing = EVENTS_UNTIL_DONE
+    head: ChunkHeader
+    outputs: InitVar[Sequence[OutputParser]]
+    token_bytes: TokenBytes
+    hidden: frozenset[int]
+    logprobs: bool
+    include_usage: bool
+
+    def __post_init__(self, outputs: Sequence[OutputParser]) -> None:
+        self._choices = [_ChatChoice(parser) for parser in outputs]
 
     def begin(self) -> Iterable[wire.ChatChunk]:
         return ()
@@ -69,32 +66,32 @@ class ChatAnswer:
         match update:
             case TokensOut(index, text, _, logprobs):
                 choice = self._choices[index]
-                said = [one for one in logprobs if one.token_id not in self._hidden]
-                shown = self._shown(said) if self._logprobs and said else None
-                for delta in choice.deltas(text, quiet=shown is None):
-                    yield self._chunk(index, delta, logprobs=shown)
-                    shown = None
+                visible = [one for one in logprobs if one.token_id not in self.hidden]
+                logprobs_out = self._logprobs_out(visible) if self.logprobs and visible else None
+                for delta in choice.deltas(text, quiet=logprobs_out is None):
+                    yield self._chunk(index, delta, logprobs=logprobs_out)
+                    logprobs_out = None
             case OutputFinished(index, reason, _):
                 choice = self._choices[index]
                 for delta in choice.rest(reason):
                     yield self._chunk(index, delta)
                 yield self._chunk(index, wire.ChatDelta(), finish_reason=choice.finish_reason)
 
-    def _shown(self, logprobs: Sequence[TokenLogprob]) -> wire.ChatLogprobs:
-        return wire.ChatLogprobs(content=chat_logprobs(logprobs, self._token_bytes))
+    def _logprobs_out(self, logprobs: Sequence[TokenLogprob]) -> wire.ChatLogprobs:
+        return wire.ChatLogprobs(content=chat_logprobs(logprobs, self.token_bytes))
 
     def end(self, usage: Usage) -> Iterable[wire.ChatChunk]:
-        return [self._made([], usage_out(usage))] if self._include_usage else []
+        return [self._chunk_of([], usage_out(usage))] if self.include_usage else []
 
     def failed(self, error: PenstockError) -> Iterable[Any]:
         return [openai_body(error)]
 
     def whole(self, usage: Usage) -> wire.ChatCompletion:
         return wire.ChatCompletion(
-            **self._head.fields,
+            **self.head.fields,
             object="chat.completion",
-            service_tier=self._head.tier,
-            choices=[choice.whole(i, self._logprobs) for i, choice in enumerate(self._choices)],
+            service_tier=self.head.tier,
+            choices=[choice.whole(i, self.logprobs) for i, choice in enumerate(self._choices)],
             usage=usage_out(usage),
         )
 
@@ -103,36 +100,36 @@ class ChatAnswer:
     ) -> wire.ChatChunk:
         if logprobs is not None:
             self._choices[index].logprobs += logprobs.content
-        return self._made([wire.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)])
+        return self._chunk_of([wire.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)])
 
-    def _made(self, choices: list[wire.ChatChunkChoice], usage: wire.UsageOut | None = None) -> wire.ChatChunk:
+    def _chunk_of(self, choices: list[wire.ChatChunkChoice], usage: wire.UsageOut | None = None) -> wire.ChatChunk:
         return wire.ChatChunk(
-            **self._head.fields, object="chat.completion.chunk", service_tier=self._head.tier, choices=choices, usage=usage
+            **self.head.fields, object="chat.completion.chunk", service_tier=self.head.tier, choices=choices, usage=usage
         )
 
 
 class _ChatChoice:
-    """One of `n` answers: what was said so far."""
+    """One of `n` answers, as far as it is generated."""
 
-    def __init__(self, speech: OutputParser) -> None:
-        self._speech = speech
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
         self._begun = False
         self.logprobs: list[ContentLogprob] = []
         self.finish_reason = "stop"
 
     def deltas(self, text: str, *, quiet: bool) -> Iterable[wire.ChatDelta]:
-        """`quiet`: where there is no text, there is nothing to say."""
+        """quiet: yield nothing if there is no text."""
         yield from self._begin()
-        found = _deltas(self._speech.feed(text))
+        found = _deltas(self._parser.feed(text))
         yield from found
         if not found and not quiet:
             yield wire.ChatDelta(content="")
 
     def rest(self, reason: FinishReason) -> Iterable[wire.ChatDelta]:
         yield from self._begin()
-        yield from _deltas(self._speech.close(reason))
+        yield from _deltas(self._parser.close(reason))
         cut = reason is FinishReason.LENGTH
-        self.finish_reason = "length" if cut else "tool_calls" if self._speech.calls_tools else "stop"
+        self.finish_reason = "length" if cut else "tool_calls" if self._parser.calls_tools else "stop"
 
     def _begin(self) -> Iterable[wire.ChatDelta]:
         if not self._begun:
@@ -140,7 +137,7 @@ class _ChatChoice:
             yield wire.ChatDelta(role="assistant", content="")
 
     def whole(self, index: int, logprobs: bool) -> wire.ChatChoice:
-        text, calls = self._speech.text, self._speech.calls
+        text, calls = self._parser.text, self._parser.calls
         message = wire.ChatMessageOut(content=None if calls and not text else text)
         if calls:
             message.tool_calls = [
@@ -174,31 +171,29 @@ def _delta(event: ToolEvent) -> wire.ChatDelta | None:
 # ---- completions ----
 
 
+@dataclass
 class TextAnswer:
-    """Choice `i * n + j` is the j-th answer to the i-th prompt. `echo` holds the prompts' texts if they are to be repeated;
-    `silent` is for max_tokens = 0: the model must say one token, and nobody wants to hear it."""
+    """Choice `i * n + j` is the j-th answer to the i-th prompt.
+
+    echo: the texts of the prompts, if they are to be repeated.
+    silent: for max_tokens = 0: the one token that the engine generates is left out.
+    """
 
     framing = EVENTS_UNTIL_DONE
+    head: ChunkHeader
+    prompts: Sequence[Sequence[int]]
+    n: int
+    token_bytes: TokenBytes
+    hidden: frozenset[int]
+    echo: Sequence[str] | None
+    logprobs: int | None
+    silent: bool = False
+    include_usage: bool = False
 
-    def __init__(
-        self,
-        head: ChunkHeader,
-        prompts: Sequence[Sequence[int]],
-        n: int,
-        *,
-        token_bytes: TokenBytes,
-        hidden: frozenset[int],
-        echo: Sequence[str] | None,
-        logprobs: int | None,
-        silent: bool = False,
-        include_usage: bool = False,
-    ) -> None:
-        self._head, self._prompts, self._n, self._token_bytes = head, prompts, n, token_bytes
-        self._include_usage = include_usage
-        self._hidden, self._echo, self._logprobs, self._silent = hidden, echo, logprobs, silent
-        self._offsets = [0] * (len(prompts) * n)
-        self._begun = [False] * (len(prompts) * n)
-        self._scores: list[list[TokenLogprob]] = [[] for _ in prompts]
+    def __post_init__(self) -> None:
+        self._offsets = [0] * (len(self.prompts) * self.n)
+        self._begun = [False] * (len(self.prompts) * self.n)
+        self._scores: list[list[TokenLogprob]] = [[] for _ in self.prompts]
         self._parts: list[list[wire.TextChoice]] = [[] for _ in self._offsets]
 
     def begin(self) -> Iterable[wire.TextCompletion]:
@@ -209,76 +204,76 @@ class TextAnswer:
             case PromptLogprobs(_, logprobs):
                 self._scores[number] += logprobs
             case TokensOut(index, text, _, logprobs):
-                at = number * self._n + index
+                at = number * self.n + index
                 yield from self._begin(number, at)
-                said = [one for one in logprobs if one.token_id not in self._hidden]
-                if not self._silent and (text or (self._logprobs is not None and said)):
-                    shown = self._shown(said, [self._offsets[at]] * len(said))
+                visible = [one for one in logprobs if one.token_id not in self.hidden]
+                if not self.silent and (text or (self.logprobs is not None and visible)):
+                    logprobs_out = self._logprobs_out(visible, [self._offsets[at]] * len(visible))
                     self._offsets[at] += len(text)
-                    yield self._add(at, text, shown)
+                    yield self._add(at, text, logprobs_out)
             case OutputFinished(index, reason, _):
-                at = number * self._n + index
+                at = number * self.n + index
                 yield from self._begin(number, at)
-                why = "length" if reason is FinishReason.LENGTH or self._silent else "stop"
+                why = "length" if reason is FinishReason.LENGTH or self.silent else "stop"
                 yield self._add(at, "", None, why)
 
     def end(self, usage: Usage) -> Iterable[wire.TextCompletion]:
-        return [self._made([], usage)] if self._include_usage else []
+        return [self._chunk_of([], usage)] if self.include_usage else []
 
     def failed(self, error: PenstockError) -> Iterable[Any]:
         return [openai_body(error)]
 
     def whole(self, usage: Usage) -> wire.TextCompletion:
-        return self._made([self._joined(at, parts) for at, parts in enumerate(self._parts)], usage)
+        return self._chunk_of([self._joined(at, parts) for at, parts in enumerate(self._parts)], usage)
 
     def _begin(self, number: int, at: int) -> Iterable[wire.TextCompletion]:
-        """The prompt goes before the first token, with what was learned about it."""
+        """Yield the echoed prompt and its logprobs before the first token."""
         if self._begun[at]:
             return
         self._begun[at] = True
-        if self._echo is None:
+        if self.echo is None:
             return
         logprobs = None
-        if self._logprobs is not None:
-            ids = self._prompts[number]
-            offsets = _offsets(self._token_bytes(ids))
+        if self.logprobs is not None:
+            ids = self.prompts[number]
+            offsets = _offsets(self.token_bytes(ids))
             logprobs = wire.TextLogprobs(
-                tokens=[text_of_token(self._token_bytes(ids[:1])[0])],
+                tokens=[text_of_token(self.token_bytes(ids[:1])[0])],
                 token_logprobs=[None],
-                top_logprobs=[None] if self._logprobs else None,
+                top_logprobs=[None] if self.logprobs else None,
                 text_offset=offsets[:1],
             )
-            rest = self._shown(self._scores[number], offsets[1:])
+            rest = self._logprobs_out(self._scores[number], offsets[1:])
             if rest is not None:
                 _extend(logprobs, rest)
-        self._offsets[at] = len(self._echo[number])
-        yield self._add(at, self._echo[number], logprobs)
+        self._offsets[at] = len(self.echo[number])
+        yield self._add(at, self.echo[number], logprobs)
 
-    def _shown(self, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]) -> wire.TextLogprobs | None:
-        if self._logprobs is None:
+    def _logprobs_out(self, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]) -> wire.TextLogprobs | None:
+        if self.logprobs is None:
             return None
         out = self._no_logprobs()
         for one, offset in zip(logprobs, offsets, strict=True):
-            own, *others = map(text_of_token, self._token_bytes([one.token_id, *(token for token, _ in one.top)]))
+            own, *alternatives = map(text_of_token, self.token_bytes([one.token_id, *(token for token, _ in one.top)]))
             out.tokens.append(own)
             out.token_logprobs.append(one.logprob)
             out.text_offset.append(offset)
             if out.top_logprobs is not None:
-                top = {name: value for name, (_, value) in zip(others, one.top, strict=True)}
-                out.top_logprobs.append({**top, own: top.get(own, one.logprob)})  # the token itself is always among them
+                top = {name: value for name, (_, value) in zip(alternatives, one.top, strict=True)}
+                out.top_logprobs.append({**top, own: top.get(own, one.logprob)})  # always includes the token itself
         return out
 
     def _no_logprobs(self) -> wire.TextLogprobs:
-        return wire.TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[] if self._logprobs else None, text_offset=[])
+        return wire.TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[] if self.logprobs else None, text_offset=[])
 
     def _add(self, at: int, text: str, logprobs: wire.TextLogprobs | None, why: str | None = None) -> wire.TextCompletion:
         choice = wire.TextChoice(index=at, text=text, logprobs=logprobs, finish_reason=why)
         self._parts[at].append(choice)
-        return self._made([choice])
+        return self._chunk_of([choice])
 
     def _joined(self, at: int, parts: Sequence[wire.TextChoice]) -> wire.TextChoice:
         logprobs = None
-        if self._logprobs is not None:
+        if self.logprobs is not None:
             logprobs = self._no_logprobs()
             for part in parts:
                 if part.logprobs is not None:
@@ -286,12 +281,12 @@ class TextAnswer:
         why = parts[-1].finish_reason if parts else "stop"
         return wire.TextChoice(index=at, text="".join(part.text for part in parts), logprobs=logprobs, finish_reason=why)
 
-    def _made(self, choices: list[wire.TextChoice], usage: Usage | None = None) -> wire.TextCompletion:
+    def _chunk_of(self, choices: list[wire.TextChoice], usage: Usage | None = None) -> wire.TextCompletion:
         return wire.TextCompletion(
-            **self._head.fields,
+            **self.head.fields,
             object="text_completion",
             choices=choices,
-            usage=None if usage is None else usage_out(replace(usage, completion_tokens=0) if self._silent else usage),
+            usage=None if usage is None else usage_out(replace(usage, completion_tokens=0) if self.silent else usage),
         )
 
 
@@ -304,7 +299,7 @@ def _extend(logprobs: wire.TextLogprobs, more: wire.TextLogprobs) -> None:
 
 
 def _offsets(tokens: Sequence[bytes]) -> list[int]:
-    """At which character of the text each token begins; one that goes on with a character's bytes begins where that does."""
+    """The character at which each token begins; a token that continues a character's bytes begins with that character."""
     out, characters = [], 0
     for raw in tokens:
         goes_on = bool(raw) and raw[0] & 0xC0 == 0x80

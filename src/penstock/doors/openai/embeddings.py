@@ -1,58 +1,39 @@
-"""POST /v1/embeddings: what texts mean to the model, as vectors."""
+"""POST /v1/embeddings."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.domain.updates import JobUpdate, Usage
-from penstock.doors.generation.embedding import Vectors, check_dimensions, embedding_jobs
+from penstock.domain.updates import Usage
+from penstock.doors.generation.embedding import VectorAnswer, check_dimensions, embedding_jobs
 from penstock.doors.generation.exchange import Context, Exchange
-from penstock.doors.http.framing import EVENTS
 from penstock.doors.openai import wire
-from penstock.doors.openai.errors import openai_body
 from penstock.doors.openai.requests import EmbeddingRequest
-from penstock.errors import PenstockError
 
 
-def exchange(asked: EmbeddingRequest, context: Context) -> Exchange:
+def exchange(params: EmbeddingRequest, context: Context) -> Exchange:
     served = context.served
-    check_dimensions(asked.dimensions, served)
-    jobs = embedding_jobs(asked.inputs, served, "input")
+    check_dimensions(params.dimensions, served)
+    jobs = embedding_jobs(params.inputs, served, "input")
 
     def answer(job_id: str, prompts: Sequence[Sequence[int]]) -> EmbeddingAnswer:
-        return EmbeddingAnswer(served.hosted.name, len(jobs), in_base64=asked.encoding_format == "base64")
+        return EmbeddingAnswer(served.hosted.name, len(jobs), in_base64=params.encoding_format == "base64")
 
     return Exchange(jobs, answer)
 
 
-class EmbeddingAnswer:
-    """It is never streamed, so it has something to say only when it is whole."""
-
-    framing = EVENTS
-
+class EmbeddingAnswer(VectorAnswer):
     def __init__(self, model: str, count: int, *, in_base64: bool) -> None:
-        self._model, self._in_base64, self._vectors = model, in_base64, Vectors(count)
-
-    def begin(self) -> Iterable[Any]:
-        return ()
-
-    def take(self, number: int, update: JobUpdate) -> Iterable[Any]:
-        self._vectors.take(number, update)
-        return ()
-
-    def end(self, usage: Usage) -> Iterable[Any]:
-        return ()
-
-    def failed(self, error: PenstockError) -> Iterable[Any]:
-        return [openai_body(error)]
+        super().__init__(count)
+        self._model = model
+        self._in_base64 = in_base64
 
     def whole(self, usage: Usage) -> wire.EmbeddingList:
         return wire.EmbeddingList(
-            data=[wire.EmbeddingOut(index=i, embedding=self._written(vector)) for i, vector in enumerate(self._vectors.all)],
+            data=[wire.EmbeddingOut(index=i, embedding=self._written(vector)) for i, vector in enumerate(self.vectors)],
             model=self._model,
             usage=wire.EmbeddingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens),
         )

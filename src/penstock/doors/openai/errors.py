@@ -1,4 +1,4 @@
-"""OpenAI's errors: their body, and the same made again from the record that a job leaves."""
+"""OpenAI's errors, and the same made from the record of a job that failed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def openai_body(error: PenstockError) -> OpenAIBody:
 
 
 def recorded_error(record: Mapping[str, str]) -> tuple[int, OpenAIBody]:
-    """Status and body of an error of which only the record in usage.json is left."""
+    """Status and body of an error, made from its record in usage.json."""
     kinds = [PenstockError]
     for kind in kinds:
         kinds += kind.__subclasses__()

@@ -1,4 +1,4 @@
-"""The operations of OpenAI's API that can wait on disk."""
+"""The operations of OpenAI's API that can be jobs or lines of a batch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock.doors.openai.responses.create import CreateResponse
 from penstock.doors.openai.responses.requests import ResponseRequest
 from penstock.doors.openai.responses.store import ResponseStore
 
-KEPT_AS_RESULT = "A job keeps its answer as its own result, and begins a conversation: leave it out."
+NOT_STORED_HINT = "A job has its answer as its result, and starts a new conversation: leave it out."
 
 OPENAI_JOBS = JobApi(
     endpoints={
         "/v1/chat/completions": JobEndpoint(ChatCompletionRequest, chat.exchange),
         "/v1/completions": JobEndpoint(CompletionRequest, completions.exchange),
         "/v1/embeddings": JobEndpoint(EmbeddingRequest, embeddings.exchange),
-        "/v1/responses": JobEndpoint(ResponseRequest, CreateResponse(ResponseStore(None, why=KEPT_AS_RESULT)).exchange),
+        "/v1/responses": JobEndpoint(ResponseRequest, CreateResponse(ResponseStore(None, hint=NOT_STORED_HINT)).exchange),
     },
     refusal=recorded_error,
 )

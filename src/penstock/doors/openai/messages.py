@@ -1,4 +1,4 @@
-"""Conversations as chat templates want them: plain texts, and roles that every template knows."""
+"""Translates OpenAI's messages for chat templates: plain texts, and roles that every template knows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.errors import RequestError
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Content parts are joined, and a developer is what used to be called system."""
+    """Join content parts, and replace the role developer by system."""
     out = []
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
@@ -39,12 +39,12 @@ def _check_role(message: ChatMessage, where: str) -> None:
     if message.tool_calls and message.role != "assistant":
         raise RequestError(f"{where}.tool_calls: only the assistant calls tools.", field=f"{where}.tool_calls")
     if message.role != "tool" and message.tool_call_id is not None:
-        hint = "Only the result of a call, a message of the role tool, names one."
+        hint = "Only messages of the role tool have it."
         raise RequestError(f"{where}.tool_call_id is not for the role {message.role}.", field=f"{where}.tool_call_id", hint=hint)
     if message.role == "tool" and message.tool_call_id is None:
-        raise RequestError(f"{where}.tool_call_id is missing.", field=f"{where}.tool_call_id", hint="Say which call it answers.")
+        raise RequestError(f"{where}.tool_call_id is missing.", field=f"{where}.tool_call_id", hint="Give the id of the call.")
     if message.content is None and not (message.role == "assistant" and (message.tool_calls or message.refusal)):
-        raise RequestError(f"{where}.content is missing.", field=f"{where}.content", hint='"" is an empty one.')
+        raise RequestError(f"{where}.content is missing.", field=f"{where}.content", hint='Use "" for an empty one.')
 
 
 def _text(content: str | list[ContentPart] | None, where: str) -> str:
@@ -55,7 +55,7 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str:
         field = f"{where}.content[{j}]"
         if part.type not in ("text", "refusal"):
             raise RequestError(
-                f"{field} is of type '{part.type[:40]}'.", field=f"{field}.type", hint="This model reads text, and nothing else."
+                f"{field} is of type '{part.type[:40]}'.", field=f"{field}.type", hint="This model only reads text."
             )
         text = part.text if part.type == "text" else part.refusal
         if text is None:

@@ -1,4 +1,4 @@
-"""GET /v1/models as OpenAI's clients expect it."""
+"""GET /v1/models for OpenAI's clients."""
 
 from __future__ import annotations
 

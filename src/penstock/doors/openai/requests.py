@@ -1,4 +1,4 @@
-"""What clients may ask for: OpenAI's fields, the documented extras, and what is refused instead of being ignored."""
+"""The request bodies of OpenAI's API, with documented extras, and the fields that are refused instead of being ignored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
-from penstock.doors.generation.output_format import OutputFormat, json_shape, only_one
+from penstock.doors.generation.output_format import OutputFormat, at_most_one, json_output_format
 from penstock.doors.http.fields import Fields, Only
 from penstock.doors.tools.offer import FunctionToolSpec
 from penstock.errors import RequestError
@@ -18,7 +18,7 @@ MAX_IDS = 1 << 20  # token ids in a list
 
 Prompts = list[str] | list[list[int]]
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MAX_IDS}
-PROMPTS: dict[str, Any] = {  # as they are described; _prompts reads them
+PROMPTS: dict[str, Any] = {  # for the API description; parsed by _prompts
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"type": "string"}, "minItems": 1},
@@ -27,47 +27,47 @@ PROMPTS: dict[str, Any] = {  # as they are described; _prompts reads them
     ]
 }
 
-# Fields that describe the request and change nothing about the answer.
+# Fields that do not change the answer.
 HARMLESS = frozenset(
     ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction")
 )
-# Fields that would change the answer, and why they cannot.
+# Fields that would change the answer, with a hint.
 REFUSED: Mapping[str, str] = {
     "audio": "This server answers in text only.",
     "function_call": "Use tool_choice.",
     "functions": "Use tools.",
     "moderation": "There is no moderation model here.",
-    "suffix": "The model continues a text; it cannot fill a gap in one.",
+    "suffix": "Filling a gap in a text is not supported.",
     "verbosity": "Ask for a short or long answer in the messages.",
-    "web_search_options": "This server does not reach the web. Give the model a tool that does.",
+    "web_search_options": "This server does not search the web. Give the model a tool that does.",
 }
-# Fields that are taken with one value only: the one that changes nothing.
+# Fields that are accepted with the value that changes nothing.
 ONLY: Only = {
     "modalities": ((["text"],), "This server answers in text only."),
-    "reasoning_effort": (("none",), "Models differ in how they reason: set what the template offers in chat_template_kwargs."),
-    "store": ((False,), "Nothing is stored here."),
+    "reasoning_effort": (("none",), "Reasoning depends on the model: set its template's variables in chat_template_kwargs."),
+    "store": ((False,), "Chats are not stored."),
 }
 
 
-# What clients send back with an assistant's message, out of an answer that they got: it says nothing to the model.
+# What clients send back with an assistant's message from an answer; the model does not see it.
 ECHOED = frozenset(("annotations", "audio", "index", "parsed", "parsed_arguments", "refusal"))
-RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))  # what the server itself tells the chat template
+RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))  # variables that the server sets
 
 
-def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
-    """What `chat_template_kwargs` may say to the template."""
-    taken = sorted(RESERVED & (given or {}).keys())
+def template_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
+    """Check `chat_template_kwargs`."""
+    taken = sorted(RESERVED & (variables or {}).keys())
     if taken:
         raise RequestError(
             f"chat_template_kwargs cannot set {taken[0]}.",
             field="chat_template_kwargs",
-            hint="The server tells the template that itself.",
+            hint="The server sets it itself.",
         )
-    return given or {}
+    return variables or {}
 
 
 class StreamOptions(Fields):
-    ONLY: ClassVar[Only] = {"include_obfuscation": ((False,), "Nothing is added to events to hide how long they are.")}
+    ONLY: ClassVar[Only] = {"include_obfuscation": ((False,), "Obfuscation is not supported.")}
     include_usage: bool | None = None
 
 
@@ -103,7 +103,7 @@ class ContentPart(Fields):
 
     @property
     def opaque(self) -> bool:
-        return self.type != "text"  # a picture is refused as a picture
+        return self.type != "text"  # so that an image is refused as such
 
 
 class ChatMessage(Fields):
@@ -119,7 +119,7 @@ class ChatMessage(Fields):
 
 
 class AnswerFields(Fields):
-    """What all endpoints share that answer in words."""
+    """The fields of all endpoints that generate text."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -149,35 +149,35 @@ class AnswerFields(Fields):
     )
 
     @property
-    def given_sampling(self) -> dict[str, Any]:
+    def explicit_sampling(self) -> dict[str, Any]:
         return {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
 
     @property
-    def urgency(self) -> int | None:
-        """None where it leaves that open."""
+    def effective_priority(self) -> int | None:
+        """The priority, also from service_tier; None if the request sets neither."""
         if self.priority is not None and self.service_tier not in (None, "auto"):
-            raise RequestError("priority and service_tier say the same thing twice.", field="priority", hint="Give one of them.")
+            raise RequestError("priority and service_tier cannot be combined.", field="priority", hint="Give one of them.")
         if self.priority is not None or self.service_tier in (None, "auto"):
             return self.priority
         return TIERS[self.service_tier]
 
     @property
-    def shapes(self) -> list[OutputFormat]:
-        """What it says about the look of the answer."""
-        shapes = [] if self.grammar is None else [OutputFormat("grammar", "grammar", self.grammar)]
-        return shapes if self.regex is None else [*shapes, OutputFormat("regex", "regex", self.regex)]
+    def answer_formats(self) -> list[OutputFormat]:
+        """All formats that the request sets; it may set only one."""
+        answer_formats = [] if self.grammar is None else [OutputFormat("grammar", "grammar", self.grammar)]
+        return answer_formats if self.regex is None else [*answer_formats, OutputFormat("regex", "regex", self.regex)]
 
     @property
-    def shape(self) -> OutputFormat | None:
-        return only_one(self.shapes)
+    def answer_format(self) -> OutputFormat | None:
+        return at_most_one(self.answer_formats)
 
     @property
     def slow(self) -> bool:
-        return bool(self.shapes)
+        return bool(self.answer_formats)
 
 
 class SamplingFields(AnswerFields):
-    """What chat and plain completions share."""
+    """The fields that chat and text completions share."""
 
     HARMLESS = HARMLESS
     REFUSED = REFUSED
@@ -205,18 +205,18 @@ class ChatCompletionRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def shapes(self) -> list[OutputFormat]:
+    def answer_formats(self) -> list[OutputFormat]:
         form = self.response_format
         if form is None or form.type == "text":
-            return super().shapes
+            return super().answer_formats
         inner, field = form.json_schema, "response_format.json_schema"
         if inner is None:
-            return [*super().shapes, json_shape(form.type, None, "response_format", field)]
-        return [*super().shapes, json_shape(form.type, inner.schema_, "response_format", f"{field}.schema")]
+            return [*super().answer_formats, json_output_format(form.type, None, "response_format", field)]
+        return [*super().answer_formats, json_output_format(form.type, inner.schema_, "response_format", f"{field}.schema")]
 
     @property
     def slow(self) -> bool:
-        return bool(self.shapes or self.tools)
+        return bool(self.answer_formats or self.tools)
 
     @property
     def answer_tokens(self) -> int | None:
@@ -274,12 +274,12 @@ class EmbeddingRequest(Fields):
 
     @property
     def slow(self) -> bool:
-        return True  # its texts are tokenized while it is understood
+        return True  # its texts are tokenized when it is translated
 
 
 def _prompts(found: Any, field: str) -> Prompts:
-    """One prompt or several, each a text or token ids. Looked at here and not by the parser, which would try every item of a
-    long list in every shape."""
+    """Read one prompt or several, each a text or token ids. Not done by pydantic, which would try every item of a long list
+    with every type."""
     if isinstance(found, str):
         return [found]
     if isinstance(found, list) and found:
@@ -289,7 +289,7 @@ def _prompts(found: Any, field: str) -> Prompts:
             return found
         if all(isinstance(item, list) and item and all(type(i) is int for i in item) for item in found):
             return [_short_enough(item, field) for item in found]
-    raise RequestError(f"{field} has the wrong shape.", field=field, hint="Give a text, token ids, or a list of either.")
+    raise RequestError(f"{field} has the wrong type.", field=field, hint="Give a text, token ids, or a list of either.")
 
 
 def _short_enough(ids: list[int], field: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""OpenAI's operations, and two of its servers' customs: what each is asked, and by what it is answered."""
+"""The routes of OpenAI's API, and /tokenize and /detokenize, which other servers have too."""
 
 from __future__ import annotations
 
@@ -18,48 +18,51 @@ from penstock.doors.openai.tokenize import TokenizeEndpoints
 EVENTS = "text/event-stream"
 
 
-def openai_routes(desk: RequestDispatcher) -> list[Route]:
-    tokenizing = TokenizeEndpoints(desk)
+def openai_routes(dispatcher: RequestDispatcher) -> list[Route]:
+    tokenizing = TokenizeEndpoints(dispatcher)
     return in_dialect(
         OPENAI,
         [
-            desk.route(
+            dispatcher.route(
                 "/v1/chat/completions",
                 ChatCompletionRequest,
                 chat.exchange,
                 "Answer a conversation",
-                gives=wire.ChatCompletion,
-                streams=EVENTS,
+                response=wire.ChatCompletion,
+                stream=EVENTS,
                 events=(wire.ChatChunk,),
             ),
-            desk.route(
+            dispatcher.route(
                 "/v1/completions",
                 CompletionRequest,
                 completions.exchange,
-                "Continue a text, or several",
-                gives=wire.TextCompletion,
-                streams=EVENTS,
+                "Continue one text or several",
+                response=wire.TextCompletion,
+                stream=EVENTS,
                 events=(wire.TextCompletion,),
             ),
-            desk.route(
-                "/v1/embeddings",
-                EmbeddingRequest,
-                embeddings.exchange,
-                "The embedding of a text, or of several",
-                gives=wire.EmbeddingList,
+            dispatcher.route(
+                "/v1/embeddings", EmbeddingRequest, embeddings.exchange, "Embed one text or several", response=wire.EmbeddingList
             ),
         ],
     ) + in_dialect(
         PENSTOCK,
         [
-            Route("POST", "/tokenize", tokenizing.tokenize, "Token ids of a text", asks=TokenizeRequest, gives=wire.Tokenized),
+            Route(
+                "POST",
+                "/tokenize",
+                tokenizing.tokenize,
+                "Convert text to token ids",
+                request=TokenizeRequest,
+                response=wire.Tokenized,
+            ),
             Route(
                 "POST",
                 "/detokenize",
                 tokenizing.detokenize,
-                "The text of token ids",
-                asks=DetokenizeRequest,
-                gives=wire.Detokenized,
+                "Convert token ids to text",
+                request=DetokenizeRequest,
+                response=wire.Detokenized,
             ),
         ],
     )

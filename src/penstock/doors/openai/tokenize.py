@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: text or messages to token ids, and back."""
+"""POST /tokenize and /detokenize: convert text or messages to token ids, and back."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from penstock.errors import RequestError
 
 
 class TokenizeEndpoints:
-    def __init__(self, desk: RequestDispatcher) -> None:
-        self._desk = desk
+    def __init__(self, dispatcher: RequestDispatcher) -> None:
+        self._dispatcher = dispatcher
 
     async def tokenize(self, request: Request) -> Response:
-        asked = await read(TokenizeRequest, request)
-        served = self._desk.find(asked.model, request)
-        if (asked.prompt is None) == (asked.messages is None):
+        params = await read(TokenizeRequest, request)
+        served = self._dispatcher.find(params.model, request)
+        if (params.prompt is None) == (params.messages is None):
             raise RequestError("Give either a prompt or messages.", field="prompt")
         tokenizer = served.hosted.tokenizer
-        if asked.messages is not None:
-            messages = asked.messages
+        if params.messages is not None:
+            messages = params.messages
             tokens = await run_in_thread(lambda: tokenizer.encode_chat(served.tools.plan(plain_messages(messages)).messages))
         else:
-            special = asked.add_special_tokens is not False
-            tokens = await run_in_thread(lambda: tokenizer.encode(asked.prompt or "", special=special))
+            special = params.add_special_tokens is not False
+            tokens = await run_in_thread(lambda: tokenizer.encode(params.prompt or "", special=special))
         return json_reply(wire.Tokenized(tokens=tokens, count=len(tokens), max_model_len=served.hosted.context))
 
     async def detokenize(self, request: Request) -> Response:
-        asked = await read(DetokenizeRequest, request)
-        served = self._desk.find(asked.model, request)
-        vocab, tokens = served.hosted.spec.vocab, asked.tokens
+        params = await read(DetokenizeRequest, request)
+        served = self._dispatcher.find(params.model, request)
+        vocab, tokens = served.hosted.spec.vocab, params.tokens
         if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
-            hint = f"Ids go from 0 to {vocab - 1}."
-            raise RequestError("tokens holds ids that are no tokens.", field="tokens", hint=hint)
+            hint = f"Token ids go from 0 to {vocab - 1}."
+            raise RequestError("tokens has token ids that do not exist.", field="tokens", hint=hint)
         text = await run_in_thread(lambda: served.hosted.tokenizer.decode(tokens, skip_special=False))
         return json_reply(wire.Detokenized(prompt=text))

@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's chat and plain completions."""
+"""The response bodies of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class TextChoice(WireStruct, kw_only=True, omit_defaults=False):
 
 
 class TextCompletion(WireStruct, kw_only=True):
-    """A whole completion, and a chunk of one: they have the same shape."""
+    """A whole completion, or a chunk of one."""
 
     id: str
     object: Literal["text_completion"]
@@ -118,7 +118,7 @@ class TextCompletion(WireStruct, kw_only=True):
 
 
 class EmbeddingOut(WireStruct, kw_only=True, omit_defaults=False):
-    """`embedding` is numbers, or the same numbers as base64 of little-endian fp32."""
+    """embedding: numbers, or base64 of little-endian fp32."""
 
     object: Literal["embedding"] = "embedding"
     index: int

@@ -1,4 +1,4 @@
-"""Tool calling for every model: what to tell the model about tools, which grammar its calls follow, and how to read them."""
+"""Tool calling for every model: the prompt, the grammar of calls, and the parser that reads them."""
 
 from penstock.doors.tools.calling import ToolCalling, ToolPlan
 from penstock.doors.tools.grammar import ToolGrammar

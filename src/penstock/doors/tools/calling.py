@@ -1,4 +1,4 @@
-"""ToolCalling: decides, for one model, how a conversation with tools is put to it and how its answer is read."""
+"""ToolCalling: plans the prompt, the grammar and the parser of a conversation with tools, for one model."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ToolCalling:
     ) -> ToolPlan:
         form, offer = self.format, read_offer(tools, tool_choice, parallel)
         if form.described:
-            told, variables = in_plain_text(messages, form, offer.tools, system=self._system), {}
+            prompt_messages, variables = in_plain_text(messages, form, offer.tools, system=self._system), {}
         else:
-            told, variables = for_template(messages, form), {"tools": list(offer.tools)} if offer.tools else {}
+            prompt_messages, variables = for_template(messages, form), {"tools": list(offer.tools)} if offer.tools else {}
         if not offer.callable:
-            return ToolPlan(told, variables)
-        return ToolPlan(told, variables, ToolGrammar(form, offer), lambda: ToolParser(form), skip_special=False)
+            return ToolPlan(prompt_messages, variables)
+        return ToolPlan(prompt_messages, variables, ToolGrammar(form, offer), lambda: ToolParser(form), skip_special=False)

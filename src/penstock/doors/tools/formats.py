@@ -1,4 +1,4 @@
-"""ToolFormat: how a family of models writes its calls, as data, and which format a chat template was made for."""
+"""ToolFormat: how a family of models writes calls, as data, and which format a chat template uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = r"[a-zA-Z0-9_-]{1,64}"
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`begin`, then for each call `before` name `middle` arguments `after`, with `between` between two of them, then `end`."""
+    """`begin`, then `before` name `middle` arguments `after` for each call, separated by `between`, then `end`."""
 
     name: str
     before: str
@@ -25,23 +25,23 @@ class ToolFormat:
     begin: str = ""
     between: str = ""
     end: str = ""
-    marker: str = ""  # what announces the first call in running text: a beginning of `begin` + `before`
-    tag: str = ""  # a token that may stand before the first call
+    marker: str = ""  # announces the first call after text: a prefix of `begin` + `before`
+    tag: str = ""  # a token that may come before the first call
     anywhere: bool = True  # text may come before the first call; else a call is the whole answer
     parallel: bool = True  # several calls in one answer
     short_ids: bool = False  # call ids are 9 letters and digits
-    described: bool = False  # the template knows no tools: we describe them and write calls and results into the texts
+    described: bool = False  # the template has no tools: describe them in the prompt, and write calls and results as text
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What may be single tokens that are no text. Where they are, the grammar must ask for the token."""
+        """Texts that may be special tokens. If they are, the grammar must require the token."""
         return tuple(dict.fromkeys(re.findall(r"</?tool_call>|\[[A-Z_]+\]|<\|\w+\|>", "".join(self._parts()))))
 
     def _parts(self) -> Sequence[str]:
         return self.tag, self.begin, self.before, self.middle, self.after, self.between, self.end
 
     def written(self, calls: Sequence[tuple[str, str]]) -> str:
-        """Calls, each a name and its arguments as JSON, as the model writes them."""
+        """Write calls, each a name and its arguments as JSON, as the model does."""
         return (
             self.begin
             + self.between.join(f"{self.before}{name}{self.middle}{arguments}{self.after}" for name, arguments in calls)
@@ -101,23 +101,23 @@ def format_of(template: str | None) -> ToolFormat:
         return MISTRAL if "[TOOL_CALLS] [" in template else MISTRAL_TEKKEN
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and re.search(r'"parameters\\?":', template)):
         return LLAMA
-    return DESCRIBED  # it has a way of its own that we cannot read back
+    return DESCRIBED  # a format of its own, which no parser here reads
 
 
 def takes_system(template: str | None) -> bool:
-    """Some templates refuse a system message outright."""
+    """Whether a template accepts a system message; some refuse it."""
     return template is None or not re.search(r"raise_exception\(\s*['\"]System role", template, re.IGNORECASE)
 
 
 def _variables(template: str) -> set[str]:
     try:
         return meta.find_undeclared_variables(jinja2.Environment(extensions=[loopcontrols]).parse(template))
-    except jinja2.TemplateError:  # tags of somebody's own; rendering will tell
+    except jinja2.TemplateError:  # custom tags; rendering reports the error
         return set()
 
 
 def description(tools: Sequence[object]) -> str:
-    """What a model is told that was not made for tools: the words of the format that most others were made for."""
+    """The prompt for models that were not trained for tools, in the most common format."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     call = HERMES.written([("<function name>", "<arguments as a JSON object>")])
     return (

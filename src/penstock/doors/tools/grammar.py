@@ -1,4 +1,4 @@
-"""ToolGrammar: what an answer with calls may look like. Once a call begins, it can only become a well-formed one."""
+"""ToolGrammar: the grammar of answers with calls. A call that has begun can only become a valid one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.doors.tools.formats import ToolFormat
 from penstock.doors.tools.offer import ToolOffer
 from penstock.errors import RequestError
 
-MAX_CALLS = 32  # in one answer: a model that repeats itself comes to an end
+MAX_CALLS = 32  # in one answer, so that a model that repeats itself ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +22,18 @@ class ToolGrammar:
     offer: ToolOffer
 
     def compile(self, grammars: Grammars) -> ConstraintFactory:
-        """Takes as long as the schemas need: call it off the event loop."""
+        """Compile the grammar; do not call it on the event loop."""
         text = self.lark(grammars.special_tokens)
         try:
             return grammars.checked_lark(text, field="tools")
         except RequestError:
-            for function in self.offer.callable:  # the one at fault is named, if it is only one
+            for function in self.offer.callable:  # name the one at fault, if it is a single one
                 lone = f"start: %json {json.dumps(function.schema(len(self.offer.callable)))}"
                 grammars.checked_lark(lone, field=f"{function.field}.parameters")
             raise
 
     def lark(self, special: Mapping[str, int]) -> str:
-        """In Lark. `special` tells which markers are tokens of their own, and no text."""
+        """The grammar in Lark. special: ids of the markers that are special tokens."""
         return "\n".join(self._rules(special)) + "\n"
 
     def _rules(self, special: Mapping[str, int]) -> Iterator[str]:
@@ -45,7 +45,7 @@ class ToolGrammar:
             tail = f"arguments_{i} {self._terms(form.after, special)}"
             yield f"call_{i}: {self._terms(form.before + function.name + form.middle, special)} {tail}"
             yield f"first_{i}: {self._terms(opening + function.name + form.middle, special)} {tail}"
-            # The first call without its marker, which the running text before it ends with.
+            # The first call without its marker, which ends the text before it.
             rest = opening.removeprefix(form.marker) + function.name + form.middle
             yield f"rest_{i}: {self._terms(rest, special)} {tail}"
         for kind in ("call", "first", "rest"):
@@ -72,7 +72,7 @@ class ToolGrammar:
             yield "TEXT: /(?s:.*)/"
 
     def _terms(self, text: str, special: Mapping[str, int]) -> str:
-        """A text as Lark has it: quoted, but for what are tokens of their own."""
+        """A text in Lark: quoted, with special tokens by id."""
         markers = [marker for marker in self.format.markers if marker in special]
         pieces = re.split("|".join(f"({re.escape(marker)})" for marker in markers), text) if markers else [text]
         return " ".join(f"<[{special[piece]}]>" if piece in markers else json.dumps(piece) for piece in pieces if piece)

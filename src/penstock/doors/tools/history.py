@@ -1,4 +1,4 @@
-"""Earlier calls and their results in a conversation, as a template takes them."""
+"""Translates earlier calls and results of a conversation for chat templates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Conversation = list[dict[str, Any]]
 
 
 def for_template(messages: Sequence[Mapping[str, Any]], form: ToolFormat) -> Conversation:
-    """For a template that knows tools: arguments as objects, ids in its style, one call per message where it takes one."""
+    """For a template with tools: arguments as objects, ids in its style, and one call per message if it takes only one."""
     out: Conversation = []
     for message in messages:
         copy = dict(message)
@@ -30,8 +30,8 @@ def for_template(messages: Sequence[Mapping[str, Any]], form: ToolFormat) -> Con
 def in_plain_text(
     messages: Sequence[Mapping[str, Any]], form: ToolFormat, tools: Sequence[object], *, system: bool
 ) -> Conversation:
-    """For a template that knows nothing of tools: everything about them is text of the system, user and assistant."""
-    turns: list[Conversation] = []  # what becomes one message
+    """For a template without tools: write all about them as text of the system, user and assistant."""
+    turns: list[Conversation] = []  # each becomes one message
     for message in messages:
         plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
         answer = message["role"] == "tool"
@@ -41,14 +41,14 @@ def in_plain_text(
             written = form.written([_name_and_arguments(call) for call in calls])
             plain["content"] = f"{message['content']}\n{written}" if message.get("content") else written
         if answer and turns and turns[-1][0].get("role") == "user":
-            turns[-1].append(plain)  # many templates insist that roles alternate
+            turns[-1].append(plain)  # many templates require that roles alternate
         else:
             turns.append([plain])
     out = [turn[0] if len(turn) == 1 else {**turn[0], "content": "\n".join(one["content"] for one in turn)} for turn in turns]
-    return _told(out, description(tools), system=system) if tools else out
+    return _with_description(out, description(tools), system=system) if tools else out
 
 
-def _told(messages: Conversation, text: str, *, system: bool) -> Conversation:
+def _with_description(messages: Conversation, text: str, *, system: bool) -> Conversation:
     role = "system" if system else "user"
     if messages and messages[0].get("role") == role:
         first = f"{messages[0]['content']}\n\n{text}" if system else f"{text}\n\n{messages[0]['content']}"
@@ -57,8 +57,8 @@ def _told(messages: Conversation, text: str, *, system: bool) -> Conversation:
 
 
 def _one_call_each(messages: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """An assistant's several calls as several messages, each followed by its own result."""
-    waiting: dict[Any, dict[str, Any]] = {}  # calls whose results have not come yet, by id
+    """Split several calls into several messages, each followed by its result."""
+    waiting: dict[Any, dict[str, Any]] = {}  # calls without a result so far, by id
     for message in messages:
         if message.get("role") != "tool":
             yield from waiting.values()
@@ -77,7 +77,7 @@ def _with_object(call: Mapping[str, Any], form: ToolFormat) -> dict[str, Any]:
     function = dict(call["function"])
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):  # a call that was cut off stays the text that it is
+        with contextlib.suppress(ValueError, RecursionError):  # a call that was cut off stays text
             function["arguments"] = json.loads(arguments or "{}")
     copy = {**call, "function": function}
     if form.short_ids:
@@ -91,7 +91,7 @@ def _name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _short(call_id: str) -> str:
-    """The same 9 letters and digits for the same id: Mistral's templates refuse all others."""
+    """Map an id to 9 letters and digits: Mistral's templates refuse others."""
     if re.fullmatch(r"[a-zA-Z0-9]{9}", call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]

@@ -1,4 +1,4 @@
-"""What a request offers as tools: the functions, which of them may or must be called, and how often."""
+"""ToolOffer: the functions of a request, and which of them may or must be called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.errors import RequestError
 
 MAX_TOOLS = 128
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-FUNCTION_TOOL: dict[str, Any] = {  # how a tool is described to clients; `read_offer` checks it
+FUNCTION_TOOL: dict[str, Any] = {  # for the API description; checked by `read_offer`
     "type": "object",
     "properties": {
         "type": {"const": "function"},
@@ -38,18 +38,18 @@ FunctionToolSpec = Annotated[dict[str, Any], WithJsonSchema(FUNCTION_TOOL)]
 @dataclass(frozen=True, slots=True)
 class Function:
     name: str
-    parameters: Mapping[str, Any]  # as given
+    parameters: Mapping[str, Any]
     strict: bool
-    field: str  # where the request has it
+    field: str  # its path in the request
 
-    def schema(self, among: int) -> dict[str, Any]:
-        """Of its arguments, for the grammar. Without `strict` what cannot be enforced is left out, not refused."""
-        return guided_schema(self.parameters, field=f"{self.field}.parameters", loosen=not self.strict, among=among)
+    def schema(self, schema_count: int) -> dict[str, Any]:
+        """The schema of its arguments for the grammar. Without `strict`, what cannot be enforced is left out."""
+        return guided_schema(self.parameters, field=f"{self.field}.parameters", loosen=not self.strict, schema_count=schema_count)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """`callable` is empty where the model shall not call at all; `must`: it has to, and may say nothing else."""
+    """callable: empty if the model may not call any. must: it has to call, and may not write text."""
 
     tools: tuple[dict[str, Any], ...]  # as templates take them
     callable: tuple[Function, ...]
@@ -60,31 +60,31 @@ class ToolOffer:
 def read_offer(
     tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Mapping[str, Any] | None, parallel: bool | None
 ) -> ToolOffer:
-    given = tools or ()
-    if len(given) > MAX_TOOLS:
-        raise RequestError(f"{len(given)} tools are given, but at most {MAX_TOOLS} can be.", field="tools")
-    functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(given))
+    tools = tools or ()
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"There are {len(tools)} tools; the limit is {MAX_TOOLS}.", field="tools")
+    functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(tools))
     seen: set[str] = set()
     for function in functions:
         if function.name in seen:
             raise RequestError(f"Two tools are called '{function.name}'.", field=f"{function.field}.name", hint="Rename one.")
         seen.add(function.name)
-    shown = tuple(_shown(tool, function) for tool, function in zip(given, functions, strict=True))
+    offered = tuple(_for_template(tool, function) for tool, function in zip(tools, functions, strict=True))
     several = parallel is not False
     match tool_choice:
         case None | "auto" if functions:
-            return ToolOffer(shown, functions, must=False, several=several)
+            return ToolOffer(offered, functions, must=False, several=several)
         case None | "auto" | "none":
             return ToolOffer((), (), must=False, several=False)
         case str() | Mapping() if not functions:
-            raise RequestError("tool_choice is given, but no tools.", field="tool_choice", hint="Give tools, or leave it out.")
+            raise RequestError("tool_choice needs tools.", field="tool_choice", hint="Send tools, or leave it out.")
         case "required":
-            return ToolOffer(shown, functions, must=True, several=several)
+            return ToolOffer(offered, functions, must=True, several=several)
         case {"type": "function", "function": {"name": str(name)}}:
             chosen = tuple(function for function in functions if function.name == name)
             if not chosen:
                 raise RequestError(f"tool_choice names '{name[:64]}', which is not in tools.", field="tool_choice.function.name")
-            return ToolOffer(shown, chosen, must=True, several=False)
+            return ToolOffer(offered, chosen, must=True, several=False)
     raise RequestError(
         f"tool_choice = {tool_choice!r:.80} cannot be used.",
         field="tool_choice",
@@ -113,7 +113,7 @@ def _function(tool: Any, where: str) -> Function:
     return Function(name, {"type": "object", **parameters}, function.get("strict") is True, where)
 
 
-def _shown(tool: Mapping[str, Any], function: Function) -> dict[str, Any]:
-    """The tool for the prompt. `strict` is between the client and us; templates look `parameters` up without asking."""
-    told = {key: value for key, value in tool["function"].items() if key != "strict"}
-    return {"type": "function", "function": {"description": "", **told, "parameters": dict(function.parameters)}}
+def _for_template(tool: Mapping[str, Any], function: Function) -> dict[str, Any]:
+    """The tool for the prompt: without `strict`, and with the `parameters` and `description` that templates expect."""
+    function_spec = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return {"type": "function", "function": {"description": "", **function_spec, "parameters": dict(function.parameters)}}

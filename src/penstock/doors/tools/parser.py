@@ -1,4 +1,4 @@
-"""ToolParser: from the text that a model writes, piece by piece, to text for the reader and calls for the client."""
+"""ToolParser: splits the text of a model, as it arrives, into text and calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """All of a call's together are its arguments as JSON; if the answer was cut off, the beginning of it."""
+    """A part of the arguments, which are JSON; incomplete if the answer was cut off."""
 
     index: int
     text: str
@@ -41,33 +41,35 @@ ToolEvent = TextDelta | CallStarted | ArgumentsDelta | CallFinished
 
 
 class _Place(Enum):
-    START = auto()  # nothing was said yet: the only place for calls of some formats
+    START = auto()  # no text yet: the only place for calls in some formats
     TEXT = auto()
     HEAD = auto()  # from a marker to the arguments, or between two calls
     ARGUMENTS = auto()
 
 
 class ToolParser:
-    """Reads one answer. It relies on the grammar: what looks like the beginning of a call is one."""
+    """Parses one answer. It relies on the grammar: what looks like the beginning of a call is one."""
 
     def __init__(self, form: ToolFormat, new_id: Callable[[], str] | None = None) -> None:
         self._format = form
         self._new_id = new_id or (short_id if form.short_ids else long_id)
-        self._head = re.compile(f"{_spaced(form.before)}({NAME}){_spaced(form.middle)}")
+        self._head = re.compile(f"{_spaced_pattern(form.before)}({NAME}){_spaced_pattern(form.middle)}")
         self._markers = [marker for marker in (form.tag, form.marker) if marker]
         self._place = _Place.START
         self._held = ""
         self._calls = 0
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._depth = 0
+        self._quoted = False
+        self._escaped = False
 
     def push(self, text: str) -> list[ToolEvent]:
         self._held += text
         return list(self._events())
 
     def finish(self, *, cut: bool = False) -> list[ToolEvent]:
-        """The answer is over. `cut`: not by itself, so what looks like the beginning of a marker was to become one."""
+        """End the answer. cut: it was cut off, so what looks like the beginning of a marker is not text."""
         if self._place is _Place.HEAD and not self._calls and not cut:
-            # the model wrote about a marker instead of writing it: all of it was text
+            # a marker without a call: all of it is text
             rest, self._held = self._held, ""
             return [TextDelta(rest)] if rest else []
         if self._place not in (_Place.START, _Place.TEXT):
@@ -89,7 +91,7 @@ class ToolParser:
                 case _Place.ARGUMENTS:
                     yield from self._arguments()
             if (self._place, len(self._held)) == before:
-                return  # more must come first
+                return  # wait for more text
 
     def _look_at_start(self) -> None:
         if self._format.anywhere:
@@ -102,17 +104,17 @@ class ToolParser:
     def _text(self) -> Iterator[ToolEvent]:
         at = min((i for marker in self._markers if (i := self._held.find(marker)) >= 0), default=-1)
         if self._format.anywhere and at >= 0:
-            said, self._held, self._place = self._held[:at].rstrip(), self._held[at:], _Place.HEAD
+            text, self._held, self._place = self._held[:at].rstrip(), self._held[at:], _Place.HEAD
         else:
-            # White space before a call is no text for the reader either.
+            # White space before a call is dropped as well.
             keep = len(self._held) - self._beginning()
             keep = len(self._held[:keep].rstrip())
-            said, self._held = self._held[:keep], self._held[keep:]
-        if said:
-            yield TextDelta(said)
+            text, self._held = self._held[:keep], self._held[keep:]
+        if text:
+            yield TextDelta(text)
 
     def _beginning(self) -> int:
-        """How many characters at the end may be the beginning of a marker."""
+        """The number of characters at the end that may be the beginning of a marker."""
         if not self._format.anywhere and self._place is _Place.TEXT:
             return 0
         longest = max(map(len, self._markers)) - 1
@@ -130,8 +132,8 @@ class ToolParser:
 
     def _arguments(self) -> Iterator[ToolEvent]:
         end = self._end_of_object()
-        said, self._held = self._held[:end], self._held[end:]
-        yield ArgumentsDelta(self._calls, said)
+        text, self._held = self._held[:end], self._held[end:]
+        yield ArgumentsDelta(self._calls, text)
         if self._depth == 0:
             yield CallFinished(self._calls)
             self._calls += 1
@@ -154,8 +156,8 @@ class ToolParser:
         return len(self._held)
 
 
-def _spaced(text: str) -> str:
-    """As a pattern. Tokenizers of some families set a space behind a special token."""
+def _spaced_pattern(text: str) -> str:
+    """A pattern that allows white space: some tokenizers add a space after a special token."""
     return r"\s*".join(re.escape(part) for part in re.split(r"\s+", text))
 
 

@@ -1,4 +1,4 @@
-"""LeaseKeeper: what an origin counts on at the stages of its route. It asks for more, gives back, and hears who is there."""
+"""LeaseKeeper: keeps an origin's lease of KV blocks at the nodes of its route alive, and grows or shrinks it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock.engine.routing.route_opener import ActiveRoute
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 from penstock.pipes.pipe import Pipe
 
-PING_EVERY = 0.5  # seconds
-IDLE_BLOCKS = 64  # that an origin without work would like to have
+PING_INTERVAL_S = 0.5
+IDLE_BLOCKS = 64  # that an origin without work asks for
 
 
 class LeaseKeeper:
-    """`round_trips` is where it notes how long nodes took to answer."""
+    """round_trips: filled with the seconds that each node took to answer its last ping."""
 
     def __init__(
         self,
@@ -25,19 +25,23 @@ class LeaseKeeper:
         round_trips: dict[str, float],
         clock: Callable[[], float],
     ) -> None:
-        self._pipe, self._host, self._sequences, self._round_trips, self._clock = pipe, host, sequences, round_trips, clock
+        self._pipe = pipe
+        self._host = host
+        self._sequences = sequences
+        self._round_trips = round_trips
+        self._clock = clock
         self._ping_at = 0.0
 
     def ping(self, route: ActiveRoute, now: float) -> Bounce | None:
-        """Ask all nodes of the route, when it is time. The answer of this one comes at once; a Bounce: it has no such route."""
+        """Ping all nodes of the route when it is time. Returns a Bounce if this node itself no longer knows the route."""
         if now < self._ping_at:
             return None
-        self._ping_at = now + PING_EVERY
+        self._ping_at = now + PING_INTERVAL_S
         wanted = self._wanted(route)
         for node in sorted(route.nodes):
             ping = Ping(route.id, int(now * 1e9), wanted)
             if node != self._pipe.node:
-                self._pipe.tell(node, ping)
+                self._pipe.send_control(node, ping)
                 continue
             answer = self._host.ping(node, ping)
             if isinstance(answer, Bounce):
@@ -46,31 +50,31 @@ class LeaseKeeper:
         return None
 
     def on_pong(self, route: ActiveRoute, sender: str, pong: Pong) -> None:
-        now, asked, remote = self._clock(), pong.stamp / 1e9, sender != self._pipe.node
+        now, sent_at, remote = self._clock(), pong.stamp / 1e9, sender != self._pipe.node
         if remote:
-            route.heard[sender] = now
+            route.last_heard[sender] = now
         route.shares[sender] = max(1, pong.target)
-        if route.settled is not None and asked >= route.settled:
+        if route.settled_at is not None and sent_at >= route.settled_at:
             route.granted[sender] = max(1, pong.blocks)
         if pong.stamp and remote:
-            self._round_trips[sender] = max(0.0, now - asked)
-            route.answered[sender] = max(route.answered[sender], min(asked, now))
+            self._round_trips[sender] = max(0.0, now - sent_at)
+            route.last_answered[sender] = max(route.last_answered[sender], min(sent_at, now))
         capacity = self._sequences.pool.capacity
-        if not pong.stamp and pong.target < capacity:  # nobody asked: blocks are called back
+        if not pong.stamp and pong.target < capacity:  # not an answer: the node recalls blocks
             self._shrink(route)
-        elif not pong.stamp and pong.blocks > capacity and route.settled is not None:
-            self._resize(route, capacity)  # ... that we do not count on, since other nodes have fewer
+        elif not pong.stamp and pong.blocks > capacity and route.settled_at is not None:
+            self._resize(route, capacity)  # ... that we do not use anyway, since other nodes granted fewer
         if route.blocks > self._sequences.pool.capacity:
             self._resize(route, route.blocks)
 
     def _wanted(self, route: ActiveRoute) -> int:
-        """Blocks that we could use: whoever has nothing to do leaves them to others."""
+        """Blocks that we could use. Without work we leave them to other origins."""
         if self._sequences.queued or self._sequences.holders:
             return min([route.reach, *route.shares.values()])
         return min(route.reach, IDLE_BLOCKS)
 
     def _shrink(self, route: ActiveRoute) -> None:
-        """Others need memory too: come down to what is fair, at the cost of those who came last."""
+        """Come down to our fair share, preempting the sequences that are least urgent and came last."""
         pool, blocks = self._sequences.pool, route.blocks
         holders = self._sequences.holders.values()
         for seq in sorted(holders, key=lambda seq: (seq.job.effective_priority, -seq.job.arrival, -seq.seq_id)):
@@ -81,6 +85,6 @@ class LeaseKeeper:
 
     def _resize(self, route: ActiveRoute, blocks: int) -> None:
         self._sequences.resize(blocks)
-        route.resized, route.settled = self._sequences.newest_notice, None
+        route.resized, route.settled_at = self._sequences.newest_notice, None
         for node, granted in route.granted.items():
-            route.granted[node] = min(granted, blocks)  # it takes the rest back when it hears this
+            route.granted[node] = min(granted, blocks)  # the node takes the rest back when it gets the notice

@@ -1,19 +1,20 @@
-"""Origin: this node's own sequences, the route that their Spans take, what is in flight on it, and recovery when it breaks."""
+"""Origin: this node's own sequences, the route their Spans take, what is in flight on it, and recovery when it breaks."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
-from penstock.domain.job import HOLDS_KV, Sequence
+from penstock.domain.job import HOLDS_KV, Job, Sequence
 from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Pong, RouteOffer
 from penstock.domain.route import RouteId, legs_of
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
-from penstock.engine.routing.lease_keeper import PING_EVERY, LeaseKeeper
+from penstock.engine.routing.config import RoutingConfig
+from penstock.engine.routing.lease_keeper import PING_INTERVAL_S, LeaseKeeper
 from penstock.engine.routing.outage import Outage, WaitLimits
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.route_opener import ActiveRoute, RouteOpener
@@ -27,15 +28,16 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.route")
 
-LEAST_WAIT = 2.0  # seconds: nothing in flight is given up before
-PATIENCE = 5.0  # ... nor before so many times what it should take
-UNKNOWN_WAIT = 60.0  # seconds, while nobody knows how long it should take; doubled each time that it was too short
-AWAY = 0.1  # seconds between two looks at the clock: more, and our own thread was in a pass
-OVERTAKEN = 0.25  # seconds for a NetworkJob that a later one has overtaken
-SILENT = 4.0  # seconds without a word from a node's compute thread
-LOSSES = 3  # in a row, and the route counts as broken
-REFUSALS, FINAL_REFUSALS = 24, 64  # of one sequence in a row: then another route is tried, then its job ends
-WEIGHT = 8  # a refusal counts for so many, unless the loss of a message explains it
+MIN_LOSS_TIMEOUT_S = 2.0  # never declare a NetworkJob lost sooner than this
+LOSS_TIMEOUT_FACTOR = 5.0  # ... or sooner than this multiple of its predicted time
+UNMEASURED_TIMEOUT_S = 60.0  # until a first NetworkJob has returned; doubles after each false alarm
+OWN_STALL_S = 0.1  # a longer gap between ticks means our own thread was busy, not the network
+OVERTAKEN_TIMEOUT_S = 0.25  # for a NetworkJob that a later one has overtaken
+MIN_SILENCE_TIMEOUT_S = 4.0  # never drop a node whose compute thread answers no pings sooner than this
+MAX_CONSECUTIVE_LOSSES = 3  # then the route counts as broken
+REROUTE_REFUSALS = 24  # refusals of one sequence in a row, weighted, after which another route is tried
+MAX_REFUSALS = 64  # ... and after which its job fails
+REFUSAL_WEIGHT = 8  # of a refusal that no lost message explains
 
 
 @dataclass(slots=True)
@@ -44,54 +46,76 @@ class InFlight:
     tokens: int
     sent: float
     deadline: float
-    notice: int  # the newest that it took along
-    home: bool = False  # it is back, and waits for its turn
+    notice: int  # number of the newest notice it carries
+    returned: bool = False  # it is back, and waits for the compute thread
 
 
 class Origin:
     def __init__(
         self,
         config: EngineConfig,
+        routing: RoutingConfig,
         pipe: Pipe,
         host: RouteHost,
         sequences: EngineSequenceManager,
         predictor: StepTimePredictor,
         stats: EngineStats,
         *,
-        epoch: int,
-        width: int,
-        lease: float,
-        recovery_timeout: float,
-        route_numbers: Iterator[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.sequences, self.window, self.stats = sequences, Window(), stats
+        self.sequences = sequences
+        self.window = Window()
+        self.stats = stats
         self.route: ActiveRoute | None = None
         self.in_flight: dict[int, InFlight] = {}
-        self.at_home: set[int] = set()  # NetworkJobs that came back and are not sampled from yet
-        self.ends_seconds = 0.0  # what embedding and head take, smoothed
-        self._config, self._pipe, self._scheduler = config, pipe, Scheduler(config, predictor)
-        self.epoch, self._width, self._clock = epoch, width, clock
-        self.opener = RouteOpener(config, pipe, host, epoch=epoch, width=width, lease=lease, numbers=route_numbers, clock=clock)
-        self._pause, self._hopeless = Outage(stats), WaitLimits(pipe, sequences, recovery_timeout)
+        self.returned: set[int] = set()  # numbers of NetworkJobs that came back and are not sampled from yet
+        self.ends_seconds = 0.0  # seconds that embedding and head take, smoothed
+        self.opener = RouteOpener(config, routing, pipe, host, clock)
+        self._config = config
+        self._width = routing.width
+        self._pipe = pipe
+        self._scheduler = Scheduler(config, predictor)
+        self._clock = clock
+        self._outage = Outage(stats)
+        self._wait_limits = WaitLimits(pipe, sequences, routing.recovery_timeout)
         self._next_number = 0
         self._lease = LeaseKeeper(pipe, host, sequences, self.opener.round_trips, clock)
         self._last_tick = 0.0
         self._losses = 0
-        self._last_home = 0.0  # when a NetworkJob came home
-        self._suspect = ""  # who sent back something else since then
-        self._fruitless = 0  # routes in a row on which nothing came home
+        self._last_return = 0.0  # when a NetworkJob last returned
+        self._suspect = ""  # node that returned something wrong since then
+        self._failed_routes = 0  # routes in a row on which no NetworkJob returned
+
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self.sequences.queued or self.sequences.holders)
+
+    @property
+    def awaits_network(self) -> bool:
+        """Whether NetworkJobs or requests for a route are on their way."""
+        return bool(self.in_flight or self.opener.opening)
+
+    @property
+    def round_trips(self) -> Mapping[str, float]:
+        """Seconds that each node took to answer its last ping."""
+        return self.opener.round_trips
+
+    def jobs(self) -> set[Job]:
+        return {seq.job for seq in [*self.sequences.queued.values(), *self.sequences.holders.values()]}
+
+    def owns(self, route: RouteId) -> bool:
+        return any(found is not None and found.id == route for found in (self.route, self.opener.opening))
 
     # ---- granting ----
 
     def grant(self) -> tuple[NetworkJob | None, bool]:
-        """A NetworkJob for whoever can go on now, and whether anything was decided at all."""
+        """Return a NetworkJob for all sequences that can continue now, and whether anything was decided."""
         route, sequences = self.route, self.sequences
-        if route is None or not (sequences.queued or sequences.holders or sequences.has_news):
+        if route is None or not (self.has_jobs or sequences.has_new_notices):
             return None, False
         now = self._clock()
         window = self._window(route)
-        if len(self.in_flight) + len(self.at_home) >= window:
+        if len(self.in_flight) + len(self.returned) >= window:
             return None, False
         output = self._scheduler.schedule(
             sequences.pool,
@@ -104,14 +128,14 @@ class Origin:
         )
         self.stats.prompt_tokens += sum(grant.n for grant in output.grants if not grant.seq.decoding)
         spans = sequences.on_schedule(output)
-        if not spans and (not sequences.has_news or self.in_flight or self.at_home):
+        if not spans and (not sequences.has_new_notices or self.in_flight or self.returned):
             return None, bool(output)
-        # with nothing to compute, an empty NetworkJob still carries the notices: stages get their blocks back
+        # an empty NetworkJob still carries the notices, so that stages get their blocks back
         job = NetworkJob(route.id, self._next_number, spans, sequences.take_notices())
         self._next_number += 1
         tokens = sum(span.n for span in spans)
         newest = job.notices[-1].number if job.notices else -1
-        self.in_flight[job.number] = InFlight(tuple(spans), tokens, now, now + self._patience(tokens), newest)
+        self.in_flight[job.number] = InFlight(tuple(spans), tokens, now, now + self._loss_timeout(tokens), newest)
         return job, True
 
     def _window(self, route: ActiveRoute) -> int:
@@ -121,35 +145,35 @@ class Origin:
             return len(route.hops)
         return self.window.size
 
-    def _patience(self, tokens: int) -> float:
-        """Seconds after which a NetworkJob of so many tokens counts as lost."""
+    def _loss_timeout(self, tokens: int) -> float:
+        """Seconds after which a NetworkJob of this many tokens counts as lost."""
         if not self.window.measured:
-            return UNKNOWN_WAIT * 2.0 ** min(self._losses + self._fruitless, 8)
-        return max(LEAST_WAIT, PATIENCE * (self.window.predicted(tokens) + self.window.round_trip))
+            return UNMEASURED_TIMEOUT_S * 2.0 ** min(self._losses + self._failed_routes, 8)
+        return max(MIN_LOSS_TIMEOUT_S, LOSS_TIMEOUT_FACTOR * (self.window.predicted(tokens) + self.window.round_trip))
 
-    # ---- coming home ----
+    # ---- returning ----
 
     def expects(self, sender: str, job: NetworkJob) -> bool:
-        """Whether this came from the end of our route, and is what we sent. Late and repeated ones are normal."""
+        """Whether this NetworkJob is one of ours, returned by the last node of the route. Late and repeated ones are normal."""
         sent = self.in_flight.get(job.number)
         if self.route is None or job.route != self.route.id or sent is None or sender != self.route.hops[-1].node:
             return False
-        if sent.home:
+        if sent.returned:
             return False
         spans = set(job.spans)
         right = len(spans) == len(job.spans) and spans <= set(sent.spans)
         if right and (job.hidden is None or job.hidden.width == self._width):
-            sent.home = True
+            sent.returned = True
             return True
-        logger.warning("node %s sent back something else than it was sent", sender)
-        self._lose_to(sender, job.number)
+        logger.warning("node %s returned Spans that it was not sent", sender)
+        self._blame_loss(sender, job.number)
         return False
 
-    def refuse_home(self, job: NetworkJob) -> None:
-        """What came back are no numbers."""
+    def reject_returned(self, job: NetworkJob) -> None:
+        """Count a NetworkJob with NaN or infinite values as lost."""
         if self.route is not None:
-            logger.warning("node %s sent back numbers that are none", self.route.hops[-1].node)
-            self._lose_to(self.route.hops[-1].node, job.number)
+            logger.warning("node %s returned NaN or infinite values", self.route.hops[-1].node)
+            self._blame_loss(self.route.hops[-1].node, job.number)
 
     def on_returned(self, job: NetworkJob) -> None:
         """A NetworkJob has passed all stages."""
@@ -157,39 +181,39 @@ class Origin:
         if sent is None or self.route is None:
             return
         now = self._clock()
-        self.at_home.add(job.number)
-        self._losses, self._fruitless, self._suspect = 0, 0, ""
+        self.returned.add(job.number)
+        self._losses, self._failed_routes, self._suspect = 0, 0, ""
         self.opener.on_success()
-        self.route.served, self._last_home = True, now
+        self.route.served, self._last_return = True, now
         self.sequences.acknowledge(sent.notice)
-        if self.route.settled is None and sent.notice >= self.route.resized:
-            self.route.settled = now
+        if self.route.settled_at is None and sent.notice >= self.route.resized:
+            self.route.settled_at = now
         if sent.tokens and self.route.nodes != {self._pipe.node}:
             self._measure(self.route, sent, job, now)
         for number, other in self.in_flight.items():
-            if number < job.number:  # overtaken: it will hardly come any more
-                other.deadline = min(other.deadline, now + OVERTAKEN)
+            if number < job.number:  # overtaken, so probably lost
+                other.deadline = min(other.deadline, now + OVERTAKEN_TIMEOUT_S)
         last = self.route.hops[-1].node
         self._on_refusals(self.route, job.refusals)
-        for span in {*sent.spans} - {*job.spans}:  # no stage ran it, and none complained
+        for span in {*sent.spans} - {*job.spans}:  # dropped by a stage that did not refuse it
             seq = self.sequences.get(span)
-            if seq is not None and not self._is_enough(seq, last, "lost track of it", WEIGHT):
-                self._go_back([span])
+            if seq is not None and not self._count_refusal(seq, last, "lost track of it", REFUSAL_WEIGHT):
+                self._rewind_spans([span])
 
     def done(self, job: NetworkJob) -> None:
-        """Nothing is left to do for a NetworkJob that came home: whoever was in it can be granted again."""
-        self.at_home.discard(job.number)
+        """Forget a NetworkJob that is fully processed: its sequences can be granted again."""
+        self.returned.discard(job.number)
 
     def on_progress(self, seqs: Iterable[Sequence]) -> None:
-        """Tokens came out, or rows of an embedding: answers that had stood still go on."""
-        self._pause.go_on(seqs, self._clock())
+        """Record that these sequences got a token, or rows of an embedding: an outage is over for them."""
+        self._outage.record_resumed(seqs, self._clock())
 
     def _measure(self, route: ActiveRoute, sent: InFlight, job: NetworkJob, now: float) -> None:
         elapsed = now - sent.sent
         services: dict[str, float] = {}
         for hop, seconds in zip(route.hops, job.services, strict=False):
-            services[hop.node] = services.get(hop.node, 0.0) + min(seconds, elapsed)  # others may say anything
-        decodes = sent.tokens == len(sent.spans)  # a prompt of one token is like one
+            services[hop.node] = services.get(hop.node, 0.0) + min(seconds, elapsed)  # reported by other nodes: not trusted
+        decodes = sent.tokens == len(sent.spans)  # a prompt of one token counts as a decode
         self.window.observe(sent.tokens, elapsed, services, decodes=decodes, ends=(self._pipe.node, self.ends_seconds))
         holders = self.sequences.holders.values()
         reading = bool(self.sequences.queued) or any(seq.remaining > 1 for seq in holders)
@@ -203,8 +227,8 @@ class Origin:
             lost = refusal.verdict is Verdict.GAP and refusal.kv_len >= seq.step_processed
             logger.info("node %s refused a span of sequence %d: %s", refusal.node, seq.seq_id, refusal.verdict.name)
             what = "could not compute it" if refusal.verdict is Verdict.FAILED else "lost track of it"
-            node = refusal.node if refusal.node in route.nodes else route.hops[-1].node  # others may say anything
-            if self._is_enough(seq, node, what, 1 if lost else WEIGHT):
+            node = refusal.node if refusal.node in route.nodes else route.hops[-1].node  # not trusted
+            if self._count_refusal(seq, node, what, 1 if lost else REFUSAL_WEIGHT):
                 continue
             if lost:
                 self.sequences.rewind_seq(seq)
@@ -212,13 +236,18 @@ class Origin:
                 seq.prefix_trusted = seq.prefix_trusted and refusal.verdict is not Verdict.GAP
                 self.sequences.preempt_seq(seq)
 
-    def _is_enough(self, seq: Sequence, node: str, what: str, weight: int) -> bool:
-        """A node did not do its part for a sequence. Where that goes on, another route is taken, or the job ends."""
+    def _count_refusal(self, seq: Sequence, node: str, what: str, weight: int) -> bool:
+        """Count a refusal against a sequence. Returns True if that ended the route or the job, so the caller need not rewind."""
         seq.refused += weight
-        if seq.refused >= FINAL_REFUSALS:
+        if seq.refused >= MAX_REFUSALS:
             self.sequences.fail(seq.job, ComputeFailed(f"Node {node} {what}." if node else what, hint="Try the request again."))
             return True
-        if seq.refused < REFUSALS or self.route is None or node not in self.route.nodes or not self.opener.other_path({node}):
+        if (
+            seq.refused < REROUTE_REFUSALS
+            or self.route is None
+            or node not in self.route.nodes
+            or not self.opener.other_path({node})
+        ):
             return False
         self.lose_route(f"node {node} refuses work", avoid=[node])
         return True
@@ -226,16 +255,16 @@ class Origin:
     # ---- losses ----
 
     def lose_job(self, number: int) -> None:
-        """A NetworkJob will not come home: its sequences go back to what has passed all stages."""
+        """Give a NetworkJob up: its sequences are rewound to what has passed all stages."""
         sent = self.in_flight.pop(number, None)
         if sent is None:
             return
         self.stats.lost_jobs += 1
         self.sequences.resend_notices()
-        self._go_back(sent.spans)
+        self._rewind_spans(sent.spans)
 
-    def _lose_to(self, node: str, number: int) -> None:
-        """... because of this node; which happens, but not all the time."""
+    def _blame_loss(self, node: str, number: int) -> None:
+        """Give a NetworkJob up because of this node, and count that against the node."""
         sent = self.in_flight.get(number)
         if sent is None:
             return
@@ -243,64 +272,63 @@ class Origin:
         for span in sent.spans:
             seq = self.sequences.get(span)
             if seq is not None:
-                self._is_enough(seq, node, "sent back something else", 1)
+                self._count_refusal(seq, node, "returned something wrong", 1)
         self.lose_job(number)
 
-    def _go_back(self, spans: Iterable[Span]) -> None:
+    def _rewind_spans(self, spans: Iterable[Span]) -> None:
         for span in spans:
             seq = self.sequences.get(span)
             if seq is not None and seq.step_processed < span.end:
                 self.sequences.rewind_seq(seq)
             elif seq is not None:
-                seq.in_flight -= 1  # a later one of its Spans came home
+                seq.in_flight -= 1  # a later one of its Spans has returned
 
     def lose_route(self, reason: str, avoid: Iterable[str] = ()) -> None:
-        """Drop the route: whoever was on it waits (WAITING_PREEMPT) for another one."""
+        """Drop the route. All its sequences become WAITING_PREEMPT and are computed again on another one."""
         lost = self.route or self.opener.opening
         if lost is None:
             return
         if self.route is not None:
             level = logging.INFO if reason.endswith("is leaving") else logging.WARNING
-            logger.log(level, "the route %s is given up: %s", lost, reason)
+            logger.log(level, "gave up the route %s: %s", lost, reason)
             self.stats.last_break = reason
-            # answers stand still from when that was sent which never came back, not only since it was noticed
+            # the outage began when the first lost NetworkJob was sent, not when the loss was noticed
             since = min((sent.sent for sent in self.in_flight.values()), default=self._clock())
-            self._pause.begin(since, self.sequences.holders.values())
+            self._outage.begin(since, self.sequences.holders.values())
             self.opener.close(self.route)
         self.opener.give_up(reason, avoid)
         self.route, self._losses = None, 0
         if not lost.served:
-            self._fruitless += 1
+            self._failed_routes += 1
             self.opener.back_off()
         self.in_flight.clear()
-        self.at_home.clear()
+        self.returned.clear()
         self.window = Window()
         for seq in list(self.sequences.holders.values()):
-            if seq.state in HOLDS_KV:  # the job may have ended just now, with another of its outputs
+            if seq.state in HOLDS_KV:  # the job may just have failed with another of its outputs
                 self.sequences.preempt_seq(seq)
-                self._is_enough(seq, "", f"Routes break again and again: {reason}.", 1)
+                self._count_refusal(seq, "", f"Routes keep breaking: {reason}.", 1)
 
     def leave(self) -> None:
-        """Free what is held elsewhere; this node goes."""
+        """Close the route before this node leaves, so that others free its memory."""
         if self.route is not None:
             self.opener.close(self.route)
-        self.opener.give_up("this node leaves")
+        self.opener.give_up("this node is leaving")
         self.route = None
 
-    # ---- opening one ----
+    # ---- opening a route ----
 
     def open_route(self) -> None:
-        """Begin with it. Where all is on this node, it is there at once."""
+        """Start opening a route. If all layers are on this node, it is open at once."""
         self._use(self.opener.open())
 
     def on_offer(self, sender: str, offer: RouteOffer) -> None:
-        known = [route.id for route in (self.route, self.opener.opening) if route is not None]
-        if offer.blocks and offer.route.origin == self._pipe.node and offer.route not in known:
-            self._pipe.tell(sender, CloseRoute(offer.route))  # the question was overtaken by our taking it back
+        if offer.blocks and offer.route.origin == self._pipe.node and not self.owns(offer.route):
+            self._pipe.send_control(sender, CloseRoute(offer.route))  # we gave this route up before the offer came
         self._use(self.opener.on_offer(sender, offer))
 
-    def on_unasked(self, node: str, route: RouteId) -> None:
-        """The question for a route could not be handed to a node."""
+    def on_open_unsent(self, node: str, route: RouteId) -> None:
+        """Handle an OpenRoute that could not be sent to a node."""
         if self.opener.opening is not None and self.opener.opening.id == route:
             self.opener.give_up(f"node {node} cannot be reached", avoid=[node])
             self.opener.back_off()
@@ -309,13 +337,13 @@ class Origin:
         if route is None:
             return
         self.route, self._next_number = route, 0
-        route.answered = dict.fromkeys(route.heard, self._clock())
+        route.last_answered = dict.fromkeys(route.last_heard, self._clock())
         pool = BlockPool(route.blocks, self._config.block_size, prefix_cache=self._config.prefix_cache)
         self.sequences.use(pool)
         if self._pipe.networked:
-            logger.info("the route is %s, with KV for %d tokens", route, pool.capacity * pool.block_size)
+            logger.info("opened the route %s, with KV for %d tokens", route, pool.capacity * pool.block_size)
 
-    # ---- keeping it ----
+    # ---- keeping the route ----
 
     def on_pong(self, sender: str, pong: Pong) -> None:
         if self.route is not None and pong.route == self.route.id and sender in self.route.nodes:
@@ -327,94 +355,95 @@ class Origin:
             return
         match bounce.reason:
             case BounceReason.UNKNOWN_ROUTE:
-                self.lose_route(f"node {sender} does not know it any more", avoid=() if route.served else [sender])
+                self.lose_route(f"node {sender} no longer knows it", avoid=() if route.served else [sender])
             case BounceReason.UNREACHABLE:
                 after = [leg.successor for leg in legs_of(route.hops, self._pipe.node).get(sender, ())]
                 self.lose_route(f"node {sender} cannot reach {' or '.join(after)}", avoid=set(after) - {self._pipe.node})
             case _:
-                self._lose_to(sender, bounce.number)
+                self._blame_loss(sender, bounce.number)
 
-    def on_unsent(self, node: str, number: int) -> None:
-        """A NetworkJob of ours could not be handed to the first node of its route."""
-        if self.route is not None and number in self.in_flight:
+    def on_unsent(self, node: str, job: NetworkJob) -> None:
+        """Handle a NetworkJob that could not be sent to the first node of its route."""
+        if self.route is not None and job.route == self.route.id and job.number in self.in_flight:
             self.lose_route(f"node {node} cannot be reached", avoid=[node])
 
     def on_change(self) -> None:
-        """The network has changed: nodes came, went, or say that they will go."""
-        lives = self._pipe.lives()
+        """React to nodes that joined, left, or announced that they will leave."""
+        epochs = self._pipe.epochs()
         route = self.route or self.opener.opening
         if route is not None:
-            gone = [node for node, life in route.lives.items() if lives.get(node, -1) != life]
+            gone = [node for node, epoch in route.epochs.items() if epochs.get(node, -1) != epoch]
             if gone:
                 self.lose_route(f"node {' and '.join(gone)} is gone")
             elif leaving := self._leaving(route):
                 self.lose_route(f"node {leaving} is leaving")
-        if self.route is not None and self._is_idle() and self.opener.is_outdone(self.route):
-            logger.info("the route %s gives way to a better one", self.route)
+        if self.route is not None and self._is_idle() and self.opener.has_better_path(self.route):
+            logger.info("closing the route %s: there is a better one", self.route)
             self.opener.close(self.route)
             self.route, self.window = None, Window()
         if self.route is None:
-            self.opener.hurry()
+            self.opener.retry_now()
 
     def _is_idle(self) -> bool:
-        return not (self.in_flight or self.at_home or self.sequences.queued or self.sequences.holders)
+        return not (self.in_flight or self.returned or self.has_jobs)
 
     def _leaving(self, route: ActiveRoute) -> str:
-        """The nodes of the route that announced to leave, if there is a way without them; otherwise they finish what runs."""
+        """Name the route's nodes that announced to leave, if there is a path without them; otherwise they finish what runs."""
         draining = (self._pipe.draining() & route.nodes) - {self._pipe.node}
         if not draining:
             return ""
-        needed = bool(self.sequences.holders or self.sequences.queued) and not self.opener.other_path(set(draining))
+        needed = self.has_jobs and not self.opener.other_path(set(draining))
         return "" if needed else " and ".join(sorted(draining))
 
     # ---- time ----
 
     def tick(self) -> None:
         now = self._clock()
-        away, self._last_tick = now - self._last_tick, now
-        if away > AWAY and self.route is not None:
-            self._excuse(self.route, away, now)
+        gap, self._last_tick = now - self._last_tick, now
+        if gap > OWN_STALL_S and self.route is not None:
+            self._excuse_own_stall(self.route, gap, now)
         if self.route is None:
             self._use(self.opener.tick())
         overdue = [number for number, sent in self.in_flight.items() if self._is_overdue(sent, now)]
         for number in overdue:
-            self._losses += self.in_flight[number].sent >= self._last_home  # or else only this one was lost
+            # if a later one has returned since, only this one was lost
+            self._losses += self.in_flight[number].sent >= self._last_return
             self.lose_job(number)
         if self.route is not None and self._pipe.networked:
-            self._keep(self.route, now)
+            self._check_health(self.route, now)
         if self.route is not None and (leaving := self._leaving(self.route)):
             self.lose_route(f"node {leaving} is leaving")
-        works = self.route is not None and (self.route.served or not self._fruitless)
-        self._hopeless.end(self.route if works else None, self.opener.trouble or self.stats.last_break, now)
+        works = self.route is not None and (self.route.served or not self._failed_routes)
+        self._wait_limits.enforce(self.route if works else None, self.opener.trouble or self.stats.last_break, now)
 
-    def _excuse(self, route: ActiveRoute, away: float, now: float) -> None:
-        """Our own thread was in a pass for so long. Nobody was asked meanwhile, and nobody is late because of it."""
+    def _excuse_own_stall(self, route: ActiveRoute, stall: float, now: float) -> None:
+        """Extend all deadlines by a time in which our own thread was in a pass and could not take answers."""
         for sent in self.in_flight.values():
-            sent.deadline += away
-        for clocks in (route.heard, route.answered):
+            sent.deadline += stall
+        for clocks in (route.last_heard, route.last_answered):
             for node in clocks:
-                clocks[node] += away
-        route.stalled = now
+                clocks[node] += stall
+        route.stalled_at = now
 
     def _is_overdue(self, sent: InFlight, now: float) -> bool:
-        if sent.home or self.route is None or self.route.nodes == {self._pipe.node}:
+        if sent.returned or self.route is None or self.route.nodes == {self._pipe.node}:
             return False
         if sent.deadline <= now or self.window.measured:
             return sent.deadline <= now
-        # nobody knows how long it should take, but all nodes have answered all the time, so it is in no long pass
-        return now - max(sent.sent, self.route.stalled) > LEAST_WAIT * 2.0 ** min(self._losses, 8)
+        # nothing was measured yet, but all nodes answered their pings, so it is not in a long pass
+        return now - max(sent.sent, self.route.stalled_at) > MIN_LOSS_TIMEOUT_S * 2.0 ** min(self._losses, 8)
 
-    def _keep(self, route: ActiveRoute, now: float) -> None:
+    def _check_health(self, route: ActiveRoute, now: float) -> None:
         unknown_here = self._lease.ping(route, now)
         if unknown_here is not None:
             self.on_bounce(self._pipe.node, unknown_here)
             return
-        if any(now - answered > LEAST_WAIT - PING_EVERY for answered in route.answered.values()):
-            route.stalled = now
-        patience = max(SILENT, self._patience(self._config.chunk))
-        silent = [node for node, heard in route.heard.items() if now - heard > patience]
+        if any(now - last_answered > MIN_LOSS_TIMEOUT_S - PING_INTERVAL_S for last_answered in route.last_answered.values()):
+            route.stalled_at = now
+        timeout = max(MIN_SILENCE_TIMEOUT_S, self._loss_timeout(self._config.chunk))
+        silent = [node for node, last_heard in route.last_heard.items() if now - last_heard > timeout]
         if silent:
-            self.lose_route(f"node {' and '.join(silent)} is silent", avoid=silent)
-        elif self._losses >= LOSSES:
-            slowest = min(route.heard, key=lambda node: route.heard[node], default="")
-            self.lose_route("nothing comes back", avoid={self._suspect or slowest} - {""})
+            self.lose_route(f"node {' and '.join(silent)} does not answer", avoid=silent)
+        elif self._losses >= MAX_CONSECUTIVE_LOSSES:
+            slowest = min(route.last_heard, key=lambda node: route.last_heard[node], default="")
+            self.lose_route("no NetworkJob returns", avoid={self._suspect or slowest} - {""})

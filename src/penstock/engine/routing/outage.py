@@ -1,4 +1,4 @@
-"""How long answers stand still when a route breaks, and which of them wait too long."""
+"""Outage measures how long answers stall when a route breaks; WaitLimits fails jobs that wait too long."""
 
 from __future__ import annotations
 
@@ -14,53 +14,55 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.route")
 
-LEASE_WAIT = 20.0  # seconds that a prompt waits for memory that other nodes have leased
+LEASE_TIMEOUT_S = 20.0  # how long a prompt waits for memory that other origins have leased
 
 
 class Outage:
-    """From the break of a route until every answer that ran on it has gone on, or ended."""
+    """The time from the break of a route until every answer that ran on it has resumed or ended."""
 
     def __init__(self, stats: EngineStats) -> None:
         self._stats = stats
         self._since = 0.0
-        self._still: dict[int, Sequence] = {}  # those that have not gone on
+        self._stopped: dict[int, Sequence] = {}  # by id: those that have not resumed
         self._count = 0
 
     def begin(self, since: float, stopped: Iterable[Sequence]) -> None:
-        """Answers stand still since then. A break within a pause only makes it longer."""
-        if not self._still:
+        """Start an outage for these sequences. Another break during an outage only extends it."""
+        if not self._stopped:
             self._since, self._count = since, 0
-        self._still |= {seq.seq_id: seq for seq in stopped}
-        self._count = max(self._count, len(self._still))
+        self._stopped |= {seq.seq_id: seq for seq in stopped}
+        self._count = max(self._count, len(self._stopped))
 
-    def go_on(self, seqs: Iterable[Sequence], now: float) -> None:
-        """These have a token again, or what else they are computed for."""
-        if not self._still:
+    def record_resumed(self, seqs: Iterable[Sequence], now: float) -> None:
+        """Record that these sequences make progress again."""
+        if not self._stopped:
             return
-        first = len(self._still) == self._count
-        went_on = [self._still.pop(seq.seq_id) for seq in seqs if seq.seq_id in self._still]
-        if went_on and first:
+        first = len(self._stopped) == self._count
+        resumed = [self._stopped.pop(seq.seq_id) for seq in seqs if seq.seq_id in self._stopped]
+        if resumed and first:
             self._stats.recoveries += 1
             self._stats.last_pause = now - self._since
-        self._still = {number: seq for number, seq in self._still.items() if seq.state not in TERMINAL}
-        if went_on:
+        self._stopped = {number: seq for number, seq in self._stopped.items() if seq.state not in TERMINAL}
+        if resumed:
             self._stats.longest_wait = now - self._since
-        if went_on and not self._still:
+        if resumed and not self._stopped:
             pause, last = self._stats.last_pause, self._stats.longest_wait
-            which = "an answer goes" if self._count == 1 else f"{self._count} answers go"
-            logger.warning("%s on after a pause: the first after %.2f s, the last after %.2f s", which, pause, last)
+            which = "1 answer" if self._count == 1 else f"{self._count} answers"
+            logger.warning("%s resumed after an outage: the first after %.2f s, the last after %.2f s", which, pause, last)
 
 
 class WaitLimits:
-    """Nothing waits for ever: neither for a route, nor for memory that other nodes hold."""
+    """Limits how long jobs wait for a route, or for memory that other origins have leased."""
 
     def __init__(self, pipe: Pipe, sequences: EngineSequenceManager, recovery_timeout: float) -> None:
-        self._pipe, self._sequences, self._recovery_timeout = pipe, sequences, recovery_timeout
+        self._pipe = pipe
+        self._sequences = sequences
+        self._recovery_timeout = recovery_timeout
         self._unserved_since: float | None = None
-        self._cramped: dict[int, float] = {}  # since when a sequence waits for more memory than the route has
+        self._starved_since: dict[int, float] = {}  # by id: since when a sequence waits for more memory than the route has
 
-    def end(self, route: ActiveRoute | None, trouble: str, now: float) -> None:
-        """End those that have waited long enough; `route` is None while there is none that works."""
+    def enforce(self, route: ActiveRoute | None, trouble: str, now: float) -> None:
+        """Fail jobs that have waited too long. `route` is None while none works."""
         waiting = list(self._sequences.queued.values())
         if route is None:
             waiting += self._sequences.holders.values()
@@ -76,18 +78,18 @@ class WaitLimits:
         for seq in waiting:
             if now - max(seq.job.arrival, self._unserved_since) >= self._recovery_timeout and seq.job.open:
                 why = self._pipe.explain() or f"No route could be opened: {trouble}."
-                hint = "`penstock network status` shows who holds what, and what to run."
+                hint = "`penstock network status` shows which node holds what, and what to run."
                 self._sequences.fail(seq.job, NotReady(why, hint=hint))
 
     def _end_starved(self, waiting: list[Sequence], now: float) -> None:
         pool = self._sequences.pool
-        cramped = [seq for seq in waiting if pool.blocks_for(seq.least_length) > pool.capacity]
-        self._cramped = {seq.seq_id: self._cramped.get(seq.seq_id, now) for seq in cramped}
-        for seq in cramped:
-            if now - self._cramped[seq.seq_id] > LEASE_WAIT and seq.job.open:
+        starved = [seq for seq in waiting if pool.blocks_for(seq.min_length) > pool.capacity]
+        self._starved_since = {seq.seq_id: self._starved_since.get(seq.seq_id, now) for seq in starved}
+        for seq in starved:
+            if now - self._starved_since[seq.seq_id] > LEASE_TIMEOUT_S and seq.job.open:
                 error = NotReady(
-                    f"The prompt needs KV memory for {seq.least_length} tokens, and other nodes' work leaves "
-                    f"{pool.capacity * pool.block_size}.",
+                    f"The prompt needs KV memory for {seq.min_length} tokens, but only {pool.capacity * pool.block_size} "
+                    "are left beside the work of other nodes.",
                     hint="Try again later, shorten it, or give the nodes more KV memory (kv_memory).",
                 )
                 self._sequences.fail(seq.job, error)

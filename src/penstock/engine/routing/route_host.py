@@ -1,4 +1,4 @@
-"""RouteHost: the routes that pass this node. Who may hand Spans over, in which order they go on, and what each has leased."""
+"""RouteHost: the routes of all origins that pass this node: their predecessors, the order of their jobs, their leases."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.engine.routing.stage import Stage
 
-CREDITS = 32  # NetworkJobs of one route on this node at once
+CREDITS = 32  # NetworkJobs of one leg on this node at once
 MAX_ROUTES = 64  # of all origins together
-LONGEST_LEASE = 600.0  # seconds, whatever is asked for
-REORDER_WAIT = 0.03  # seconds for a NetworkJob that others have overtaken
-LEAST_BLOCKS = 2  # a lease with less is of no use
-RECALL_TIME = 0.3  # seconds until blocks that were recalled should have come back
-RECALL_PATIENCE = 30.0  # seconds after which an origin that keeps what was called back loses its route
-STILL_WANTED = 4.0  # seconds for which an origin that found no memory counts: longer than it waits before it asks again
+MAX_LEASE_S = 600.0  # whatever an origin requests
+REORDER_TIMEOUT_S = 0.03  # how long to hold jobs back for an earlier one that is missing
+MIN_LEASE_BLOCKS = 2  # a smaller lease is of no use
+RECALL_RETRY_S = 0.3  # recalled blocks should be back after this
+RECALL_TIMEOUT_S = 30.0  # an origin that keeps recalled blocks for longer loses its route
+WAITING_TTL_S = 4.0  # how long an origin that found no memory is remembered: longer than it waits before it asks again
 
 
 class Arrivals:
-    """NetworkJobs of one leg, put back into the order in which the origin sent them.
+    """Puts the NetworkJobs of one leg back into the order in which the origin sent them.
 
-    One that is missing is waited for a little; then the others go on, and it may still follow.
+    Waits a little for a missing one, then lets the others continue; the missing one may still follow.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Arrivals:
         self._skipped: set[int] = set()
 
     def take(self, job: NetworkJob, now: float) -> list[NetworkJob]:
-        """Those that can go on now that this one is here. A repetition is dropped."""
+        """Add a NetworkJob, and return those that can be run now. A duplicate is dropped."""
         number = job.number
         if number < self._next:
             if number not in self._skipped:
@@ -45,14 +45,14 @@ class Arrivals:
         if number in self._held:
             return []
         before: list[NetworkJob] = []
-        if number > self._next + CREDITS:  # far ahead: what is missing before it will not come any more
+        if number > self._next + CREDITS:  # far ahead: those missing before it are lost
             before = [self._held.pop(held)[0] for held in sorted(self._held)]
             self._next = number
-        self._held[number] = (job, now + REORDER_WAIT)
+        self._held[number] = (job, now + REORDER_TIMEOUT_S)
         return [*before, *self._ready()]
 
     def overdue(self, now: float) -> list[NetworkJob]:
-        """Those that have waited long enough for the ones before them."""
+        """Return those that have waited long enough for the ones before them."""
         ready: list[NetworkJob] = []
         while self._held and min(until for _, until in self._held.values()) <= now:
             first = min(self._held)
@@ -74,7 +74,7 @@ class Arrivals:
 
 
 class RoutePart(NamedTuple):
-    """The layers of a stage that a route runs: it may enter and leave the stage in its middle."""
+    """The layers of a stage that a route runs. It may enter and leave the stage in the middle."""
 
     stage: Stage
     layers: LayerRange
@@ -84,17 +84,17 @@ class RoutePart(NamedTuple):
 class HostedRoute:
     id: RouteId
     legs: Mapping[int, Leg]  # by their first layer
-    parts: Mapping[int, RoutePart]  # of the legs, one for each stage on them, by their first layer
+    parts: Mapping[int, RoutePart]  # one for each stage of the legs, by its first layer
     width: int
     lease: float
-    heard: float  # when anything came of it
+    last_heard: float  # when its last message came
     wants: int = 0  # blocks
-    owes: float | None = None  # since when it keeps blocks that were called back
+    overdue_since: float | None = None  # since when it keeps recalled blocks
     arrivals: dict[int, Arrivals] = field(default_factory=dict)
-    here: int = 0  # NetworkJobs that are on this node now
+    jobs_here: int = 0  # NetworkJobs that are on this node now
 
     def successor(self, layer: int) -> str:
-        """Who comes after the leg that ends here."""
+        """The node that comes after the leg that ends at this layer."""
         return next(leg.successor for leg in self.legs.values() if leg.layers.end == layer)
 
 
@@ -112,30 +112,34 @@ class RouteHost:
         self.routes: dict[RouteId, HostedRoute] = {}
         self.draining = False
         self._alive: set[str] = set()
-        self._waiting: dict[str, float] = {}  # origins that found no memory, and until when they count
-        self._stages, self._model, self._shape, self._block_size = stages, model, shape, block_size
-        self._width, self._clock = width, clock
+        self._waiting: dict[str, float] = {}  # origins that found no memory -> until when they are remembered
+        self._stages = stages
+        self._model = model
+        self._shape = shape
+        self._block_size = block_size
+        self._width = width
+        self._clock = clock
 
-    def open(self, sender: str, ask: OpenRoute) -> RouteOffer:
-        """Lease blocks to a route, or say why not."""
-        route = ask.route
-        problem = self._problem(sender, ask)
+    def open(self, sender: str, request: OpenRoute) -> RouteOffer:
+        """Lease blocks to a route, or refuse with a reason."""
+        route = request.route
+        problem = self._refusal_reason(sender, request)
         if problem:
             return RouteOffer(route, reason=problem)
         for known in [known for known in self.routes if known.origin == route.origin and known < route]:
-            self.close(known)  # of a former life of that origin, or one that it has given up: it has one at a time
+            self.close(known)  # of an earlier start of that origin, or given up: it has one at a time
         if route not in self.routes:
             if len(self.routes) >= MAX_ROUTES:
-                return RouteOffer(route, reason="too many routes pass this node", retry_after=1.0)
-            parts = [part for leg in ask.legs for part in self._parts(leg)]
-            blocks = min(ask.blocks, *(part.stage.unleased for part in parts))
-            if (blocks < LEAST_BLOCKS or sender in self._waiting) and len(self._waiting) < MAX_ROUTES:
-                self._waiting[sender] = self._clock() + STILL_WANTED
-            if blocks < LEAST_BLOCKS:
-                return RouteOffer(route, reason="all its KV memory is leased (some is called back)", retry_after=RECALL_TIME)
+                return RouteOffer(route, reason="too many routes pass it", retry_after=1.0)
+            parts = [part for leg in request.legs for part in self._parts(leg)]
+            blocks = min(request.blocks, *(part.stage.unleased for part in parts))
+            if (blocks < MIN_LEASE_BLOCKS or sender in self._waiting) and len(self._waiting) < MAX_ROUTES:
+                self._waiting[sender] = self._clock() + WAITING_TTL_S
+            if blocks < MIN_LEASE_BLOCKS:
+                return RouteOffer(route, reason="all its KV memory is leased (some was recalled)", retry_after=RECALL_RETRY_S)
             for part in parts:
-                part.stage.open(route, blocks, prefix_cache=ask.prefix_cache)
-            self._enter(ask, parts)
+                part.stage.open(route, blocks, prefix_cache=request.prefix_cache)
+            self._enter(request, parts)
         return RouteOffer(route, blocks=self._granted(self.routes[route]), credits=CREDITS)
 
     def close(self, route: RouteId) -> None:
@@ -143,9 +147,11 @@ class RouteHost:
             for stage in self._stages.values():
                 stage.close(route)
 
-    def close_others(self, alive: Mapping[str, int]) -> None:
-        """Free what origins hold that are gone, or have started anew: `alive` has the epoch of every live node. One that was
-        never seen alive may be quicker than the news of it."""
+    def close_dead_origins(self, alive: Mapping[str, int]) -> None:
+        """Close the routes of origins that are gone or were restarted. `alive` has the epoch of every live node.
+
+        An origin that was never seen alive is spared: its OpenRoute may arrive before its record does.
+        """
         gone = self._alive - alive.keys()
         self._alive = set(alive)
         for route in [route for route in self.routes if route.origin in gone or alive.get(route.origin, 0) > route.epoch]:
@@ -155,7 +161,7 @@ class RouteHost:
         route = self.routes.get(ping.route)
         if route is None or sender != ping.route.origin:
             return Bounce(ping.route, -1, BounceReason.UNKNOWN_ROUTE)
-        route.heard, route.wants = self._clock(), ping.blocks
+        route.last_heard, route.wants = self._clock(), ping.blocks
         share = self._share(route)
         for stage in self._leased(route):
             if not self.draining:
@@ -163,37 +169,40 @@ class RouteHost:
         return Pong(route.id, ping.stamp, self._granted(route), share)
 
     def recalls(self) -> list[Pong]:
-        """What to tell origins that have more than their share while others have less than theirs, or nothing."""
+        """Make a Pong for every origin that has more than its share while another has less than its own, or nothing.
+
+        Closes routes that have ignored a recall for too long.
+        """
         now = self._clock()
         self._waiting = {origin: until for origin, until in self._waiting.items() if until > now}
         have = {route: (self._granted(route), self._share(route)) for route in self.routes.values()}
         if not self._still_waiting and not any(granted < min(route.wants, share) for route, (granted, share) in have.items()):
             have = {}
-        # who does not use what it has gives it back first
-        have = {route: (granted, min(share, max(route.wants, LEAST_BLOCKS))) for route, (granted, share) in have.items()}
+        # origins that want less than they have give that back first
+        have = {route: (granted, min(share, max(route.wants, MIN_LEASE_BLOCKS))) for route, (granted, share) in have.items()}
         over = {route: pong for route, pong in have.items() if pong[0] > pong[1]}
         for route in list(self.routes.values()):
-            route.owes = None if route not in over else now if route.owes is None else route.owes
-            if route.owes is not None and now - route.owes > RECALL_PATIENCE:
+            route.overdue_since = None if route not in over else now if route.overdue_since is None else route.overdue_since
+            if route.overdue_since is not None and now - route.overdue_since > RECALL_TIMEOUT_S:
                 self.close(route.id)
         return [Pong(route.id, 0, granted, share) for route, (granted, share) in over.items() if route.id in self.routes]
 
     def arrive(self, sender: str, job: NetworkJob) -> list[NetworkJob] | Bounce:
-        """Those NetworkJobs that can be run now that this one is here."""
+        """Take a NetworkJob, and return those that can be run now."""
         route = self.routes.get(job.route)
         if route is None:
             return Bounce(job.route, job.number, BounceReason.UNKNOWN_ROUTE)
         leg = route.legs.get(job.current_layer)
         if leg is None or leg.predecessor != sender or (job.hidden is not None and job.hidden.width != route.width):
             return Bounce(job.route, job.number, BounceReason.MALFORMED)
-        route.heard = self._clock()
-        if route.here >= CREDITS * len(route.legs):
+        route.last_heard = self._clock()
+        if route.jobs_here >= CREDITS * len(route.legs):
             return Bounce(job.route, job.number, BounceReason.FLOOD)
-        return self._counted(route, route.arrivals[job.current_layer].take(job, self._clock()))
+        return self._count_jobs(route, route.arrivals[job.current_layer].take(job, self._clock()))
 
-    def hands_over(self, sender: str, route: RouteId) -> bool:
-        """Whether this route's NetworkJobs come from that node. Anybody can name a route: what others send is not its origin's
-        concern. Called from other threads too."""
+    def is_predecessor(self, sender: str, route: RouteId) -> bool:
+        """Whether that node hands this route's NetworkJobs to us. Any node can name any route, so messages from others are never
+        bounced to its origin. Called from other threads too."""
         found = self.routes.get(route)
         return found is not None and any(leg.predecessor == sender for leg in found.legs.values())
 
@@ -204,49 +213,49 @@ class RouteHost:
             for route in self.routes.values()
             for arrivals in route.arrivals.values()
             if arrivals.waiting
-            for job in self._counted(route, arrivals.overdue(now))
+            for job in self._count_jobs(route, arrivals.overdue(now))
         ]
 
     @property
     def reordering(self) -> bool:
-        """Whether NetworkJobs wait for others that were sent before them."""
+        """Whether NetworkJobs are held back for earlier ones."""
         return any(arrivals.waiting for route in self.routes.values() for arrivals in route.arrivals.values())
 
-    def left(self, route: RouteId) -> None:
-        """A NetworkJob has left this node."""
+    def on_job_left(self, route: RouteId) -> None:
+        """Count a NetworkJob that has left this node."""
         found = self.routes.get(route)
         if found is not None:
-            found.here -= 1
+            found.jobs_here -= 1
 
     def expire(self) -> list[RouteId]:
-        """Close the routes that nobody has spoken for."""
+        """Close the routes whose origins were silent for longer than their lease."""
         now = self._clock()
-        gone = [route.id for route in self.routes.values() if now - route.heard > route.lease]
+        gone = [route.id for route in self.routes.values() if now - route.last_heard > route.lease]
         for route in gone:
             self.close(route)
         return gone
 
     # ---- inside ----
 
-    def _problem(self, sender: str, ask: OpenRoute) -> str:
-        route = ask.route
+    def _refusal_reason(self, sender: str, request: OpenRoute) -> str:
+        route = request.route
         if sender != route.origin:
-            return "it was asked for in another node's name"
+            return "the request names another node as its origin"
         if self.draining:
-            return "the node is leaving"
-        if ask.model != self._model or ask.shape != self._shape:
-            return f"the model is not the same here ({self._model})"
-        if ask.width != self._width:
-            return f"hidden states have {self._width} numbers here and {ask.width} there"
-        if ask.block_size != self._block_size:
-            return f"KV blocks have {self._block_size} tokens here and {ask.block_size} there (scheduler.block_size)"
+            return "it is leaving"
+        if request.model != self._model or request.shape != self._shape:
+            return f"its model is a different one ({self._model})"
+        if request.width != self._width:
+            return f"its hidden states have {self._width} numbers, not {request.width}"
+        if request.block_size != self._block_size:
+            return f"its KV blocks have {self._block_size} tokens, not {request.block_size} (scheduler.block_size)"
         if any(known.origin == route.origin and known.epoch > route.epoch for known in self.routes):
-            return "a later start of that node has routes here"
-        if not ask.legs or any(not self._can_run(leg) for leg in ask.legs):
-            return "this node does not hold these layers"
-        parts = [part for leg in ask.legs for part in self._parts(leg)]
-        if len({part.stage for part in parts}) < len(parts):  # the KV of a lease is one log for each stage
-            return "a route passes a segment only once"
+            return "the origin was restarted and has newer routes"
+        if not request.legs or any(not self._can_run(leg) for leg in request.legs):
+            return "it does not hold these layers"
+        parts = [part for leg in request.legs for part in self._parts(leg)]
+        if len({part.stage for part in parts}) < len(parts):  # a lease has one KV log at each stage
+            return "a route may pass a segment only once"
         return ""
 
     def _can_run(self, leg: Leg) -> bool:
@@ -254,7 +263,7 @@ class RouteHost:
         return bool(parts) and parts[-1].layers.end == leg.layers.end
 
     def _parts(self, leg: Leg) -> list[RoutePart]:
-        """What a leg runs of the stages here, as far as they hold its layers without a gap."""
+        """The parts of our stages that a leg runs, up to the first layer that is not here."""
         parts: list[RoutePart] = []
         layer = leg.layers.start
         while layer < leg.layers.end and (stage := self._holder(layer)) is not None:
@@ -266,12 +275,14 @@ class RouteHost:
         found = (stage for stage in self._stages.values() if stage.segment.layers.start <= layer < stage.segment.layers.end)
         return next(found, None)
 
-    def _enter(self, ask: OpenRoute, parts: Iterable[RoutePart]) -> None:
-        legs = {leg.layers.start: leg for leg in ask.legs}
-        stays = {part.layers.start: part for part in parts}
-        route = HostedRoute(ask.route, legs, stays, ask.width, min(ask.lease, LONGEST_LEASE), self._clock(), ask.blocks)
+    def _enter(self, request: OpenRoute, parts: Iterable[RoutePart]) -> None:
+        legs = {leg.layers.start: leg for leg in request.legs}
+        by_layer = {part.layers.start: part for part in parts}
+        route = HostedRoute(
+            request.route, legs, by_layer, request.width, min(request.lease, MAX_LEASE_S), self._clock(), request.blocks
+        )
         route.arrivals = {start: Arrivals() for start in legs}
-        self.routes[ask.route] = route
+        self.routes[request.route] = route
 
     def _leased(self, route: HostedRoute) -> list[Stage]:
         return [stage for stage in self._stages.values() if route.id in stage.leases]
@@ -280,7 +291,7 @@ class RouteHost:
         return min(stage.leases[route.id].granted for stage in self._leased(route))
 
     def _share(self, route: HostedRoute) -> int:
-        """Every route that passes a segment, or waits to, may have an equal part of it; what one does not want is for others."""
+        """The route's fair share: an equal part of each segment, plus what other routes do not want."""
         return min(self._share_of(stage, route) for stage in self._leased(route))
 
     def _share_of(self, stage: Stage, route: HostedRoute) -> int:
@@ -295,11 +306,11 @@ class RouteHost:
 
     @property
     def _still_waiting(self) -> int:
-        """Origins that found no memory and have none now. Who got some keeps its place for a while: it may have to give it back
-        and start again, because another node on its way has none."""
+        """Origins that found no memory and still have none. One that got some is remembered for a while: it may have to give that
+        back and start again, because another node of its path has none."""
         return len(self._waiting.keys() - {route.origin for route in self.routes})
 
-    def _counted(self, route: HostedRoute, jobs: Iterable[NetworkJob]) -> list[NetworkJob]:
+    def _count_jobs(self, route: HostedRoute, jobs: Iterable[NetworkJob]) -> list[NetworkJob]:
         ready = list(jobs)
-        route.here += len(ready)
+        route.jobs_here += len(ready)
         return ready

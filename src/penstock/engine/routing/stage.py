@@ -1,4 +1,4 @@
-"""A Stage: one local segment, and the KV blocks that routes have leased of it."""
+"""Stage: one local segment, and the KV blocks that routes have leased of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from penstock.model.segment import Segment
 
 
 class Stage:
-    """A lease is a pool of its own, cut out of the segment's blocks: the origin counts with the same pool and the same steps,
+    """Runs NetworkJobs through a segment, and leases its KV blocks to routes.
+
+    Every lease is a pool of its own, cut out of the segment's blocks. The origin keeps the same pool and takes the same steps,
     so it knows what fits without asking, and no origin can reach another's blocks.
     """
 
@@ -30,13 +32,17 @@ class Stage:
         *,
         shared: bool = False,
     ) -> None:
-        self.segment, self._block_size, self._node, self._clock = segment, block_size, node, clock
-        self._shared = shared  # what other nodes send passes here, and that may be anything
+        self.segment = segment
+        self._block_size = block_size
+        self._node = node
+        self._clock = clock
+        self._shared = shared  # other nodes send hidden states here, and they are not trusted
         self._unleased = list(range(segment.kv_blocks, 0, -1))
         self.leases: dict[RouteId, WorkerSequenceManager] = {}
-        self.seconds = 0.0  # of compute in all
-        self.lately = 0.0  # seconds that a pass through all layers takes, smoothed
-        self.passes = self.shared_passes = 0  # shared: with Spans of more than one origin
+        self.seconds = 0.0  # of compute in total
+        self.mean_pass_seconds = 0.0  # of a pass through all layers, smoothed
+        self.passes = 0
+        self.shared_passes = 0  # with Spans of more than one origin
 
     @property
     def unleased(self) -> int:
@@ -45,14 +51,14 @@ class Stage:
     @property
     def held(self) -> int:
         """Blocks that sequences hold."""
-        return sum(lease.pool.held for lease in list(self.leases.values()))  # other threads look too
+        return sum(lease.pool.held for lease in list(self.leases.values()))  # other threads read this too
 
     def open(self, route: RouteId, blocks: int, *, prefix_cache: bool) -> None:
         pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache)
         self.leases[route] = WorkerSequenceManager(pool, self._unleased.extend)
 
     def extend(self, route: RouteId, blocks: int) -> None:
-        """Let a route have so many blocks, as far as there are any: it counts on them when it says so."""
+        """Raise a lease to this many blocks, as far as there are any. The origin uses them from its next RESIZED notice on."""
         lease = self.leases[route]
         lease.spare += self._take(blocks - lease.granted)
 
@@ -62,20 +68,22 @@ class Stage:
             self._unleased += lease.all_blocks()
 
     def run(self, jobs: Sequence[NetworkJob], layers: LayerRange) -> None:
-        """Run NetworkJobs through these layers of the segment in one pass. Afterwards they hold what was taken, and stand behind
-        the last of the layers."""
+        """Run NetworkJobs through these layers of the segment in one pass.
+
+        Afterwards each holds only the Spans that were accepted, and its current layer is the end of the range.
+        """
         started = self._clock()
         for job in jobs:
             verdicts = self.leases[job.route].on_schedule(job)
             if any(verdict is not Verdict.APPEND for verdict in verdicts):
-                self._leave_out(job, verdicts)
+                self._remove_spans(job, verdicts)
         full = [job for job in jobs if job.spans]
         if full:
             pieces = [BatchPiece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in full for s in job.spans]
             hidden = full[0].hidden if len(full) == 1 else torch.cat([job.hidden for job in full])
             out = self.segment.process(hidden, pieces, layers)
             if self._shared and not torch.isfinite(out).all():
-                out = out[self._leave_out_infinite(full, pieces, torch.isfinite(out).all(1).tolist())]
+                out = out[self._refuse_non_finite(full, pieces, torch.isfinite(out).all(1).tolist())]
             row = 0
             for job in full:
                 count = sum(span.n for span in job.spans)
@@ -88,23 +96,25 @@ class Stage:
 
     def _observe(self, jobs: Sequence[NetworkJob], full: Sequence[NetworkJob], layers: LayerRange, took: float) -> None:
         for job in jobs:
-            job.services.append(took if job.spans else 0.0)  # fused ones all wait for the whole pass
+            job.services.append(took if job.spans else 0.0)  # jobs of one pass all wait for the whole of it
         self.seconds += took
         if full:
             through_all = took * self.segment.layers.size / layers.size
-            self.lately = through_all if not self.lately else 0.9 * self.lately + 0.1 * through_all
+            self.mean_pass_seconds = (
+                through_all if not self.mean_pass_seconds else 0.9 * self.mean_pass_seconds + 0.1 * through_all
+            )
             self.passes += 1
             self.shared_passes += len({job.route.origin for job in full}) > 1
 
     def _take(self, blocks: int) -> list[int]:
-        """So many of the blocks that nobody has leased, or what is left of them."""
+        """Take this many unleased blocks, or as many as there are."""
         cut = max(0, len(self._unleased) - max(0, blocks))
         taken = self._unleased[cut:][::-1]
         del self._unleased[cut:]
         return taken
 
-    def _leave_out(self, job: NetworkJob, verdicts: Sequence[Verdict]) -> None:
-        """Cut the Spans that are not to be run out of a NetworkJob; stale ones and repetitions need no answer."""
+    def _remove_spans(self, job: NetworkJob, verdicts: Sequence[Verdict]) -> None:
+        """Remove the Spans that must not be run from a NetworkJob. Stale ones and duplicates need no refusal."""
         kept: list[Span] = []
         rows: list[int] = []
         row = 0
@@ -119,21 +129,23 @@ class Stage:
         job.hidden = job.hidden[rows]
 
     def undo(self, job: NetworkJob) -> None:
-        """A pass failed: what it should have written is not there."""
+        """Take back what a failed pass was to write."""
         lease = self.leases.get(job.route)
         if lease is not None:
             for span in job.spans:
                 lease.undo(span)
 
-    def _leave_out_infinite(self, jobs: Sequence[NetworkJob], pieces: Sequence[BatchPiece], finite: Sequence[bool]) -> list[int]:
-        """Refuse Spans that came out as no numbers, and leave none of those behind: in a block that another sequence gets later,
-        even one that is masked would spoil what is read beside it. Returns the rows of the others."""
+    def _refuse_non_finite(self, jobs: Sequence[NetworkJob], pieces: Sequence[BatchPiece], finite: Sequence[bool]) -> list[int]:
+        """Refuse Spans whose output is NaN or infinite, and return the rows of the others.
+
+        What they wrote is wiped: masked positions of a block are read too, so it would spoil the next owner's output.
+        """
         rows: list[int] = []
-        row, place = 0, iter(pieces)
+        row, remaining = 0, iter(pieces)
         for job in jobs:
             verdicts = []
             for span in job.spans:
-                piece, end = next(place), row + span.n
+                piece, end = next(remaining), row + span.n
                 if all(finite[row:end]):
                     verdicts.append(Verdict.APPEND)
                     rows.extend(range(row, end))
@@ -143,7 +155,7 @@ class Stage:
                     self.leases[job.route].undo(span)
                 row = end
             if Verdict.FAILED in verdicts:
-                self._leave_out(job, verdicts)
+                self._remove_spans(job, verdicts)
         return rows
 
     def refusal(self, job: NetworkJob, span: Span, verdict: Verdict) -> Refusal:

@@ -1,4 +1,4 @@
-"""Who goes first. A policy is a sort key, lower first, computed anew at every step; ties go by arrival."""
+"""Scheduling policies. Each is a sort key, lower first, computed at every step; ties are broken by arrival."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from penstock.domain.job import Job, Sequence
 Policy = Callable[[Sequence, float, float], float]
 
 
-LEAST_DEADLINE = 0.25  # seconds
-STARVED = 30.0  # seconds without a token, after which a background job (of a priority below 0) is not put off any more
+MIN_DEADLINE_S = 0.25
+STARVED_S = 30.0  # without a token for this long, a background job (priority below 0) is promoted
 
 
 def fair_deadline(reading: float) -> float:
-    """For a job that came without one, from the seconds that its prompt takes to read. It grows faster than these, so that
-    a short prompt is not held up by a long one; and a long one, whose slack shrinks while it waits, has its turn."""
-    return max(LEAST_DEADLINE, 3 * reading * (1 + 4 * reading))
+    """The deadline of a job that came without one, from the predicted seconds to read its prompt.
+
+    It grows faster than the reading time, so a short prompt overtakes a long one; the long one's turn comes as its slack shrinks.
+    """
+    return max(MIN_DEADLINE_S, 3 * reading * (1 + 4 * reading))
 
 
 def by_arrival(seq: Sequence, now: float, remaining: float) -> float:
@@ -38,13 +40,15 @@ POLICIES: Mapping[str, Policy] = {"fcfs": by_arrival, "edf": by_deadline, "lrs":
 
 
 def to_promote(seqs: Collection[Sequence], now: float) -> Job | None:
-    """The background job that is to rank like the others from now on: the one that has stood still for longest, and too long.
-    There is one at a time, so that urgent work makes room for no more than that."""
-    if any(seq.job.lifted for seq in seqs):
+    """Return the background job to rank like any other from now on: the one stalled the longest, if for `STARVED_S`.
+
+    Only one is promoted at a time, to limit what it costs urgent work.
+    """
+    if any(seq.job.promoted for seq in seqs):
         return None
     background = [seq for seq in seqs if seq.job.priority < 0]
     longest = min(background, key=lambda seq: (_last_progress(seq), seq.seq_id), default=None)
-    return longest.job if longest is not None and now - _last_progress(longest) >= STARVED else None
+    return longest.job if longest is not None and now - _last_progress(longest) >= STARVED_S else None
 
 
 def _last_progress(seq: Sequence) -> float:

@@ -1,18 +1,21 @@
-"""How long a step will take, learned from the steps before: a line through tokens and context, forgetting slowly."""
+"""StepTimePredictor: learns how long a step takes from its tokens and their context."""
 
 from __future__ import annotations
 
 import numpy as np
 
-FORGET = 0.98
-WARM, OUTLIER = 20, 3.0  # after so many steps, one that takes so many times its prediction is cut to that
-MAX_CHUNK = 8192  # tokens; a mask grows with the square of it
-PRIOR = (5e-3, 1e-3, 1e-7)  # seconds: per step, per token, per token of context read; only until steps were seen
+DECAY = 0.98  # weight of all earlier steps at each new one
+WARMUP_STEPS = 20  # before outliers are clipped
+OUTLIER_FACTOR = 3.0  # longest observed step, as a multiple of its prediction
+MAX_CHUNK = 8192  # tokens; the attention mask grows with the square
+PRIOR = (5e-3, 1e-3, 1e-7)  # seconds per step, per token, per token of context; replaced by what is observed
 
 
 class StepTimePredictor:
-    """seconds ~ a + b * tokens + c * context, by recursive least squares. Never predicts less than nothing: what the fit
-    has below zero counts as zero where it is read (inside the fit that would feed back, and run away)."""
+    """Fits seconds = a + b * tokens + c * context by recursive least squares.
+
+    Negative coefficients count as zero in predictions only; clipped inside the fit they would feed back and diverge.
+    """
 
     def __init__(self) -> None:
         self._scale = np.array([1.0, 100.0, 10000.0])  # keeps the three columns of similar size
@@ -23,12 +26,12 @@ class StepTimePredictor:
 
     def observe(self, tokens: int, context: int, seconds: float) -> None:
         self._seen += 1
-        if self._seen > WARM:  # something else had the machine for a moment: that is not how long steps take
-            seconds = min(seconds, OUTLIER * max(self.step(tokens, context), 1e-4))
+        if self._seen > WARMUP_STEPS:  # another process had the machine for a moment
+            seconds = min(seconds, OUTLIER_FACTOR * max(self.step(tokens, context), 1e-4))
         x = np.array([1.0, tokens, context]) / self._scale
-        gain = self._covariance @ x / (FORGET + x @ self._covariance @ x)
+        gain = self._covariance @ x / (DECAY + x @ self._covariance @ x)
         self._fit = self._fit + gain * (seconds - x @ self._fit)
-        covariance = (self._covariance - np.outer(gain, x @ self._covariance)) / FORGET
+        covariance = (self._covariance - np.outer(gain, x @ self._covariance)) / DECAY
         if np.trace(covariance) < 1e6:  # without variety in the steps it would grow without bound
             self._covariance = covariance
         a, b, c = np.maximum(self._fit / self._scale, 0.0).tolist()
@@ -39,7 +42,7 @@ class StepTimePredictor:
         return a + b * tokens + c * context
 
     def prefill(self, tokens: int, chunk: int) -> float:
-        """Seconds until a prompt's remaining tokens have passed, in chunks."""
+        """Predicted seconds to read this many prompt tokens in chunks."""
         if tokens <= 0:
             return 0.0
         a, b, _ = self._weights

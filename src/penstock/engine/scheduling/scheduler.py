@@ -1,7 +1,7 @@
-"""The Scheduler: which sequences get a Span now. It decides and changes nothing; `on_schedule` applies what it returns.
+"""Scheduler: decides which sequences get a Span now. It changes nothing; `on_schedule` applies its output.
 
-A batch is stall-free: all ready decodes first, then prompts, begun or new, by urgency within a token budget.
-Memory that a decode or a started prompt lacks is taken from the least urgent sequence, which is computed again later.
+A batch is stall-free: all ready decodes first, then prompts, started or new, by urgency within a token budget.
+If a decode or a started prompt lacks memory, the least urgent sequence is preempted and computed again later.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from penstock.domain.job import Job, Sequence, SequenceState
 from penstock.engine.scheduling.policies import POLICIES, to_promote
 from penstock.engine.scheduling.predictor import StepTimePredictor
 
-IDLE_FACTOR = 4
-MIN_DYNAMIC_CHUNK = 64  # a prompt always goes on, however slow the machine
+IDLE_FACTOR = 4  # default of idle_chunk, as a multiple of chunk
+MIN_DYNAMIC_CHUNK = 64  # tokens; prompts make progress on the slowest machine
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`n` more tokens of a sequence. `hits` are the blocks of its prefix that are known already (when it is admitted)."""
+    """`n` more tokens of a sequence. `hits` are cached blocks of its prefix, when it is admitted."""
 
     seq: Sequence
     n: int
@@ -33,16 +33,17 @@ class SchedulerOutput:
     grants: list[Grant] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     ignored: list[Sequence] = field(default_factory=list)
-    lifted: Job | None = None  # a background job that ranks like the others from the next round on
-    reach: int = 0  # blocks that a sequence can have at most
+    promoted: Job | None = None  # a background job that ranks like any other from the next round on
+    reach: int = 0  # the most blocks that a sequence can have
 
     def __bool__(self) -> bool:
-        return bool(self.grants or self.preempted or self.ignored or self.lifted)
+        return bool(self.grants or self.preempted or self.ignored or self.promoted)
 
 
 class Scheduler:
     def __init__(self, config: EngineConfig, predictor: StepTimePredictor) -> None:
-        self._config, self._predictor = config, predictor
+        self._config = config
+        self._predictor = predictor
         self._policy = POLICIES[config.policy]
 
     def schedule(
@@ -56,18 +57,21 @@ class Scheduler:
         pipelined: bool = False,
         reach: int | None = None,
     ) -> SchedulerOutput:
-        """`queued` wait for memory (WAITING, WAITING_PREEMPT), `holders` have some (RUNNING, PAUSED). `window` is how many
-        NetworkJobs may be in flight: each carries its part of the decodes; `pipelined`: there are several nodes to keep busy. A
-        prompt that fits the `pool` not now but would fit
-        `reach` blocks waits for them.
+        """Decide one batch.
+
+        queued: sequences without memory (WAITING, WAITING_PREEMPT).
+        holders: sequences with memory (RUNNING, PAUSED).
+        window: NetworkJobs that may be in flight; each carries its part of the decodes.
+        pipelined: there are several nodes to keep busy.
+        reach: blocks that the pool may grow to; a prompt that would fit then waits for them.
         """
         round_ = _Round(pool, self._config, holders, lambda seq: self._urgency(seq, now), reach or pool.capacity)
-        round_.out.lifted = to_promote([*queued, *holders], now)
-        round_.make_way(queued)
+        round_.out.promoted = to_promote([*queued, *holders], now)
+        round_.preempt_for_priority(queued)
         ready = [seq for seq in holders if seq.state is SequenceState.PAUSED and seq.remaining > 0]
         decodes = [seq for seq in ready if seq.decoding]
         if len(decodes) > pool.available:
-            decodes.sort(key=round_.urgency)  # only where somebody may have to give way does the order matter
+            decodes.sort(key=round_.urgency)  # the order matters only if some may be preempted
         if window > 1:
             part = -(-sum(seq.decoding for seq in holders) // window)
             decodes = decodes[:part]
@@ -80,7 +84,7 @@ class Scheduler:
             prompts += queued
         for seq in sorted(prompts, key=round_.urgency):
             if seq.state is SequenceState.PAUSED:
-                round_.go_on(seq)
+                round_.continue_prompt(seq)
             elif admitting:
                 admitting = round_.admit(seq)
         round_.drop_ignored_jobs()
@@ -89,17 +93,17 @@ class Scheduler:
     def _chunk(self, decodes: list[Sequence], holders: Collection[Sequence], *, pipelined: bool) -> int:
         config = self._config
         if config.step_target is None:
-            # long passes are faster, but they stall those who decode, and leave a pipeline of several stages empty
+            # long passes are faster, but they stall decodes and leave other stages of a pipeline idle
             if pipelined or any(seq.decoding for seq in holders):
                 return config.chunk
             return config.idle_chunk or IDLE_FACTOR * config.chunk
         context = sum(seq.step_processed for seq in decodes)
-        # where decoding alone takes all of the time, prompts get as much again: or nobody new would ever be read
+        # if decodes alone take the whole target, prompts get as much again: otherwise none would ever be read
         target = max(config.step_target, 2 * self._predictor.step(len(decodes), context))
         return max(MIN_DYNAMIC_CHUNK, self._predictor.chunk_within(target, len(decodes), context))
 
     def _urgency(self, seq: Sequence, now: float) -> Urgency:
-        """Lower is more urgent: priority, then the policy, then arrival, then the order of outputs."""
+        """Sort key, lower first: priority, then the policy, then arrival, then the order of outputs."""
         remaining = self._predictor.prefill(seq.remaining, self._config.chunk)
         return (-seq.job.effective_priority, self._policy(seq, now, remaining), seq.job.arrival, seq.seq_id)
 
@@ -108,7 +112,7 @@ Urgency = tuple[int, float, float, int]
 
 
 class _Round:
-    """One decision in the making: what is granted so far and the memory that is left after it."""
+    """One decision in progress: what is granted so far, and the memory that is left."""
 
     def __init__(
         self,
@@ -120,15 +124,17 @@ class _Round:
     ) -> None:
         self.out = SchedulerOutput(reach=reach)
         self.budget = 0
-        self._reach = reach
-        self._pool, self._config, self._holders = pool, config, holders
-        self._rank, self._ranks = rank, dict[int, Urgency]()
+        self._pool = pool
+        self._config = config
+        self._holders = holders
+        self._rank = rank
+        self._ranks = dict[int, Urgency]()
         self._free = pool.available
         self._granted: set[int] = set()
         self._gone: set[int] = set()
-        self._released: set[int] = set()  # blocks that victims of this round give back
+        self._released: set[int] = set()  # blocks freed by preemptions of this round
         self._running = len(holders)
-        # blocks that admitted prompts will still ask for: nobody else is admitted into them
+        # blocks that admitted prompts still need: no other prompt is admitted into them
         self._promised = sum(map(self._outstanding, holders))
 
     def urgency(self, seq: Sequence) -> Urgency:
@@ -140,12 +146,12 @@ class _Round:
     def may_admit(self) -> bool:
         return self.budget > 0 and self._running < self._config.max_sequences
 
-    def make_way(self, queued: Collection[Sequence]) -> None:
-        """Jobs of lower priority give way to one that waits for memory or a place, if that lets it in. Equals wait."""
+    def preempt_for_priority(self, queued: Collection[Sequence]) -> None:
+        """Preempt lower-priority sequences if that lets the most urgent queued one in. Never preempts equals."""
         if not self._holders or not queued:
             return
         lowest = min(seq.job.effective_priority for seq in self._holders)
-        above = [seq for seq in queued if seq.job.effective_priority > lowest and not self._waits_for_its_prefix(seq)]
+        above = [seq for seq in queued if seq.job.effective_priority > lowest and not self._waits_for_first_output(seq)]
         if not above:
             return
         newcomer = min(above, key=self.urgency)
@@ -156,7 +162,7 @@ class _Round:
         candidates = sorted(below, key=self.urgency)
         while free < need + running or running >= self._config.max_sequences:
             if not candidates:
-                return  # not even without all of them
+                return  # preempting all of them would not be enough
             victims.append(candidates.pop())
             free += len(self._pool.exclusive(victims[-1].table)) + self._outstanding(victims[-1])
             running -= 1
@@ -170,33 +176,33 @@ class _Round:
         if self._make_room(need, seq):
             self._grant(seq, 1, need)
 
-    def go_on(self, seq: Sequence) -> None:
-        """Another chunk of a prompt that is partly done."""
+    def continue_prompt(self, seq: Sequence) -> None:
+        """Grant the next chunk of a started prompt."""
         if seq.seq_id in self._gone or self.budget <= 0:
             return
         n = min(seq.remaining, self.budget)
-        need = max(0, self._pool.blocks_for(seq.scheduled + n) - len(seq.table))  # a sequence that was cut back kept its table
+        need = max(0, self._pool.blocks_for(seq.scheduled + n) - len(seq.table))  # a rewound sequence has kept its table
         if self._make_room(need, seq):
             self._grant(seq, n, need)
             self.budget -= n
             self._promised -= need
 
     def admit(self, seq: Sequence) -> bool:
-        """A new prompt, if all of it fits. False ends the round: nobody overtakes a prompt that waits for memory."""
+        """Admit a new prompt if all of it fits. False ends admission: no prompt overtakes one that waits for memory."""
         if not self.may_admit():
             return False
-        if self._waits_for_its_prefix(seq):
+        if self._waits_for_first_output(seq):
             return True
         pool = self._pool
         whole = pool.blocks_for(len(seq.tokens))
-        if (most := pool.blocks_for(seq.least_length)) > pool.capacity:
-            if most > self._reach:
+        if (needed := pool.blocks_for(seq.min_length)) > pool.capacity:
+            if needed > self.out.reach:
                 self.out.ignored.append(seq)
-            return most > self._reach
+            return needed > self.out.reach
         hits = self._hits(seq)
-        # a hit costs nothing while somebody else holds the block
+        # a hit is free while another sequence holds the block
         need = whole - len(hits) + sum(1 for block in hits if pool.is_idle(block) or block in self._released)
-        # one block in reserve for each sequence that runs, so that the newcomer is not their first victim
+        # one block in reserve for each running sequence, so that the new one is not preempted at once
         if self._free - self._promised < need + self._running:
             return False
         start = len(hits) * pool.block_size
@@ -209,13 +215,13 @@ class _Round:
         return True
 
     def drop_ignored_jobs(self) -> None:
-        """Take back grants to jobs that end this round, because another of their outputs can never fit."""
+        """Take back grants to jobs that fail this round because another of their outputs can never fit."""
         if self.out.ignored:
             ended = {seq.job for seq in self.out.ignored}
             self.out.grants = [grant for grant in self.out.grants if grant.seq.job not in ended]
 
     def _hits(self, seq: Sequence) -> list[int]:
-        """Known blocks of the prompt, at most all but its last token: that one must be computed to get logits."""
+        """Cached blocks of the prompt, without its last token, which must be computed for its logits."""
         if not self._config.prefix_cache or not seq.prefix_trusted or seq.wants_rows:
             return []
         full = (len(seq.tokens) - 1) // self._pool.block_size
@@ -240,7 +246,7 @@ class _Round:
         self._promised -= self._outstanding(victim)
 
     def _outstanding(self, seq: Sequence) -> int:
-        """Blocks that the rest of a started prompt will ask for."""
+        """Blocks that the rest of a started prompt needs."""
         return 0 if seq.decoding else self._pool.blocks_for(len(seq.tokens)) - len(seq.table)
 
     def _grant(self, seq: Sequence, n: int, blocks: int, hits: tuple[int, ...] = ()) -> None:
@@ -248,10 +254,10 @@ class _Round:
         self._free -= blocks
         self.out.grants.append(Grant(seq, n, hits))
 
-    def _waits_for_its_prefix(self, seq: Sequence) -> bool:
-        """The further outputs of a job (n > 1) wait until the first has computed the prompt, then find it in the cache; and
-        where the prompt's likelihood was asked for, until it is known: it is told before their first token."""
-        leader = seq.job.sequences[0]
-        if seq is leader or not (self._config.prefix_cache or leader.wants_rows):
+    def _waits_for_first_output(self, seq: Sequence) -> bool:
+        """Whether a further output of a job (n > 1) must wait for the first: to find its prompt in the cache, or because prompt
+        logprobs are to be reported before any token."""
+        first = seq.job.sequences[0]
+        if seq is first or not (self._config.prefix_cache or first.wants_rows):
             return False
-        return leader.finish is None and leader.step_processed < leader.prompt_len
+        return first.finish is None and first.step_processed < first.prompt_len

@@ -1,7 +1,7 @@
-"""EngineSequenceManager: the truth about every sequence of this origin. All changes to sequences happen here.
+"""EngineSequenceManager: owns the sequences of this origin. All changes to sequences happen here.
 
 It counts the blocks that sequences hold at the stages in a pool of its own, which takes the same steps in the same
-order as theirs; what the stages must be told travels as numbered notices with the next NetworkJob.
+order as theirs. Stages learn of changes from numbered notices that travel with the next NetworkJob.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from penstock.domain.updates import (
     Usage,
 )
 from penstock.engine.scheduling.scheduler import SchedulerOutput
-from penstock.engine.sequences.output_text import OutputText, TextStreams, say, say_again
+from penstock.engine.sequences.output_text import OutputText, TextStreams, accept_token, replay_token
 from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong
 from penstock.stats import EngineStats
 
 
 class Step(NamedTuple):
-    """A Span that passed all stages, with the token that was sampled if it was the last of its tokens, and where that was
-    asked for, the likelihood of the prompt's own tokens, or the sum of its rows (in fp64) for an embedding."""
+    """A Span that passed all stages, with what was computed from its rows.
+
+    token_id, logprob: the sampled token, if the Span reached the end of its sequence.
+    prompt_logprobs: of the prompt's own tokens, if requested.
+    row_sum: the sum of its rows in fp64, for an embedding.
+    """
 
     span: Span
     token_id: int | None = None
@@ -56,19 +60,24 @@ class EngineSequenceManager:
         stats: EngineStats | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pool, self._stats = pool, stats or EngineStats()
+        self.pool = pool
+        self._stats = stats or EngineStats()
         self._next_block = pool.capacity + 1
         self.queued: dict[int, Sequence] = {}  # WAITING, WAITING_PREEMPT
         self.holders: dict[int, Sequence] = {}  # RUNNING, PAUSED
-        self.notices: list[Notice] = []  # that stages may not have had yet
+        self.notices: list[Notice] = []  # that stages may not have received yet
         self.preemptions = 0
-        self._eos_ids, self._text_stream, self._secret, self._clock = eos_ids, text_stream, secret, clock
+        self._eos_ids = eos_ids
+        self._text_stream = text_stream
+        self._secret = secret
+        self._clock = clock
         self._texts: dict[int, OutputText] = {}
-        self._next_seq = self._next_notice = 0
+        self._next_seq = 0
+        self._next_notice = 0
         self._sent_notice = -1
 
     def add(self, job: Job) -> None:
-        """Enter a job: each of its `n` outputs is a sequence that waits. One that is resumed waits as a preempted one does."""
+        """Queue a job: a WAITING sequence for each of its `n` outputs, or a WAITING_PREEMPT one for an answer that is resumed."""
         sampling, make_constraint = job.sampling, job.request.constraint
         for index in range(sampling.n):
             text = OutputText(self._text_stream(sampling.skip_special_tokens), sampling.stop)
@@ -82,46 +91,46 @@ class EngineSequenceManager:
                 self._resume(seq)
 
     def get(self, span: Span) -> Sequence | None:
-        """The sequence of a Span, unless it is over or the Span is of an older incarnation or attempt."""
+        """The sequence of a Span. None if it has ended, or the Span is of an older incarnation or attempt."""
         seq = self.holders.get(span.seq_id)
         return seq if seq is not None and (seq.incarnation, seq.attempt) == (span.incarnation, span.attempt) else None
 
     def use(self, pool: BlockPool) -> None:
-        """Count with another pool from now on: that of a new route, whose stages know nothing yet."""
+        """Switch to the pool of a new route, whose stages know nothing yet."""
         assert not self.holders
         self.pool, self._next_block = pool, pool.capacity + 1
         self.notices, self._next_notice, self._sent_notice = [], 0, -1
-        self._tell_all(NoticeKind.RESIZED, blocks=pool.capacity)
+        self._notify(NoticeKind.RESIZED, blocks=pool.capacity)
 
     def resize(self, blocks: int) -> None:
-        """Count on so many blocks from now on, here and at the stages. There must be as many free as are given up."""
+        """Use this many blocks from now on, here and at the stages. Blocks that are given up must be free."""
         pool = self.pool
         if blocks < pool.capacity:
-            pool.give_up(pool.capacity - blocks)
+            pool.shrink(pool.capacity - blocks)
         else:
             more = blocks - pool.capacity
-            pool.take_in(range(self._next_block, self._next_block + more))
+            pool.grow(range(self._next_block, self._next_block + more))
             self._next_block += more
-        self._tell_all(NoticeKind.RESIZED, blocks=blocks)
+        self._notify(NoticeKind.RESIZED, blocks=blocks)
 
     # ---- the events ----
 
     def on_schedule(self, output: SchedulerOutput) -> list[Span]:
-        """Apply a decision: lift, preempt, ignore, then turn the grants into Spans."""
-        if output.lifted is not None:
-            output.lifted.lifted = True
+        """Apply a decision: promote, preempt and ignore, then turn the grants into Spans."""
+        if output.promoted is not None:
+            output.promoted.promoted = True
         for seq in output.preempted:
             self.preempt_seq(seq)
         for seq in output.ignored:
             if not seq.job.open:
-                continue  # another of its outputs was ignored just now
+                continue  # it failed with another of its outputs
             limit = (output.reach or self.pool.capacity) * self.pool.block_size
-            if seq.state is SequenceState.WAITING_PREEMPT:  # it was let in where there was more memory
+            if seq.state is SequenceState.WAITING_PREEMPT:  # it was admitted when there was more memory
                 self.fail(
                     seq.job,
                     NotReady(
-                        f"Prompt and answer have {len(seq.tokens)} tokens so far, but the KV memory that is left holds {limit}.",
-                        hint="Start the nodes again that left, or give the others more KV memory (kv_memory).",
+                        f"Prompt and answer have {len(seq.tokens)} tokens so far, but the remaining KV memory holds {limit}.",
+                        hint="Restart the nodes that left, or give the others more KV memory (kv_memory).",
                     ),
                 )
                 continue
@@ -140,35 +149,35 @@ class EngineSequenceManager:
         return [self._span(grant.seq, grant.n) for grant in output.grants]
 
     def on_stage_completed(self, spans: Iterable[Span]) -> None:
-        """Spans passed the first stage."""
+        """Record that Spans passed the first stage."""
         for span in spans:
             seq = self.get(span)
             if seq is None:
                 continue
             seq.stage_processed = span.end
-            done = min(span.end, seq.prompt_len)  # behind the prompt there may be generated tokens, to be computed again
+            done = min(span.end, seq.prompt_len)  # a preempted sequence computes its generated tokens again too
             if seq.index == 0 and seq.job.prefilled < done:
                 seq.job.prefilled = done
                 seq.job.emit(PrefillProgress(done, seq.prompt_len))
 
     def on_step_completed(self, steps: Iterable[Step]) -> None:
-        """Spans passed all stages: the only place where tokens are added, stops are looked for and text is made."""
+        """Record that Spans passed all stages. Only here are tokens appended, stops detected and text produced."""
         for step in steps:
             seq = self.get(step.span)
             if seq is None:
-                continue  # cancelled or preempted meanwhile
+                continue  # cancelled or preempted since
             seq.in_flight -= 1
             if step.span.end <= seq.step_processed:
-                continue  # a later chunk of its prompt was quicker on the way home
-            if seq.wants_rows and step.span.end - step.span.rows > seq.job.rows_home:
-                self.rewind_seq(seq)  # ... and here the one before it is needed first
+                continue  # a later chunk of its prompt returned first
+            if seq.wants_rows and step.span.end - step.span.rows > seq.job.rows_returned:
+                self.rewind_seq(seq)  # rows must be used in order, and an earlier chunk is missing
                 continue
             seq.step_processed = step.span.end
             if seq.step_processed > seq.furthest:
                 seq.furthest, seq.refused = seq.step_processed, 0
             self._commit(seq)
             if step.prompt_logprobs is not None:
-                seq.job.rows_home = step.span.end
+                seq.job.rows_returned = step.span.end
                 seq.job.emit(step.prompt_logprobs)
             if step.row_sum is not None:
                 self._add_rows(seq, step.span, step.row_sum)
@@ -179,13 +188,13 @@ class EngineSequenceManager:
                 self._accept(seq, step.token_id, step.logprob)
             except PenstockError as error:
                 self.fail(seq.job, error)
-            except Exception as error:  # whatever is wrong with one answer must not touch its neighbours
-                self.fail(seq.job, ComputeFailed(f"The answer could not be made into text: {error}."))
+            except Exception as error:  # one broken answer must not affect the others
+                self.fail(seq.job, ComputeFailed(f"The answer could not be decoded into text: {error}."))
 
     def preempt_seq(self, seq: Sequence) -> None:
-        """Drop the KV; prompt and generated tokens are computed again later. Nothing that was said is said again."""
+        """Drop the KV. Prompt and generated tokens are computed again later; no update is repeated."""
         assert seq.state in HOLDS_KV
-        self._tell(NoticeKind.PREEMPTED, seq)
+        self._notify(NoticeKind.PREEMPTED, seq)
         seq.move(SequenceState.WAITING_PREEMPT)
         self._drop_kv(seq)
         seq.incarnation += 1
@@ -196,8 +205,8 @@ class EngineSequenceManager:
         self.queued[seq.seq_id] = seq
 
     def rewind_seq(self, seq: Sequence) -> None:
-        """Spans were lost on the way: what passed all stages stays, and the rest is granted again. The table stays as long as
-        it is, since the tokens will need it at once."""
+        """Go back to the last token that passed all stages, because Spans were lost. The rest is granted again. The table keeps
+        its blocks, since they are needed at once."""
         assert seq.state in HOLDS_KV
         seq.attempt += 1
         seq.base = seq.scheduled = seq.stage_processed = seq.step_processed
@@ -206,7 +215,7 @@ class EngineSequenceManager:
             seq.move(SequenceState.PAUSED)
 
     def free_seq(self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
-        """A sequence is over: give its memory back and tell the client."""
+        """End a sequence: free its memory and tell the client."""
         if seq.state in TERMINAL:
             return
         job = seq.job
@@ -228,7 +237,7 @@ class EngineSequenceManager:
     # ---- whole jobs ----
 
     def fail(self, job: Job, error: PenstockError) -> None:
-        """End a job with an error, whatever its sequences are doing."""
+        """Fail a job, whatever its sequences are doing."""
         if not job.open:
             return
         job.open = False
@@ -248,21 +257,21 @@ class EngineSequenceManager:
         return self._next_notice - 1
 
     @property
-    def has_news(self) -> bool:
-        """Whether there are notices that no NetworkJob has taken along yet."""
+    def has_new_notices(self) -> bool:
+        """Whether there are notices that no NetworkJob has carried yet."""
         return self._sent_notice < self._next_notice - 1
 
     def take_notices(self) -> list[Notice]:
-        """All that were not acknowledged: a repetition costs little, and none can be lost."""
+        """All notices not acknowledged yet: repeating them is cheap, and none can be lost."""
         self._sent_notice = self._next_notice - 1
         return list(self.notices)
 
     def acknowledge(self, number: int) -> None:
-        """Every stage has had the notices up to this one."""
+        """Forget the notices up to this number: every stage has them."""
         self.notices = [notice for notice in self.notices if notice.number > number]
 
     def resend_notices(self) -> None:
-        """A NetworkJob was lost, and what it took along."""
+        """Send the unacknowledged notices again, because a NetworkJob was lost."""
         self._sent_notice = self.notices[0].number - 1 if self.notices else self._next_notice - 1
 
     def usage(self, job: Job) -> Usage:
@@ -294,11 +303,11 @@ class EngineSequenceManager:
 
     def _span(self, seq: Sequence, n: int) -> Span:
         start = seq.scheduled
-        # until a Span has come home, a stage may not have had the first one, and must find the prefix itself
+        # until a Span has returned, a stage may have missed the first one, so each Span names the prefix
         first = seq.step_processed == start == seq.prefix
         keys = tuple(seq.chain.up_to(seq.tokens, seq.prefix // self.pool.block_size)) if first else ()
         last = seq.remaining == n
-        rows = max(0, min(n, start + n - seq.job.rows_home)) if seq.wants_rows else int(last)
+        rows = max(0, min(n, start + n - seq.job.rows_returned)) if seq.wants_rows else int(last)
         for _ in range(self.pool.blocks_for(start + n) - len(seq.table)):
             seq.table.append(self.pool.allocate())
         seq.scheduled += n
@@ -309,47 +318,46 @@ class EngineSequenceManager:
         return Span(seq.seq_id, seq.incarnation, seq.attempt, seq.base, start, n, rows, keys)
 
     def _commit(self, seq: Sequence) -> None:
-        """Full blocks that passed all stages can be shared from now on, here and at the stages."""
+        """Make full blocks that passed all stages shareable, here and at the stages."""
         full = seq.step_processed // self.pool.block_size
         if full <= seq.committed or not self.pool.prefix_cache:
             return
         keys = seq.chain.up_to(seq.tokens, full)[seq.committed :]
         for block, key in zip(seq.table[seq.committed : full], keys, strict=True):
             self.pool.commit(block, key)
-        self._tell(NoticeKind.STEP_COMPLETED, seq, seq.committed, tuple(keys))
+        self._notify(NoticeKind.STEP_COMPLETED, seq, *keys, first=seq.committed)
         seq.committed = full
 
     def _add_rows(self, seq: Sequence, span: Span, row_sum: np.ndarray) -> None:
-        """More of an embedding, and its end when the last row is there."""
+        """Add rows to an embedding, and finish it with the last one."""
         job = seq.job
-        assert span.end - span.rows == job.rows_home, "every row counts once, whatever is computed again"
-        job.rows_home = span.end
+        assert span.end - span.rows == job.rows_returned, "every row counts once, even if it is computed again"
+        job.rows_returned = span.end
         job.row_sum = row_sum if job.row_sum is None else job.row_sum + row_sum
-        if job.rows_home == seq.prompt_len:
+        if job.rows_returned == seq.prompt_len:
             job.emit(Embedded(tuple((job.row_sum / seq.prompt_len).astype(np.float32).tolist())))
             self.free_seq(seq, FinishReason.STOP)
 
     def _accept(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
         seq.tokens.append(token_id)
         self._observe_token(seq)
-        said = say(seq, self._texts[seq.seq_id], self._eos_ids)
-        seq.job.emit(TokensOut(seq.index, said.text, (token_id,), () if logprob is None else (logprob,)))
-        if said.reason is not None:
-            self.free_seq(seq, said.reason, said.stop_reason)
+        accepted = accept_token(seq, self._texts[seq.seq_id], self._eos_ids)
+        seq.job.emit(TokensOut(seq.index, accepted.text, (token_id,), () if logprob is None else (logprob,)))
+        if accepted.reason is not None:
+            self.free_seq(seq, accepted.reason, accepted.stop_reason)
 
     def _resume(self, seq: Sequence) -> None:
-        """Take over what was generated before, up to where it ends if it does: it is said at once, and counts as if it had been
-        generated here, but in no statistics."""
-        text, pieces, said = self._texts[seq.seq_id], list[str](), None
+        """Replay the tokens generated before. They are sent as one update and count as generated here, except in statistics."""
+        text, pieces, accepted = self._texts[seq.seq_id], list[str](), None
         for token_id in seq.job.request.resume:
             seq.tokens.append(token_id)
-            said = say_again(seq, text, self._eos_ids)
-            pieces.append(said.text)
-            if said.reason is not None:
+            accepted = replay_token(seq, text, self._eos_ids)
+            pieces.append(accepted.text)
+            if accepted.reason is not None:
                 break
         seq.job.emit(TokensOut(seq.index, "".join(pieces), tuple(seq.tokens[seq.prompt_len :])))
-        if said is not None and said.reason is not None:
-            self.free_seq(seq, said.reason, said.stop_reason)
+        if accepted is not None and accepted.reason is not None:
+            self.free_seq(seq, accepted.reason, accepted.stop_reason)
 
     def _observe_token(self, seq: Sequence) -> None:
         now, job = self._clock(), seq.job
@@ -365,12 +373,12 @@ class EngineSequenceManager:
 
     def _end(self, seq: Sequence, state: SequenceState) -> None:
         if seq.state in HOLDS_KV:
-            self._tell(NoticeKind.FREED, seq)
+            self._notify(NoticeKind.FREED, seq)
             self._drop_kv(seq)
             del self.holders[seq.seq_id]
         else:
             if seq.incarnation:
-                self._tell(NoticeKind.FREED, seq)
+                self._notify(NoticeKind.FREED, seq)
             del self.queued[seq.seq_id]
         seq.move(state)
         del self._texts[seq.seq_id]
@@ -380,10 +388,7 @@ class EngineSequenceManager:
         seq.table = []
         seq.scheduled = seq.stage_processed = seq.step_processed = seq.committed = seq.in_flight = 0
 
-    def _tell(self, kind: NoticeKind, seq: Sequence, first_block: int = 0, keys: tuple[bytes, ...] = ()) -> None:
-        self.notices.append(Notice(self._next_notice, kind, seq.seq_id, seq.incarnation, first_block, keys))
-        self._next_notice += 1
-
-    def _tell_all(self, kind: NoticeKind, *, blocks: int) -> None:
-        self.notices.append(Notice(self._next_notice, kind, 0, 0, blocks=blocks))
+    def _notify(self, kind: NoticeKind, seq: Sequence | None = None, *block_keys: bytes, first: int = 0, blocks: int = 0) -> None:
+        seq_id, incarnation = (0, 0) if seq is None else (seq.seq_id, seq.incarnation)
+        self.notices.append(Notice(self._next_notice, kind, seq_id, incarnation, first, block_keys, blocks))
         self._next_notice += 1

@@ -1,4 +1,4 @@
-"""What a sequence says: text from tokens, with stop strings cut off and possible ones held back."""
+"""OutputText: turns the tokens of a sequence into text, cuts off stop strings and holds back possible ones."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ class TokenDecoder(Protocol):
     def flush(self) -> str: ...
 
 
-TextStreams = Callable[[bool], TokenDecoder]  # a new stream for each sequence; whether special tokens are left out
+TextStreams = Callable[[bool], TokenDecoder]  # skip_special -> a decoder for one sequence
 
 
 class TextPiece(NamedTuple):
     text: str
-    stop: str | None = None  # the stop string that was met; the text before it is in `text`
+    stop: str | None = None  # the stop string found; `text` is what comes before it
 
 
 class OutputText:
-    """Holds back the longest tail that could still become a stop string."""
+    """Decodes tokens, and holds back the longest tail that could still become a stop string."""
 
     def __init__(self, stream: TokenDecoder, stops: Sequence[str]) -> None:
-        self._stream, self._stops = stream, tuple(stops)
+        self._stream = stream
+        self._stops = tuple(stops)
         self._held = ""
 
     def push(self, token_id: int, *, may_stop: bool = True) -> TextPiece:
@@ -37,7 +38,7 @@ class OutputText:
         return self._release(text) if self._stops and may_stop else TextPiece(text)
 
     def finish(self) -> TextPiece:
-        """The rest, when nothing more will come."""
+        """Return the rest of the text after the last token."""
         rest = self._stream.flush()
         if not self._stops:
             return TextPiece(rest)
@@ -58,7 +59,7 @@ class OutputText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest tail of `text` that is a beginning of `stop`."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length
@@ -66,15 +67,15 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class AcceptedToken(NamedTuple):
-    """What a token makes of an output: more text, and why it was the last one, if it was."""
+    """The text that a token adds, and why it was the last one, if it was."""
 
     text: str
     reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
 
-def say(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
-    """What the newest token of a sequence makes of it. Its constraint sees the token, unless that ends the text by itself."""
+def accept_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
+    """Process the newest token of a sequence. Its constraint sees the token unless that is a stop token."""
     token_id, sampling = seq.tokens[-1], seq.job.sampling
     if _is_end(seq, token_id, eos_ids):
         piece = text.finish()
@@ -93,17 +94,17 @@ def say(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToke
     return AcceptedToken(piece.text + rest.text, reason if rest.stop is None else FinishReason.STOP, rest.stop)
 
 
-def say_again(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
-    """The same for a token that was generated before, by somebody else: nobody has asked our constraint for it."""
+def replay_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
+    """Process a token that another server generated before: it was not chosen under our constraint, so it may be refused."""
     token_id = seq.tokens[-1]
     try:
         if seq.constraint is not None and _is_end(seq, token_id, eos_ids) and not _allows(seq.constraint, token_id):
-            raise RequestError("The text must not end here.")
-        return say(seq, text, eos_ids)
+            raise RequestError("The grammar does not allow the text to end here.")
+        return accept_token(seq, text, eos_ids)
     except Exception as error:
         why = error.message if isinstance(error, PenstockError) else str(error)
         raise RequestError(
-            f"The answer cannot be resumed, because its token {seq.generated} (id {token_id}) is refused: {why}",
+            f"The answer cannot be resumed: its token {seq.generated} (id {token_id}) was refused: {why}",
             field="resume",
             hint="Start from the beginning.",
         ) from error

@@ -1,4 +1,4 @@
-"""WorkerSequenceManager: one route's sequences at a stage. Tokenless replicas, and the KV blocks that they hold there."""
+"""WorkerSequenceManager: one route's sequences at a stage, as replicas without tokens, and their KV blocks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.domain.blocks import BlockPool
-from penstock.domain.span import NetworkJob, Notice, NoticeKind, Span, Verdict, place
+from penstock.domain.span import NetworkJob, Notice, NoticeKind, Span, Verdict, verdict_on
 
-MAX_REPLICAS = 1 << 16  # what an origin can make a stage remember, however many sequences it names
+MAX_REPLICAS = 1 << 16  # of one route, whatever its origin sends
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """What a stage knows of a sequence: how long its KV is and where it lies."""
+    """What a stage knows of a sequence: the length of its KV, and its blocks."""
 
     incarnation: int
     attempt: int = 0
@@ -22,39 +22,39 @@ class Replica:
     table: list[int] = field(default_factory=list)
 
 
-def _keep(blocks: list[int]) -> None:
-    pass
-
-
 class WorkerSequenceManager:
-    """`pool` is the route's own: what one origin does, or what is lost on its way, cannot touch another's memory.
+    """Follows the sequences of one route by its notices and Spans.
 
-    `spare` are blocks that the origin may have and does not count on yet; `give_back` takes those that it gave up.
+    pool: of this route alone, so that no origin can touch another's memory.
+    spare: blocks granted to the origin that it does not use yet.
+    give_back: takes the blocks that the origin gave up.
     """
 
-    def __init__(self, pool: BlockPool, give_back: Callable[[list[int]], None] = _keep) -> None:
-        self.pool, self.spare, self._give_back = pool, list[int](), give_back
+    def __init__(self, pool: BlockPool, give_back: Callable[[list[int]], None] = lambda blocks: None) -> None:
+        self.pool = pool
+        self.spare = list[int]()
+        self._give_back = give_back
         self.replicas: dict[int, Replica] = {}
         self._last_notice = self._newest_job = -1
 
     @property
     def granted(self) -> int:
-        """Blocks that the origin may count on."""
+        """Blocks that the origin may use."""
         return self.pool.capacity + len(self.spare)
 
     def on_schedule(self, job: NetworkJob) -> list[Verdict]:
-        """Take in what a NetworkJob brings: first its notices, then its Spans. A verdict for each Span."""
+        """Apply the notices of a NetworkJob, then its Spans. Returns a verdict for each Span."""
         self.on_notices(job.notices)
         late = job.number < self._newest_job
         self._newest_job = max(job.number, self._newest_job)
-        # prefixes are taken hold of before anything is allocated, so that one Span cannot evict another's hits
+        # hold all prefixes before allocating anything, so that one Span cannot evict another's hits
         found = [self._open(span, late=late) for span in job.spans]
         return [self._write(span) if v is Verdict.APPEND else v for span, v in zip(job.spans, found, strict=True)]
 
     def on_notices(self, notices: Iterable[Notice]) -> None:
         for notice in notices:
             if notice.number <= self._last_notice:
-                continue  # a repetition
+                continue  # a duplicate
             self._last_notice = notice.number
             match notice.kind:
                 case NoticeKind.STEP_COMPLETED:
@@ -80,39 +80,39 @@ class WorkerSequenceManager:
                 self.pool.commit(block, key)
 
     def preempt_seq(self, notice: Notice) -> None:
-        """The replica stays, empty, so that whatever is still under way for it is known to be stale."""
+        """Drop the KV. The empty replica stays, so that Spans still on their way are recognised as stale."""
         replica = self._current(notice)
         if replica is not None:
-            self._drop(replica)
+            self._truncate(replica, 0)
             replica.incarnation = notice.incarnation + 1
             replica.attempt = 0
 
     def free_seq(self, notice: Notice) -> None:
         replica = self._current(notice)
         if replica is not None:
-            self._drop(replica)
+            self._truncate(replica, 0)
             del self.replicas[notice.seq_id]
 
     def resize(self, blocks: int) -> None:
-        """The origin counts on so many blocks from now on; what it does not count on goes back."""
+        """Set the blocks that the origin uses, and give the rest back."""
         pool = self.pool
         if blocks < pool.capacity:
-            self.spare += pool.give_up(min(pool.capacity - blocks, pool.available))
+            self.spare += pool.shrink(min(pool.capacity - blocks, pool.available))
         else:
             more = min(blocks - pool.capacity, len(self.spare))
-            pool.take_in(self.spare[:more])
+            pool.grow(self.spare[:more])
             del self.spare[:more]
         self._give_back(self.spare)
         self.spare = []
 
     def undo(self, span: Span) -> None:
-        """What a Span should have written is not there: whatever follows it is a gap."""
+        """Cut the KV back to before a Span that failed, so that whatever follows it is a gap."""
         replica = self.replicas.get(span.seq_id)
         if replica is not None and (replica.incarnation, replica.attempt) == (span.incarnation, span.attempt):
             self._truncate(replica, min(replica.kv_len, span.start_pos))
 
     def all_blocks(self) -> list[int]:
-        """All that the route has, held or not: for the end of it."""
+        """All blocks of the route, held or not."""
         return [*self.pool.blocks, *self.spare]
 
     def kv_len(self, span: Span) -> int:
@@ -127,18 +127,18 @@ class WorkerSequenceManager:
         return replica if replica is not None and replica.incarnation <= notice.incarnation else None
 
     def _open(self, span: Span, *, late: bool) -> Verdict:
-        """Find or make the replica that a Span writes to, at the incarnation, attempt and length that it expects."""
+        """Find or create the replica of a Span, and bring it to the Span's incarnation and attempt."""
         replica = self.replicas.get(span.seq_id)
         if replica is None:
             if late:
-                return Verdict.GAP  # later NetworkJobs were here: its sequence may be over, and nobody would free it again
+                return Verdict.GAP  # its sequence may have been freed already: a new replica would leak
             if len(self.replicas) >= MAX_REPLICAS:
                 return Verdict.MALFORMED
             replica = self.replicas[span.seq_id] = Replica(span.incarnation)
         if span.incarnation < replica.incarnation:
             return Verdict.STALE
         if span.incarnation > replica.incarnation:
-            self._drop(replica)
+            self._truncate(replica, 0)
             replica.incarnation, replica.attempt = span.incarnation, 0
         if span.attempt < replica.attempt:
             return Verdict.STALE
@@ -147,7 +147,7 @@ class WorkerSequenceManager:
             self._truncate(replica, min(replica.kv_len, span.base))
         if span.keys and replica.kv_len == 0:
             self._take_prefix(replica, span)
-        return place(replica.kv_len, span)
+        return verdict_on(replica.kv_len, span)
 
     def _take_prefix(self, replica: Replica, span: Span) -> None:
         for block in self.pool.lookup(span.keys):
@@ -158,7 +158,7 @@ class WorkerSequenceManager:
     def _write(self, span: Span) -> Verdict:
         replica, pool = self.replicas[span.seq_id], self.pool
         if replica.kv_len != span.start_pos:
-            return place(replica.kv_len, span)  # another Span of the sequence in the same NetworkJob came first
+            return verdict_on(replica.kv_len, span)  # the NetworkJob holds another Span of this sequence
         need = pool.blocks_for(span.end) - len(replica.table)
         if need > pool.available:
             return Verdict.NO_ROOM
@@ -173,6 +173,3 @@ class WorkerSequenceManager:
         del replica.table[keep:]
         replica.kv_len = length
         replica.stage_processed = min(replica.stage_processed, length)
-
-    def _drop(self, replica: Replica) -> None:
-        self._truncate(replica, 0)

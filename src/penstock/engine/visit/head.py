@@ -1,4 +1,4 @@
-"""Head: what is made of the rows that came home: the next token, how likely a prompt was, or its embedding."""
+"""Head: turns returned hidden states into tokens, prompt logprobs or an embedding."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError
 from penstock.model.sampler import Sample, SampleRow, sample, score
 
-SCORED_AT_ONCE = 256  # rows of logits over the vocabulary, where a prompt's own likelihood is asked for
+SCORE_BATCH_ROWS = 256  # of logits computed at once for prompt logprobs
 
 
 class ReturnedSpan(NamedTuple):
-    """A Span at HEAD, its sequence, and the place of its rows in the batch: [start, end)"""
+    """A Span at HEAD, its sequence, and the range of its rows in the batch: [start, end)"""
 
     span: Span
     seq: Output
@@ -40,11 +40,11 @@ class Head:
     def __init__(self, context: JobContext) -> None:
         self._context = context
 
-    def steps(self, homecomers: Sequence[ReturnedSpan], hidden: Tensor) -> list[Step]:
-        """What each has come to, by the rows of the batch, [sum of rows, hidden]. Those whose grammar gave up have no step."""
-        samples = self._sample(homecomers, hidden)
+    def steps(self, returned: Sequence[ReturnedSpan], hidden: Tensor) -> list[Step]:
+        """Make a Step of each Span from the rows of the batch, [sum of rows, hidden]. Omits Spans whose grammar failed."""
+        samples = self._sample(returned, hidden)
         steps = []
-        for one in homecomers:
+        for one in returned:
             if one.embeds:
                 steps.append(Step(one.span, row_sum=self._sum(one, hidden)))
                 continue
@@ -56,9 +56,9 @@ class Head:
                 steps.append(Step(one.span, prompt_logprobs=scores))
         return steps
 
-    def _sample(self, homecomers: Sequence[ReturnedSpan], hidden: Tensor) -> dict[Span, Sample]:
-        """The next token of all who want one, at once."""
-        rows = [(one, row) for one in homecomers if one.wants_token and (row := self._sample_row(one.seq)) is not None]
+    def _sample(self, returned: Sequence[ReturnedSpan], hidden: Tensor) -> dict[Span, Sample]:
+        """Sample the next token of all Spans that need one, in one call."""
+        rows = [(one, row) for one in returned if one.wants_token and (row := self._sample_row(one.seq)) is not None]
         if not rows:
             return {}
         ends, last = self._context.own_ends, [one.end - 1 for one, _ in rows]
@@ -67,7 +67,7 @@ class Head:
         return {one.span: sampled for (one, _), sampled in zip(rows, found, strict=True)}
 
     def _sample_row(self, seq: Output) -> SampleRow | None:
-        """What the sampler needs to know; None if the grammar of this one gave up, which ends its job and nobody else's."""
+        """The sampler's input for a sequence. None if its grammar failed, which fails this job only."""
         job, params = seq.job, seq.job.sampling
         banned: tuple[int, ...] = ()
         if seq.generated < params.min_tokens:
@@ -81,19 +81,19 @@ class Head:
         return SampleRow(params, job.seed, seq.index, seq.tokens, seq.prompt_len, banned, allowed)
 
     def _score(self, one: ReturnedSpan, hidden: Tensor) -> PromptLogprobs:
-        """How likely the prompt's tokens were, a slice of rows at a time: logits over a vocabulary are large."""
+        """Logprobs of the prompt's tokens, a slice of rows at a time, since logits over a vocabulary are large."""
         seq, ends = one.seq, self._context.own_ends
-        first = one.span.end - one.span.rows + 1  # the token that the first row foretells
+        first = one.span.end - one.span.rows + 1  # the position that the first row predicts
         targets = seq.tokens[first : min(one.span.end + 1, seq.prompt_len)]
         logprobs = []
-        for i in range(0, len(targets), SCORED_AT_ONCE):
-            some = targets[i : i + SCORED_AT_ONCE]
+        for i in range(0, len(targets), SCORE_BATCH_ROWS):
+            some = targets[i : i + SCORE_BATCH_ROWS]
             logits = ends.compute_head(ends.compute_norm(hidden[one.start + i : one.start + i + len(some)]))
             logprobs += score(logits, some, seq.job.sampling.prompt_logprobs or 0)
         return PromptLogprobs(first, tuple(logprobs))
 
     def _sum(self, one: ReturnedSpan, hidden: Tensor) -> np.ndarray:
-        """[hidden] in fp64, since a long prompt has many chunks to add up."""
+        """The sum of the rows, [hidden], in fp64, since a long prompt has many chunks to add up."""
         normed = self._context.own_ends.compute_norm(hidden[one.start : one.end])
         summed: np.ndarray = normed.sum(dim=0).cpu().double().numpy()  # Apple's GPUs have no fp64
         return summed

@@ -1,4 +1,4 @@
-"""JobContext: all that a visit needs on a node, and where its NetworkJob goes from there."""
+"""JobContext: what a visit needs on this node, and where its NetworkJob goes next."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.fsm import NextLayer
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob
+from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.route_host import RouteHost, RoutePart
 from penstock.engine.scheduling.predictor import StepTimePredictor
@@ -22,7 +23,7 @@ from penstock.stats import EngineStats
 
 
 class Ends(Protocol):
-    """What the processor needs of an EndModel."""
+    """The part of an EndModel that the processor needs."""
 
     eos_ids: frozenset[int]
 
@@ -35,22 +36,22 @@ class Ends(Protocol):
 
 @dataclass(slots=True)
 class JobContext:
-    """All that a visit needs on this node. `ends` and `origin` are None where only layers are held."""
+    """What a visit needs on this node. `ends` is None where only layers are held."""
 
     config: EngineConfig
     pipe: Pipe
     host: RouteHost
     stats: EngineStats
     predictor: StepTimePredictor
-    ends: Ends | None = None
-    origin: Origin | None = None
+    ends: Ends | None
+    origin: Origin | NoOrigin
     clock: Callable[[], float] = time.monotonic
     device: str = "cpu"
 
     def next_layer(self, job: NetworkJob) -> NextLayer:
         hosted = self.host.routes.get(job.route)
         if hosted is None and not self.is_ours(job.route):
-            return NextLayer.MISSING  # the route was closed meanwhile
+            return NextLayer.MISSING  # the route was closed
         if job.current_layer == self.pipe.num_layers:
             return NextLayer.COMPLETE
         if hosted is not None and job.current_layer in hosted.parts:
@@ -58,24 +59,28 @@ class JobContext:
         return NextLayer.REMOTE
 
     def part(self, job: NetworkJob) -> RoutePart | None:
-        """What the job runs here next."""
+        """The layers that the job runs here next."""
         hosted = self.host.routes.get(job.route)
         return None if hosted is None else hosted.parts.get(job.current_layer)
 
     def successor(self, job: NetworkJob) -> str:
         """The node that comes next on the job's route."""
         if job.current_layer == 0:
-            assert self.origin is not None and self.origin.route is not None
+            assert self.origin.route is not None
             return self.origin.route.hops[0].node
         return self.host.routes[job.route].successor(job.current_layer)
 
     def is_ours(self, route: RouteId) -> bool:
-        return self.origin is not None and self.origin.route is not None and self.origin.route.id == route
+        return self.origin.route is not None and self.origin.route.id == route
 
     @property
     def sequences(self) -> EngineSequenceManager:
-        assert self.origin is not None
         return self.origin.sequences
+
+    @property
+    def own_origin(self) -> Origin:
+        assert isinstance(self.origin, Origin)
+        return self.origin
 
     @property
     def own_ends(self) -> Ends:

@@ -1,7 +1,8 @@
 """JobProcessor: takes NetworkJobs through the states of a visit, a batch at a time.
 
-Each visit waits in its state until its turn comes; all that wait for the same thing are run together. What happens
-next is decided by `next_state` alone; the actions here only do the work and gather the facts.
+Each visit waits in its state until its turn comes; visits that wait for the same work are run together. The actions do the
+work and gather the facts, and `next_state` decides every transition. Two things are not transitions: a visit whose route was
+closed is dropped, and one whose pass failed stays in its state, to be run again by itself or without its Spans.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FREEING = (NoticeKind.PREEMPTED, NoticeKind.FREED)
 
 @dataclass(slots=True, eq=False)
 class Visit:
-    """A NetworkJob on this node, the state that it waits in, and the compute time spent on it."""
+    """A NetworkJob on this node, the state it waits in, and the compute time spent on it."""
 
     job: NetworkJob
     state: JobState
@@ -38,12 +39,13 @@ class Visit:
     context: int = 0
     seconds: float = 0.0
     arrived: bool = False  # from another node
-    alone: bool = False  # it was in a pass with others that failed: the next one shows whose fault that was
+    isolated: bool = False  # a pass shared with other routes failed: the next one runs this visit alone
 
 
 class JobProcessor:
     def __init__(self, context: JobContext) -> None:
-        self._context, self._at_head = context, Head(context)
+        self._context = context
+        self._at_head = Head(context)
         self._visits: deque[Visit] = deque()  # in the order in which they entered their present state
         self._actions = {
             JobState.VALIDATING: self._validate,
@@ -58,53 +60,51 @@ class JobProcessor:
         return len(self._visits)
 
     def accept(self, job: NetworkJob, state: JobState = JobState.EMBED) -> None:
-        """A granted NetworkJob enters at EMBED, the joint between the scheduler's clock and the visit's; one that another node
-        sent enters at VALIDATING."""
+        """Start a visit: at EMBED for a NetworkJob just granted here, at VALIDATING for one from another node."""
         tokens = sum(span.n for span in job.spans)
         arrived = state is JobState.VALIDATING and job.step is ComputeStep.LAYER
         self._visits.append(Visit(job, state, tokens, sum(span.end for span in job.spans), arrived=arrived))
 
     def step(self) -> None:
-        """Run one action on all visits that wait for the same thing as the oldest."""
+        """Run one action on all visits that wait for the same work as the oldest."""
         batch = self._take_batch()
         if not batch:
             return
         try:
             self._actions[batch[0].state](batch)
         except Exception as error:
-            if not self._part(batch):
+            if not self._split_batch(batch):
                 self._fail(batch, error)
             self._visits.extendleft(visit for visit in reversed(batch) if visit.state is not JobState.DONE)
         else:
             self._visits.extend(visit for visit in batch if visit.state is not JobState.DONE)
-        origin = self._context.origin
         for visit in batch:
             if visit.state is not JobState.DONE:
                 continue
             if visit.arrived:
-                self._context.host.left(visit.job.route)
-            if origin is not None and self._context.is_ours(visit.job.route):
-                origin.done(visit.job)
+                self._context.host.on_job_left(visit.job.route)
+            if self._context.is_ours(visit.job.route):
+                self._context.own_origin.done(visit.job)
 
     def _take_batch(self) -> list[Visit]:
-        """The oldest visit and those behind it that wait for the same thing: one of each route, then more of them
-        while there is room, so that a busy origin holds up nobody. Within a route nobody is overtaken: its part of the batch
-        ends before a second Span of one sequence, and before a notice that takes away the memory of one in it."""
+        """Take the oldest visit and those that wait for the same work: one of each route, then more while there is room, so that
+        a busy origin holds up no other. Within a route the order is kept: its part of the batch ends before a second Span of one
+        sequence, and before a notice that frees the memory of a sequence in the batch."""
         known = [visit for visit in self._visits if self._context.next_layer(visit.job) is not NextLayer.MISSING]
         if len(known) < len(self._visits):
             self._visits = deque(known)  # their routes were closed
         if not known:
             return []
         first = known[0]
-        if first.alone:
+        if first.isolated:
             self._visits.remove(first)
             return [first]
         lines: dict[RouteId, list[Visit]] = {}
-        blocked, what = {visit.job.route for visit in known if visit.alone}, self._awaits(first)
+        blocked, key = {visit.job.route for visit in known if visit.isolated}, self._batch_key(first)
         for visit in known:
             if visit.job.route in blocked:
                 continue
-            if self._awaits(visit) == what:
+            if self._batch_key(visit) == key:
                 lines.setdefault(visit.job.route, []).append(visit)
         batch = [line[0] for line in lines.values()]
         room = 2 * self._context.config.chunk - sum(visit.tokens for visit in batch)
@@ -122,8 +122,8 @@ class JobProcessor:
             self._visits.remove(visit)
         return batch
 
-    def _awaits(self, visit: Visit) -> tuple[JobState, int, RoutePart | None]:
-        """Routes may enter a stage at the same layer and leave it at different ones."""
+    def _batch_key(self, visit: Visit) -> tuple[JobState, int, RoutePart | None]:
+        """Visits with equal keys can be run together. Routes may enter a stage at one layer and leave it at different ones."""
         return visit.state, visit.job.current_layer, self._context.part(visit.job)
 
     # ---- actions: each takes a batch of visits in one state and leaves each in its next ----
@@ -134,7 +134,7 @@ class JobProcessor:
             tokens: list[int] = []
             for span in job.spans:
                 seq = self._context.sequences.get(span)
-                # a sequence that was cancelled between grant and embedding keeps its rows; they are dropped at home
+                # a sequence that was cancelled since its grant keeps its rows; they are dropped when they return
                 tokens += seq.tokens[span.start_pos : span.end] if seq is not None else [0] * span.n
             if tokens:
                 with _Timed(self._context, [visit]):
@@ -147,28 +147,28 @@ class JobProcessor:
         context = self._context
         jobs = [visit.job for visit in batch]
         part = context.part(jobs[0])
-        assert part is not None, "the batch is of routes that are open, and stands before layers that are here"
+        assert part is not None, "a batch at PROCESS_LAYERS has an open route and a local part"
         stage, layers = part
         with _Timed(context, batch) as timed:
             stage.run(jobs, layers)
         name = str(stage.segment.layers)
         context.stats.stages[name] = context.stats.stages.get(name, 0.0) + timed.elapsed
         for visit in batch:
-            self._move_on(visit, first=layers.start == 0)
+            self._after_stage(visit, first=layers.start == 0)
 
-    def _move_on(self, visit: Visit, *, first: bool) -> None:
-        """A stage is passed. Where all are, the rows that nobody asked for stay behind."""
+    def _after_stage(self, visit: Visit, *, first: bool) -> None:
+        """Record that a stage is done. After the last one, drop the rows that are not wanted."""
         job, context = visit.job, self._context
         ours = context.is_ours(job.route)
         if first and ours:
             context.sequences.on_stage_completed(job.spans)
-            self._drop_unreachable(job.spans)
+            self._cancel_unreachable(job.spans)
         where = context.next_layer(job)
         if where is NextLayer.COMPLETE:
             job.step = ComputeStep.HEAD
             _keep_wanted_rows(job)
         visit.state = next_state(JobState.PROCESS_LAYERS, Facts(step=job.step, next_layer=where, at_origin=ours))
-        visit.alone = False
+        visit.isolated = False
 
     def _send(self, batch: list[Visit]) -> None:
         for visit in batch:
@@ -177,8 +177,8 @@ class JobProcessor:
             visit.state = next_state(JobState.SEND, Facts())
 
     def _validate(self, batch: list[Visit]) -> None:
-        """Just arrived. What has layers to pass goes there; what came home parts: the last of a prompt and decodes go to HEAD,
-        other chunks back to the joint."""
+        """Send arrivals with layers left to PROCESS_LAYERS. Of a returned NetworkJob, decodes and the ends of prompts go to HEAD;
+        other chunks are done."""
         for visit in batch:
             job = visit.job
             if isinstance(job.hidden, PackedHidden):
@@ -187,54 +187,52 @@ class JobProcessor:
                 here = self._context.next_layer(job) is NextLayer.LOCAL
                 visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, pipe_complete=here))
                 continue
-            self._come_home(visit)
+            self._validate_returned(visit)
 
-    def _come_home(self, visit: Visit) -> None:
-        job, sequences = visit.job, self._context.sequences
-        assert self._context.origin is not None
+    def _validate_returned(self, visit: Visit) -> None:
+        job, origin, sequences = visit.job, self._context.own_origin, self._context.sequences
         if self._context.pipe.networked and job.hidden is not None and not torch.isfinite(job.hidden).all():
-            self._context.origin.refuse_home(job)
-            visit.state = JobState.DONE
+            origin.reject_returned(job)
+            visit.state = next_state(JobState.VALIDATING, _GONE)
             return
         sequences.on_stage_completed(span for span in job.spans if self._passed_elsewhere(span))
         after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
-        # EMBED means here: may be granted again, and a completed step makes it so
+        # a chunk at EMBED may be granted again, which its completed step brings about
         chunks = [Step(span) for span, state in zip(job.spans, after, strict=True) if state is not JobState.HEAD]
-        self._context.origin.on_returned(job)
+        origin.on_returned(job)
         sequences.on_step_completed(chunks)
         _keep_spans(job, [state is JobState.HEAD for state in after])
-        visit.state = JobState.HEAD if job.spans else JobState.DONE
+        visit.state = next_state(JobState.VALIDATING, _READY if job.spans else _ALL_IN_FLIGHT)
         if visit.state is JobState.DONE:
             self._observe(visit)
 
     def _passed_elsewhere(self, span: Span) -> bool:
-        """The first stage is on another node: we hear of it only now."""
+        """Whether the first stage is on another node, so that its completion is known only now."""
         seq = self._context.sequences.get(span)
         return seq is not None and seq.stage_processed < span.end
 
     def _head(self, batch: list[Visit]) -> None:
-        context = self._context
-        assert context.origin is not None
+        context, origin = self._context, self._context.own_origin
         hidden = torch.cat([visit.job.hidden for visit in batch]) if len(batch) > 1 else batch[0].job.hidden
-        homecomers: list[ReturnedSpan] = []
+        returned: list[ReturnedSpan] = []
         at = 0
         for visit in batch:
             for span in visit.job.spans:
                 at += span.rows
                 seq = context.sequences.get(span)
                 if seq is not None:
-                    homecomers.append(ReturnedSpan(span, seq, at - span.rows, at))
+                    returned.append(ReturnedSpan(span, seq, at - span.rows, at))
         with _Timed(context, batch) as timed:
-            steps = self._at_head.steps(homecomers, hidden)
+            steps = self._at_head.steps(returned, hidden)
         context.sequences.on_step_completed(steps)
         context.stats.generated_tokens += sum(step.token_id is not None for step in steps)
-        context.origin.ends_seconds = 0.8 * context.origin.ends_seconds + 0.2 * timed.elapsed
+        origin.ends_seconds = 0.8 * origin.ends_seconds + 0.2 * timed.elapsed
         further = {step.span for step in steps if step.token_id is not None or step.row_sum is not None}
-        context.origin.on_progress(one.seq for one in homecomers if one.span in further)
-        for job in {one.seq.job for one in homecomers}:
+        origin.on_progress(one.seq for one in returned if one.span in further)
+        for job in {one.seq.job for one in returned}:
             self._after_head(job)
         for visit in batch:
-            visit.state = JobState.DONE
+            visit.state = next_state(JobState.HEAD, _COMPLETE)  # the next grant makes a new NetworkJob
             self._observe(visit)
 
     # ---- inside ----
@@ -245,19 +243,19 @@ class JobProcessor:
             return _GONE
         if span.rows:
             return _READY
-        return _MORE if seq.remaining > 0 else _ALL_UNDER_WAY
+        return _MORE if seq.remaining > 0 else _ALL_IN_FLIGHT
 
     def _after_head(self, job: Job) -> None:
-        """EMBED is where the job waits for its next grant. DONE ends it: it is complete, or its client is gone."""
+        """Leave the job at EMBED to wait for its next grant, or end it: it is complete, or its client is gone."""
         facts = Facts(step=ComputeStep.HEAD, complete=not job.open, update_sent=job.reachable)
         if next_state(JobState.HEAD, facts) is JobState.EMBED:
             return
-        self._context.sequences.cancel(job)  # changes nothing where all is complete
+        self._context.sequences.cancel(job)  # has no effect on a complete job
         if self._context.config.print_times:
             self._print_times(job)
 
-    def _drop_unreachable(self, spans: list[Span]) -> None:
-        """A client that went away during its prompt frees the memory at once."""
+    def _cancel_unreachable(self, spans: list[Span]) -> None:
+        """Cancel jobs whose client went away during the prompt, to free their memory at once."""
         for span in spans:
             seq = self._context.sequences.get(span)
             if seq is not None and not seq.job.reachable:
@@ -269,18 +267,18 @@ class JobProcessor:
         if visit.tokens:
             self._context.predictor.observe(visit.tokens, visit.context, visit.seconds)
 
-    def _part(self, batch: list[Visit]) -> bool:
-        """A pass failed that routes shared: each NetworkJob tries again by itself, so that nobody pays for another's."""
+    def _split_batch(self, batch: list[Visit]) -> bool:
+        """Isolate the visits of a failed pass that routes shared, so that only the faulty one fails. False if they did not."""
         if batch[0].state is not JobState.PROCESS_LAYERS or len({visit.job.route for visit in batch}) < 2:
             return False
         for visit in batch:
             if (part := self._context.part(visit.job)) is not None:
                 part.stage.undo(visit.job)
-            visit.alone = True
+            visit.isolated = True
         return True
 
     def _fail(self, batch: list[Visit], error: Exception) -> None:
-        """The jobs of a failed batch end with an error; everybody else goes on."""
+        """Fail the jobs of a failed batch. All others continue."""
         logger.error("a forward pass failed: %s", error, exc_info=error)
         if not isinstance(error, PenstockError):
             error = ComputeFailed(f"The computation failed: {type(error).__name__}: {error}.", hint="Try the request again.")
@@ -294,10 +292,10 @@ class JobProcessor:
             elif visit.state is JobState.PROCESS_LAYERS and (part := self._context.part(job)) is not None:
                 part.stage.undo(job)
                 job.refusals += [part.stage.refusal(job, span, Verdict.FAILED) for span in job.spans]
-            # without its Spans it goes on, in its old place: the stages behind still need its notices, in order
+            # it continues in place without its Spans: later stages still need its notices, in order
             job.spans, job.hidden = [], None
             if visit.state in (JobState.HEAD, JobState.SEND):
-                visit.state = JobState.DONE
+                visit.state = next_state(visit.state, _COMPLETE)
 
     def _print_times(self, job: Job) -> None:
         usage, times = self._context.sequences.usage(job), self._context.sequences.timings(job)
@@ -318,16 +316,19 @@ class JobProcessor:
 _GONE = Facts(step=ComputeStep.HEAD, job_exists=False)
 _READY = Facts(step=ComputeStep.HEAD)
 _MORE = Facts(step=ComputeStep.HEAD, prefill_left=True)
-_ALL_UNDER_WAY = Facts(step=ComputeStep.HEAD, prefill_left=True, grantable=False)
+_COMPLETE = Facts(step=ComputeStep.HEAD, complete=True)
+_ALL_IN_FLIGHT = Facts(step=ComputeStep.HEAD, prefill_left=True, grantable=False)
 
 
 class _Timed:
-    """Adds the time spent inside to the compute time, shared among the visits."""
+    """Adds the time spent inside to the compute time, divided among the visits."""
 
     elapsed = 0.0
 
     def __init__(self, context: JobContext, visits: list[Visit]) -> None:
-        self._stats, self._clock, self._visits = context.stats, context.clock, visits
+        self._stats = context.stats
+        self._clock = context.clock
+        self._visits = visits
 
     def __enter__(self) -> _Timed:
         self._start = self._clock()
@@ -341,7 +342,7 @@ class _Timed:
 
 
 def _keep_wanted_rows(job: NetworkJob) -> None:
-    """Of the hidden states keep only the rows that were asked for: [sum of n, hidden] -> [sum of rows, hidden]"""
+    """Keep only the wanted rows of the hidden states: [sum of n, hidden] -> [sum of rows, hidden]"""
     rows: list[int] = []
     at = 0
     for span in job.spans:
@@ -352,7 +353,7 @@ def _keep_wanted_rows(job: NetworkJob) -> None:
 
 
 def _keep_spans(job: NetworkJob, wanted: list[bool]) -> None:
-    """Keep the wanted Spans of a NetworkJob that came home, and their rows: [sum of rows, hidden]"""
+    """Keep only the wanted Spans of a returned NetworkJob, and their rows: [sum of rows, hidden]"""
     rows: list[int] = []
     at = 0
     for span, keep in zip(job.spans, wanted, strict=True):

@@ -1,1 +1,1 @@
-"""Who belongs to a closed network: its authority, certificates, invitations, revocations, and the keys between members."""
+"""Membership of a closed network: its authority, certificates, invitations, revocations, and the keys between members."""

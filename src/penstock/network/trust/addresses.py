@@ -1,4 +1,4 @@
-"""Addresses of this machine, and ports that are free on it, asked of the system without any other program."""
+"""The addresses of this machine and its free ports, without running other programs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import sys
 from collections.abc import Collection, Iterable
 from contextlib import closing, suppress
 
-USUAL_PORT = 7447
+DEFAULT_PORT = 7447
 LOOPBACK = "127.0.0.1"
-# Addresses of nobody, kept for documents: a socket that is told to send there finds out from where, and sends nothing.
-NOBODY = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+# Reserved for documentation: connecting a UDP socket to them sends nothing, and shows which address the default route uses.
+UNROUTED = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 SIOCGIFADDR = 0x8915
 
 
 def own_hosts(*, ipv6: bool = False) -> list[str]:
-    """The addresses of this machine, that of its default route first; loopback only where it has no other."""
+    """Return the addresses of this machine, the one of its default route first; loopback only if there is no other."""
     families = [socket.AF_INET, *([socket.AF_INET6] if ipv6 else [])]
     found = [*_of_default_route(families), *_of_interfaces(), *_of_host_name(families)]
     usable = [address for address in map(ipaddress.ip_address, found) if not _is_local(address)]
@@ -26,16 +26,16 @@ def own_hosts(*, ipv6: bool = False) -> list[str]:
 
 
 def free_port(host: str, taken: Collection[int] = ()) -> int:
-    """The usual port, or one that the system picks where somebody has that. `host` is an IPv4 address of this machine."""
-    port = None if USUAL_PORT in taken else _bound(host, USUAL_PORT)
+    """Return the default port, or one that the system picks if that is in use. `host` is an IPv4 address of this machine."""
+    port = None if DEFAULT_PORT in taken else _try_bind(host, DEFAULT_PORT)
     while port is None or port in taken:
-        port = _bound(host, 0)
+        port = _try_bind(host, 0)
     return port
 
 
-def _bound(host: str, port: int) -> int | None:
+def _try_bind(host: str, port: int) -> int | None:
     with closing(socket.socket(socket.AF_INET)) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # whoever had it a minute ago needs it no more
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # also a port that was closed a minute ago
         try:
             trial.bind((host, port))
         except OSError as error:
@@ -53,13 +53,13 @@ def _of_default_route(families: Iterable[socket.AddressFamily]) -> list[str]:
     found = []
     for family in families:
         with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
-            probe.connect((NOBODY[family], USUAL_PORT))
+            probe.connect((UNROUTED[family], DEFAULT_PORT))
             found.append(probe.getsockname()[0])
     return found
 
 
 def _of_interfaces() -> list[str]:
-    """The first IPv4 address of each network card; other systems than Linux are asked by their host name alone."""
+    """Return the first IPv4 address of each interface. Only on Linux; elsewhere the host name has to do."""
     if sys.platform != "linux":
         return []
     import fcntl
@@ -67,15 +67,15 @@ def _of_interfaces() -> list[str]:
     found = []
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as any_socket:
         for _, name in socket.if_nameindex():
-            with suppress(OSError):  # a card without an address
-                told = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.append(socket.inet_ntoa(told[20:24]))
+            with suppress(OSError):  # an interface without an address
+                reply = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(reply[20:24]))
     return found
 
 
 def _of_host_name(families: Collection[socket.AddressFamily]) -> list[str]:
     try:
-        told = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        reply = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    return [str(place[0]).partition("%")[0] for family, _, _, _, place in told if family in families]
+    return [str(address[0]).partition("%")[0] for family, _, _, _, address in reply if family in families]

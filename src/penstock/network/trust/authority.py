@@ -1,4 +1,4 @@
-"""What the machine that made a network does for it: invite nodes, take certificates back, and keep its own one fresh."""
+"""What only the machine that created a network can do: invite nodes, revoke their certificates, and renew its own."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.config.network import NAME
 from penstock.errors import ConfigError, Untrusted
 from penstock.network.trust import revocations
 from penstock.network.trust.certificates import NODE_DAYS, Identity, create_authority, issue, load_identity
-from penstock.network.trust.expiry import ends_soon
+from penstock.network.trust.expiry import expires_soon
 from penstock.network.trust.invitation import Invitation
-from penstock.network.trust.listening import check_further, check_listen, free_endpoint, reachable
+from penstock.network.trust.listening import check_hosts, check_listen, free_endpoint, reachable_endpoints
 
 
 class Issued(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A certificate that was given out; JSON has no numbers as large as `serial`."""
+    """A certificate that was issued. `serial` is in hexadecimal: it is too large for a number in JSON."""
 
     serial: str
     until: datetime
@@ -32,15 +32,18 @@ Register = dict[str, list[Issued]]  # by the name of the node
 
 @dataclass(frozen=True, slots=True)
 class IssuedMember:
-    """A node that was ever invited. `until` is when its last certificate ends, or ended; `revoked` when none of its is good."""
+    """A node that was invited. `until` is when its last certificate expires; `revoked` means that all of them are revoked."""
 
     node: str
     until: datetime
     revoked: bool
 
 
-def create(home: Home, name: str, *, node: str, listen: str | None = None, further: Iterable[str] = ()) -> JoinedNetwork:
-    """A new network with this machine as its first node. `further` are names under which others reach it."""
+def create(home: Home, name: str, *, node: str, listen: str | None = None, extra_hosts: Iterable[str] = ()) -> JoinedNetwork:
+    """Create a network with this machine as its first node.
+
+    extra_hosts: names or addresses of this machine that it cannot find out itself.
+    """
     if not NAME.fullmatch(name) or name in RESERVED:
         raise ConfigError(
             f"'{name}' cannot be the name of a network.",
@@ -56,18 +59,18 @@ def create(home: Home, name: str, *, node: str, listen: str | None = None, furth
         node=node,
         listen=(listen or free_endpoint(home),),
         connect=(),
-        addresses=tuple(further),
+        addresses=tuple(extra_hosts),
         created=f"{datetime.now(UTC):%Y-%m-%d}",
     )
-    check_further(network.listen, network.addresses)
+    check_hosts(network.listen, network.addresses)
     contents = {
         "network.json": network.contents(),
         "ca.pem": authority.certificate_pem(),
         "ca.key": authority.key_pem(),
         "node.pem": identity.certificate_pem(),
         "node.key": identity.key_pem(),
-        "revoked.bin": revocations.NOBODY.encode(),
-        "issued.json": _register_json(_with({}, node, identity)),
+        "revoked.bin": revocations.NO_REVOCATIONS.encode(),
+        "issued.json": _register_json(_with_issued({}, node, identity)),
     }
     with files.wrap_os_errors(network.folder, "made"):
         try:
@@ -75,40 +78,40 @@ def create(home: Home, name: str, *, node: str, listen: str | None = None, furth
         except FileExistsError:
             raise ConfigError(
                 f"This machine already has a network '{name}'.",
-                hint=f"Take another name, or leave that one first: penstock network leave {name}",
+                hint=f"Choose another name, or leave that network first: penstock network leave {name}",
             ) from None
     return network
 
 
-def invite(network: JoinedNetwork, node: str, *, days: float = NODE_DAYS, further: Iterable[str] = ()) -> Invitation:
-    """A new certificate for a node. One that it has already stays good."""
+def invite(network: JoinedNetwork, node: str, *, days: float = NODE_DAYS, extra_hosts: Iterable[str] = ()) -> Invitation:
+    """Issue a new certificate to a node. Its earlier certificates stay valid."""
     if node == network.node:
-        raise ConfigError(f"'{node}' is the name of this machine itself.", hint="Give the other machine a name of its own.")
-    further = (*network.addresses, *further)
-    check_further(network.listen, further)
+        raise ConfigError(f"'{node}' is the name of this machine.", hint="Give the other machine another name.")
+    extra_hosts = (*network.addresses, *extra_hosts)
+    check_hosts(network.listen, extra_hosts)
     with files.locked_folder(network.folder):
         authority = _authority(network)
         identity = issue(authority, node, days=days)
-        files.replace(network.folder, {"issued.json": _register_json(_with(_register(network), node, identity))})
+        files.replace(network.folder, {"issued.json": _register_json(_with_issued(_register(network), node, identity))})
         revoked = files.read(network.revocations_file)
-    endpoints = reachable(network.listen, further)
+    endpoints = reachable_endpoints(network.listen, extra_hosts)
     return Invitation(network.name, authority.certificate, identity, endpoints, revoked)
 
 
 def revoke(network: JoinedNetwork, node: str) -> int:
-    """Take back all certificates of a node; how many there were that nobody had taken back before."""
+    """Revoke all certificates of a node. Returns how many were not revoked before."""
     if node == network.node:
         raise ConfigError(
-            f"'{node}' is this machine, whose key stands for the whole network.",
-            hint=f"To end the network, let every machine leave it: penstock network leave {network.name}",
+            f"'{node}' is this machine, which created the network: it cannot be revoked.",
+            hint=f"To end the network, run this on every machine: penstock network leave {network.name}",
         )
     with files.locked_folder(network.folder):
         authority, register = _authority(network), _register(network)
         if node not in register:
             known = ", ".join(sorted(register.keys() - {network.node}))
             raise ConfigError(
-                f"No node '{node}' was ever invited to '{network.name}'.",
-                hint=f"These were: {known}." if known else "Nobody was invited yet.",
+                f"No node '{node}' was invited to '{network.name}'.",
+                hint=f"Invited nodes: {known}." if known else "No node was invited yet.",
             )
         before = revocations.read(files.read(network.revocations_file), authority.certificate)
         new = {int(issued.serial, 16) for issued in register[node]} - before.records.keys()
@@ -128,15 +131,15 @@ def members(network: JoinedNetwork) -> list[IssuedMember]:
 
 
 def renew_if_due(folder: Path) -> bool:
-    """Whether this machine is the authority and gave itself a new certificate, because its own ends soon or is unusable."""
+    """Renew this machine's own certificate if it is the authority, and the certificate expires soon or is unusable."""
     if not (folder / "ca.key").exists() or not (folder / "network.json").exists():
-        return False  # somebody else's to renew
+        return False  # only the authority can renew it
     network = Home(folder.parents[1]).network(folder.name)
     with files.locked_folder(folder):
-        if _is_fresh(network):
+        if _is_current(network):
             return False
         identity = issue(_authority(network), network.node)
-        register = _with(_register(network), network.node, identity)
+        register = _with_issued(_register(network), network.node, identity)
         files.replace(
             folder,
             {"issued.json": _register_json(register), "node.pem": identity.certificate_pem(), "node.key": identity.key_pem()},
@@ -144,35 +147,31 @@ def renew_if_due(folder: Path) -> bool:
     return True
 
 
-# ---- what it keeps ----
+# ---- its files ----
 
 
 def _authority(network: JoinedNetwork) -> Identity:
     if not network.is_authority:
-        raise ConfigError(
-            f"The network '{network.name}' was made on another machine.", hint="Run this there: only that machine can do it."
-        )
+        raise ConfigError(f"The network '{network.name}' was created on another machine.", hint="Run this command there.")
     return load_identity(files.read(network.ca_file), files.read(network.authority_key_file))
 
 
-def _is_fresh(network: JoinedNetwork) -> bool:
+def _is_current(network: JoinedNetwork) -> bool:
     try:
         identity = load_identity(files.read(network.certificate_file), files.read(network.key_file))
-    except (Untrusted, ConfigError):  # a renewal that a power cut has halved
+    except (Untrusted, ConfigError):  # a renewal that a power cut interrupted
         return False
-    return not ends_soon(identity.certificate.not_valid_after_utc)
+    return not expires_soon(identity.certificate.not_valid_after_utc)
 
 
 def _register(network: JoinedNetwork) -> Register:
     try:
         return msgspec.json.decode(files.read(network.issued_file), type=Register)
     except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"{network.issued_file} does not hold what it should: {error}.", hint="Restore it from a copy."
-        ) from None
+        raise ConfigError(f"{network.issued_file} is damaged: {error}.", hint="Restore it from a backup.") from None
 
 
-def _with(register: Mapping[str, list[Issued]], node: str, identity: Identity) -> Register:
+def _with_issued(register: Mapping[str, list[Issued]], node: str, identity: Identity) -> Register:
     certificate = identity.certificate
     issued = Issued(f"{certificate.serial_number:x}", certificate.not_valid_after_utc)
     return {**register, node: [*register.get(node, []), issued]}

@@ -1,7 +1,7 @@
-"""Certificates of a network: its authority's own, those that it issues to nodes, and whether one can be trusted.
+"""Certificates of a network: creating the authority, issuing certificates to nodes, and verifying them.
 
-The common name of a node's certificate is `node/serial`: the name says who it is, the serial makes it the only one of that
-name, so that a rule against one certificate never meets its successor.
+The common name of a node's certificate is `node/serial`. The serial makes it unique, so that a rule against a revoked certificate
+does not hit its successor.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from penstock.errors import ConfigError, Untrusted
 
 AUTHORITY_DAYS = 3650
 NODE_DAYS = 365
-CLOCKS_DIFFER = timedelta(hours=1)  # a certificate begins that much earlier
+CLOCK_SKEW = timedelta(hours=1)  # certificates are valid from that long ago
 SERIAL_BITS = 64
-LONGEST_NODE = 64 - len("/") - SERIAL_BITS // 4  # X.509 has 64 characters for a common name
+MAX_NODE_NAME = 64 - len("/") - SERIAL_BITS // 4  # X.509 allows a common name 64 characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class Identity:
         return self.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-# ---- making them ----
+# ---- issuing ----
 
 
 def create_authority(network: str) -> Identity:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _named(network)
+    name = _common_name(network)
     certificate = (
         _certificate(name, name, key.public_key(), timedelta(days=AUTHORITY_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -57,11 +57,11 @@ def create_authority(network: str) -> Identity:
 
 
 def issue(authority: Identity, node: str, *, days: float = NODE_DAYS) -> Identity:
-    """A new certificate with a new key. It never outlives its authority's."""
-    if not NAME.fullmatch(node) or len(node) > LONGEST_NODE:
+    """Issue a certificate with a new key. It expires with the authority's at the latest."""
+    if not NAME.fullmatch(node) or len(node) > MAX_NODE_NAME:
         raise ConfigError(
             f"'{node}' cannot be the name of a node.",
-            hint=f"Use up to {LONGEST_NODE} letters, digits, dots, dashes and underscores, a letter or a digit first.",
+            hint=f"Use up to {MAX_NODE_NAME} letters, digits, dots, dashes and underscores, starting with a letter or digit.",
         )
     if not 0 < days <= AUTHORITY_DAYS:
         raise ConfigError(f"A certificate cannot be valid for {days:g} days.", hint=f"Use 1 to {AUTHORITY_DAYS} days.")
@@ -70,10 +70,12 @@ def issue(authority: Identity, node: str, *, days: float = NODE_DAYS) -> Identit
     issuer = authority.certificate
     lifetime = min(timedelta(days=days), issuer.not_valid_after_utc - datetime.now(UTC))
     if lifetime <= timedelta(0):
-        raise Untrusted("The authority of the network has ended.", hint="Make a new network: penstock network create NAME")
+        raise Untrusted(
+            "The certificate of the network's authority has expired.", hint="Create a new network: penstock network create NAME"
+        )
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (
-        _certificate(_named(f"{node}/{serial:x}"), issuer.subject, key.public_key(), lifetime, serial)
+        _certificate(_common_name(f"{node}/{serial:x}"), issuer.subject, key.public_key(), lifetime, serial)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
@@ -84,7 +86,7 @@ def issue(authority: Identity, node: str, *, days: float = NODE_DAYS) -> Identit
     return Identity(certificate, key)
 
 
-def _named(common: str) -> x509.Name:
+def _common_name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
@@ -98,7 +100,7 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(serial or x509.random_serial_number())
-        .not_valid_before(now - CLOCKS_DIFFER)
+        .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(now + lifetime)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
@@ -118,13 +120,15 @@ def _key_usage(*, authority: bool) -> x509.KeyUsage:
     )
 
 
-# ---- reading them ----
+# ---- reading ----
 
 
 @contextmanager
-def _or_untrusted(reason: str, hint: str = "") -> Iterator[None]:
-    """Others send certificates, and the parser reads each part only when it is asked for. What it raises for one that somebody
-    made up can be anything, not a ValueError alone."""
+def _raising_untrusted(reason: str, hint: str = "") -> Iterator[None]:
+    """Turn any exception into Untrusted.
+
+    The parser reads each part of a certificate only on access, and for a crafted one it can raise anything, not just ValueError.
+    """
     try:
         yield
     except Exception:
@@ -132,12 +136,12 @@ def _or_untrusted(reason: str, hint: str = "") -> Iterator[None]:
 
 
 def load_certificate(pem: bytes) -> x509.Certificate:
-    with _or_untrusted("This is no certificate.", hint="A certificate is a PEM file that begins with BEGIN CERTIFICATE."):
+    with _raising_untrusted("This is not a certificate.", hint="It must be a PEM file that starts with BEGIN CERTIFICATE."):
         return x509.load_pem_x509_certificate(pem)
 
 
 def load_der(der: bytes) -> x509.Certificate:
-    with _or_untrusted("This is no certificate."):
+    with _raising_untrusted("This is not a certificate."):
         return x509.load_der_x509_certificate(der)
 
 
@@ -145,74 +149,74 @@ def load_identity(certificate_pem: bytes, key_pem: bytes) -> Identity:
     certificate = load_certificate(certificate_pem)
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
-    except (ValueError, TypeError):  # the second for a key that is locked
+    except (ValueError, TypeError):  # TypeError: the key has a password
         raise Untrusted("The private key cannot be read.", hint="It must be a PEM file without a password.") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise Untrusted("The private key is of another kind than the network's.", hint="It must be a P-256 key.")
-    return paired(certificate, key)
+        raise Untrusted("The private key is not of the kind that the network uses.", hint="It must be a P-256 key.")
+    return identity_of(certificate, key)
 
 
-def key_of(number: int) -> ec.EllipticCurvePrivateKey:
-    """The private key that is that number; ValueError when none is."""
+def private_key(number: int) -> ec.EllipticCurvePrivateKey:
+    """Return the private key with this number. Raises ValueError if there is none."""
     return ec.derive_private_key(number, ec.SECP256R1())
 
 
-def paired(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Identity:
+def identity_of(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Identity:
     if key.public_key() != public_key(certificate):
-        raise Untrusted("The private key is not that of the certificate.", hint="Join the network again with a new invitation.")
+        raise Untrusted("The private key does not match the certificate.", hint="Join the network again with a new invitation.")
     return Identity(certificate, key)
 
 
 def public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
-    with _or_untrusted("The key in the certificate cannot be read."):
+    with _raising_untrusted("The key in the certificate cannot be read."):
         key = certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise Untrusted("The certificate has a key of another kind than the network's.")
+        raise Untrusted("The key in the certificate is not of the kind that the network uses.")
     return key
 
 
 def common_name(certificate: x509.Certificate) -> str:
-    with _or_untrusted("The certificate does not say whose it is."):  # or several times
+    with _raising_untrusted("The certificate does not have exactly one common name."):
         (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         return str(name.value)
 
 
 def node_name(certificate: x509.Certificate) -> str:
     name = common_name(certificate).partition("/")[0]
-    if not NAME.fullmatch(name):  # it becomes a part of keys, and of log lines
-        raise Untrusted("The name in the certificate is not that of a node.")
+    if not NAME.fullmatch(name):  # it becomes part of Zenoh keys and log lines
+        raise Untrusted("The name in the certificate cannot be the name of a node.")
     return name
 
 
 def verify(certificate: x509.Certificate, authority: x509.Certificate, *, now: datetime | None = None) -> None:
-    """Raise Untrusted unless the authority has issued this certificate to a node, and it is valid now."""
+    """Raise Untrusted unless the authority issued this certificate to a node, and both are valid now."""
     now = now or datetime.now(UTC)
-    with _or_untrusted("The certificate was signed by another authority than this network's."):
+    with _raising_untrusted("The certificate was not signed by this network's authority."):
         certificate.verify_directly_issued_by(authority)
     if _is_authority(certificate):
-        raise Untrusted("The certificate is that of an authority, not of a node.")
-    if not _for_clients(certificate):
-        raise Untrusted("The certificate is not for client authentication.")
-    for whose, dated in (("certificate", certificate), ("certificate of the network's authority", authority)):
-        with _or_untrusted(f"The {whose} does not say for how long it is valid."):
+        raise Untrusted("The certificate belongs to an authority, not to a node.")
+    if not _allows_client_auth(certificate):
+        raise Untrusted("The certificate does not allow client authentication.")
+    for subject, dated in (("certificate", certificate), ("certificate of the network's authority", authority)):
+        with _raising_untrusted(f"The {subject} has no valid dates."):
             begins, ends = dated.not_valid_before_utc, dated.not_valid_after_utc
         if now < begins:
             raise Untrusted(
-                f"The {whose} is not valid before {begins:%Y-%m-%d %H:%M} UTC.", hint="Is the clock of this machine right?"
+                f"The {subject} is not valid before {begins:%Y-%m-%d %H:%M} UTC.", hint="Check the clock of this machine."
             )
         if now >= ends:
-            raise Untrusted(f"The {whose} ended on {ends:%Y-%m-%d %H:%M} UTC.")
+            raise Untrusted(f"The {subject} expired on {ends:%Y-%m-%d %H:%M} UTC.")
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:
     return any(isinstance(value, x509.BasicConstraints) and value.ca for value in _extensions(certificate))
 
 
-def _for_clients(certificate: x509.Certificate) -> bool:
+def _allows_client_auth(certificate: x509.Certificate) -> bool:
     purposes = [value for value in _extensions(certificate) if isinstance(value, x509.ExtendedKeyUsage)]
     return any(ExtendedKeyUsageOID.CLIENT_AUTH in purpose for purpose in purposes)
 
 
 def _extensions(certificate: x509.Certificate) -> list[x509.ExtensionType]:
-    with _or_untrusted("The certificate has extensions that cannot be read."):
+    with _raising_untrusted("The certificate has extensions that cannot be read."):
         return [extension.value for extension in certificate.extensions]

@@ -1,6 +1,6 @@
-"""Invitations: all that a machine needs to become a node of a network, as one token that a person can copy.
+"""Invitations: all that a machine needs to join a network, as one token that a person can copy.
 
-A token is as good as the key inside it. None of it is ever logged, shown in a message or in a repr.
+A token contains a private key. No part of it is ever logged, or shown in a message or a repr.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from penstock.config.home import RESERVED
 from penstock.config.network import NAME
 from penstock.errors import ConfigError, Untrusted
 from penstock.network.trust import revocations
-from penstock.network.trust.certificates import Identity, common_name, key_of, load_der, node_name, paired, verify
+from penstock.network.trust.certificates import Identity, common_name, identity_of, load_der, node_name, private_key, verify
 from penstock.network.trust.listening import check_connect
 
-MARK = "penstock1:"
+TOKEN_PREFIX = "penstock1:"
 CHECKSUM_BYTES = 8
 KEY_BYTES = 32
-MOST_CERTIFICATE = 8 << 10
-MOST_ENDPOINTS = 64
-MOST_BYTES = revocations.MOST_BYTES + (64 << 10)
-MOST_TEXT = 2 * MOST_BYTES
-ASK_AGAIN = "Copy it again, the whole of it, or ask for a new one (penstock network invite NAME)."
+MAX_CERTIFICATE_BYTES = 8 << 10
+MAX_ENDPOINTS = 64
+MAX_UNPACKED_BYTES = revocations.MAX_LIST_BYTES + (64 << 10)
+MAX_TOKEN_CHARS = 2 * MAX_UNPACKED_BYTES
+COPY_AGAIN = "Copy the whole token again, or ask for a new one (penstock network invite NAME)."
 
-Der = Annotated[bytes, Meta(min_length=1, max_length=MOST_CERTIFICATE)]
+Der = Annotated[bytes, Meta(min_length=1, max_length=MAX_CERTIFICATE_BYTES)]
 Endpoint = Annotated[str, Meta(min_length=1, max_length=300)]
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """`endpoints` lead to members, `revocations` is the list of them as the authority knows it."""
+    """A decoded token. `endpoints` are those of members, `revocations` is the authority's list of revoked certificates."""
 
     network: str
     authority: x509.Certificate
@@ -57,11 +57,11 @@ class _Contents(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     authority: Der
     certificate: Der
     key: Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
-    endpoints: Annotated[tuple[Endpoint, ...], Meta(min_length=1, max_length=MOST_ENDPOINTS)]
-    revocations: Annotated[bytes, Meta(max_length=revocations.MOST_BYTES)]
+    endpoints: Annotated[tuple[Endpoint, ...], Meta(min_length=1, max_length=MAX_ENDPOINTS)]
+    revocations: Annotated[bytes, Meta(max_length=revocations.MAX_LIST_BYTES)]
 
     def __repr__(self) -> str:
-        return "_Contents(…)"  # the key is among them
+        return "_Contents(…)"  # they include the private key
 
 
 def encode(invitation: Invitation) -> str:
@@ -74,33 +74,33 @@ def encode(invitation: Invitation) -> str:
         invitation.revocations,
     )
     packed = zlib.compress(msgspec.msgpack.encode(contents), level=9)
-    return MARK + base64.urlsafe_b64encode(packed + _checksum(packed)).decode().rstrip("=")
+    return TOKEN_PREFIX + base64.urlsafe_b64encode(packed + _checksum(packed)).decode().rstrip("=")
 
 
 def decode(text: str) -> Invitation:
-    """Raises Untrusted unless the token is whole, and holds a certificate that its authority stands behind."""
+    """Decode a token. Raises Untrusted unless it is intact and its certificate is valid and signed by its authority."""
     contents = _contents(_unpacked(text))
     try:
         authority, certificate = load_der(contents.authority), load_der(contents.certificate)
-        key = key_of(int.from_bytes(contents.key, "big"))
+        key = private_key(int.from_bytes(contents.key, "big"))
         check_connect(contents.endpoints)
     except (ValueError, ConfigError, Untrusted):
         raise _unreadable() from None
     if not NAME.fullmatch(contents.network) or contents.network in RESERVED:  # it becomes the name of a folder
-        raise Untrusted(f"The invitation is to a network called {contents.network!r}, which none can be called.")
+        raise Untrusted(f"The invitation names a network {contents.network!r}, which is not a valid name.")
     if common_name(authority) != contents.network:
-        raise Untrusted("The invitation names another network than its authority.")
+        raise Untrusted("The invitation and the authority in it name different networks.")
     verify(certificate, authority)
     node_name(certificate)
     revocations.read(contents.revocations, authority)
-    return Invitation(contents.network, authority, paired(certificate, key), contents.endpoints, contents.revocations)
+    return Invitation(contents.network, authority, identity_of(certificate, key), contents.endpoints, contents.revocations)
 
 
 def _unpacked(text: str) -> bytes:
-    token = "".join(text.split()) if len(text) <= MOST_TEXT else ""  # mail breaks long lines
-    if not token.startswith(MARK):
-        raise Untrusted(f"This is no invitation: one begins with {MARK}", hint=ASK_AGAIN)
-    body = token.removeprefix(MARK)
+    token = "".join(text.split()) if len(text) <= MAX_TOKEN_CHARS else ""  # mail breaks long lines
+    if not token.startswith(TOKEN_PREFIX):
+        raise Untrusted(f"This is not an invitation: it does not start with {TOKEN_PREFIX}", hint=COPY_AGAIN)
+    body = token.removeprefix(TOKEN_PREFIX)
     try:
         data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
     except ValueError:
@@ -114,7 +114,7 @@ def _unpacked(text: str) -> bytes:
 def _contents(packed: bytes) -> _Contents:
     try:
         unpacking = zlib.decompressobj()
-        data = unpacking.decompress(packed, MOST_BYTES)
+        data = unpacking.decompress(packed, MAX_UNPACKED_BYTES)
         if not unpacking.eof or unpacking.unused_data:
             raise _unreadable()
         return msgspec.msgpack.decode(data, type=_Contents)
@@ -123,12 +123,14 @@ def _contents(packed: bytes) -> _Contents:
 
 
 def _checksum(packed: bytes) -> bytes:
-    return hashlib.sha256(MARK.encode() + packed).digest()[:CHECKSUM_BYTES]
+    return hashlib.sha256(TOKEN_PREFIX.encode() + packed).digest()[:CHECKSUM_BYTES]
 
 
 def _damaged() -> Untrusted:
-    return Untrusted("The invitation is cut off or mistyped: its checksum does not fit.", hint=ASK_AGAIN)
+    return Untrusted("The invitation is incomplete or mistyped: its checksum does not match.", hint=COPY_AGAIN)
 
 
 def _unreadable() -> Untrusted:
-    return Untrusted("The invitation is whole, but holds what none can hold.", hint="Was it made by another version of Penstock?")
+    return Untrusted(
+        "The invitation cannot be read, although it is complete.", hint="Use the same version of Penstock on both machines."
+    )

@@ -1,4 +1,4 @@
-"""Networks of this machine: join one with an invitation, choose the one to take part in, leave one."""
+"""The networks of this machine: join one with an invitation, choose the current one, leave one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from penstock.errors import ConfigError, Untrusted
 from penstock.network.trust import addresses, revocations
 from penstock.network.trust.certificates import load_certificate, node_name
 from penstock.network.trust.invitation import Invitation
-from penstock.network.trust.listening import EVERYWHERE, check_listen, free_endpoint, is_loopback, split
+from penstock.network.trust.listening import ANY_IPV4, check_listen, free_endpoint, is_loopback, split
 from penstock.network.trust.revocations import Revocations
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """`before` is the name that this machine had in the network, None when it was not in it."""
+    """A network that was joined. `previous_node` is this machine's earlier name in it, None if it was not a member."""
 
     network: JoinedNetwork
-    before: str | None
+    previous_node: str | None
 
 
 def join(home: Home, invitation: Invitation, *, listen: str | None = None) -> Joined:
-    """Become the node that the invitation is for. In a network that the machine is in already, the certificate is replaced."""
+    """Join as the node that the invitation is for. If this machine is a member already, its certificate is replaced."""
     if listen is not None:
         check_listen(listen)
     name, node = invitation.network, invitation.node
@@ -45,25 +45,25 @@ def join(home: Home, invitation: Invitation, *, listen: str | None = None) -> Jo
         with files.wrap_os_errors(network.folder, "made"):
             files.make_folder(network.folder, _contents(network, invitation, brought))
         return Joined(network, None)
-    there = home.network(name)
-    with files.locked_folder(there.folder):
-        _refuse_other_network(there, invitation)
-        _refuse_older(there, invitation)
-        revoked = _all_revoked(there, invitation)
+    current = home.network(name)
+    with files.locked_folder(current.folder):
+        _refuse_other_network(current, invitation)
+        _refuse_older(current, invitation)
+        revoked = _all_revoked(current, invitation)
         _refuse_revoked(invitation, revoked)
-        network = replace(there, node=node, listen=(listen,) if listen else there.listen, connect=invitation.endpoints)
+        network = replace(current, node=node, listen=(listen,) if listen else current.listen, connect=invitation.endpoints)
         files.replace(network.folder, _contents(network, invitation, revoked))
-    return Joined(network, there.node)
+    return Joined(network, current.node)
 
 
 def use(home: Home, name: str) -> None:
-    """Let `penstock serve` join this one."""
-    home.network(name)  # or it says what is wrong with it
+    """Make this the network that `penstock serve` joins."""
+    home.network(name)  # raises if it cannot be used
     files.replace(home.networks, {home.current_file.name: f"{name}\n".encode()})
 
 
 def leave(home: Home, name: str) -> None:
-    """Remove all that this machine has of a network, its key first of all."""
+    """Remove all files of a network from this machine, its key first."""
     with files.wrap_os_errors(home.current_file, "removed"):
         if home.current_name() == name:
             home.current_file.unlink()
@@ -81,41 +81,41 @@ def _contents(network: JoinedNetwork, invitation: Invitation, revoked: Revocatio
 
 
 def _free_endpoint(home: Home, endpoints: tuple[str, ...]) -> str:
-    """Not the port of a node on this same machine, which may just not be running."""
-    places = [split(endpoint) for endpoint in endpoints]
+    """Choose where to listen, but not at the port of a node on this machine, which may be off right now."""
+    members = [split(endpoint) for endpoint in endpoints]
     own = addresses.own_hosts()
-    here = [port for _, host, port in places if is_loopback(host) or host in own]
-    local = all(is_loopback(host) for _, host, _ in places)
-    return free_endpoint(home, host=addresses.LOOPBACK if local else EVERYWHERE, taken=here)
+    taken = [port for _, host, port in members if is_loopback(host) or host in own]
+    local = all(is_loopback(host) for _, host, _ in members)
+    return free_endpoint(home, host=addresses.LOOPBACK if local else ANY_IPV4, taken=taken)
 
 
-def _all_revoked(there: JoinedNetwork, invitation: Invitation) -> Revocations:
-    """In both lists, so that an invitation that lay around brings nobody back."""
+def _all_revoked(current: JoinedNetwork, invitation: Invitation) -> Revocations:
+    """Merge the stored and the invitation's revocations, so that an old invitation does not undo any."""
     brought = revocations.read(invitation.revocations, invitation.authority)
     try:
-        stored = revocations.read(files.read(there.revocations_file), invitation.authority)
+        stored = revocations.read(files.read(current.revocations_file), invitation.authority)
     except (Untrusted, ConfigError):  # missing or damaged: the invitation's is sound
         return brought
     return stored | brought
 
 
-def _refuse_other_network(there: JoinedNetwork, invitation: Invitation) -> None:
-    if load_certificate(files.read(there.ca_file)) != invitation.authority:
+def _refuse_other_network(current: JoinedNetwork, invitation: Invitation) -> None:
+    if load_certificate(files.read(current.ca_file)) != invitation.authority:
         raise ConfigError(
-            f"This machine is in another network that is also called '{there.name}'.",
-            hint=f"Leave that one first (penstock network leave {there.name}), or make the new one with another name.",
+            f"This machine is in another network that is also called '{current.name}'.",
+            hint=f"Leave that one first (penstock network leave {current.name}), or create the new one with another name.",
         )
-    if there.is_authority:
+    if current.is_authority:
         raise ConfigError(
-            f"This machine has made the network '{there.name}' and needs no invitation.",
+            f"This machine created the network '{current.name}' and needs no invitation.",
             hint="Use the invitation on the machine that it is for.",
         )
 
 
-def _refuse_older(there: JoinedNetwork, invitation: Invitation) -> None:
+def _refuse_older(current: JoinedNetwork, invitation: Invitation) -> None:
     try:
-        present = load_certificate(files.read(there.certificate_file))
-    except (Untrusted, ConfigError):  # then anything is better
+        present = load_certificate(files.read(current.certificate_file))
+    except (Untrusted, ConfigError):  # an unusable certificate may be replaced by any
         return
     brought = invitation.identity.certificate
     if node_name(present) == invitation.node and brought.not_valid_before_utc < present.not_valid_before_utc:
@@ -127,4 +127,4 @@ def _refuse_older(there: JoinedNetwork, invitation: Invitation) -> None:
 
 def _refuse_revoked(invitation: Invitation, revoked: Revocations) -> None:
     if invitation.identity.certificate.serial_number in revoked:
-        raise Untrusted("The invitation was taken back.", hint=f"Ask for a new one: penstock network invite {invitation.node}")
+        raise Untrusted("The invitation was revoked.", hint=f"Ask for a new one: penstock network invite {invitation.node}")

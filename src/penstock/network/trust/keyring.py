@@ -1,8 +1,9 @@
-"""The Keyring: the keys between this node and each life of every other, agreed on when they meet, and what is sealed with them.
+"""The Keyring: the keys that this node shares with each session of every other node, and what is sealed with them.
 
-A life introduces itself with a *card*: its certificate, its epoch, and a key made for this life alone, signed with the key of the
-certificate. Whoever has seen a card can show it again, so a card proves nothing about who shows it. What was sealed does: the
-keys between two lives come from both of their life keys, and these never leave their processes.
+A *session* is one epoch of a node: its process from start to end. It introduces itself with a *card*: its certificate, its epoch,
+and a key made for this session alone, signed with the key of the certificate. Any node that has seen a card can show it again, so
+a card proves nothing about its sender. A seal does: the keys between two sessions are derived from both session keys, whose
+private halves never leave their processes.
 """
 
 from __future__ import annotations
@@ -30,25 +31,24 @@ from msgspec import Meta
 from penstock.errors import ConfigError, DamagedMessage, MalformedMessage, Untrusted
 from penstock.network.router import is_node_id, unreachable
 from penstock.network.trust.certificates import load_certificate, load_der, load_identity, node_name, public_key, verify
-from penstock.network.trust.revocations import NOBODY, Revocations
+from penstock.network.trust.revocations import NO_REVOCATIONS, Revocations
 
-CARD_MARK = b"penstock card 1\n"  # signed too: the signature is good for nothing else
+CARD_MARK = b"penstock card 1\n"  # signed with the card, so that the signature can be used for nothing else
 KEY_MARK = b"penstock keys 1\n"
-MOST_CARD = 16 << 10  # bytes
-MOST_NAMES = 4096
-LIVES_OF_A_NAME = 4  # the latest ones: a node that was started again, or by mistake twice
-WINDOW = 1024  # numbers; messages may overtake each other by that much, where a new link is shorter than the old way
+MAX_CARD_BYTES = 16 << 10
+MAX_NODES = 4096
+MAX_EPOCHS_PER_NODE = 4  # the latest: a node may have been restarted, or started twice by mistake
+REPLAY_WINDOW = 1024  # messages may overtake each other by that many, when a new link is faster than the old one
 
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Envelope(NamedTuple):
-    """What is written outside of something sealed, and vouched for by the seal: from which life to which, and a number that the
-    sender never uses twice."""
+    """The unencrypted part of a sealed message, authenticated by the seal. The sender never uses a number twice."""
 
     kind: int
-    sender: int  # epoch
-    receiver: int  # epoch
+    sender: int  # its epoch
+    receiver: int  # its epoch
     number: int
 
     def pack(self) -> bytes:
@@ -77,130 +77,131 @@ class Cipher(Protocol):
 
 @dataclass(slots=True, eq=False)
 class KnownPeer:
-    """A life that showed a good card, and what is needed to write to it and to read what it writes."""
+    """A session that showed a valid card, and the ciphers to write to it and to read from it."""
 
     node: str
     epoch: int
     card: bytes = field(repr=False)
-    life_key: bytes = field(repr=False)
+    session_key: bytes = field(repr=False)
     certificate: x509.Certificate | None = field(repr=False)
     outgoing: Cipher = field(repr=False)
     incoming: Cipher = field(repr=False)
     _newest: int = -1
-    _seen: int = 0  # one bit for each of the last numbers
+    _seen: int = 0  # one bit for each number in the window
 
     def is_new(self, number: int) -> bool:
-        """Whether something with this number is read for the first time, as far back as the window goes."""
+        """Whether this number was not seen before. Numbers older than the window count as seen."""
         ahead = number - self._newest
         if ahead > 0:
-            self._seen = 1 if ahead >= WINDOW else (self._seen << ahead | 1) & ((1 << WINDOW) - 1)
+            self._seen = 1 if ahead >= REPLAY_WINDOW else (self._seen << ahead | 1) & ((1 << REPLAY_WINDOW) - 1)
             self._newest = number
             return True
-        if -ahead >= WINDOW or self._seen >> -ahead & 1:
+        if -ahead >= REPLAY_WINDOW or self._seen >> -ahead & 1:
             return False
         self._seen |= 1 << -ahead
         return True
 
 
 class Keyring(ABC):
-    """What open and closed networks share: who was met, in which lives, and numbers that are used once. Safe in many threads."""
+    """What open and closed networks share: the sessions that were met, and message numbers. Thread-safe."""
 
     def __init__(self, node: str, epoch: int) -> None:
-        self.node, self.epoch = node, epoch
+        self.node = node
+        self.epoch = epoch
         self._lock = threading.Lock()
         self._met: dict[str, dict[int, KnownPeer]] = {}
-        self._number = 0  # one for all keys of this life, so none can be repeated with any of them, whoever is forgotten
+        self._number = 0  # shared by all keys, so that none is ever used twice with the same number
 
     @abstractmethod
     def card(self) -> bytes:
-        """Who this node is in this life, for others to check."""
+        """Return the card of this session, for other nodes to check."""
 
     @abstractmethod
     def _read(self, card: bytes) -> KnownPeer:
-        """Raises Untrusted."""
+        """Check a card and derive the keys. Raises Untrusted."""
 
-    def _is_out(self, life: KnownPeer) -> bool:
+    def _is_peer_revoked(self, peer: KnownPeer) -> bool:
         return False
 
     def meet(self, card: bytes) -> KnownPeer:
-        """Know the life that this card is of. Raises Untrusted.
+        """Add the session that this card belongs to. Raises Untrusted.
 
-        A card that is shown again changes nothing. One of an earlier life does not displace a later one, and the card of one life
-        cannot be replaced: its owner signs one only.
+        A card that is shown again changes nothing. A card of an earlier epoch does not displace a later one, and the card of an
+        epoch cannot be replaced, because its owner signs only one.
         """
-        if len(card) > MOST_CARD:
-            raise Untrusted(f"A card of {len(card)} bytes is larger than {MOST_CARD}.")
-        life = self._read(card)
+        if len(card) > MAX_CARD_BYTES:
+            raise Untrusted(f"A card has {len(card)} bytes; the limit is {MAX_CARD_BYTES}.")
+        peer = self._read(card)
         with self._lock:
-            if self._is_out(life):  # asked in here, or a revocation could come between the question and its entry
-                raise Untrusted(f"The certificate of node '{life.node}' was revoked.")
-            lives = self._met.get(life.node, {})
-            known = lives.get(life.epoch)
+            if self._is_peer_revoked(peer):  # under the lock, or a revocation could come between this and adding it
+                raise Untrusted(f"The certificate of node '{peer.node}' was revoked.")
+            epochs = self._met.get(peer.node, {})
+            known = epochs.get(peer.epoch)
             if known is not None:
-                if known.life_key != life.life_key:
-                    raise Untrusted(f"Two cards of one life of node '{life.node}' differ.")
+                if known.session_key != peer.session_key:
+                    raise Untrusted(f"Node '{peer.node}' has shown two different cards for one epoch.")
                 return known
-            own = {self.epoch} if life.node == self.node else set()
-            earlier = lives.keys() - own
-            if len(earlier) >= LIVES_OF_A_NAME:
+            own = {self.epoch} if peer.node == self.node else set()
+            earlier = epochs.keys() - own
+            if len(earlier) >= MAX_EPOCHS_PER_NODE:
                 earliest = min(earlier)
-                if life.epoch < earliest:
-                    raise Untrusted(f"The card is of an earlier life of node '{life.node}'.")
-                del lives[earliest]
-            if life.node not in self._met and len(self._met) >= MOST_NAMES:
+                if peer.epoch < earliest:
+                    raise Untrusted(f"The card is from an earlier start of node '{peer.node}'.")
+                del epochs[earliest]
+            if peer.node not in self._met and len(self._met) >= MAX_NODES:
                 del self._met[next(name for name in self._met if name != self.node)]
-            self._met.setdefault(life.node, lives)[life.epoch] = life
-            return life
+            self._met.setdefault(peer.node, epochs)[peer.epoch] = peer
+            return peer
 
     def has_met(self, node: str, epoch: int) -> bool:
         return epoch in self._met.get(node, ())
 
     def seal(self, node: str, epoch: int, kind: int, data: bytes) -> Sealed:
-        """Raises Unreachable when that life was not met."""
+        """Encrypt a message for one session. Raises Unreachable if it was not met."""
         with self._lock:
-            life = self._met.get(node, {}).get(epoch)
-            if life is None:
+            peer = self._met.get(node, {}).get(epoch)
+            if peer is None:
                 raise unreachable(node)
             self._number += 1
             number = self._number
         envelope = Envelope(kind, self.epoch, epoch, number).pack()
-        return Sealed(envelope, life.outgoing.encrypt(_nonce(number), data, envelope))
+        return Sealed(envelope, peer.outgoing.encrypt(_nonce(number), data, envelope))
 
     def open(self, node: str, sealed: Sealed) -> bytes:
-        """What `node` has sealed for this life. Raises BadMessage."""
+        """Decrypt what `node` sealed for this session. Raises BadMessage."""
         envelope = read_envelope(sealed.envelope)
-        life = self._met.get(node, {}).get(envelope.sender)
-        if life is None or envelope.receiver != self.epoch:
-            raise MalformedMessage(f"A message of '{node}' is of a life that was not met, or for another life of this node.")
+        peer = self._met.get(node, {}).get(envelope.sender)
+        if peer is None or envelope.receiver != self.epoch:
+            raise MalformedMessage(f"A message from '{node}' is from an unknown epoch of it, or for another epoch of this node.")
         try:
-            data = life.incoming.decrypt(_nonce(envelope.number), sealed.body, sealed.envelope)
+            data = peer.incoming.decrypt(_nonce(envelope.number), sealed.body, sealed.envelope)
         except InvalidTag:
-            raise DamagedMessage(f"A message in the name of '{node}' was not sealed by it, or was damaged on its way.") from None
+            raise DamagedMessage(f"A message from '{node}' was not sealed by it, or was damaged in transit.") from None
         with self._lock:
-            if not life.is_new(envelope.number):
-                raise MalformedMessage(f"A message of '{node}' came again.")
+            if not peer.is_new(envelope.number):
+                raise MalformedMessage(f"A message from '{node}' was received twice.")
         return data
 
-    # Nobody can be shut out of an open network.
+    # The defaults are for open networks, where no certificate is revoked or expires.
 
     @property
     def is_revoked(self) -> bool:
-        """Whether this node's own certificate was taken back."""
+        """Whether this node's own certificate was revoked."""
         return False
 
     def revoke(self, revocations: Revocations) -> list[KnownPeer]:
-        """Those who are out now; their keys are forgotten."""
+        """Apply revocations. Returns the sessions that are revoked now; their keys are dropped."""
         return []
 
     def expire(self) -> list[KnownPeer]:
-        """Those whose certificates have ended; their keys are forgotten."""
+        """Return the sessions whose certificates have expired; their keys are dropped."""
         return []
 
     def _forget(self, gone: Callable[[KnownPeer], bool]) -> list[KnownPeer]:
         with self._lock:
-            out = [life for lives in self._met.values() for life in lives.values() if gone(life)]
-            for life in out:
-                del self._met[life.node][life.epoch]
+            out = [peer for epochs in self._met.values() for peer in epochs.values() if gone(peer)]
+            for peer in out:
+                del self._met[peer.node][peer.epoch]
             return out
 
 
@@ -224,7 +225,7 @@ class _NoCipher:
 
 
 class OpenKeyring(Keyring):
-    """Everybody is who they say they are, and nothing is hidden."""
+    """For open networks: every name is believed, and nothing is encrypted."""
 
     def __init__(self, node: str, epoch: int) -> None:
         super().__init__(node, epoch)
@@ -235,13 +236,13 @@ class OpenKeyring(Keyring):
 
     def _read(self, card: bytes) -> KnownPeer:
         try:
-            said = msgspec.msgpack.decode(card, type=_OpenCard)
+            decoded = msgspec.msgpack.decode(card, type=_OpenCard)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise Untrusted("A card cannot be read.") from None
-        if not is_node_id(said.node):
-            raise Untrusted("The name on a card is not that of a node.")
+        if not is_node_id(decoded.node):
+            raise Untrusted("The name on a card cannot be the name of a node.")
         plain = _NoCipher()
-        return KnownPeer(said.node, said.epoch, card, b"", None, plain, plain)
+        return KnownPeer(decoded.node, decoded.epoch, card, b"", None, plain, plain)
 
 
 # ---- a closed network ----
@@ -250,15 +251,15 @@ class OpenKeyring(Keyring):
 class _Card(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     certificate: bytes
     epoch: Epoch
-    life_key: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    session_key: Annotated[bytes, Meta(min_length=32, max_length=32)]
     signature: bytes
 
     def signed(self, network: str) -> bytes:
-        return CARD_MARK + msgspec.msgpack.encode([network, self.certificate, self.epoch, self.life_key])
+        return CARD_MARK + msgspec.msgpack.encode([network, self.certificate, self.epoch, self.session_key])
 
 
 class ClosedKeyring(Keyring):
-    """Names are those of certificates, and only the life that something was sealed for can read it."""
+    """For closed networks: names come from certificates, and only the session that a message was sealed for can read it."""
 
     def __init__(
         self,
@@ -272,7 +273,8 @@ class ClosedKeyring(Keyring):
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         super().__init__(node, epoch)
-        self.network, self._clock = network, clock
+        self.network = network
+        self._clock = clock
         try:
             self.authority = load_certificate(ca_file.read_bytes())
             identity = load_identity(certificate_file.read_bytes(), key_file.read_bytes())
@@ -281,51 +283,55 @@ class ClosedKeyring(Keyring):
         except Untrusted as error:
             raise Untrusted(
                 f"This node cannot join the network '{network}' with {certificate_file}: {error.message}",
-                hint=error.hint or "Ask for a new invitation where the network was made: penstock network invite NODE.",
+                hint=error.hint or "Get a new invitation on the machine that created the network: penstock network invite NODE",
             ) from error
         if name != node:
             raise ConfigError(
-                f"The certificate {certificate_file} is that of node '{name}', but this node is called '{node}'.",
-                hint=f"Leave node_id out or set it to {name}, or ask for an invitation for {node}.",
+                f"The certificate {certificate_file} was issued to node '{name}', but this node is called '{node}'.",
+                hint=f"Leave node_id out, set it to {name}, or ask for an invitation for {node}.",
             )
         self.certificate = identity.certificate
-        self._revoked = NOBODY
-        self._life_key = X25519PrivateKey.generate()
-        card = _Card(identity.certificate.public_bytes(Encoding.DER), epoch, self._life_key.public_key().public_bytes_raw(), b"")
+        self._revoked = NO_REVOCATIONS
+        self._session_key = X25519PrivateKey.generate()
+        card = _Card(
+            identity.certificate.public_bytes(Encoding.DER), epoch, self._session_key.public_key().public_bytes_raw(), b""
+        )
         card.signature = identity.key.sign(card.signed(network), ec.ECDSA(hashes.SHA256()))
         self._card = msgspec.msgpack.encode(card)
-        self.meet(self._card)  # a node writes to itself as it does to others
+        self.meet(self._card)  # a node sends messages to itself, too
 
     def card(self) -> bytes:
         return self._card
 
     def _read(self, card: bytes) -> KnownPeer:
         try:
-            said = msgspec.msgpack.decode(card, type=_Card)
+            decoded = msgspec.msgpack.decode(card, type=_Card)
         except msgspec.DecodeError:
             raise Untrusted("A card cannot be read.") from None
-        certificate = load_der(said.certificate)
+        certificate = load_der(decoded.certificate)
         node = node_name(certificate)
-        known = self._met.get(node, {}).get(said.epoch)
+        known = self._met.get(node, {}).get(decoded.epoch)
         if known is not None and known.card == card:
             return known
         verify(certificate, self.authority, now=self._clock())
         try:
-            public_key(certificate).verify(said.signature, said.signed(self.network), ec.ECDSA(hashes.SHA256()))
+            public_key(certificate).verify(decoded.signature, decoded.signed(self.network), ec.ECDSA(hashes.SHA256()))
         except InvalidSignature:
             raise Untrusted(f"A card of node '{node}' was not signed by it for this network.") from None
-        outgoing, incoming = self._agree(node, said)
-        return KnownPeer(node, said.epoch, card, said.life_key, certificate, outgoing, incoming)
+        outgoing, incoming = self._agree(node, decoded)
+        return KnownPeer(node, decoded.epoch, card, decoded.session_key, certificate, outgoing, incoming)
 
     def _agree(self, node: str, card: _Card) -> tuple[AESGCM, AESGCM]:
-        """A key for each direction, that only the two lives can work out. AES-256-GCM seals 64 KiB in a third of the time that
-        ChaCha20-Poly1305 takes on processors of the last ten years."""
+        """Derive a key for each direction, which only the two sessions can do.
+
+        AES-256-GCM seals 64 KiB in a third of the time that ChaCha20-Poly1305 takes on processors of the last ten years.
+        """
         try:
-            secret = self._life_key.exchange(X25519PublicKey.from_public_bytes(card.life_key))
+            secret = self._session_key.exchange(X25519PublicKey.from_public_bytes(card.session_key))
         except ValueError:  # a point that makes every secret zero
             raise Untrusted(f"A card of node '{node}' has a key that cannot be used.") from None
-        here = (self.node, self.epoch, self._life_key.public_key().public_bytes_raw())
-        there = (node, card.epoch, card.life_key)
+        here = (self.node, self.epoch, self._session_key.public_key().public_bytes_raw())
+        there = (node, card.epoch, card.session_key)
 
         def key(sender: tuple[str, int, bytes], receiver: tuple[str, int, bytes]) -> AESGCM:
             about = KEY_MARK + msgspec.msgpack.encode([self.network, sender, receiver])
@@ -340,11 +346,11 @@ class ClosedKeyring(Keyring):
     def revoke(self, revocations: Revocations) -> list[KnownPeer]:
         with self._lock:
             self._revoked = revocations
-        return self._forget(self._is_out)
+        return self._forget(self._is_peer_revoked)
 
-    def _is_out(self, life: KnownPeer) -> bool:
-        return life.certificate is not None and life.certificate.serial_number in self._revoked
+    def _is_peer_revoked(self, peer: KnownPeer) -> bool:
+        return peer.certificate is not None and peer.certificate.serial_number in self._revoked
 
     def expire(self) -> list[KnownPeer]:
         now = self._clock()
-        return self._forget(lambda life: life.certificate is not None and now >= life.certificate.not_valid_after_utc)
+        return self._forget(lambda peer: peer.certificate is not None and now >= peer.certificate.not_valid_after_utc)

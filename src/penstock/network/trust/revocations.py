@@ -1,8 +1,8 @@
-"""Revocations: which certificates the authority has taken back, each in a record that it signs.
+"""Revocations: the certificates that the authority has revoked, each in a record that it signs.
 
-What was taken back stays so. Lists only ever come together, therefore: it does not matter which one is newer, in which order they
-come, or whether the authority's machine was restored from a copy and has forgotten what the others still know. A list is a mark
-and its records; whoever has the authority's certificate can check each of them, so they travel from node to node.
+A revocation is final, so lists are only ever merged. It does not matter which one is newer, in which order they arrive, or
+whether the authority's machine was restored from a backup and has forgotten some. Any node can check the records with the
+authority's certificate, so nodes pass lists on to each other. A list is a mark and its records.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from penstock.errors import ConfigError, Untrusted
 from penstock.network.trust.certificates import Identity, common_name, public_key
 
 LIST_MARK = b"penstock revocations 2\n"
-RECORD_MARK = b"penstock revocation 2\n"  # signed too: the signature is good for nothing else, and nothing else's for this
-MOST = 4096  # records
-MOST_BYTES = 1 << 20  # more than so many take
+RECORD_MARK = b"penstock revocation 2\n"  # signed with the record, so that no signature can be used for anything else
+MAX_RECORDS = 4096
+MAX_LIST_BYTES = 1 << 20  # more than MAX_RECORDS take
 
 Name = Annotated[str, Meta(pattern=rf"\A{NAME.pattern}\Z")]
-Serial = Annotated[str, Meta(max_length=40, pattern=r"\A[1-9a-f][0-9a-f]*\Z")]  # msgpack has no numbers as large
-Signature = Annotated[bytes, Meta(max_length=72)]  # the most that one of P-256 takes
+Serial = Annotated[str, Meta(max_length=40, pattern=r"\A[1-9a-f][0-9a-f]*\Z")]  # too large for a number in msgpack
+Signature = Annotated[bytes, Meta(max_length=72)]  # the longest signature of P-256
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """One certificate, and the node that it was issued to."""
+    """A revoked certificate, and the node that it was issued to."""
 
     serial: Serial
     node: Name
@@ -43,12 +43,12 @@ class Record(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
         return RECORD_MARK + msgspec.msgpack.encode([network, self.serial, self.node])
 
 
-_Records = Annotated[list[Record], Meta(max_length=MOST)]
+_Records = Annotated[list[Record], Meta(max_length=MAX_RECORDS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Revocations:
-    """Records, by the serials of their certificates."""
+    """A list of revocations: records by the serial numbers of their certificates."""
 
     records: Mapping[int, Record]
 
@@ -57,10 +57,10 @@ class Revocations:
 
     def __or__(self, other: Revocations) -> Revocations:
         both = {**other.records, **self.records}
-        if len(both) > MOST:
+        if len(both) > MAX_RECORDS:
             raise ConfigError(
-                f"{len(both)} revoked certificates are more than a list can hold ({MOST}).",
-                hint="Make a new network and invite who is left.",
+                f"A list of revocations can hold {MAX_RECORDS} certificates, not {len(both)}.",
+                hint="Create a new network and invite the remaining nodes.",
             )
         return Revocations(both)
 
@@ -71,11 +71,11 @@ class Revocations:
         return LIST_MARK + msgspec.msgpack.encode([record for _, record in sorted(self.records.items())])
 
 
-NOBODY = Revocations({})
+NO_REVOCATIONS = Revocations({})
 
 
 def sign(revoked: Mapping[int, str], authority: Identity) -> Revocations:
-    """Take certificates back; `revoked` has the node's name by the serial of each."""
+    """Revoke certificates; `revoked` maps the serial number of each to the name of its node."""
     network = common_name(authority.certificate)
     records = {}
     for serial, node in revoked.items():
@@ -85,12 +85,12 @@ def sign(revoked: Mapping[int, str], authority: Identity) -> Revocations:
     return Revocations(records)
 
 
-def read(data: bytes, authority: x509.Certificate, known: Revocations = NOBODY) -> Revocations:
-    """The list that `data` is. Records of certificates that are `known` to be out are not checked again. Raises Untrusted."""
-    if len(data) > MOST_BYTES:
-        raise Untrusted(f"A list of revocations of {len(data)} bytes is larger than {MOST_BYTES}.")
+def read(data: bytes, authority: x509.Certificate, known: Revocations = NO_REVOCATIONS) -> Revocations:
+    """Decode a list and check its signatures, except for certificates that are `known` to be revoked. Raises Untrusted."""
+    if len(data) > MAX_LIST_BYTES:
+        raise Untrusted(f"A list of revocations has {len(data)} bytes; the limit is {MAX_LIST_BYTES}.")
     if not data.startswith(LIST_MARK):
-        raise Untrusted("This is no list of revocations.")
+        raise Untrusted("This is not a list of revocations.")
     try:
         listed = msgspec.msgpack.decode(data[len(LIST_MARK) :], type=_Records)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -99,11 +99,11 @@ def read(data: bytes, authority: x509.Certificate, known: Revocations = NOBODY) 
     records = {}
     for record in listed:
         serial = int(record.serial, 16)
-        records[serial] = known.records.get(serial) or _checked(record, network, key)
+        records[serial] = known.records.get(serial) or _verified(record, network, key)
     return Revocations(records)
 
 
-def _checked(record: Record, network: str, key: ec.EllipticCurvePublicKey) -> Record:
+def _verified(record: Record, network: str, key: ec.EllipticCurvePublicKey) -> Record:
     try:
         key.verify(record.signature, record.signed(network), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:

@@ -1,11 +1,11 @@
-"""Batches: many requests in one file, as their folders in a workspace tell of them. Making one, looking at it, calling it off.
+"""Batches: files of many requests. Creates, lists and cancels them; BatchRun works on them.
 
 batches/ID/
   input.jsonl    the requests, one on each line       } never changed
-  batch.json     what is asked for all of them        }
-  results.jsonl  how lines ended, as they do: the journal
-  cancel         an empty file: it is to be called off
-  end.json       how it ended; when it is there and whole, the batch is over
+  batch.json     the settings of the batch            }
+  results.jsonl  the journal: how each line ended
+  cancel         an empty file: the batch is to be cancelled
+  end.json       how it ended; once it is whole, the batch is over
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from penstock.errors import RequestError, UnknownBatch
 from penstock.workspace.batch.journal import read_entries
 from penstock.workspace.batch.lines import Lines, Mistake
 from penstock.workspace.store.disk import touch
-from penstock.workspace.store.files import Place, given, has_file, is_number, read_record
-from penstock.workspace.store.job_id import BATCH, is_job_id, order
+from penstock.workspace.store.files import Place, has_file, is_number, not_none, read_record
+from penstock.workspace.store.job_id import BATCH_PREFIX, is_job_id, order
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.root import wrap_os_errors
 from penstock.workspace.store.uploads import Uploads
 
-INPUT, ASKED, CANCEL, END = "input.jsonl", "batch.json", "cancel", "end.json"
-LONGEST_WINDOW = 30 * DAY
-KNOWN = 1000  # journals that are not read again from their beginning
+INPUT_FILE, REQUEST_FILE, CANCEL_FILE, END_FILE = "input.jsonl", "batch.json", "cancel", "end.json"
+MAX_WINDOW_S = 30 * DAY
+MAX_CACHED_JOURNALS = 1000  # others are read again from their beginning
 
 
 class BatchStatus(StrEnum):
@@ -49,10 +49,13 @@ class BatchStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
-    """What is asked, as batch.json has it. `window` is in seconds after `created`, and `completion_window` the words for it;
-    `sha256` is that of the input. The files that it leaves are kept for `keep_output` seconds, None for good. Of the models that
-    its lines ask for, `models` were offered when it was made; None is a line that names none. Without such a list, whoever made
-    it could not tell."""
+    """The contents of batch.json.
+
+    window: seconds after `created`; `completion_window` is the same as the client wrote it.
+    sha256: of the input.
+    keep_output: seconds to keep the output files; None keeps them.
+    models: those of the models in its lines that were served when it was created; None in the list stands for lines
+        without a model. Without a list, that was unknown."""
 
     input_file: str
     endpoint: str
@@ -66,13 +69,13 @@ class BatchRequest:
     models: Sequence[str | None] | None = None
 
     def __post_init__(self) -> None:
-        """TypeError for a record that somebody changed."""
+        """Raise TypeError for a record that was tampered with."""
         about = {} if self.metadata is None else self.metadata
-        texts = [self.input_file, self.endpoint, self.completion_window, self.sha256, *given(self.owner), *about.values()]
-        texts += given(*(() if self.models is None else self.models))
-        numbers = [self.window, self.created, *given(self.keep_output)]
+        texts = [self.input_file, self.endpoint, self.completion_window, self.sha256, *not_none(self.owner), *about.values()]
+        texts += not_none(*(() if self.models is None else self.models))
+        numbers = [self.window, self.created, *not_none(self.keep_output)]
         if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
-            raise TypeError(ASKED)
+            raise TypeError(REQUEST_FILE)
 
     @property
     def due(self) -> float:
@@ -90,7 +93,7 @@ class Counts:
 
     def __post_init__(self) -> None:
         if not all(map(is_number, (self.total, self.completed, self.failed))):
-            raise TypeError(END)
+            raise TypeError(END_FILE)
 
     @property
     def ended(self) -> int:
@@ -99,7 +102,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEnd:
-    """As end.json has it. `mistakes` are why the input is no batch; the files are ids."""
+    """The contents of end.json. `mistakes` say why the input was refused; the files are ids."""
 
     status: BatchStatus
     ended: float
@@ -111,10 +114,10 @@ class BatchEnd:
     mistakes: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        files = given(self.output_file, self.error_file)
-        numbers = [self.ended, *given(self.begun, self.finalizing)]
+        files = not_none(self.output_file, self.error_file)
+        numbers = [self.ended, *not_none(self.begun, self.finalizing)]
         if not all(isinstance(file, str) and is_job_id(file) for file in files) or not all(map(is_number, numbers)):
-            raise TypeError(END)
+            raise TypeError(END_FILE)
         for mistake in self.mistakes:
             Mistake(**mistake)
 
@@ -127,22 +130,22 @@ class BatchView:
     """A batch as it is now. `end` is None while it is open."""
 
     batch_id: str
-    asked: BatchRequest
+    request: BatchRequest
     status: BatchStatus
     counts: Counts
     begun: float | None = None
     cancelling: float | None = None
     end: BatchEnd | None = None
 
-    def missing(self, accepts: Callable[[str | None], bool]) -> list[str]:
-        """Models that its lines ask for, and wait for while they are not here."""
-        asked = self.asked.models or () if self.end is None else ()
-        return [model for model in asked if model is not None and not accepts(model)]
+    def missing_models(self, accepts: Callable[[str | None], bool]) -> list[str]:
+        """Models that lines of an open batch ask for and that are not served now."""
+        models = self.request.models or () if self.end is None else ()
+        return [model for model in models if model is not None and not accepts(model)]
 
 
 @dataclass(slots=True)
-class _Read:
-    """How far a journal was read, and what it told so far."""
+class _JournalSummary:
+    """What the journal says up to `offset`."""
 
     offset: int = 0
     begun: float | None = None
@@ -150,7 +153,7 @@ class _Read:
     completed: int = 0
     failed: int = 0
 
-    def go_on(self, folder: int) -> None:
+    def read_on(self, folder: int) -> None:
         for entry in read_entries(folder, self.offset):
             self.offset = entry.end
             match entry.fact:
@@ -163,11 +166,12 @@ class _Read:
 
 
 class Batches:
-    """Each owner finds only their own. What was read of a journal is kept: who looks again reads only what is new."""
+    """The batches of a workspace. An owner finds only its own. Journals are cached, so a second look reads only what is new."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self._workspace, self._uploads = workspace, Uploads(workspace)
-        self._read: dict[str, _Read] = {}
+        self._workspace = workspace
+        self._uploads = Uploads(workspace)
+        self._summaries: dict[str, _JournalSummary] = {}
         self._lock = threading.Lock()
 
     def create(
@@ -182,11 +186,12 @@ class Batches:
         keep_output: float | None = None,
         offers: Callable[[str | None], bool] | None = None,
     ) -> BatchView:
-        """When this returns, the batch survives a power cut. It has a copy of its input, which may be deleted then. A line whose
-        model nobody `offers` now is an error, whoever drives the batch; None if nobody can tell."""
+        """Create a batch with its own copy of the input; it survives a power cut when this returns.
+
+        offers: whether a model is served now; lines that ask for other models will fail. None if that is unknown."""
         found = self._uploads.get(input_file, owner)
         models = None if offers is None else [*filter(offers, self._models(input_file, owner))]
-        asked = BatchRequest(
+        request = BatchRequest(
             input_file=input_file,
             endpoint=endpoint,
             window=window,
@@ -199,67 +204,69 @@ class Batches:
             models=models,
         )
         with self._uploads.reading(input_file, owner) as chunks:
-            record = json.dumps(dataclasses.asdict(asked)).encode() + b"\n"
-            batch_id = self._workspace.add({INPUT: chunks, ASKED: record}, Place.BATCHES)
+            record = json.dumps(dataclasses.asdict(request)).encode() + b"\n"
+            batch_id = self._workspace.add({INPUT_FILE: chunks, REQUEST_FILE: record}, Place.BATCHES)
         return self.get(batch_id, owner)
 
     def get(self, batch_id: str, owner: str | None = None) -> BatchView:
-        with self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
-            asked = None if folder is None else read_asked(folder)
-            if folder is None or asked is None or asked.owner != owner:
-                raise UnknownBatch(f"There is no batch {BATCH}{batch_id[:80]}.", hint="It was cleaned away, or was never here.")
-            return self._view(batch_id, folder, asked)
+        view = self._find(batch_id, owner)
+        if view is None:
+            raise UnknownBatch(f"There is no batch {BATCH_PREFIX}{batch_id[:80]}.", hint="It was removed, or never existed.")
+        return view
 
     def all(self, owner: str | None = None) -> Iterator[BatchView]:
-        """The newest first."""
+        """Yield an owner's batches, newest first."""
         for batch_id in sorted(self._workspace.names(Place.BATCHES), key=order, reverse=True):
-            with self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
-                asked = None if folder is None else read_asked(folder)
-                if folder is None or asked is None or asked.owner != owner:
-                    continue
-                view = self._view(batch_id, folder, asked)
-            yield view
+            if (view := self._find(batch_id, owner)) is not None:
+                yield view
 
     def cancel(self, batch_id: str, owner: str | None = None) -> BatchView:
-        """Ask for its end. Whoever drives it sees that in a moment; one that is over stays as it is."""
+        """Request cancellation; the supervisor sees it within a second. A batch that has ended stays as it is."""
         view = self.get(batch_id, owner)
         if view.end is None:
-            with wrap_os_errors(self._workspace.path), self._workspace.looking_into(batch_id, Place.BATCHES) as folder:
+            with wrap_os_errors(self._workspace.path), self._workspace.reading_folder(batch_id, Place.BATCHES) as folder:
                 if folder is not None:
-                    touch(self._workspace.disk, folder, CANCEL)
+                    touch(self._workspace.disk, folder, CANCEL_FILE)
                     self._workspace.disk.sync(folder)
         return self.get(batch_id, owner)
+
+    def _find(self, batch_id: str, owner: str | None) -> BatchView | None:
+        with self._workspace.reading_folder(batch_id, Place.BATCHES) as folder:
+            request = None if folder is None else read_batch_request(folder)
+            if folder is None or request is None or request.owner != owner:
+                return None
+            return self._view(batch_id, folder, request)
 
     def _models(self, input_file: str, owner: str | None) -> list[str | None]:
         with self._uploads.opened(input_file, owner) as file:
             return sorted(Lines(file).models(), key=lambda model: model or "")
 
-    def _view(self, batch_id: str, folder: int, asked: BatchRequest) -> BatchView:
-        cancelling = _time_of(folder, CANCEL)
+    def _view(self, batch_id: str, folder: int, request: BatchRequest) -> BatchView:
+        cancelling = _modified_at(folder, CANCEL_FILE)
         end = read_end(folder)
         if end is not None:
             with self._lock:
-                self._read.pop(batch_id, None)
-            return BatchView(batch_id, asked, end.status, end.counts, end.begun, cancelling, end)
+                self._summaries.pop(batch_id, None)
+            return BatchView(batch_id, request, end.status, end.counts, end.begun, cancelling, end)
         with self._lock:
-            known = self._read[batch_id] = self._read.pop(batch_id, _Read())
-            if len(self._read) > KNOWN:
-                del self._read[next(iter(self._read))]
-            known.go_on(folder)
-            counts = Counts(known.total, known.completed, known.failed)
+            summary = self._summaries[batch_id] = self._summaries.pop(batch_id, _JournalSummary())
+            if len(self._summaries) > MAX_CACHED_JOURNALS:
+                del self._summaries[next(iter(self._summaries))]
+            summary.read_on(folder)
+            counts = Counts(summary.total, summary.completed, summary.failed)
         if cancelling is not None:
             status = BatchStatus.CANCELLING
-        elif known.begun is None:
+        elif summary.begun is None:
             status = BatchStatus.VALIDATING
         else:
             status = BatchStatus.FINALIZING if counts.ended >= counts.total else BatchStatus.IN_PROGRESS
-        return BatchView(batch_id, asked, status, counts, known.begun, cancelling)
+        return BatchView(batch_id, request, status, counts, summary.begun, cancelling)
 
 
 def parse_window(text: str) -> float:
-    """A completion window in seconds."""
+    """Parse a completion window into seconds."""
     found = parse_duration(text)
-    if found is None or not 0 < found <= LONGEST_WINDOW:
+    if found is None or not 0 < found <= MAX_WINDOW_S:
         raise RequestError(
             f"completion_window = '{text[:40]}' cannot be used.",
             field="completion_window",
@@ -269,49 +276,51 @@ def parse_window(text: str) -> float:
 
 
 def is_open(workspace: Workspace, batch_id: str) -> bool:
-    """Whether there is such a batch, and it is not over."""
-    with workspace.looking_into(batch_id, Place.BATCHES) as folder:
-        return folder is not None and read_end(folder) is None and read_asked(folder) is not None
+    """Whether the batch exists and has not ended."""
+    with workspace.reading_folder(batch_id, Place.BATCHES) as folder:
+        return folder is not None and read_end(folder) is None and read_batch_request(folder) is not None
 
 
 def end_of(workspace: Workspace, batch_id: str) -> BatchEnd | None:
-    """How a batch ended; None if it is not over, or there is none."""
-    with workspace.looking_into(batch_id, Place.BATCHES) as folder:
+    """How a batch ended; None if it has not, or does not exist."""
+    with workspace.reading_folder(batch_id, Place.BATCHES) as folder:
         return None if folder is None else read_end(folder)
 
 
 def open_batches(workspace: Workspace, over: set[str] | None = None) -> list[str]:
-    """Who looks again and again keeps those that are `over`: they are not read twice."""
+    """Ids of the batches that have not ended. Pass the same set `over` again to skip those known to have ended."""
     over = set() if over is None else over
     found = [batch_id for batch_id in workspace.names(Place.BATCHES) if batch_id not in over]
     over.update(batch_id for batch_id in found if not is_open(workspace, batch_id))
     return [batch_id for batch_id in found if batch_id not in over]
 
 
-def read_asked(folder: int) -> BatchRequest | None:
-    told = read_record(folder, ASKED)
+def read_batch_request(folder: int) -> BatchRequest | None:
+    record = read_record(folder, REQUEST_FILE)
     try:
-        return None if told is None else BatchRequest(**told)
+        return None if record is None else BatchRequest(**record)
     except (AttributeError, TypeError):
         return None  # made by hand, or by another version
 
 
 def read_end(folder: int) -> BatchEnd | None:
-    told = read_record(folder, END)
-    if told is None:
+    record = read_record(folder, END_FILE)
+    if record is None:
         return None
     try:
-        counts = Counts(**told.pop("counts"))
-        return BatchEnd(**told | {"status": BatchStatus(told["status"]), "counts": counts, "mistakes": tuple(told["mistakes"])})
-    except (KeyError, TypeError, ValueError):  # as above
+        counts = Counts(**record.pop("counts"))
+        return BatchEnd(
+            **record | {"status": BatchStatus(record["status"]), "counts": counts, "mistakes": tuple(record["mistakes"])}
+        )
+    except (KeyError, TypeError, ValueError):  # made by hand, or by another version
         return None
 
 
-def is_asked_to_end(folder: int) -> bool:
-    return has_file(folder, CANCEL)
+def is_cancel_requested(folder: int) -> bool:
+    return has_file(folder, CANCEL_FILE)
 
 
-def _time_of(folder: int, name: str) -> float | None:
+def _modified_at(folder: int, name: str) -> float | None:
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Journal: what is known of a batch, one line for each fact. It only grows; each line has a checksum, so a torn one is found.
+"""Journal: the append-only log of a batch, one fact on each line. Each line has a checksum, so that a torn one is found.
 
 1a2b3c4d {"n": 0, "custom_id": "a", "job": "1736700000_12345_0", "body": {...}}
 """
@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from io import BytesIO
 from typing import Any, BinaryIO, NamedTuple
 
-from penstock.workspace.store.disk import Disk, put_file
+from penstock.workspace.store.disk import Disk, grow_file, put_file
 from penstock.workspace.store.files import open_file
 
-JOURNAL, ANEW = "results.jsonl", "results.new"
-CHECKSUM = 8  # hexadecimal digits
+JOURNAL, REWRITTEN = "results.jsonl", "results.new"
+CHECKSUM_DIGITS = 8  # hexadecimal
 
 
 class Entry(NamedTuple):
-    """A fact, and where its line lies."""
+    """A fact, and the byte range of its line."""
 
     start: int
     end: int
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 def read_entries(folder: int, start: int = 0) -> Iterator[Entry]:
-    """The facts from there on, up to the first line that is not whole: it is being written, or a crash has torn it."""
+    """Yield the facts from byte `start` on, up to the first torn line, which may be one that is being written."""
     with _reading(folder) as stream:
         stream.seek(start)
         for line, fact in _whole(stream):
@@ -43,47 +43,40 @@ def read_entry(file: int, start: int, end: int) -> Mapping[str, Any]:
 
 
 class Journal:
-    """Writes it. Only whoever holds the lock of the batch's folder may. After an error the same call can be made again."""
+    """Writes the journal; needs the lock of the batch's folder. A failed call can be repeated."""
 
     def __init__(self, disk: Disk, folder: int) -> None:
-        self._disk, self._folder, self._length = disk, folder, 0
+        self._disk = disk
+        self._folder = folder
+        self._length = 0
 
     def open(self, learn: Callable[[Entry], None]) -> None:
-        """Tell what is known so far. When this returns, that survives a power cut: it was written anew, without a torn tail.
-        Whoever wrote what can be read may have died before the sync, or seen it fail: then no later sync of that file helps."""
+        """Call `learn` with every fact so far, and rewrite the file without a torn tail; it survives a power cut then.
+
+        Syncing the old file would not do: its writer may have seen a sync fail, after which later syncs do not help."""
         self._length = 0
         with _reading(self._folder) as stream:
-            put_file(self._disk, self._folder, ANEW, self._known(stream, learn))
-        self._disk.replace(ANEW, JOURNAL, self._folder)
+            put_file(self._disk, self._folder, REWRITTEN, self._replay(stream, learn))
+        self._disk.replace(REWRITTEN, JOURNAL, self._folder)
         self._disk.sync(self._folder)
 
-    def _known(self, stream: BinaryIO, learn: Callable[[Entry], None]) -> Iterator[bytes]:
+    def _replay(self, stream: BinaryIO, learn: Callable[[Entry], None]) -> Iterator[bytes]:
         for line, fact in _whole(stream):
             start, self._length = self._length, self._length + len(line)
             learn(Entry(start, self._length, fact))
             yield line
 
     def append(self, facts: Iterable[Mapping[str, Any]]) -> list[Entry]:
-        """When this returns, they survive a power cut."""
+        """Add facts; they survive a power cut when this returns."""
         entries, lines, end = [], [], self._length
         for fact in facts:
             line = _line(fact)
             entries.append(Entry(end, end := end + len(line), fact))
             lines.append(line)
         if lines:
-            self._grow(b"".join(lines))
-            self._length = end  # only now: what fails is done again whole, over what it left
+            grow_file(self._disk, self._folder, JOURNAL, self._length, b"".join(lines), sync=True)
+            self._length = end  # only now: a call that fails is repeated whole, over what it left
         return entries
-
-    def _grow(self, data: bytes) -> None:
-        file = self._disk.append_to(JOURNAL, self._folder)
-        try:
-            if os.fstat(file).st_size != self._length:
-                self._disk.cut(file, self._length)
-            self._disk.write(file, data)
-            self._disk.sync(file)
-        finally:
-            os.close(file)
 
 
 @contextmanager
@@ -94,7 +87,7 @@ def _reading(folder: int) -> Iterator[BinaryIO]:
 
 
 def _whole(stream: BinaryIO) -> Iterator[tuple[bytes, Mapping[str, Any]]]:
-    """Lines, each with what it says, up to the first that is not whole."""
+    """Yield each line with its fact, up to the first that is torn."""
     for line in stream:
         fact = _fact(line)
         if fact is None:
@@ -108,8 +101,8 @@ def _line(fact: Mapping[str, Any]) -> bytes:
 
 
 def _fact(line: bytes) -> dict[str, Any] | None:
-    text = line[CHECKSUM + 1 : -1]
-    if not line.endswith(b"\n") or line[: CHECKSUM + 1] != b"%08x " % zlib.crc32(text):
+    text = line[CHECKSUM_DIGITS + 1 : -1]
+    if not line.endswith(b"\n") or line[: CHECKSUM_DIGITS + 1] != b"%08x " % zlib.crc32(text):
         return None
     found = json.loads(text)
     return found if isinstance(found, dict) else None

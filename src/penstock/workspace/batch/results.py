@@ -1,4 +1,4 @@
-"""Results: how the lines of a batch ended, as its journal has it, and the files that are made of that when all have."""
+"""Results: how the lines of a batch ended, as its journal says, and the output files made from that."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from penstock.errors import BadJob
 from penstock.workspace.batch.batches import BatchRequest, BatchStatus, Counts
 from penstock.workspace.batch.journal import JOURNAL, Entry, read_entry
 from penstock.workspace.store.files import open_file
-from penstock.workspace.store.job_id import BATCH
+from penstock.workspace.store.job_id import BATCH_PREFIX
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.uploads import Uploads
 
 Fact = Mapping[str, Any]
 Refusal = Callable[[Mapping[str, str]], tuple[int, Mapping[str, Any]]]
-"""The status and the body with which the API answers an error, of which it is given the record."""
+"""Turns the record of an error into the status and the body that the API would answer with."""
 
-FILES = {"output": True, "errors": False}  # what a batch leaves: the lines that are done, and the others
+FILES = {"output": True, "errors": False}  # the output files: whether each holds the lines that are done, or the others
 
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """Why lines that have not ended never will."""
+    """Why a batch, and its lines that have not ended, are cancelled."""
 
     status: BatchStatus
     code: str
@@ -38,12 +38,12 @@ class Cancellation:
 
 
 CANCELLED = Cancellation(BatchStatus.CANCELLED, "batch_cancelled", "The batch was cancelled before this line was done.")
-REVOKED = Cancellation(BatchStatus.CANCELLED, "batch_cancelled", "The key that asked for the batch is not good any more.")
+REVOKED = Cancellation(BatchStatus.CANCELLED, "batch_cancelled", "The API key that created the batch is no longer valid.")
 EXPIRED = Cancellation(BatchStatus.EXPIRED, "batch_expired", "This line was not done within the batch's completion window.")
 
 
 class _Ended(NamedTuple):
-    """Where the journal tells of a line."""
+    """Where the journal has the end of a line."""
 
     start: int
     end: int
@@ -51,10 +51,13 @@ class _Ended(NamedTuple):
 
 
 class Results:
-    """`lost` is True when a line ended because the batch was called off."""
+    """The lines that have ended. `lost` is True once a line ended because the batch was cancelled."""
 
-    def __init__(self, workspace: Workspace, held: HeldJob, asked: BatchRequest, refusal: Refusal) -> None:
-        self._batch_id, self._folder, self._asked, self._refusal = held.job_id, held.folder, asked, refusal
+    def __init__(self, workspace: Workspace, held: HeldJob, request: BatchRequest, refusal: Refusal) -> None:
+        self._batch_id = held.job_id
+        self._folder = held.folder
+        self._request = request
+        self._refusal = refusal
         self._uploads = Uploads(workspace)
         self._ended: dict[int, _Ended] = {}
         self.lost = False
@@ -76,13 +79,13 @@ class Results:
     # ---- files ----
 
     def names(self, before: Fact) -> dict[str, str | None]:
-        """Ids for the files, decided before they are written, so that each is written once. Those of an earlier decision stay,
-        unless somebody else has a file of that id: containers that share a workspace count their processes alike."""
+        """Choose ids for the output files before they are written, so that each is written once. Ids chosen `before` stay,
+        unless a foreign file has them: containers that share a workspace have the same process ids."""
         kinds = {ended.done for ended in self._ended.values()}
         return {kind: self._free_id(before.get(kind), done) if done in kinds else None for kind, done in FILES.items()}
 
     def write(self, names: Fact) -> bool:
-        """When this is True, the files survive a power cut. False if somebody else has a file of such an id."""
+        """Write the output files; they survive a power cut when this returns True. False if a foreign file has such an id."""
         for kind, done in FILES.items():
             file_id = names[kind]
             if file_id is None:
@@ -99,8 +102,8 @@ class Results:
                 self._lines(journal, done),
                 name=self._name(done),
                 purpose="batch_output",
-                owner=self._asked.owner,
-                expires_after=self._asked.keep_output,
+                owner=self._request.owner,
+                expires_after=self._request.keep_output,
                 file_id=file_id,
             )
 
@@ -113,13 +116,13 @@ class Results:
         found = self._uploads.find(file_id)
         if found is None:
             return self._uploads.has(file_id)
-        return (found.name, found.owner) != (self._name(done), self._asked.owner)
+        return (found.name, found.owner) != (self._name(done), self._request.owner)
 
     def _name(self, done: bool) -> str:
-        return f"{BATCH}{self._batch_id}_{'output' if done else 'error'}.jsonl"
+        return f"{BATCH_PREFIX}{self._batch_id}_{'output' if done else 'error'}.jsonl"
 
     def _lines(self, journal: int, done: bool) -> Iterator[bytes]:
-        """Those of the lines that are done, or of the others, in the order of the input."""
+        """Yield the answers of the lines that are done, or of the others, in the order of the input."""
         for _, ended in sorted(self._ended.items()):
             if ended.done is done:
                 answer = self._answer(read_entry(journal, ended.start, ended.end))
@@ -129,7 +132,7 @@ class Results:
     def _journal(self) -> Iterator[int]:
         file = open_file(self._folder, JOURNAL)
         if file is None:
-            raise BadJob(f"There is no {JOURNAL} any more.")
+            raise BadJob(f"{JOURNAL} was removed.")
         try:
             yield file
         finally:

@@ -1,8 +1,7 @@
-"""Disk: the system calls that change a workspace, one method each, so that tests can end or fail every one of them.
+"""Disk: the system calls that change a workspace, one method each, so that tests can make any of them fail or kill the process.
 
-Folders are open file descriptors: what happens inside a job's folder is addressed through it, wherever the folder is moved
-meanwhile, and links are never followed. Nothing here knows what the files mean. Below are the few things that are made of
-several calls.
+Folders are passed as open file descriptors, which stay valid when the folder is moved. Symbolic links are never followed.
+The functions below the class combine several calls.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_AGAIN = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_GROWING = _AGAIN | os.O_APPEND
+_OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_APPEND = _OVERWRITE | os.O_APPEND
 
 
 class Disk:
@@ -24,16 +23,16 @@ class Disk:
         os.mkdir(name, dir_fd=folder)
 
     def create(self, name: str, folder: int) -> int:
-        """A new file, open for writing. There must be none of that name."""
+        """Create a file and open it for writing. Fails if the name exists."""
         return os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
 
     def append_to(self, name: str, folder: int) -> int:
-        """A file that is there, open for writing at its end."""
-        return os.open(name, _GROWING, dir_fd=folder)
+        """Open an existing file for writing at its end."""
+        return os.open(name, _APPEND, dir_fd=folder)
 
-    def open_again(self, name: str, folder: int) -> int:
-        """A file that is there, open for writing over its bytes."""
-        return os.open(name, _AGAIN, dir_fd=folder)
+    def open_to_overwrite(self, name: str, folder: int) -> int:
+        """Open an existing file for writing over its bytes."""
+        return os.open(name, _OVERWRITE, dir_fd=folder)
 
     def write(self, file: int, data: bytes) -> None:
         view = memoryview(data)
@@ -44,54 +43,68 @@ class Disk:
         os.ftruncate(file, length)
 
     def sync(self, file: int) -> None:
-        """Until the file's bytes, or the folder's entries, survive a power cut."""
+        """Wait until the file's bytes, or the folder's entries, would survive a power cut."""
         os.fsync(file)
 
     def move(self, name: str, source: int, target: int) -> None:
-        """Rename a folder from one parent to another, atomically. One that is there already, and is not empty, stays."""
+        """Move a folder to another parent, atomically. Fails if the target exists and is not empty."""
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
     def replace(self, name: str, other: str, folder: int) -> None:
-        """A file takes the name of another, which is no more; atomically."""
+        """Rename a file over another one, atomically."""
         os.rename(name, other, src_dir_fd=folder, dst_dir_fd=folder)
 
     def remove(self, name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
     def remove_folder(self, name: str, folder: int) -> None:
-        """With all that is in it; links in it are removed, not followed."""
+        """Remove a folder and its contents. Links inside are removed, not followed."""
         shutil.rmtree(name, dir_fd=folder)
 
     def make_root(self, path: Path) -> None:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # what people ask is their own business
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts are private
 
 
 def put_file(disk: Disk, folder: int, name: str, data: bytes | Iterable[bytes]) -> None:
-    """A file that is whole after a power cut; what is large comes in parts. One that an earlier life left half-written is
-    replaced, not written over: after a failed sync nobody knows which of its bytes are on the disk."""
+    """Write and sync a file. One left half-written by a crash is replaced, not written over: after a failed sync it is unknown
+    which of its bytes are on the disk."""
     clear(disk, folder, name)
     _fill(disk, disk.create(name, folder), data)
 
 
-def put_again(disk: Disk, folder: int, name: str, data: bytes) -> None:
-    """The very bytes that a file has, written over them: who wrote them died, or its sync failed, and what can be read need not
-    be on the disk. Whenever this is interrupted, the file is as it was."""
-    _fill(disk, disk.open_again(name, folder), data)
+def rewrite_file(disk: Disk, folder: int, name: str, data: bytes) -> None:
+    """Write the bytes that a file already has over themselves, and sync. Its writer may have died before its own sync, so
+    what can be read need not be on the disk. If this is interrupted, the file is unchanged."""
+    _fill(disk, disk.open_to_overwrite(name, folder), data)
 
 
 def touch(disk: Disk, folder: int, name: str) -> None:
-    """An empty file, if there is none of that name."""
+    """Create an empty file unless the name exists."""
     with suppress(FileExistsError):
         os.close(disk.create(name, folder))
 
 
 def clear(disk: Disk, folder: int, name: str) -> None:
-    """Remove whatever has this name, if anything has."""
+    """Remove the file or folder of this name, if there is one."""
     with suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             disk.remove_folder(name, folder)
         else:
             disk.remove(name, folder)
+
+
+def grow_file(disk: Disk, folder: int, name: str, length: int, data: bytes, *, sync: bool = False) -> None:
+    """Append to a file whose first `length` bytes are good. Anything behind them is the remains of a crash or a failed write."""
+    file = disk.append_to(name, folder)
+    try:
+        if os.fstat(file).st_size != length:
+            disk.cut(file, length)
+        if data:
+            disk.write(file, data)
+        if sync:
+            disk.sync(file)
+    finally:
+        os.close(file)
 
 
 def _fill(disk: Disk, file: int, data: bytes | Iterable[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""What lies in a workspace: the places of jobs, the files of a job, and how each is read without trusting it."""
+"""Names of the folders and files in a workspace, and functions that read them without trusting their contents."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 
 from penstock.errors import BadJob
 
-MAX_PROMPT = 16 << 20  # bytes; no model here reads more
-MAX_RECORD = 4 << 20  # bytes of request.json or usage.json
-MAX_RESULT = 64 << 20
-FAR = 1e15  # seconds: no time is later, and all below are exact
+MAX_PROMPT_BYTES = 16 << 20
+MAX_RECORD_BYTES = 4 << 20  # request.json or usage.json
+MAX_RESULT_BYTES = 64 << 20
+MAX_NUMBER = 1e15  # for times in seconds and sizes in bytes: below this, floats are exact to the millisecond
 
 
 class Place(StrEnum):
@@ -27,28 +27,28 @@ class Place(StrEnum):
     PROCESSING = "processing"
     OUTPUT = "output"
     FAILED = "failed"
-    KEYS = "keys"  # one file for each idempotency key: the job that it belongs to
-    CANCEL = "cancel"  # one empty file for each job that is to be cancelled
-    RESPONSES = "responses"  # answers of the API that conversations go on from
-    FILES = "files"  # what a batch reads and writes, and clients fetch
-    BATCHES = "batches"  # many requests in one file, each of which becomes a job
-    TRASH = "trash"  # finished jobs on their way out
+    KEYS = "keys"  # one file for each idempotency key, with the id of its job
+    CANCEL = "cancel"  # one empty file for each job to cancel
+    RESPONSES = "responses"  # API answers that later requests can continue
+    FILES = "files"  # uploads, and the output files of batches
+    BATCHES = "batches"  # files of many requests, each of which becomes a job
+    TRASH = "trash"  # being deleted
 
 
 FINISHED = (Place.OUTPUT, Place.FAILED)
 
-PROMPT, REQUEST = "prompt.txt", "request.json"  # what is asked
-RESULT, ERROR, USAGE = "result.txt", "error.txt", "usage.json"  # how it ended; USAGE is written last and proves the other one
-TOKENS, PARTIAL = "tokens.bin", "partial.txt"  # how far it is: for a resume, and for people
-SUSPECT, ALONE = "suspect", "alone-"  # its server died; and one more file for each run that it had alone
+PROMPT, REQUEST = "prompt.txt", "request.json"  # the input
+RESULT, ERROR, USAGE = "result.txt", "error.txt", "usage.json"  # the outcome; USAGE is written last and proves the other
+TOKENS, PARTIAL = "tokens.bin", "partial.txt"  # progress: for a resume, and for people
+SUSPECT, ISOLATED_RUN = "suspect", "alone-"  # its server died; one numbered file for each isolated run
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe that somebody put there must not hold us up
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a named pipe must not block us
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended: the bytes of result.txt or error.txt, and the facts of usage.json."""
+    """How a job ends: the bytes of result.txt or error.txt, and the facts for usage.json."""
 
     done: bool
     text: bytes
@@ -69,29 +69,28 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """An end as it lies in a job's folder: where the job belongs, and the bytes of usage.json that prove it."""
+    """An outcome found on disk: where the job belongs, and the bytes of usage.json that prove it."""
 
     place: Place
     record: bytes
 
 
 def read_file(folder: int, name: str, limit: int) -> bytes | None:
-    """A file of a job's folder; None if there is none. BadJob if it is a link, no plain file, or larger than `limit`."""
+    """Read a file; None if it does not exist. Raises BadJob if it is not a plain file or has more than `limit` bytes."""
     file = open_file(folder, name)
     if file is None:
         return None
     try:
         size = os.fstat(file).st_size
         if size > limit:
-            raise BadJob(f"{name} has {size} bytes; {limit} are read at most.", hint="Make it shorter.")
-        return _all_of(file, limit)
+            raise BadJob(f"{name} has {size} bytes; the limit is {limit}.", hint="Make it shorter.")
+        return _read_all(file, limit)
     finally:
         os.close(file)
 
 
 def open_file(folder: int, name: str) -> int | None:
-    """A descriptor to read from, which the caller closes; None if there is no such file. BadJob if it is a link or no plain
-    file."""
+    """Open a file for reading; None if it does not exist. Raises BadJob if it is not a plain file. The caller closes it."""
     try:
         file = os.open(name, _FILE, dir_fd=folder)
     except FileNotFoundError:
@@ -116,7 +115,7 @@ def has_file(folder: int, name: str) -> bool:
 
 
 def names_in(folder: int) -> list[str]:
-    """What lies in an open folder. It is opened once more: threads that list one descriptor would share their place in it."""
+    """List an open folder. It is opened once more, since threads that list one descriptor would share its read position."""
     again = os.open(".", FOLDER, dir_fd=folder)
     try:
         return os.listdir(again)
@@ -125,43 +124,41 @@ def names_in(folder: int) -> list[str]:
 
 
 def read_record(folder: int, name: str) -> dict[str, Any] | None:
-    """A JSON object; None if there is none that can be read, such as one that a crash left in pieces."""
+    """Read a JSON object; None if it is missing or unreadable, such as one torn by a crash."""
     try:
-        found = json.loads(read_file(folder, name, MAX_RECORD) or b"")
+        found = json.loads(read_file(folder, name, MAX_RECORD_BYTES) or b"")
     except (ValueError, RecursionError, BadJob):
         return None
     return found if isinstance(found, dict) else None
 
 
 def is_number(value: object) -> bool:
-    """Of a record: Python reads JSON with numbers in it that are none, or that no clock and no disk can have."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < FAR
+    """Whether a value from JSON is a usable number: not NaN, infinite, a boolean, or beyond any clock or disk."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
 
 
-def given(*values: Any) -> list[Any]:
-    """Those of a record that are not None."""
+def not_none(*values: Any) -> list[Any]:
     return [value for value in values if value is not None]
 
 
 def proven_end(folder: int) -> End | None:
-    """How a job ended: usage.json is whole, and the other file is what it says. None if it is not over."""
+    """Return how a job ended if usage.json is whole and its checksum matches the result; else None."""
     try:
-        record = read_file(folder, USAGE, MAX_RECORD)
-        told = read_record(folder, USAGE) or {}
-        done = {"done": True, "failed": False}.get(str(told.get("outcome")))
+        record = read_file(folder, USAGE, MAX_RECORD_BYTES)
+        facts = read_record(folder, USAGE) or {}
+        done = {"done": True, "failed": False}.get(str(facts.get("outcome")))
         if done is None or record is None:
             return None
-        text = read_file(folder, RESULT if done else ERROR, MAX_RESULT)
+        text = read_file(folder, RESULT if done else ERROR, MAX_RESULT_BYTES)
     except BadJob:
         return None
-    if text is None or hashlib.sha256(text).hexdigest() != told.get("sha256"):
+    if text is None or hashlib.sha256(text).hexdigest() != facts.get("sha256"):
         return None
     return End(Place.OUTPUT if done else Place.FAILED, record)
 
 
-def take_lock(folder: int, *, shared: bool = False) -> bool:
-    """Lock a folder, unless somebody else has; those who share a lock have it together. It ends when the descriptor is closed, or
-    its owner dies."""
+def try_lock(folder: int, *, shared: bool = False) -> bool:
+    """Lock a folder unless it is locked already. The lock ends when the descriptor is closed or the process dies."""
     try:
         fcntl.flock(folder, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -169,7 +166,7 @@ def take_lock(folder: int, *, shared: bool = False) -> bool:
     return True
 
 
-def _all_of(file: int, limit: int) -> bytes:
+def _read_all(file: int, limit: int) -> bytes:
     parts = []
     while limit > 0 and (part := os.read(file, min(limit, 1 << 20))):
         parts.append(part)

@@ -1,4 +1,4 @@
-"""Ids of jobs: `<unix_ts>_<pid>_<counter>`. They come from people and from folder names, so they are parsed, never trusted."""
+"""Job ids, `<unix_ts>_<pid>_<counter>`: checking and ordering them. They come from users and folder names, so none is trusted."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Iterable
 
 from penstock.errors import RequestError, UnknownJob
 
-BATCH, FILE = "batch_", "file-"  # before the id of a batch or a file, where people and clients see it
+BATCH_PREFIX, FILE_PREFIX = "batch_", "file-"  # of ids that clients see
 
 _ID = re.compile(r"(0|[1-9]\d{0,17})_(0|[1-9]\d{0,17})_(0|[1-9]\d{0,17})", re.ASCII)
 
 
 def order(job_id: str) -> tuple[int, int, int]:
-    """What ids sort by: `_10` comes after `_2`."""
+    """Sort key of an id: `_10` comes after `_2`."""
     when, pid, count = job_id.split("_")
     return int(when), int(pid), int(count)
 
 
-def later_than(others: Iterable[str], job_id: str) -> str:
-    """The id; with a later time, if it would not sort after those others. Clocks differ, and so do the numbers of processes."""
-    last = max(map(order, others), default=None)
+def later_than(earlier: Iterable[str], job_id: str) -> str:
+    """Return the id, with a later time if it would not sort after the `earlier` ones. Clocks and process ids differ."""
+    last = max(map(order, earlier), default=None)
     if last is None or order(job_id) > last:
         return job_id
     later = "_".join([str(last[0] + 1), *job_id.split("_")[1:]])
     if not is_job_id(later):
-        raise RequestError(f"No id sorts after {'_'.join(map(str, last))}.", field="after", hint="That job's id is made up.")
+        raise RequestError(f"No id sorts after {'_'.join(map(str, last))}.", field="after", hint="That is no real job id.")
     return later
 
 
@@ -34,10 +34,10 @@ def is_job_id(name: str) -> bool:
 
 
 def checked(job_id: str) -> str:
-    """The id, if it is one: then it is also safe as the name of a folder."""
+    """Return the id if it is valid, and so safe as a folder name; raise UnknownJob otherwise."""
     if not isinstance(job_id, str) or not is_job_id(job_id):
         raise UnknownJob(
-            f"{str(job_id)[:80]!r} is not the id of a job.",
+            f"{str(job_id)[:80]!r} is not a job id.",
             hint="An id looks like 1736700000_12345_0; `penstock work` prints it.",
         )
     return job_id

@@ -1,12 +1,12 @@
-"""The workspace on disk: the exact order in which a job's files are written, synced and moved.
+"""Workspace: the exact order in which a job's files are written, synced and moved.
 
-A job is a folder, and the folder that it lies in is its state:
+A job is a folder, and its parent folder is its state:
 
     input/writing/ID -> input/ready/ID -> processing/ID -> output/ID or failed/ID
 
-Every change of state is one rename. Whoever changes a job's folder holds the lock on it (flock on the folder itself: it travels
-with the folder and dies with its owner), and finished folders are never changed. docs/workspace.md has the same steps as a
-table, and why each is needed.
+Every change of state is one rename. A job's folder is changed only under its lock (flock on the folder itself: the lock moves
+with the folder and ends with the process), and finished folders are never changed. docs/workspace.md lists the same steps and
+why each is needed.
 """
 
 from __future__ import annotations
@@ -19,51 +19,53 @@ from contextlib import suppress
 
 from penstock.domain.request import new_job_id
 from penstock.errors import WorkspaceError
-from penstock.workspace.store.disk import clear, put_again, put_file, touch
+from penstock.workspace.store.disk import clear, put_file, rewrite_file, touch
 from penstock.workspace.store.files import (
-    ALONE,
     ERROR,
     FINISHED,
+    ISOLATED_RUN,
     PARTIAL,
     RESULT,
     SUSPECT,
     TOKENS,
     USAGE,
-    End,
     Outcome,
     Place,
     has_file,
     names_in,
+    proven_end,
 )
 from penstock.workspace.store.job_id import checked, later_than
 from penstock.workspace.store.places import HeldJob as HeldJob
 from penstock.workspace.store.places import Places
-from penstock.workspace.store.root import disk_trouble
+from penstock.workspace.store.root import to_workspace_error
 
 logger = logging.getLogger(__name__)
 
-STALE = 3600.0  # seconds after which what lies in `writing` without a living owner is swept
-NOT_KEPT = "Nothing was submitted."
+STALE_AFTER_S = 3600.0  # age at which a folder in `writing` without a living owner is removed
+NOT_SUBMITTED = "Nothing was submitted."
 
 
 class Workspace(Places):
     # ---- submit: writing -> ready ----
 
     def submit(self, files: Mapping[str, bytes], *, key: str | None = None, after: Collection[str] = ()) -> str:
-        """When this returns, the job survives a power cut. `key` is the name of a file in `keys` that shall tell its id. The
-        id sorts after those in `after`."""
+        """Store a new job and return its id; from then on it survives a power cut.
+
+        key: name of the file in `keys` that will hold the job's id.
+        after: job ids that the new id must sort after."""
         return self._put(self._new_folder(after), files, Place.READY, key)
 
     def add(self, files: Mapping[str, bytes | Iterable[bytes]], place: Place, job_id: str | None = None) -> str:
-        """A folder that is no job, but is kept like one and has such an id: whole at its place, or not there at all. When this
-        returns, it survives a power cut. Only one may add a given id at a time; what it left half-written is replaced."""
+        """Store a folder that is not a job but has such an id. It appears whole or not at all, and survives a power cut when
+        this returns. Only one process may add a given id at a time; a half-written folder of that id is replaced."""
         if job_id is None:
             return self._put(self._new_folder((), place), files, place)
         try:
             with suppress(FileExistsError):
                 self.disk.make_folder(checked(job_id), self._folders[Place.WRITING])
         except OSError as error:
-            raise disk_trouble(self.path, error, NOT_KEPT) from error
+            raise to_workspace_error(self.path, error, NOT_SUBMITTED) from error
         return self._put(job_id, files, place)
 
     def _put(self, job_id: str, files: Mapping[str, bytes | Iterable[bytes]], place: Place, key: str | None = None) -> str:
@@ -72,7 +74,7 @@ class Workspace(Places):
         try:
             held = self._lock(job_id, Place.WRITING)
             if held is None:
-                raise FileNotFoundError(errno.ENOENT, "somebody removed what was just made", job_id)
+                raise FileNotFoundError(errno.ENOENT, "the new folder was removed", job_id)
             try:
                 for name, data in files.items():
                     put_file(disk, held.folder, name, data)
@@ -81,23 +83,23 @@ class Workspace(Places):
                     put_file(disk, self._folders[Place.KEYS], key, f"{job_id}\n".encode())
                     disk.sync(self._folders[Place.KEYS])
             finally:
-                held.let_go()  # before it can be seen: or a server that is quick would find it locked
+                held.release()  # before it is visible, or a fast server would find it locked
             disk.move(job_id, self._folders[Place.WRITING], self._folders[place])
             moved = True
             self.sync_submits(place)
         except OSError as error:
-            self._take_back(job_id, place, moved)
-            raise disk_trouble(self.path, error, NOT_KEPT) from error
+            self._undo_put(job_id, place, moved)
+            raise to_workspace_error(self.path, error, NOT_SUBMITTED) from error
         return job_id
 
     def sync_submits(self, place: Place = Place.READY) -> None:
-        """What was moved there out of `writing` stays there after a power cut."""
+        """Make moves from `writing` to `place` survive a power cut."""
         self.disk.sync(self._folders[place])
         self.disk.sync(self._folders[Place.WRITING])
 
     def _new_folder(self, after: Collection[str], place: Place = Place.READY) -> str:
-        """A folder in `writing` with an id that no job has, nor anything at its place. Ids can meet: containers that share a
-        workspace count their processes alike, and clocks go backwards."""
+        """Make a folder in `writing` with an unused id. Ids can collide: containers that share a workspace have the same process
+        ids, and clocks go backwards."""
         for _ in range(1000):
             job_id = later_than(after, new_job_id())
             try:
@@ -105,29 +107,29 @@ class Workspace(Places):
             except FileExistsError:
                 continue
             except OSError as error:
-                raise disk_trouble(self.path, error, NOT_KEPT) from error
+                raise to_workspace_error(self.path, error, NOT_SUBMITTED) from error
             if self.find(job_id) is None and not self._is_at(job_id, place):
                 return job_id
             with suppress(OSError):
                 self.disk.remove_folder(job_id, self._folders[Place.WRITING])
         raise WorkspaceError(f"No free id was found in {self.path}.", hint="Is the clock of this machine standing still?")
 
-    def _take_back(self, job_id: str, place: Place, moved: bool) -> None:
-        """After an error nobody should find it: the client was told that it is not there."""
+    def _undo_put(self, job_id: str, place: Place, moved: bool) -> None:
+        """Remove what `_put` left before an error: the client is told that nothing was submitted."""
         if moved:
             with self.holding(job_id, place) as held, suppress(OSError):
                 if held is None:
-                    return  # a server has it
+                    return  # a server has taken it
                 self.disk.move(job_id, self._folders[place], self._folders[Place.WRITING])
         with suppress(OSError):
             if moved:
-                self.sync_submits(place)  # or a power cut could show it again, without its files
+                self.sync_submits(place)  # or it could reappear after a power cut, without its files
             self.disk.remove_folder(job_id, self._folders[Place.WRITING])
 
     # ---- claim: ready -> processing ----
 
     def claim(self, job_id: str) -> HeldJob | None:
-        """Take a job to run it; None if it is not there any more, or somebody holds it. `settle` makes claims durable."""
+        """Take a job to run it; None if it has gone or is locked. Call `sync_claims` to make claims durable."""
         held = self.hold(job_id, Place.READY)
         if held is None:
             return None
@@ -136,29 +138,35 @@ class Workspace(Places):
                 raise FileExistsError(errno.EEXIST, "there is another job of this id", job_id)
             self._move(held, Place.PROCESSING)
         except BaseException:
-            held.let_go()
+            held.release()
             raise
         return held
 
-    def settle(self) -> None:
-        """Claims before this stay claims after a power cut. One call serves many claims; it comes before any of them ends."""
+    def sync_claims(self) -> None:
+        """Make all claims so far survive a power cut. Must be called before any of the claimed jobs ends."""
         self.disk.sync(self._folders[Place.PROCESSING])
         self.disk.sync(self._folders[Place.READY])
 
     def record_isolated_run(self, held: HeldJob) -> None:
-        """Count a run alone before it begins: if the server dies in it, it has died alone, and the count is on the disk."""
-        held.alone_number = 1
-        while has_file(held.folder, f"{ALONE}{held.alone_number}"):
-            held.alone_number += 1
-        touch(self.disk, held.folder, f"{ALONE}{held.alone_number}")
+        """Count an isolated run on disk before it begins, so that the count survives if the run kills the server."""
+        held.isolated_run = 1
+        while has_file(held.folder, f"{ISOLATED_RUN}{held.isolated_run}"):
+            held.isolated_run += 1
+        touch(self.disk, held.folder, f"{ISOLATED_RUN}{held.isolated_run}")
         self.disk.sync(held.folder)
 
     # ---- back: processing -> ready ----
 
-    def give_back(self, held: HeldJob, *, suspect: bool = False, survived: bool = False, anew: bool = False) -> None:
-        """Put a job back into the queue. `suspect`: its server died, so the next run is alone; `survived`: it ran alone and the
-        server lives, so that run does not count; `anew`: what it said cannot be continued."""
-        for name in (*([f"{ALONE}{held.alone_number}"] if survived and held.alone_number else []), *([TOKENS] if anew else [])):
+    def give_back(self, held: HeldJob, *, suspect: bool = False, survived: bool = False, restart: bool = False) -> None:
+        """Put a job back into the queue.
+
+        suspect: its server died, so its next run is isolated.
+        survived: its isolated run did not kill the server, so that run does not count.
+        restart: its saved tokens cannot be continued; drop them."""
+        for name in (
+            *([f"{ISOLATED_RUN}{held.isolated_run}"] if survived and held.isolated_run else []),
+            *([TOKENS] if restart else []),
+        ):
             clear(self.disk, held.folder, name)
         if suspect and not self.is_suspect(held):
             touch(self.disk, held.folder, SUSPECT)
@@ -169,20 +177,25 @@ class Workspace(Places):
     # ---- the end: processing -> output or failed ----
 
     def finish(self, held: HeldJob, outcome: Outcome) -> None:
-        """From the moment USAGE is there and fits, the job is over: whoever finds it only moves it."""
-        clear(self.disk, held.folder, ERROR if outcome.done else RESULT)  # that an earlier life may have left
+        """Write a job's outcome and move it. Once USAGE is there and matches, the job is over: after a crash it is only moved."""
+        clear(self.disk, held.folder, ERROR if outcome.done else RESULT)  # of an earlier attempt
         put_file(self.disk, held.folder, outcome.file, outcome.text)
         put_file(self.disk, held.folder, USAGE, outcome.record())
         self.disk.sync(held.folder)
-        self._move_on(held, outcome.place)
+        self._move_to_end(held, outcome.place)
 
-    def roll_forward(self, held: HeldJob, end: End) -> None:
-        """Its end was written in another life. The result was synced before USAGE was begun; USAGE itself need not be."""
-        put_again(self.disk, held.folder, USAGE, end.record)
+    def roll_forward(self, held: HeldJob) -> Place | None:
+        """Move a job whose outcome a dead process has written, and return where; None if it has no outcome. Its result was
+        synced before USAGE was begun; USAGE may not have been."""
+        end = proven_end(held.folder)
+        if end is None:
+            return None
+        rewrite_file(self.disk, held.folder, USAGE, end.record)
         self.disk.sync(held.folder)
-        self._move_on(held, end.place)
+        self._move_to_end(held, end.place)
+        return end.place
 
-    def _move_on(self, held: HeldJob, place: Place) -> None:
+    def _move_to_end(self, held: HeldJob, place: Place) -> None:
         if place is Place.OUTPUT:
             for name in (TOKENS, PARTIAL):
                 clear(self.disk, held.folder, name)
@@ -193,22 +206,22 @@ class Workspace(Places):
     # ---- cleaning ----
 
     def throw_away(self, job_ids: Iterable[str], place: Place) -> list[str]:
-        """Finished jobs vanish, each whole; then their files are removed. Tells who was there."""
-        gone = []
+        """Delete finished jobs: each leaves its place in one step, then its files are removed. Returns those that existed."""
+        removed = []
         for job_id in job_ids:
             try:
                 self._empty(checked(job_id))
                 self.disk.move(job_id, self._folders[place], self._folders[Place.TRASH])
-                gone.append(job_id)
+                removed.append(job_id)
             except FileNotFoundError:
-                pass  # somebody else cleans too
+                pass  # another process removed it
             except OSError as error:
-                logger.warning("the job %s cannot be removed: %s", job_id, error.strerror)
-        if gone:
+                logger.warning("cannot remove job %s: %s", job_id, error.strerror)
+        if removed:
             self.disk.sync(self._folders[Place.TRASH])
             self.disk.sync(self._folders[place])
-            self._empty(*gone)
-        return gone
+            self._empty(*removed)
+        return removed
 
     def empty_trash(self) -> None:
         self._empty(*names_in(self._folders[Place.TRASH]))
@@ -218,18 +231,18 @@ class Workspace(Places):
             try:
                 self.disk.remove_folder(name, self._folders[Place.TRASH])
             except (FileNotFoundError, NotADirectoryError):
-                pass  # somebody else empties it too
-            except OSError as error:  # it is out of sight, and must not keep others from being cleaned away
-                logger.warning("%s cannot be removed from %s: %s", name, self.path / Place.TRASH, error.strerror)
+                pass  # another process removed it
+            except OSError as error:  # it is invisible already, and the others must go too
+                logger.warning("cannot remove %s from %s: %s", name, self.path / Place.TRASH, error.strerror)
 
     def sweep(self, now: float | None = None) -> int:
-        """Remove what clients left in `writing` when they died. Nobody was given its id; and if its client lives after all, its
-        rename fails, and it is told so."""
+        """Remove what dead clients left in `writing`; no id was returned for it. If a client is alive after all, its rename
+        fails and it reports that."""
         swept = 0
         for job_id in self.names(Place.WRITING):
             with suppress(OSError):
                 age = (time.time() if now is None else now) - self._stat(job_id, Place.WRITING).st_mtime
-                if age <= STALE:
+                if age <= STALE_AFTER_S:
                     continue
                 with self.holding(job_id, Place.WRITING) as held:
                     if held is not None:
@@ -241,7 +254,7 @@ class Workspace(Places):
 
     # ---- requests to cancel, keys ----
 
-    def ask_to_cancel(self, job_id: str) -> None:
+    def request_cancel(self, job_id: str) -> None:
         touch(self.disk, self._folders[Place.CANCEL], checked(job_id))
         self.disk.sync(self._folders[Place.CANCEL])
 
@@ -254,11 +267,11 @@ class Workspace(Places):
     # ---- inside ----
 
     def _move(self, held: HeldJob, target: Place, *, last: bool = False) -> None:
-        """`last`: we are done with it: others may have it now, and after a power cut it is still there."""
+        """Move a job. With `last`, also release its lock and make the move survive a power cut."""
         source = held.place
         self.disk.move(held.job_id, self._folders[source], self._folders[target])
         held.place = target
         if last:
-            held.let_go()
+            held.release()
             self.disk.sync(self._folders[target])
             self.disk.sync(self._folders[source])

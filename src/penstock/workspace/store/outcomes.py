@@ -1,4 +1,4 @@
-"""How jobs end, as files: the text of result.txt or error.txt, and the facts beside it."""
+"""Builds the Outcome of a job: the text of result.txt or error.txt, and the facts for usage.json."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ def done(text: str, facts: Mapping[str, Any]) -> Outcome:
 
 def failed(error: PenstockError, facts: Mapping[str, Any] | None = None) -> Outcome:
     return Outcome(
-        False, f"{error}\n".encode("utf-8", "replace"), {"finished": round(time.time(), 3), "error": told(error), **(facts or {})}
+        False,
+        f"{error}\n".encode("utf-8", "replace"),
+        {"finished": round(time.time(), 3), "error": error_record(error), **(facts or {})},
     )
 
 
-def told(error: PenstockError) -> dict[str, str]:
-    """An error as a record has it."""
+def error_record(error: PenstockError) -> dict[str, str]:
+    """An error as it is stored in usage.json."""
     field = {"field": error.field} if isinstance(error, RequestError) and error.field else {}
     return {"code": error.code, "message": error.message, "hint": error.hint, **field}

@@ -1,4 +1,4 @@
-"""Places: the folders of a workspace, held open. Who is where, and who holds the lock of a job. Nothing is changed here."""
+"""Places: the open folders of a workspace. Finds jobs, reads and locks them; changes nothing."""
 
 from __future__ import annotations
 
@@ -16,60 +16,61 @@ from pathlib import Path
 from penstock.errors import UnknownJob, WorkspaceError
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import (
-    ALONE,
     FOLDER,
+    ISOLATED_RUN,
     SUSPECT,
-    End,
     Place,
     has_file,
     names_in,
-    proven_end,
     read_file,
-    take_lock,
+    try_lock,
 )
 from penstock.workspace.store.job_id import checked, is_job_id
 from penstock.workspace.store.root import open_places
 
-PATIENCE = 30.0  # seconds for another client that does what only one may
+LOCK_TIMEOUT_S = 30.0  # for a lock that another client holds
 
 
 @dataclass(slots=True)
 class HeldJob:
-    """A job whose lock we hold. `folder` is its open folder, wherever it is moved; `alone_number` is that of the run that it has
-    alone, 0 for none."""
+    """A job whose lock we hold.
+
+    folder: its open folder, which stays valid when the job is moved; -1 once released.
+    isolated_run: number of the isolated run that it is in, 0 for none."""
 
     job_id: str
     folder: int
     place: Place
-    alone_number: int = 0
+    isolated_run: int = 0
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if self.folder >= 0:
             os.close(self.folder)
             self.folder = -1
 
 
 class Places:
-    """`create` makes the folder a workspace if it is none yet. All methods may be used from several threads."""
+    """The folders of one workspace. Thread-safe. With `create`, an empty or missing folder becomes a workspace."""
 
     def __init__(self, path: str | Path, *, create: bool = False, disk: Disk | None = None) -> None:
-        self.path, self.disk = Path(path), disk or Disk()
+        self.path = Path(path)
+        self.disk = disk or Disk()
         self._folders = open_places(self.path, self.disk, create=create)
         self._open = list(self._folders.values())
         self.close = weakref.finalize(self, _close, self._open)
         self.opened = 1
 
-    def open_again(self) -> None:
-        """Somebody removed the folder, or put another in its place: all who use this object go over to what is there now, and
-        `opened` counts that. The old folders stay open, since some may be at work in them."""
+    def reopen(self) -> None:
+        """Switch to what is at the path now, after the folder was removed or replaced; `opened` counts this. The old folders
+        stay open, since other threads may be using them."""
         self._folders = open_places(self.path, self.disk, create=True)
         self._open += self._folders.values()
         self.opened += 1
 
-    # ---- who is where ----
+    # ---- finding jobs ----
 
     def find(self, job_id: str) -> Place | None:
-        """Where a job is. It may move between two looks, so nobody is called missing before several."""
+        """Return where a job is, or None. A job may move while we look, so we look several times before giving up."""
         for _ in range(3):
             for place in (Place.OUTPUT, Place.FAILED, Place.PROCESSING, Place.READY):
                 if self._is_at(checked(job_id), place):
@@ -77,11 +78,11 @@ class Places:
         return None
 
     def names(self, place: Place) -> list[str]:
-        """The jobs at a place, in no order: folders with a job's name. All else is not ours to touch."""
-        return self.look_through(place)[0]
+        """Ids of the jobs at a place, in no order."""
+        return self.scan(place)[0]
 
-    def look_through(self, place: Place) -> tuple[list[str], list[str]]:
-        """The jobs at a place, and what lies among them and is none: other names, files, links."""
+    def scan(self, place: Place) -> tuple[list[str], list[str]]:
+        """Return the ids of the jobs at a place, and the names of everything else there, which is not ours to touch."""
         jobs: list[str] = []
         strays: list[str] = []
         with _reopened(self._folders[place]) as folder, os.scandir(folder) as entries:
@@ -91,13 +92,13 @@ class Places:
         return jobs, strays
 
     def open_jobs(self) -> set[str]:
-        """Those that wait or run. A job may go back from `processing` between two looks, so `ready` is looked at twice."""
+        """Ids of the jobs that wait or run. A job may go back from `processing` while we look, so `ready` is read twice."""
         return {job_id for place in (Place.READY, Place.PROCESSING, Place.READY) for job_id in self.names(place)}
 
     def cancel_requests(self) -> list[str]:
         return [name for name in names_in(self._folders[Place.CANCEL]) if is_job_id(name)]
 
-    def is_asked_to_cancel(self, job_id: str) -> bool:
+    def is_cancel_requested(self, job_id: str) -> bool:
         return has_file(self._folders[Place.CANCEL], checked(job_id))
 
     def age_of(self, job_id: str, place: Place) -> float:
@@ -105,13 +106,15 @@ class Places:
         return time.time() - self._stat(job_id, place).st_mtime
 
     def check_writable(self) -> None:
-        """Refuse a workspace that we could only look at."""
+        """Raise WorkspaceError if the workspace is read-only for us."""
         for place in (Place.READY, Place.PROCESSING, Place.OUTPUT, Place.FAILED):
             if not os.access(self.path / place, os.W_OK):
-                raise WorkspaceError(f"{self.path / place} cannot be written.", hint="Is it yours, and is the disk read-only?")
+                raise WorkspaceError(
+                    f"{self.path / place} cannot be written.", hint="Check its owner, and whether the disk is read-only."
+                )
 
     def is_in_place(self) -> bool:
-        """Whether our path still leads to the folders that we have open."""
+        """Whether our path still leads to the folders we have open."""
         try:
             return os.path.samestat(os.stat(self.path / Place.READY), os.fstat(self._folders[Place.READY]))
         except FileNotFoundError:
@@ -120,8 +123,8 @@ class Places:
     # ---- a job's folder ----
 
     @contextmanager
-    def looking_at(self, job_id: str) -> Iterator[tuple[Place, int]]:
-        """A job's folder to read from, wherever it is and is moved to. UnknownJob if there is none."""
+    def reading_job(self, job_id: str) -> Iterator[tuple[Place, int]]:
+        """Open a job's folder for reading, wherever it is. Raises UnknownJob if there is no such job."""
         for _ in range(3):
             place = self.find(job_id)
             folder = None if place is None else self.open_folder(job_id, place)
@@ -131,14 +134,14 @@ class Places:
                 finally:
                     os.close(folder)
                 return
-        raise self.unknown(job_id)
+        raise self.unknown_job(job_id)
 
-    def unknown(self, job_id: str) -> UnknownJob:
-        return UnknownJob(f"There is no job {job_id} in {self.path}.", hint="It was cleaned away, or it was never here.")
+    def unknown_job(self, job_id: str) -> UnknownJob:
+        return UnknownJob(f"There is no job {job_id} in {self.path}.", hint="It was removed, or never existed.")
 
     @contextmanager
-    def looking_into(self, job_id: str, place: Place) -> Iterator[int | None]:
-        """A folder at a place, to read from; None if there is none."""
+    def reading_folder(self, job_id: str, place: Place) -> Iterator[int | None]:
+        """Open a folder at a place for reading; None if there is none."""
         folder = self.open_folder(job_id, place) if is_job_id(job_id) else None
         try:
             yield folder
@@ -147,7 +150,7 @@ class Places:
                 os.close(folder)
 
     def open_folder(self, job_id: str, place: Place) -> int | None:
-        """A descriptor that the caller closes; None if there is no such folder. Links are not followed."""
+        """Return a descriptor that the caller closes; None if there is no such folder. Links are not followed."""
         try:
             return os.open(job_id, FOLDER, dir_fd=self._folders[place])
         except (FileNotFoundError, NotADirectoryError):
@@ -158,14 +161,14 @@ class Places:
             raise
 
     def hold(self, job_id: str, place: Place) -> HeldJob | None:
-        """Lock a job at a place, unless somebody else has, or it has gone meanwhile."""
+        """Lock a job at a place; None if it is locked already, or has gone."""
         held = self._lock(checked(job_id), place)
         if held is None:
             return None
         with suppress(OSError):
             if os.path.samestat(os.fstat(held.folder), self._stat(job_id, place)):
                 return held
-        held.let_go()  # it was moved on before we had the lock
+        held.release()  # it was moved before we had the lock
         return None
 
     @contextmanager
@@ -175,77 +178,73 @@ class Places:
             yield held
         finally:
             if held is not None:
-                held.let_go()
-
-    def end_of(self, held: HeldJob) -> End | None:
-        """How a job ended that was not moved yet; None if it is not over."""
-        return proven_end(held.folder)
+                held.release()
 
     def is_suspect(self, held: HeldJob) -> bool:
         return has_file(held.folder, SUSPECT)
 
-    def runs_alone(self, held: HeldJob) -> int:
-        return sum(name.startswith(ALONE) for name in names_in(held.folder))
+    def count_isolated_runs(self, held: HeldJob) -> int:
+        return sum(name.startswith(ISOLATED_RUN) for name in names_in(held.folder))
 
-    # ---- what only one may do at a time ----
+    # ---- locks between clients ----
 
     @contextmanager
     def keys_locked(self) -> Iterator[None]:
-        """One client at a time may look for a key and submit its job."""
+        """Let one client at a time look up a key and submit its job."""
         with self._locked(Place.KEYS, "submitting a job with a key"):
             yield
 
     @contextmanager
-    def cleaning(self) -> Iterator[None]:
-        """From the look at who is wanted until the others are gone, nobody submits a job that comes after one of them."""
-        with self._locked(Place.TRASH, "submitting a job after another, or cleaning"):
+    def gc_locked(self) -> Iterator[None]:
+        """Block submissions of jobs with parents, from the search for jobs still needed until the others are removed."""
+        with self._locked(Place.TRASH, "submitting a job with --after, or removing old jobs,"):
             yield
 
     @contextmanager
-    def nothing_cleaned(self) -> Iterator[None]:
-        """From the look at a job's parents until it is submitted. Any number may do that at once."""
-        with self._locked(Place.TRASH, "cleaning", shared=True):
+    def gc_blocked(self) -> Iterator[None]:
+        """Block the removal of old jobs while a job's parents are checked and it is submitted. May be held by many at once."""
+        with self._locked(Place.TRASH, "removing old jobs", shared=True):
             yield
 
     @contextmanager
     def _locked(self, place: Place, doing: str, *, shared: bool = False) -> Iterator[None]:
         with _reopened(self._folders[place]) as folder:
-            until = time.monotonic() + PATIENCE
-            while not take_lock(folder, shared=shared):
+            until = time.monotonic() + LOCK_TIMEOUT_S
+            while not try_lock(folder, shared=shared):
                 if time.monotonic() > until:
                     raise WorkspaceError(
-                        f"Another client has been {doing} for {PATIENCE:g} seconds.",
-                        hint="Is one of them stopped? Try again when it has gone on or ended.",
+                        f"Another client has been {doing} for {LOCK_TIMEOUT_S:g} seconds.",
+                        hint="It may be suspended. Try again when it has continued or ended.",
                     )
                 time.sleep(0.01)
             yield
 
     def job_of_key(self, key: str) -> str | None:
-        """The job that a key belongs to, if there is still one; a key whose job was cleaned away is free again."""
+        """Return the job that has this key, or None. A key whose job was removed is free again."""
         found = (read_file(self._folders[Place.KEYS], key, 100) or b"").decode("ascii", "replace").strip()
         return found if is_job_id(found) and self.find(found) is not None else None
 
-    # ---- whether somebody works ----
+    # ---- whether a server works on the queue ----
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Whoever works on the queue shares the lock of `processing`, so that clients can tell whether somebody does."""
+        """Mark the queue as served: every server on it shares the lock of `processing`, which clients test."""
         with _reopened(self._folders[Place.PROCESSING]) as folder:
             fcntl.flock(folder, fcntl.LOCK_SH)
             yield
 
     def is_served(self) -> bool:
         with _reopened(self._folders[Place.PROCESSING]) as folder:
-            return not take_lock(folder)
+            return not try_lock(folder)
 
     # ---- inside ----
 
     def _lock(self, job_id: str, place: Place) -> HeldJob | None:
-        """Lock whatever has this name now."""
+        """Lock the folder that has this name now."""
         folder = self.open_folder(job_id, place)
         if folder is None:
             return None
-        if take_lock(folder):
+        if try_lock(folder):
             return HeldJob(job_id, folder, place)
         os.close(folder)
         return None
@@ -262,7 +261,7 @@ class Places:
 
 @contextmanager
 def _reopened(folder: int) -> Iterator[int]:
-    """A descriptor of its own, with a lock and a place in the list of its own."""
+    """Open a folder again: the new descriptor has its own lock and read position."""
     again = os.open(".", FOLDER, dir_fd=folder)
     try:
         yield again

@@ -1,4 +1,4 @@
-"""Recovery: what becomes of jobs that nobody runs. A job in `processing` whose lock can be taken has no living owner."""
+"""Recovery of jobs whose server died: a job in `processing` whose lock is free has no living owner."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAX_DEATHS = 3
 
 
 def recover(workspace: Workspace, max_deaths: int = MAX_DEATHS, stuck: set[str] | None = None) -> dict[str, Place]:
-    """Look after every job without an owner, and tell where each went. A job that cannot be moved is told once, left, and
-    added to `stuck`."""
+    """Recover every job without an owner, and return where each went. A job that cannot be moved is logged once and added to
+    `stuck`."""
     moved: dict[str, Place] = {}
     stuck = set() if stuck is None else stuck
     for job_id in workspace.names(Place.PROCESSING):
@@ -24,27 +24,28 @@ def recover(workspace: Workspace, max_deaths: int = MAX_DEATHS, stuck: set[str] 
             with workspace.holding(job_id, Place.PROCESSING) as held:
                 if held is not None:
                     moved[job_id] = recover_job(workspace, held, max_deaths)
-        except Exception as error:  # one odd folder must not keep us from the others
+        except Exception as error:  # one bad folder must not stop the others
             if job_id not in stuck:
-                logger.warning("the job %s cannot be recovered: %s", job_id, error)
+                logger.warning("cannot recover job %s: %s", job_id, error)
             stuck.add(job_id)
     return moved
 
 
 def recover_job(workspace: Workspace, held: HeldJob, max_deaths: int = MAX_DEATHS) -> Place:
-    """One that is over is only moved. One that ran beside others goes back and is to run alone: whoever killed the server, its
-    neighbours do not pay. Only one that died alone, and so often, is given up."""
-    if workspace.is_asked_to_cancel(held.job_id):
+    """Finish, fail or requeue one job whose server died.
+
+    A job that has ended is only moved. One that ran beside others is requeued for an isolated run, since any of them may
+    have killed the server. A job fails only after `max_deaths` servers died in its isolated runs."""
+    if workspace.is_cancel_requested(held.job_id):
         return end_cancelled(workspace, held)
-    end = workspace.end_of(held)
-    if end is not None:
-        workspace.roll_forward(held, end)
-        return end.place
-    runs = workspace.runs_alone(held)
+    ended = workspace.roll_forward(held)
+    if ended is not None:
+        return ended
+    runs = workspace.count_isolated_runs(held)
     if runs >= max_deaths:
         times = f"{runs} times" if runs > 1 else "once"
         why = f"The server died {times} while it ran this job and no other."
-        hint = "The server's log may tell why. `penstock flow --retry` runs it again."
+        hint = "See the server's log. `penstock flow --retry` runs it again."
         workspace.finish(held, failed(DiedTooOften(why, hint=hint), {"deaths": runs}))
         return Place.FAILED
     workspace.give_back(held, suspect=True)
@@ -52,22 +53,20 @@ def recover_job(workspace: Workspace, held: HeldJob, max_deaths: int = MAX_DEATH
 
 
 def cancel_unowned(workspace: Workspace, job_id: str) -> Place | None:
-    """End a job that waits, or whose server is dead, because somebody asked for it; None if somebody runs it, or nobody can."""
+    """Cancel a job that waits, or whose server is dead. Returns where it is now; None if a server runs it, or it has gone."""
     held = workspace.claim(job_id) or workspace.hold(job_id, Place.PROCESSING)
     if held is None:
         return None
     try:
-        workspace.settle()
+        workspace.sync_claims()
         return end_cancelled(workspace, held)
     finally:
-        held.let_go()
+        held.release()
 
 
 def end_cancelled(workspace: Workspace, held: HeldJob) -> Place:
-    """... unless it was over before."""
-    end = workspace.end_of(held)
-    if end is not None:
-        workspace.roll_forward(held, end)
-        return end.place
-    workspace.finish(held, failed(Cancelled("The job was cancelled.")))
-    return Place.FAILED
+    """End a job as cancelled, unless it has ended already."""
+    ended = workspace.roll_forward(held)
+    if ended is None:
+        workspace.finish(held, failed(Cancelled("The job was cancelled.")))
+    return ended or Place.FAILED

@@ -1,4 +1,4 @@
-"""Making a folder a workspace, and opening one."""
+"""Creates and opens the folders of a workspace."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import FOLDER, Place
 
 MARKER_STEM = ".penstock-workspace-"
-MARKER = f"{MARKER_STEM}1"  # an empty file, made when all folders are there and synced: who finds it need not look
+MARKER = f"{MARKER_STEM}1"  # an empty file, made once all folders exist and are synced
 
 
 def open_places(path: Path, disk: Disk, *, create: bool) -> dict[Place, int]:
-    """An open folder for each place. A folder that is no workspace is made one if `create` says so and it is empty."""
+    """Return an open folder for each place. With `create`, an empty or missing folder is made a workspace."""
     with wrap_os_errors(path):
         if not (path / MARKER).is_file():
             _make(path, disk, create=create)
@@ -42,23 +42,23 @@ def _opened(path: Path) -> dict[Place, int]:
 
 @contextmanager
 def wrap_os_errors(path: Path) -> Iterator[None]:
-    """What the disk refuses inside the block is told with the workspace's path."""
+    """Turn an OSError inside the block into a WorkspaceError that names the path."""
     try:
         yield
     except OSError as error:
-        raise disk_trouble(path, error, "The workspace cannot be used.") from error
+        raise to_workspace_error(path, error, "The workspace cannot be used.") from error
 
 
-def disk_trouble(path: Path, error: OSError, consequence: str) -> WorkspaceError:
+def to_workspace_error(path: Path, error: OSError, consequence: str) -> WorkspaceError:
     hints = {
         errno.ENOSPC: "The disk is full: make room and try again.",
-        errno.EDQUOT: "Your share of the disk is full: make room and try again.",
-        errno.EACCES: "You may not write there: check whose folder it is.",
-        errno.EPERM: "You may not write there: check whose folder it is.",
-        errno.EROFS: "The file system can only be read: choose another folder.",
-        errno.EIO: "The disk reports an error: look at the system's log before you trust it again.",
-        errno.ENOTDIR: "Something there is a file, and a folder is needed.",
-        errno.ELOOP: "Something there is a link, and links are not followed.",
+        errno.EDQUOT: "Your disk quota is full: make room and try again.",
+        errno.EACCES: "You may not write there: check who owns the folder.",
+        errno.EPERM: "You may not write there: check who owns the folder.",
+        errno.EROFS: "The file system is read-only: choose another folder.",
+        errno.EIO: "The disk reports an error: check the system's log.",
+        errno.ENOTDIR: "A file is where a folder is needed.",
+        errno.ELOOP: "It is a link, and links are not followed.",
     }
     where = error.filename if isinstance(error.filename, str) and "/" in error.filename else path
     return WorkspaceError(f"{where}: {error.strerror or error}. {consequence}", hint=hints.get(error.errno or 0, ""))
@@ -66,24 +66,24 @@ def disk_trouble(path: Path, error: OSError, consequence: str) -> WorkspaceError
 
 def _make(path: Path, disk: Disk, *, create: bool) -> None:
     if path.exists() and not path.is_dir():
-        raise WorkspaceError(f"{path} is a file.", hint="A workspace is a folder: name one, or one that does not exist yet.")
-    inside = set(os.listdir(path)) if path.is_dir() else set()
-    other = next((name for name in inside if name.startswith(MARKER_STEM)), None)
+        raise WorkspaceError(f"{path} is a file.", hint="Name a folder, or a path that does not exist yet.")
+    present = set(os.listdir(path)) if path.is_dir() else set()
+    other = next((name for name in present if name.startswith(MARKER_STEM)), None)
     if other is not None:
         raise WorkspaceError(
             f"{path} is a workspace of another version of Penstock ({other}).", hint="Use that version, or another folder."
         )
-    ours = {Path(place).parts[0] for place in Place}
-    if not create and not inside & ours:
+    own_names = {Path(place).parts[0] for place in Place}
+    if not create and not present & own_names:
         what = "is not a workspace" if path.is_dir() else "does not exist"
-        raise WorkspaceError(f"{path} {what}.", hint="`penstock work` makes one, in a folder of its own, and submits a job.")
-    if inside - ours and not {"input", "output"} <= inside:
+        raise WorkspaceError(f"{path} {what}.", hint="`penstock work` creates one and submits a job.")
+    if present - own_names and not {"input", "output"} <= present:
         raise WorkspaceError(
-            f"{path} is a folder with other things in it.",
-            hint="A workspace is a folder of its own: name one that does not exist.",
+            f"{path} contains other files.",
+            hint="A workspace needs a folder of its own: name one that does not exist yet.",
         )
     disk.make_root(path)
-    for folder in path.absolute().parents:  # all: another client may have made one a moment ago, and died before it synced it
+    for folder in path.absolute().parents:  # all of them: a client that made one may have died before it synced it
         with suppress(PermissionError):
             _sync(folder, disk)
     _make_folders(path, disk)
@@ -96,7 +96,7 @@ def _make_folders(path: Path, disk: Disk) -> None:
             with suppress(FileExistsError):
                 disk.make_folder(name, root)
         _sync(path / "input", disk)
-        disk.sync(root)  # before the mark: who finds it need not look
+        disk.sync(root)  # before the marker, which promises that this was done
         with suppress(FileExistsError):
             os.close(disk.create(MARKER, root))
     finally:

@@ -1,4 +1,4 @@
-"""Uploads: files that lie in a workspace and are no job's. What a batch is made of, and what it leaves."""
+"""Uploads: the files that clients upload for batches, and the output files of batches."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import UnknownFile
-from penstock.workspace.store.files import Place, given, is_number, open_file, read_record
-from penstock.workspace.store.job_id import FILE, order
+from penstock.workspace.store.files import Place, is_number, not_none, open_file, read_record
+from penstock.workspace.store.job_id import FILE_PREFIX, order
 from penstock.workspace.store.layout import Workspace
 
 CONTENT, RECORD = "content", "file.json"
-CHUNK = 1 << 20  # bytes
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """`owner` is what tells the key that brought it from all others, None for the owner of the machine; times are Unix time."""
+    """The record of a file. `owner` identifies the API key that uploaded it, None is the operator; times are Unix time."""
 
     file_id: str
     name: str
@@ -35,15 +35,15 @@ class StoredFile:
     expires: float | None = None
 
     def __post_init__(self) -> None:
-        """TypeError for a record that somebody changed."""
-        texts = [self.name, self.purpose, self.sha256, *given(self.owner)]
-        numbers = [self.created, self.bytes, *given(self.expires)]
+        """Raise TypeError for a record that was tampered with."""
+        texts = [self.name, self.purpose, self.sha256, *not_none(self.owner)]
+        numbers = [self.created, self.bytes, *not_none(self.expires)]
         if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
             raise TypeError(self.file_id)
 
 
 class Uploads:
-    """Each owner finds only their own."""
+    """The files of a workspace. An owner finds only its own."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -58,7 +58,7 @@ class Uploads:
         expires_after: float | None = None,
         file_id: str | None = None,
     ) -> StoredFile:
-        """`expires_after` is in seconds. When this returns, the file survives a power cut."""
+        """Store a file; it survives a power cut when this returns. `expires_after` is in seconds."""
         content = _Counted(chunks)
         now = round(time.time(), 3)
         facts: dict[str, Any] = {"name": name, "purpose": purpose, "created": now, "owner": owner}
@@ -75,21 +75,23 @@ class Uploads:
     def get(self, file_id: str, owner: str | None = None) -> StoredFile:
         found = self.find(file_id)
         if found is None or found.owner != owner:
-            raise UnknownFile(f"There is no file {FILE}{file_id[:80]}.", hint="It was deleted, has expired, or was never here.")
+            raise UnknownFile(
+                f"There is no file {FILE_PREFIX}{file_id[:80]}.", hint="It was deleted, has expired, or never existed."
+            )
         return found
 
     def has(self, file_id: str) -> bool:
-        """Whether anything has this id, also what cannot be read or has expired."""
-        with self._workspace.looking_into(file_id, Place.FILES) as folder:
+        """Whether the id is in use, even by a file that is unreadable or has expired."""
+        with self._workspace.reading_folder(file_id, Place.FILES) as folder:
             return folder is not None
 
     def find(self, file_id: str) -> StoredFile | None:
-        """Whoever's it is."""
+        """Return a file of any owner; None if there is none, or it has expired."""
         found = self._record(file_id)
         return None if found is None or (found.expires is not None and found.expires <= time.time()) else found
 
     def all(self, owner: str | None = None) -> Iterator[StoredFile]:
-        """The newest first."""
+        """Yield an owner's files, newest first."""
         for file_id in sorted(self._workspace.names(Place.FILES), key=order, reverse=True):
             found = self.find(file_id)
             if found is not None and found.owner == owner:
@@ -97,20 +99,20 @@ class Uploads:
 
     @contextmanager
     def reading(self, file_id: str, owner: str | None = None) -> Iterator[Iterator[bytes]]:
-        """Its content, in chunks."""
+        """Open a file and yield its content in chunks."""
         with self.opened(file_id, owner) as file:
-            yield iter(lambda: os.read(file, CHUNK), b"")
+            yield iter(lambda: os.read(file, CHUNK_BYTES), b"")
 
     @contextmanager
     def opened(self, file_id: str, owner: str | None = None) -> Iterator[int]:
-        """Its content. Who has begun to read may go on, also when it is deleted meanwhile."""
+        """Open a file's content for reading. It stays readable if the file is deleted meanwhile."""
         self.get(file_id, owner)
-        with self._workspace.looking_into(file_id, Place.FILES) as folder:
+        with self._workspace.reading_folder(file_id, Place.FILES) as folder:
             if folder is None:
-                raise UnknownFile(f"There is no file {FILE}{file_id}.", hint="It was deleted a moment ago.")
+                raise UnknownFile(f"There is no file {FILE_PREFIX}{file_id}.", hint="It was deleted a moment ago.")
             file = open_file(folder, CONTENT)
         if file is None:
-            raise UnknownFile(f"The content of {FILE}{file_id} is missing.", hint="Somebody removed it. Upload it again.")
+            raise UnknownFile(f"The content of {FILE_PREFIX}{file_id} is missing.", hint="Upload it again.")
         try:
             yield file
         finally:
@@ -121,29 +123,31 @@ class Uploads:
         self._workspace.throw_away([file_id], Place.FILES)
 
     def sweep(self) -> None:
-        """Remove those whose time is over."""
+        """Delete expired files."""
         now = time.time()
         records = {file_id: self._record(file_id) for file_id in self._workspace.names(Place.FILES)}
         expired = [file_id for file_id, found in records.items() if found and found.expires and found.expires <= now]
         self._workspace.throw_away(expired, Place.FILES)
 
     def _record(self, file_id: str) -> StoredFile | None:
-        with self._workspace.looking_into(file_id, Place.FILES) as folder:
-            told = {} if folder is None else read_record(folder, RECORD) or {}
+        with self._workspace.reading_folder(file_id, Place.FILES) as folder:
+            record = {} if folder is None else read_record(folder, RECORD) or {}
         try:
-            return StoredFile(file_id=file_id, **{name: told[name] for name in _FIELDS})
+            return StoredFile(file_id=file_id, **{name: record[name] for name in _FIELDS})
         except (KeyError, TypeError):
-            return None  # there is none, or it was made by hand
+            return None  # missing, or made by hand
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(StoredFile) if field.name != "file_id")
 
 
 class _Counted:
-    """Chunks, and what is known of them when the last one has passed."""
+    """Passes chunks through, and counts and hashes them."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks, self.bytes, self.sha256 = chunks, 0, hashlib.sha256()
+        self._chunks = chunks
+        self.bytes = 0
+        self.sha256 = hashlib.sha256()
 
     def __iter__(self) -> Iterator[bytes]:
         for chunk in self._chunks:

@@ -1,8 +1,8 @@
-"""Drive: takes one batch, whose lock we hold, from its input to its end. Every step can be done again after a crash.
+"""BatchRun: takes one batch, whose lock we hold, from its input to its end. Every step can be repeated after a crash.
 
-A line that is not in the journal is a job, or becomes one; its key tells which, so that no line is two. When the job ended, that
-goes to the journal first, and only then the job is thrown away. When all lines are there, the journal says which files will be
-written, then they are, in the order of the input, and at last end.json.
+A line that is not in the journal is a job, or becomes one; the job's key names the batch and the line, so that no line becomes
+two jobs. The end of a job is written to the journal before the job is deleted. When all lines have ended, the journal gets the
+ids of the output files, then these are written, and last end.json.
 """
 
 from __future__ import annotations
@@ -17,27 +17,36 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from penstock.errors import BadJob, Cancelled, EngineError, KeyForbids, KeyTaken, RequestError, UnknownJob, UnknownModel
-from penstock.workspace.batch.batches import END, INPUT, BatchEnd, BatchStatus, Counts, is_asked_to_end, read_asked, read_end
+from penstock.workspace.batch.batches import (
+    END_FILE,
+    INPUT_FILE,
+    BatchEnd,
+    BatchStatus,
+    Counts,
+    is_cancel_requested,
+    read_batch_request,
+    read_end,
+)
 from penstock.workspace.batch.journal import Entry, Journal
-from penstock.workspace.batch.lines import MAX_TOLD, BatchLine, Lines, Mistake
+from penstock.workspace.batch.lines import MAX_MISTAKES, BatchLine, Lines, Mistake
 from penstock.workspace.batch.results import CANCELLED, EXPIRED, REVOKED, Cancellation, Fact, Refusal, Results
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.disk import put_file
 from penstock.workspace.store.files import FINISHED, open_file
 from penstock.workspace.store.layout import HeldJob, Workspace
-from penstock.workspace.store.outcomes import told
-from penstock.workspace.store.request import LOWEST, WorkRequest, read_request
+from penstock.workspace.store.outcomes import error_record
+from penstock.workspace.store.request import MIN_PRIORITY, WorkRequest, read_request
 from penstock.workspace.work import Work, key_file
 
-SUBMITTING = 0.5  # seconds at a time: a disk may be slow, and somebody may want us to stop
-GROUP = 500  # lines that are put into the journal together
+SUBMIT_BUDGET_S = 0.5  # for one step: a disk may be slow, and a stop must not wait
+MAX_NOTED_LINES = 500  # written to the journal together
 
-MayGoOn = Callable[[str | None], bool | None]
-"""Whether an owner's batches are still wanted; None if nobody can tell now: then they wait."""
+IsWanted = Callable[[str | None], bool | None]
+"""Whether an owner's batches should still run; None if that is unknown now: then they wait."""
 Vet = Callable[[str | None, str | None], None]
 """Raises KeyForbids if an owner may not use a model."""
 Accepts = Callable[[str | None], bool]
-"""Whether jobs that ask for a model are run here."""
+"""Whether jobs for this model are run here."""
 
 
 class _Job(NamedTuple):
@@ -46,43 +55,50 @@ class _Job(NamedTuple):
 
 
 class BatchRun:
-    """`open` first, then `step` again and again until `over`. After an error it is of no use: another one, made of what is on the
-    disk, goes on. BadJob if the folder is no batch. Lines for models that are not here become jobs too, since others may share
-    the workspace; they take no room from those that can be run."""
+    """Call `open`, then `step` until `over`. After an error, close it and continue with a new one, made from the disk.
+
+    Raises BadJob if the folder is no batch. Lines for models that are not served here become jobs too, since other servers may
+    share the workspace; they are counted apart from those that can run here."""
 
     def __init__(
-        self, workspace: Workspace, held: HeldJob, refusal: Refusal, may_go_on: MayGoOn, vet: Vet, accepts: Accepts
+        self, workspace: Workspace, held: HeldJob, refusal: Refusal, is_wanted: IsWanted, vet: Vet, accepts: Accepts
     ) -> None:
-        asked = read_asked(held.folder)
-        if asked is None:
+        request = read_batch_request(held.folder)
+        if request is None:
             raise BadJob("batch.json cannot be read.", hint="It was made by hand, or by another version.")
-        self.batch_id, self.over = held.job_id, False
-        self._workspace, self._held, self._asked = workspace, held, asked
-        self._may_go_on, self._vet, self._accepts = may_go_on, vet, accepts
-        self._work, self._flow = Work(workspace), Flow(workspace)
+        self.batch_id = held.job_id
+        self.over = False
+        self._workspace = workspace
+        self._held = held
+        self._request = request
+        self._is_wanted = is_wanted
+        self._vet = vet
+        self._accepts = accepts
+        self._work = Work(workspace)
+        self._flow = Flow(workspace)
         self._journal = Journal(workspace.disk, held.folder)
-        self._results = Results(workspace, held, asked, refusal)
+        self._results = Results(workspace, held, request, refusal)
         self._input: int | None = None
         self._begun: float | None = None
         self._total = 0
-        self._off: Cancellation | None = None
+        self._cancellation: Cancellation | None = None
         self._closing: Fact | None = None
         self._jobs: dict[int, _Job] = {}  # lines that are jobs now
-        self._waiting: list[int] = []  # lines that are not yet, the first at the end
-        self._parked: dict[str | None, deque[int]] = {}  # those of them that were read, and whose model is not here
-        self._told_to_end: set[str] = set()  # jobs
+        self._waiting: list[int] = []  # lines that are not jobs yet, the first at the end
+        self._parked: dict[str | None, deque[int]] = {}  # the same, by model, once we know that there is no room for that model
+        self._cancelled_jobs: set[str] = set()
 
     @property
     def due(self) -> float:
-        return self._asked.due
+        return self._request.due
 
     @property
     def jobs(self) -> int:
-        """How many it has now that can be run here."""
-        return self._counted()[True]
+        """Number of its jobs that can run here."""
+        return self._count_jobs()[True]
 
     @property
-    def told(self) -> dict[str, Any]:
+    def end_summary(self) -> dict[str, Any]:
         """How it ended, for the log."""
         end = read_end(self._held.folder)
         return {} if end is None else {"status": str(end.status), **dataclasses.asdict(end.counts)}
@@ -97,15 +113,16 @@ class BatchRun:
             self._fail(error)
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the batch, so that another server can take it."""
         if self._input is not None:
             os.close(self._input)
             self._input = None
-        self._held.let_go()
+        self._held.release()
 
     def step(self, room: int) -> bool:
-        """Do what can be done now, and tell whether there was anything. `room` are the jobs that it may have at once, of those
-        that can be run here, and of the others."""
+        """Do what can be done now, and return whether there was anything.
+
+        room: how many jobs it may have that can run here, and how many that cannot."""
         if self.over:
             return False
         try:
@@ -115,16 +132,16 @@ class BatchRun:
             return True
 
     def validate(self) -> None:
-        """The first step of a new one, which needs no model."""
+        """Check the input of a new batch, which needs no model."""
         if not self.over and self._begun is None:
             self.step(0)
 
     def _open(self) -> None:
-        self._input = open_file(self._held.folder, INPUT)
+        self._input = open_file(self._held.folder, INPUT_FILE)
         if self._input is None:
-            raise BadJob(f"There is no {INPUT}.")
+            raise BadJob(f"There is no {INPUT_FILE}.")
         self._lines = Lines(self._input)
-        last: deque[Entry] = deque(maxlen=GROUP)  # all before were cleaned away before these were noted
+        last: deque[Entry] = deque(maxlen=MAX_NOTED_LINES)  # the jobs of older entries were deleted before these were written
 
         def learn(entry: Entry) -> None:
             self._learn(entry)
@@ -142,15 +159,15 @@ class BatchRun:
         if self._closing is not None or len(self._results) >= len(self._lines):
             self._finish()
             return True
-        off = self._called_off()
-        changed = self._collect(off)
-        if off is not None:
-            return self._end_lines(off) or changed
-        if self._may_go_on(self._asked.owner):
+        cancellation = self._check_cancellation()
+        changed = self._collect(cancellation)
+        if cancellation is not None:
+            return self._cancel_lines(cancellation) or changed
+        if self._is_wanted(self._request.owner):
             return self._submit(room) or changed
         return changed
 
-    # ---- what the journal tells ----
+    # ---- the journal ----
 
     def _learn(self, entry: Entry) -> None:
         match entry.fact:
@@ -160,7 +177,7 @@ class BatchRun:
             case {"lines": total, "at": at}:
                 self._total, self._begun = total, at
             case {"off": {"status": status, "code": code, "message": message}}:
-                self._off = Cancellation(BatchStatus(status), code, message)
+                self._cancellation = Cancellation(BatchStatus(status), code, message)
             case {"closing": _}:
                 self._closing = entry.fact
 
@@ -171,7 +188,7 @@ class BatchRun:
         self._clean(noted)
 
     def _clean(self, noted: Iterable[Entry]) -> None:
-        """Throw away jobs whose ends are in the journal."""
+        """Delete jobs whose ends are in the journal."""
         jobs = {entry.fact["n"]: entry.fact["job"] for entry in noted if "job" in entry.fact}
         for n in jobs:
             self._workspace.forget_key(key_file(self._key(n)))
@@ -180,7 +197,7 @@ class BatchRun:
             self._workspace.throw_away([job for job, where in places.items() if where is place], place)
 
     def _find_jobs(self) -> None:
-        """Lines that are jobs already: who drove the batch before us may have died."""
+        """Find the lines that are jobs already: a server that had the batch before us may have died."""
         for n in range(len(self._lines) - 1, -1, -1):
             if n in self._results:
                 continue
@@ -191,8 +208,8 @@ class BatchRun:
                 self._jobs[n] = _Job(job, request.model)
 
     def _request_of(self, job: str) -> WorkRequest | None:
-        """None if it is not ours: keys are anybody's text."""
-        with suppress(BadJob, RequestError, UnknownJob), self._workspace.looking_at(job) as (_, folder):
+        """Read a job's request; None if it is not of this batch, since users may choose any key."""
+        with suppress(BadJob, RequestError, UnknownJob), self._workspace.reading_job(job) as (_, folder):
             request = read_request(folder)
             return request if request.batch == self.batch_id else None
         return None
@@ -202,9 +219,9 @@ class BatchRun:
     def _validate(self) -> None:
         now = round(time.time(), 3)
         mistakes = []
-        for mistake in self._lines.mistakes(self._asked.endpoint):
+        for mistake in self._lines.mistakes(self._request.endpoint):
             mistakes.append(dataclasses.asdict(mistake))
-            if len(mistakes) == MAX_TOLD:
+            if len(mistakes) == MAX_MISTAKES:
                 break
         if mistakes:
             counts = Counts(total=len(self._lines))
@@ -215,16 +232,16 @@ class BatchRun:
 
     def _submit(self, room: int) -> bool:
         refused: list[Fact] = []
-        jobs, submitted, until = self._counted(), False, time.monotonic() + SUBMITTING
+        jobs, submitted, until = self._count_jobs(), False, time.monotonic() + SUBMIT_BUDGET_S
         self._take_parked(jobs, room)
-        while self._waiting and jobs[True] < room and len(refused) < GROUP and time.monotonic() < until:
+        while self._waiting and jobs[True] < room and len(refused) < MAX_NOTED_LINES and time.monotonic() < until:
             n = self._waiting[-1]
             line = self._lines.line(n)
             try:
                 line.check()
-                request = self._request(n, line)
+                request = self._job_request(n, line)
                 self._check_offered(line.model)
-                self._vet(self._asked.owner, line.model)
+                self._vet(self._request.owner, line.model)
                 here = self._accepts(line.model)
                 if jobs[here] < room:
                     body = json.dumps(line.body, ensure_ascii=False)
@@ -234,20 +251,20 @@ class BatchRun:
                 else:
                     self._parked.setdefault(line.model, deque()).append(n)
             except (RequestError, UnknownModel, KeyForbids, KeyTaken) as error:
-                refused.append({"n": n, "custom_id": line.custom_id, "refused": told(error)})
+                refused.append({"n": n, "custom_id": line.custom_id, "refused": error_record(error)})
             self._waiting.pop()
         self._note(refused)
         return submitted or bool(refused)
 
-    def _counted(self) -> Counter[bool]:
-        """How many jobs it has that can be run here, and how many that cannot."""
-        counted = Counter[bool]()
+    def _count_jobs(self) -> Counter[bool]:
+        """Number of jobs that can run here (True), and that cannot (False)."""
+        counts = Counter[bool]()
         for model, count in Counter(job.model for job in self._jobs.values()).items():
-            counted[self._accepts(model)] += count
-        return counted
+            counts[self._accepts(model)] += count
+        return counts
 
     def _take_parked(self, jobs: Counter[bool], room: int) -> None:
-        """As many as there is room for now come first."""
+        """Put as many parked lines as there is room for at the front of the waiting ones."""
         free = {here: room - jobs[here] for here in (True, False)}
         for model, lines in self._parked.items():
             here = self._accepts(model)
@@ -257,20 +274,20 @@ class BatchRun:
         self._parked = {model: lines for model, lines in self._parked.items() if lines}
 
     def _check_offered(self, model: str | None) -> None:
-        if not self._asked.offers(model):
-            what = "No model is offered here." if model is None else f"The model '{model[:100]}' is not here."
-            raise UnknownModel(what, hint="It was not when the batch was made; GET /v1/models lists those that are.")
+        if not self._request.offers(model):
+            what = "No model is served here." if model is None else f"Model '{model[:100]}' is not served here."
+            raise UnknownModel(what, hint="It was not when the batch was created. GET /v1/models lists those that are.")
 
-    def _request(self, n: int, line: BatchLine) -> WorkRequest:
-        """The same whenever it is asked for: a key must not come with two requests."""
+    def _job_request(self, n: int, line: BatchLine) -> WorkRequest:
+        """The request of a line's job. It must be the same every time: a key belongs to one request."""
         return WorkRequest(
             model=line.model,
-            endpoint=self._asked.endpoint,
-            priority=LOWEST,
-            deadline=self._asked.window,
+            endpoint=self._request.endpoint,
+            priority=MIN_PRIORITY,
+            deadline=self._request.window,
             key=self._key(n),
             batch=self.batch_id,
-            submitted=self._asked.created,
+            submitted=self._request.created,
         )
 
     def _key(self, n: int) -> str:
@@ -278,61 +295,62 @@ class BatchRun:
 
     # ---- from jobs to the journal ----
 
-    def _collect(self, off: Cancellation | None) -> bool:
+    def _collect(self, cancellation: Cancellation | None) -> bool:
         facts: list[Fact] = []
         for n, job in list(self._jobs.items()):
             place = self._workspace.find(job.job_id)
             if place in FINISHED:
-                outcome = {"job": job.job_id, **self._outcome(job.job_id, off)}
+                outcome = {"job": job.job_id, **self._outcome(job.job_id, cancellation)}
                 facts.append({"n": n, "custom_id": self._lines.line(n).custom_id, **outcome})
-            elif place is None:  # somebody removed it: it is asked again
+            elif place is None:  # it was removed by hand: submit it again
                 del self._jobs[n]
                 self._waiting.append(n)
-            if len(facts) == GROUP:
+            if len(facts) == MAX_NOTED_LINES:
                 break
         self._note(facts)
         return bool(facts)
 
-    def _outcome(self, job: str, off: Cancellation | None) -> dict[str, Any]:
+    def _outcome(self, job: str, cancellation: Cancellation | None) -> dict[str, Any]:
         try:
             result = self._flow.get(job)
             if result.done:
                 return {"body": json.loads(result.data)}
         except BadJob as error:
-            return {"refused": told(error)}
+            return {"refused": error_record(error)}
         except (ValueError, RecursionError):
-            return {"refused": told(EngineError("The answer is not JSON."))}
+            return {"refused": error_record(EngineError("The job's result is not JSON."))}
         why = result.usage.get("error")
-        if off is not None and isinstance(why, dict) and why.get("code") == Cancelled.code:
-            return {"off": off.fact()}
-        return {"refused": why if isinstance(why, dict) else told(EngineError(result.text.strip()))}
+        if cancellation is not None and isinstance(why, dict) and why.get("code") == Cancelled.code:
+            return {"off": cancellation.fact()}
+        return {"refused": why if isinstance(why, dict) else error_record(EngineError(result.text.strip()))}
 
-    # ---- calling it off ----
+    # ---- cancelling ----
 
-    def _called_off(self) -> Cancellation | None:
-        """Noted before the first line hears of it. From then on it holds, whatever becomes of the clock, the key and the file."""
-        off = self._off or self._reason_to_end()
-        if off is not None and self._off is None:
-            self._note([{"off": dataclasses.asdict(off)}])
-        return off
+    def _check_cancellation(self) -> Cancellation | None:
+        """Return why the batch is cancelled, or None. The first reason is written to the journal and holds from then on, whatever
+        happens to the clock, the API key and the file."""
+        cancellation = self._cancellation or self._reason_to_cancel()
+        if cancellation is not None and self._cancellation is None:
+            self._note([{"off": dataclasses.asdict(cancellation)}])
+        return cancellation
 
-    def _reason_to_end(self) -> Cancellation | None:
-        if is_asked_to_end(self._held.folder):
+    def _reason_to_cancel(self) -> Cancellation | None:
+        if is_cancel_requested(self._held.folder):
             return CANCELLED
-        if self._may_go_on(self._asked.owner) is False:
+        if self._is_wanted(self._request.owner) is False:
             return REVOKED
-        return EXPIRED if time.time() >= self._asked.due else None
+        return EXPIRED if time.time() >= self._request.due else None
 
-    def _end_lines(self, off: Cancellation) -> bool:
-        """Lines that are no jobs yet end here; jobs are told to, and end when they hear of it."""
-        jobs = {job.job_id for job in self._jobs.values()} - self._told_to_end
+    def _cancel_lines(self, cancellation: Cancellation) -> bool:
+        """Cancel the jobs, and end the lines that are not jobs yet."""
+        jobs = {job.job_id for job in self._jobs.values()} - self._cancelled_jobs
         for job in jobs:
             with suppress(UnknownJob):
                 self._work.cancel(job)
-            self._told_to_end.add(job)
+            self._cancelled_jobs.add(job)
         self._take_parked(Counter(), len(self._lines))
-        rest = self._waiting[-GROUP:]
-        self._note([{"n": n, "custom_id": self._lines.line(n).custom_id, "off": off.fact()} for n in reversed(rest)])
+        rest = self._waiting[-MAX_NOTED_LINES:]
+        self._note([{"n": n, "custom_id": self._lines.line(n).custom_id, "off": cancellation.fact()} for n in reversed(rest)])
         del self._waiting[len(self._waiting) - len(rest) :]
         return bool(jobs or rest)
 
@@ -355,15 +373,15 @@ class BatchRun:
         )
 
     def _decide(self) -> Fact:
-        """How it ends, and the ids of the files that it leaves; the last decision counts. What was called off too late, when
-        every line had ended, is complete."""
-        status = self._off.status if self._off is not None and self._results.lost else BatchStatus.COMPLETED
+        """Decide the status and the ids of the output files, and note them; the last decision counts. A batch that was cancelled
+        after its last line had ended is complete."""
+        status = self._cancellation.status if self._cancellation is not None and self._results.lost else BatchStatus.COMPLETED
         closing = {"closing": status, "at": round(time.time(), 3), **self._results.names(self._closing or {})}
         self._note([closing])
         return closing
 
     def _fail(self, error: BadJob) -> None:
-        """Somebody changed what it is made of: it cannot go on, and nobody should wait for it."""
+        """End the batch because its files were changed or removed."""
         for job in self._jobs.values():
             with suppress(UnknownJob):
                 self._work.cancel(job.job_id)
@@ -379,6 +397,6 @@ class BatchRun:
         )
 
     def _end(self, end: BatchEnd) -> None:
-        put_file(self._workspace.disk, self._held.folder, END, end.record())
+        put_file(self._workspace.disk, self._held.folder, END_FILE, end.record())
         self._workspace.disk.sync(self._held.folder)
         self.over = True

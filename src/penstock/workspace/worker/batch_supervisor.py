@@ -1,7 +1,6 @@
-"""BatchSupervisor: looks after the open batches of a workspace, beside the Pool that runs their jobs.
+"""BatchSupervisor: works on the open batches of a workspace, beside the Pool that runs their jobs.
 
-Any number of servers may share a workspace: a batch belongs to whoever holds the lock of its folder, and to the next one when
-that one dies.
+Any number of servers may share a workspace: a batch belongs to the one that holds the lock of its folder.
 """
 
 from __future__ import annotations
@@ -20,23 +19,26 @@ from penstock.workspace.store.files import Place
 from penstock.workspace.store.job_id import order
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
-from penstock.workspace.worker.batch_run import Accepts, BatchRun, MayGoOn, Vet
-from penstock.workspace.worker.pool import DISK_WIDE
+from penstock.workspace.worker.batch_run import Accepts, BatchRun, IsWanted, Vet
+from penstock.workspace.worker.pool import DISK_WIDE_ERRNOS
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 1.0  # seconds between two looks: at new batches, and at jobs that ended in other servers
-PAUSE = 0.05  # seconds: jobs that end in one moment share a sync
-RETRY_AFTER = 2.0  # seconds after the disk refused something
-PUT_OFF = 30.0  # seconds for a batch that something is wrong with
-SWEEP_EVERY = 60.0
-MOST = 64  # batches at once: each has files open; the others wait for their turn
+SCAN_INTERVAL_S = 1.0  # for new batches, and jobs that ended in other servers
+TURN_PAUSE_S = 0.05  # jobs that end within it share a sync
+RETRY_DELAY_S = 2.0  # after an error of the disk
+BAD_BATCH_DELAY_S = 30.0  # after an unexpected error in a batch
+SWEEP_INTERVAL_S = 60.0
+MAX_OPEN_BATCHES = 64  # each keeps files open; the others wait for their turn
 
 
 class BatchSupervisor:
-    """`room` are the jobs that the batches it holds may have at once, save that each may have one. `may_go_on` tells whether an
-    owner's batches are still wanted, `vet` refuses a model that is not for them, and `accepts` tells which are here. Between
-    `start` and `stop` it works on a thread of its own; `turn` and `refill` may be called from any."""
+    """Works on its own thread between `start` and `stop`; `turn` and `refill` may be called from any thread.
+
+    room: how many jobs all its batches together may have; but each may have at least one.
+    is_wanted: whether an owner's batches should still run.
+    vet: raises KeyForbids for a model that an owner may not use.
+    accepts: whether a model is served here."""
 
     def __init__(
         self,
@@ -44,22 +46,26 @@ class BatchSupervisor:
         *,
         room: int,
         refusal: Refusal,
-        may_go_on: MayGoOn = lambda owner: True,
+        is_wanted: IsWanted = lambda owner: True,
         vet: Vet = lambda owner, model: None,
         accepts: Accepts = lambda model: True,
     ) -> None:
-        self._workspace, self._room = workspace, room
-        self._refusal, self._may_go_on, self._vet, self._accepts = refusal, may_go_on, vet, accepts
-        self._lock, self._woken, self._stopping = threading.Lock(), threading.Event(), threading.Event()
+        self._workspace = workspace
+        self._room = room
+        self._new_run = partial(BatchRun, workspace, refusal=refusal, is_wanted=is_wanted, vet=vet, accepts=accepts)
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._stopping = threading.Event()
         self._opened = workspace.opened
-        self._drives: dict[str, BatchRun] = {}  # those that were taken first are the first
-        self._over: set[str] = set()  # batches that need no look any more
-        self._put_off: dict[str, float] = {}  # until when, for those that something is wrong with
-        self._let_go_in: dict[str, int] = {}  # the turn in which a batch gave way to others
-        self._turns = self._waiting = 0  # so far; and batches that had no place in the last
-        self._changed = False  # since `refill` was last asked
-        self._troubles: list[Exception] = []  # of the disk, in this turn
-        self._in_trouble = False
+        self._runs: dict[str, BatchRun] = {}  # in the order in which they were taken
+        self._over: set[str] = set()  # batches that have ended
+        self._retry_at: dict[str, float] = {}  # for batches that had an unexpected error
+        self._yielded_in_turn: dict[str, int] = {}  # the turn in which a batch gave way to others
+        self._turns = 0
+        self._waiting = 0  # batches that found no place in the last turn
+        self._changed = False  # since the last call of `refill`
+        self._disk_errors: list[Exception] = []  # in this turn
+        self._disk_failing = False
         self._next_sweep = 0.0
         self._thread: threading.Thread | None = None
 
@@ -71,23 +77,23 @@ class BatchSupervisor:
         self._woken.set()
 
     def stop(self) -> None:
-        """Leave the batches where they are; whoever drives them next goes on there."""
+        """Stop, and release the batches; the next server continues them."""
         self._stopping.set()
         self.wake()
         if self._thread is not None:
             self._thread.join()
         with self._lock:
-            self._let_go()
+            self._drop_all()
 
     def turn(self) -> bool:
-        """Take every batch one step further, and tell whether there was one to take. Where there are too many, those that had
-        nothing to do give way to the others."""
+        """Take every batch one step further, and return whether any of them changed. If there are too many batches, those that
+        had nothing to do give way to the others."""
         with self._lock:
             return self._turn()
 
     def refill(self) -> bool:
-        """Take a turn; several, until every batch had one. False if nothing has changed since this was last asked, in those or in
-        any other turn: then there is no job that was not there before."""
+        """Take turns until every batch had one. Returns False if nothing has changed since the last call, in these or any other
+        turns: then there are no new jobs."""
         with self._lock:
             self._turn()
             for _ in range(math.ceil(self._waiting / self._places)):
@@ -100,107 +106,107 @@ class BatchSupervisor:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            pause = LOOK_EVERY
+            pause = SCAN_INTERVAL_S
             try:
                 if self.turn():
                     pause = 0.0
             except (OSError, WorkspaceError):
-                pause = RETRY_AFTER
-            except Exception:  # batches that nobody looks after would look like those that take their time
-                pause = RETRY_AFTER
-                logger.exception("the batches of %s stumbled and go on", self._workspace.path)
+                pause = RETRY_DELAY_S
+            except Exception:  # a dead thread would look like slow batches
+                pause = RETRY_DELAY_S
+                logger.exception("unexpected error in the batches of %s; continuing", self._workspace.path)
             if not self._stopping.is_set():
-                time.sleep(PAUSE)
+                time.sleep(TURN_PAUSE_S)
             self._woken.wait(pause)
             self._woken.clear()
 
     def _turn(self) -> bool:
-        self._troubles.clear()
+        self._disk_errors.clear()
         try:
             changed = self._take_turn()
-            for trouble in self._troubles:
+            for trouble in self._disk_errors:
                 raise trouble
         except (OSError, WorkspaceError) as error:
-            if not self._in_trouble:
-                logger.error("%s: %s; batches wait until that is over", self._workspace.path, error)
-            self._in_trouble = True
+            if not self._disk_failing:
+                logger.error("%s: %s; batches wait until the disk works again", self._workspace.path, error)
+            self._disk_failing = True
             raise
-        if self._in_trouble:
-            self._in_trouble = False
-            logger.warning("%s: that is over, batches go on", self._workspace.path)
+        if self._disk_failing:
+            self._disk_failing = False
+            logger.warning("%s: the disk works again, batches continue", self._workspace.path)
         return changed
 
     def _take_turn(self) -> bool:
         if self._stopping.is_set() or not self._workspace.is_in_place():
-            return False  # whoever looks after the folder opens it again
+            return False  # the Pool reopens it
         if self._opened != self._workspace.opened:
             self._opened = self._workspace.opened
-            self._let_go()
+            self._drop_all()
             self._over.clear()
         self._turns += 1
         self._sweep()
         self._take_batches()
-        changed, idle = False, set(self._drives)
-        for batch_id, drive in sorted(self._drives.items(), key=lambda item: item[1].due):
+        changed, idle = False, set(self._runs)
+        for batch_id, run in sorted(self._runs.items(), key=lambda item: item[1].due):
             if self._stopping.is_set():
                 break
-            if self._guarded(batch_id, partial(self._step, drive)):
+            if self._guarded(batch_id, partial(self._step, run)):
                 idle.discard(batch_id)
                 changed = self._changed = True
-        for batch_id in [batch_id for batch_id in self._drives if batch_id in idle][: self._waiting]:
-            self._drives.pop(batch_id).close()
-            self._let_go_in[batch_id] = self._turns
+        for batch_id in [batch_id for batch_id in self._runs if batch_id in idle][: self._waiting]:
+            self._runs.pop(batch_id).close()
+            self._yielded_in_turn[batch_id] = self._turns
         return changed
 
     @property
     def _places(self) -> int:
-        return max(1, min(MOST, self._room))
+        return max(1, min(MAX_OPEN_BATCHES, self._room))
 
     def _guarded(self, batch_id: str, action: Callable[[], bool]) -> bool:
-        """One batch must not stop the others. After an error it is taken anew, as the disk has it: in the next turn if it was the
-        disk's, and after a while if something is wrong with the batch, or with us."""
+        """Run an action for one batch without letting an error stop the others. After an error the batch is dropped and taken
+        again from disk: in the next turn if the disk failed, after a delay otherwise."""
         try:
             return action()
         except Exception as error:
             self._drop(batch_id)
-            if type(error) is WorkspaceError or (isinstance(error, OSError) and error.errno in DISK_WIDE):
-                self._troubles.append(error)
+            if type(error) is WorkspaceError or (isinstance(error, OSError) and error.errno in DISK_WIDE_ERRNOS):
+                self._disk_errors.append(error)
             else:
-                if batch_id not in self._put_off:
-                    logger.exception("the batch %s stumbled, and is tried again now and then", batch_id)
-                self._put_off[batch_id] = time.monotonic() + PUT_OFF
+                if batch_id not in self._retry_at:
+                    logger.exception("unexpected error in batch %s; retrying every %g seconds", batch_id, BAD_BATCH_DELAY_S)
+                self._retry_at[batch_id] = time.monotonic() + BAD_BATCH_DELAY_S
             return False
         except BaseException:
             self._drop(batch_id)
             raise
 
-    def _step(self, drive: BatchRun) -> bool:
-        """A batch may have half of the room that the others leave: so the next one finds some, and in time all have as much."""
-        free = self._room - sum(other.jobs for other in self._drives.values() if other is not drive)
-        changed = drive.step(max(1, free // 2))
-        self._put_off.pop(drive.batch_id, None)
-        if drive.over:
-            logger.info("batch", extra={"fields": {"id": drive.batch_id, **drive.told}})
-            self._over.add(drive.batch_id)
-            self._drop(drive.batch_id)
+    def _step(self, run: BatchRun) -> bool:
+        """Let a batch use half of the room that the others leave: so a new one finds some, and shares even out."""
+        free = self._room - sum(other.jobs for other in self._runs.values() if other is not run)
+        changed = run.step(max(1, free // 2))
+        self._retry_at.pop(run.batch_id, None)
+        if run.over:
+            logger.info("batch", extra={"fields": {"id": run.batch_id, **run.end_summary}})
+            self._over.add(run.batch_id)
+            self._drop(run.batch_id)
         return changed
 
-    # ---- who is driven ----
+    # ---- taking batches ----
 
     def _take_batches(self) -> None:
-        """Those that have waited longest for a place."""
+        """Take batches that are not taken yet, those first that have waited longest for a place."""
         names, now, self._waiting = set(self._workspace.names(Place.BATCHES)), time.monotonic(), 0
         self._over &= names
-        for known in (self._put_off, self._let_go_in):
+        for known in (self._retry_at, self._yielded_in_turn):
             for batch_id in known.keys() - names:
                 del known[batch_id]
-        others = [name for name in names - self._over - self._drives.keys() if self._put_off.get(name, now) <= now]
-        for batch_id in sorted(others, key=lambda batch_id: (self._let_go_in.get(batch_id, 0), order(batch_id))):
-            full = len(self._drives) >= self._places
+        candidates = [name for name in names - self._over - self._runs.keys() if self._retry_at.get(name, now) <= now]
+        for batch_id in sorted(candidates, key=lambda batch_id: (self._yielded_in_turn.get(batch_id, 0), order(batch_id))):
+            full = len(self._runs) >= self._places
             self._waiting += self._guarded(batch_id, partial(self._take, batch_id, full=full))
 
     def _take(self, batch_id: str, *, full: bool) -> bool:
-        """Whether it waits for a place."""
+        """Take a batch, and return whether it must wait for a place."""
         if end_of(self._workspace, batch_id) is not None:
             self._over.add(batch_id)
             return False
@@ -208,47 +214,44 @@ class BatchSupervisor:
         if held is None:
             return False  # another server has it
         if full:
-            held.let_go()
+            held.release()
             return True
         try:
-            drive = BatchRun(self._workspace, held, self._refusal, self._may_go_on, self._vet, self._accepts)
-            self._drives[batch_id] = drive
+            run = self._runs[batch_id] = self._new_run(held)
         except BadJob as error:
-            held.let_go()
-            logger.warning("the batch %s is left alone: %s", batch_id, error)
+            held.release()
+            logger.warning("ignoring batch %s: %s", batch_id, error)
             self._over.add(batch_id)
             return False
         except BaseException:
-            held.let_go()
+            held.release()
             raise
-        drive.open()
+        run.open()
         return False
 
     def _drop(self, batch_id: str) -> None:
-        if batch_id in self._drives:
-            self._drives.pop(batch_id).close()
+        if batch_id in self._runs:
+            self._runs.pop(batch_id).close()
 
-    def _let_go(self) -> None:
-        for batch_id in list(self._drives):
+    def _drop_all(self) -> None:
+        for batch_id in list(self._runs):
             self._drop(batch_id)
 
     def _sweep(self) -> None:
         now = time.monotonic()
         if now >= self._next_sweep:
-            self._next_sweep = now + SWEEP_EVERY
+            self._next_sweep = now + SWEEP_INTERVAL_S
             Uploads(self._workspace).sweep()
 
 
 def validate(workspace: Workspace, batch_id: str) -> None:
-    """Whether the input of a new batch is one is known without a model, and without an API whose words its lines would get."""
+    """Check the input of a new batch, without a model or an API."""
     held = workspace.hold(batch_id, Place.BATCHES)
     if held is None:
-        return  # somebody drives it
-    drive = BatchRun(
-        workspace, held, lambda error: (500, error), lambda owner: True, lambda owner, model: None, lambda model: True
-    )
+        return  # another process works on it
+    run = BatchRun(workspace, held, lambda error: (500, error), lambda owner: True, lambda owner, model: None, lambda model: True)
     try:
-        drive.open()
-        drive.validate()
+        run.open()
+        run.validate()
     finally:
-        drive.close()
+        run.close()

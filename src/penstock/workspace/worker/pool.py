@@ -1,4 +1,4 @@
-"""Pool: the jobs of a workspace that run here. It takes as many as there is room for, and looks after those of dead servers."""
+"""Pool: takes jobs of a workspace while there is room, runs them, and recovers those of dead servers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from penstock.errors import EngineError, WorkspaceError
 from penstock.workspace.store.files import FINISHED, Outcome, Place
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.recovery import MAX_DEATHS, cancel_unowned, recover
-from penstock.workspace.worker.processor import PASSING, Processor, Requeue
+from penstock.workspace.worker.processor import TRANSIENT_ERRNOS, Processor, Requeue
 from penstock.workspace.worker.runner import Runner
-from penstock.workspace.worker.running_jobs import RETRY_AFTER, RunningJobs
+from penstock.workspace.worker.running_jobs import RETRY_DELAY_S, JobFinished, JobRemoved, RunningJobs, WriteFailed
 from penstock.workspace.worker.scanner import Scanner, Waiting
 
 logger = logging.getLogger(__name__)
 
 MAX_RUNNING = 64
-LOOK_EVERY = 2.0  # seconds between two looks at the whole queue and at jobs of dead servers
-SWEEP_EVERY = 600.0
-LOGGED = ("model", "seconds", "completion_tokens", "resumed_tokens")  # of a job that ended
-MISSED_AGAIN = 0.05  # seconds until a job that somebody held is looked at again
-DISK_WIDE = (*PASSING, errno.EIO, errno.EROFS)  # troubles that are not one job's
+SCAN_INTERVAL_S = 2.0  # of the whole queue, and of jobs of dead servers
+SWEEP_INTERVAL_S = 600.0
+LOGGED_FACTS = ("model", "seconds", "completion_tokens", "resumed_tokens")  # of a job that ended
+MISSED_RETRY_S = 0.05  # for a job that another process held
+STOP_TIMEOUT_S = 1.0  # for the engine to let go of jobs when the server stops
+DISK_WIDE_ERRNOS = (*TRANSIENT_ERRNOS, errno.EIO, errno.EROFS)  # these concern all jobs
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """A job that ended here. `facts` are those of its usage.json; `left` wait or run after it."""
+    """A job that ended here. `facts` are those of its usage.json; `left` is the number of jobs that still wait or run."""
 
     job_id: str
     done: bool
@@ -42,7 +43,11 @@ class JobEnd:
 
 
 class Pool:
-    """Runs on a thread of its own: between `start` and `stop`, or while the caller of `drain` waits for an empty queue."""
+    """Works on its own thread, between `start` and `stop` or during `drain`.
+
+    on_end: called with each job that ended here.
+    on_sweep: called every SWEEP_INTERVAL_S, to sweep other things.
+    refill: called by `drain` when the queue is empty; returns whether there may be more to do."""
 
     def __init__(
         self,
@@ -55,47 +60,51 @@ class Pool:
         on_sweep: Callable[[], object] = lambda: None,
         refill: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_sweep` is called now and then, for what else is to be swept. `refill` is asked by `drain` when the queue is empty:
-        True if there may be more to do now."""
-        self._workspace, self._runner = workspace, runner
-        self._on_end, self._on_sweep, self._refill = on_end, on_sweep, refill
-        self._max_running, self._max_deaths = max_running, max_deaths
+        self._workspace = workspace
+        self._runner = runner
+        self._on_end = on_end
+        self._on_sweep = on_sweep
+        self._refill = refill
+        self._max_running = max_running
+        self._max_deaths = max_deaths
         self._woken = threading.Event()
         self._scanner = Scanner(workspace, self.wake)
-        self._crew = RunningJobs(self)
+        self._running = RunningJobs(self.wake)
         self._stopping = False
-        self._next_look = self._next_sweep = self._no_claims_before = 0.0
-        self._conflicts: set[str] = set()  # jobs that cannot be taken or moved, and are told of
-        self._missed: set[str] = set()  # jobs that somebody held when we wanted them
+        self._next_scan = 0.0
+        self._next_sweep = 0.0
+        self._no_claims_before = 0.0
+        self._conflicts: set[str] = set()  # jobs that cannot be taken or moved; each was logged
+        self._missed: set[str] = set()  # jobs that another process held when we wanted them
         self._thread: threading.Thread | None = None
-        self._in_trouble = False
-        self.done = self.failed = 0
+        self._disk_failing = False
+        self.done = 0
+        self.failed = 0
 
     def describe(self) -> dict[str, int]:
-        """How many jobs wait and run, and how many have ended here so far."""
-        return {"queued": len(self._scanner), "running": len(self._crew), "done": self.done, "failed": self.failed}
+        """Numbers of the jobs that wait and run, and of those that have ended here."""
+        return {"queued": len(self._scanner), "running": len(self._running), "done": self.done, "failed": self.failed}
 
     @property
-    def odd(self) -> set[str]:
-        """Jobs that cannot be taken, and why is in the log; and those that come after them."""
-        stuck = self._conflicts | self._scanner.closed
-        return stuck | self._scanner.behind(stuck)
+    def blocked(self) -> set[str]:
+        """Jobs that cannot be taken, for reasons that were logged, and the jobs that wait for them."""
+        stuck = self._conflicts | self._scanner.unreadable
+        return stuck | self._scanner.descendants(stuck)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._serve, name="penstock-pool", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Running jobs go back to the queue with what they have said so far; whoever takes them next goes on there."""
+        """Put running jobs back into the queue with their tokens so far; the next server continues them."""
         self._stopping = True
         self.wake()
         if self._thread is not None:
             self._thread.join()
 
     def drain(self) -> list[Waiting]:
-        """Work until nothing waits and nothing runs, here or elsewhere; those that wait for a model that is not here are
-        returned, with those that come after them. Ctrl-C is heard on the caller's thread, and ends nothing half-way: the work is
-        done on another."""
+        """Work until no job waits or runs, here or elsewhere. Returns the jobs that need a model that is not here, and those
+        that come after them. Ctrl-C interrupts only the caller's thread; jobs are put back in order on another."""
         self._workspace.check_writable()
         interruption: KeyboardInterrupt | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="penstock-pool") as loop:
@@ -116,125 +125,136 @@ class Pool:
     # ---- the loop ----
 
     def _drain(self) -> list[Waiting]:
-        with self._crew, self._at_work():
+        with self._running, self._at_work():
             while not self._stopping:
                 self._runner.check()
                 self._turn()
                 if not self._is_empty():
-                    self._rest()
+                    self._wait()
                 elif self._is_refilled():
-                    self._next_look = 0.0
+                    self._next_scan = 0.0
                 else:
                     break
-            return self._scanner.left(self._runner.accepts)
+            return self._scanner.unservable(self._runner.accepts)
 
     def _is_refilled(self) -> bool:
         try:
             return self._refill()
-        except (OSError, WorkspaceError):  # the disk is full or worse, which whoever refills has told
-            self._no_claims_before = time.monotonic() + RETRY_AFTER
-            self._rest(RETRY_AFTER)
+        except (OSError, WorkspaceError):  # of the disk; `refill` has logged it
+            self._no_claims_before = time.monotonic() + RETRY_DELAY_S
+            self._wait(RETRY_DELAY_S)
             return True
 
     def _serve(self) -> None:
-        with self._crew:
+        with self._running:
             while not self._stopping:
                 try:
                     with self._at_work():
                         while not self._stopping and self._workspace.is_in_place():
                             self._runner.check()
                             self._turn()
-                            self._rest()
+                            self._wait()
                     if not self._stopping:
-                        self._open_again()
+                        self._reopen()
                 except EngineError as error:
-                    logger.critical("nobody works on %s any more: %s", self._workspace.path, error)
+                    logger.critical("stopped working on %s: %s", self._workspace.path, error)
                     return
-                except Exception:  # a queue that nobody looks after would look like one that is idle
-                    logger.exception("the workspace %s stumbled and goes on", self._workspace.path)
-                    time.sleep(RETRY_AFTER)
+                except Exception:  # a dead thread would look like an idle queue
+                    logger.exception("unexpected error in the workspace %s; continuing", self._workspace.path)
+                    time.sleep(RETRY_DELAY_S)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         with self._workspace.serving():
             self._scanner = Scanner(self._workspace, self.wake)
-            self._next_look = 0.0
+            self._next_scan = 0.0
             self._scanner.start()
             try:
                 yield
             finally:
-                self._crew.give_all_back(self._rest)
+                self._give_jobs_back()
                 self._scanner.stop()
 
-    def _open_again(self) -> None:
-        """Somebody removed the folder, or put another in its place; we would wait in the old one for ever."""
-        logger.warning("the workspace %s was removed or replaced: it is opened anew", self._workspace.path)
-        self._workspace.open_again()
+    def _give_jobs_back(self) -> None:
+        """Put all jobs back into the queue, after a moment for the engine to stop them."""
+        self._running.stop_all()
+        until = time.monotonic() + STOP_TIMEOUT_S
+        try:
+            while len(self._running) and time.monotonic() < until:
+                self._poll_running()
+                self._wait(0.01)
+        finally:
+            self._running.hand_back_all()
+
+    def _reopen(self) -> None:
+        """Open the workspace again after its folder was removed or replaced; the old one would stay empty."""
+        logger.warning("the workspace %s was removed or replaced: opening it again", self._workspace.path)
+        self._workspace.reopen()
         self._conflicts.clear()
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._crew.look_after()
+        self._poll_running()
         try:
-            if now >= self._next_look:
-                self._next_look = now + LOOK_EVERY
-                self._look(now)
+            if now >= self._next_scan:
+                self._next_scan = now + SCAN_INTERVAL_S
+                self._scan(now)
             self._scanner.refresh(self._missed)
             self._missed.clear()
-            self._scanner.read_news()
+            self._scanner.read_new_jobs()
             self._pass_on_cancels()
-            if now >= self._no_claims_before and not self._crew.is_refused:
+            if now >= self._no_claims_before and not self._running.cannot_write:
                 self._take_jobs()
-                if self._in_trouble:
-                    self._in_trouble = False
-                    logger.warning("%s: that is over, jobs are taken again", self._workspace.path)
+                if self._disk_failing:
+                    self._disk_failing = False
+                    logger.warning("%s: the disk works again, taking jobs", self._workspace.path)
         except OSError as error:
-            self.on_trouble(error)
+            self._on_disk_error(error)
 
-    def _rest(self, seconds: float | None = None) -> None:
-        """Until there may be something to do."""
-        self._woken.wait(self._patience() if seconds is None else seconds)
+    def _wait(self, seconds: float | None = None) -> None:
+        """Sleep until there may be something to do."""
+        self._woken.wait(self._wait_seconds() if seconds is None else seconds)
         self._woken.clear()
 
-    def _look(self, now: float) -> None:
+    def _scan(self, now: float) -> None:
         moved = recover(self._workspace, self._max_deaths, self._conflicts)
-        back = [job_id for job_id, place in moved.items() if place is Place.READY]
-        if len(back) > 1:
-            logger.warning("%d jobs had lost their process: they go on, each alone", len(back))
+        requeued = [job_id for job_id, place in moved.items() if place is Place.READY]
+        if len(requeued) > 1:
+            logger.warning("the servers of %d jobs died: each job will continue in isolation", len(requeued))
         for job_id, place in moved.items():
-            becomes = "it will go on alone" if place is Place.READY else f"it is in {place} now"
-            level = logging.INFO if place is Place.READY and len(back) > 1 else logging.WARNING
-            logger.log(level, "the job %s had lost its process: %s", job_id, becomes)
+            becomes = "it will continue in isolation" if place is Place.READY else f"it is in {place} now"
+            level = logging.INFO if place is Place.READY and len(requeued) > 1 else logging.WARNING
+            logger.log(level, "the server of job %s died: %s", job_id, becomes)
             if place in FINISHED:
                 self._count(JobEnd(job_id, place is Place.OUTPUT, {}))
         if now >= self._next_sweep:
-            self._next_sweep = now + SWEEP_EVERY
+            self._next_sweep = now + SWEEP_INTERVAL_S
             self._workspace.sweep()
             self._workspace.empty_trash()
             self._on_sweep()
-        self._scanner.look()
-        self._scanner.refresh(back)
+        self._scanner.scan()
+        self._scanner.refresh(requeued)
 
     def _is_empty(self) -> bool:
-        """Nothing that we could do now or later."""
-        if len(self._crew) or self._scanner.unread or self._scanner.first(self._runner.accepts) is not None:
+        """Whether there is nothing that we could do now or later."""
+        if len(self._running) or self._scanner.unread or self._scanner.first(self._runner.accepts) is not None:
             return False
         try:
-            open_jobs = self._workspace.open_jobs() - self.odd
-            open_jobs -= {job.job_id for job in self._scanner.left(self._runner.accepts)}
+            open_jobs = self._workspace.open_jobs() - self.blocked
+            open_jobs -= {job.job_id for job in self._scanner.unservable(self._runner.accepts)}
         except OSError as error:
-            self.on_trouble(error)
+            self._on_disk_error(error)
             return False
         return not open_jobs
 
-    def _patience(self) -> float:
+    def _wait_seconds(self) -> float:
         now = time.monotonic()
-        due = self._next_look
-        due = min(due, now + self._crew.patience)
+        due = self._next_scan
+        due = min(due, now + self._running.seconds_until_due)
         if now < self._no_claims_before:
             due = min(due, self._no_claims_before)
         if self._missed:
-            due = min(due, now + MISSED_AGAIN)
+            due = min(due, now + MISSED_RETRY_S)
         if self._scanner.unread:
             due = now
         return max(0.001, due - now)
@@ -242,103 +262,105 @@ class Pool:
     # ---- taking jobs ----
 
     def _take_jobs(self) -> None:
-        """Most wanted first. A suspect runs alone: it waits until nothing else runs here, and nothing is taken beside it."""
+        """Take jobs, the most urgent first. A suspect runs in isolation: only when nothing else runs, and nothing beside it."""
         taken: list[str] = []
         try:
-            while not self._crew.has_a_suspect:
+            while not self._running.has_isolated_job:
                 waiting = self._scanner.first(lambda model: self._runner.accepts(model) and self._runner.ready(model))
-                if waiting is None or not self._has_room(waiting) or (waiting.suspect and len(self._crew)):
+                if waiting is None or not self._has_room(waiting) or (waiting.suspect and len(self._running)):
                     break
                 self._scanner.forget(waiting.job_id)
                 processor = self._take(waiting)
                 if processor is not None:
-                    self._crew.add(processor, waiting.priority)
+                    self._running.add(processor, waiting.priority)
                     self._conflicts.discard(waiting.job_id)
                     taken.append(waiting.job_id)
             if taken:
-                self._workspace.settle()
+                self._workspace.sync_claims()
         finally:
             for job_id in taken:
-                self._crew.begin(job_id)
+                self._running.begin(job_id)
 
     def _has_room(self, waiting: Waiting) -> bool:
-        """Who is wanted more than others that run does not wait for their end, within reason."""
-        if len(self._crew) < self._max_running:
+        """Whether a job can be taken. One with a higher priority than a running job may exceed the limit, up to twice."""
+        if len(self._running) < self._max_running:
             return True
-        return waiting.priority > self._crew.lowest_priority and len(self._crew) < 2 * self._max_running
+        return waiting.priority > self._running.lowest_priority and len(self._running) < 2 * self._max_running
 
     def _take(self, waiting: Waiting) -> Processor | None:
         held = self._claim(waiting)
         if held is None:
             return None
         try:
-            end = self._workspace.end_of(held)
-            if end is not None:
-                self._workspace.roll_forward(held, end)
-                self._count(JobEnd(waiting.job_id, end.place is Place.OUTPUT, {}))
+            ended = self._workspace.roll_forward(held)
+            if ended is not None:
+                self._count(JobEnd(waiting.job_id, ended is Place.OUTPUT, {}))
                 return None
             suspect = self._workspace.is_suspect(held)
-            if suspect and len(self._crew):  # it has become one since we read of it
+            if suspect and len(self._running):  # it has become one since we read its request
                 self._workspace.give_back(held)
                 self._scanner.refresh([waiting.job_id])
                 return None
             if suspect:
                 self._workspace.record_isolated_run(held)
         except BaseException:
-            with suppress(OSError):  # it has not run, so it has not died
+            with suppress(OSError):  # it has not run
                 self._workspace.give_back(held, survived=True)
-            held.let_go()
+            held.release()
             raise
-        return Processor(self._workspace, held, self._runner, self.wake, alone=suspect, max_deaths=self._max_deaths)
+        return Processor(self._workspace, held, self._runner, self.wake, isolated=suspect, max_deaths=self._max_deaths)
 
     def _claim(self, waiting: Waiting) -> HeldJob | None:
         try:
             held = self._workspace.claim(waiting.job_id)
         except OSError as error:
-            if error.errno in DISK_WIDE:
+            if error.errno in DISK_WIDE_ERRNOS:
                 raise
-            self._leave_alone(waiting.job_id, error)
+            self._block(waiting.job_id, error)
             return None
-        if held is None:  # somebody holds it for a moment, or it is gone
+        if held is None:  # another process holds it for a moment, or it has gone
             self._missed.add(waiting.job_id)
         return held
 
-    def _leave_alone(self, job_id: str, error: OSError) -> None:
+    def _block(self, job_id: str, error: OSError) -> None:
         if job_id not in self._conflicts:
-            logger.warning("the job %s is left alone: %s", job_id, error.strerror or error)
+            logger.warning("skipping job %s: %s", job_id, error.strerror or error)
             self._conflicts.add(job_id)
 
     def _pass_on_cancels(self) -> None:
         for job_id in self._workspace.cancel_requests():
-            if self._crew.cancel(job_id):
+            if self._running.cancel(job_id):
                 continue
             if self._workspace.find(job_id) in (None, *FINISHED):
                 self._workspace.forget_cancel(job_id)
-            elif job_id not in self._conflicts:  # whoever asked for it died before it could do so itself
+            elif job_id not in self._conflicts:  # the client died before it could do this itself
                 try:
                     ended = cancel_unowned(self._workspace, job_id)
                     if ended is not None:
                         self._count(JobEnd(job_id, ended is Place.OUTPUT, {}))
                 except OSError as error:
-                    if error.errno in DISK_WIDE:
+                    if error.errno in DISK_WIDE_ERRNOS:
                         raise
-                    self._leave_alone(job_id, error)
+                    self._block(job_id, error)
 
-    # ---- what the crew tells ----
+    # ---- running jobs ----
 
     def wake(self) -> None:
         self._woken.set()
 
-    def on_verdict(self, job_id: str, verdict: Outcome | Requeue) -> None:
-        if isinstance(verdict, Outcome):
-            self._count(JobEnd(job_id, verdict.done, verdict.facts))
-            return
-        self._scanner.refresh([job_id])
-        if not verdict.suspect:
-            self._no_claims_before = time.monotonic() + RETRY_AFTER  # whatever sent it back may last a while
-
-    def on_taken_away(self, job_id: str) -> None:
-        self._leave_alone(job_id, FileExistsError(errno.EEXIST, "it was removed, or there is another of its id"))
+    def _poll_running(self) -> None:
+        for event in self._running.poll():
+            match event:
+                case JobFinished(job_id, Outcome() as outcome):
+                    self._count(JobEnd(job_id, outcome.done, outcome.facts))
+                case JobFinished(job_id, Requeue() as requeue):
+                    self._scanner.refresh([job_id])
+                    if not requeue.suspect:
+                        self._no_claims_before = time.monotonic() + RETRY_DELAY_S  # what sent it back may last a while
+                case JobRemoved(job_id):
+                    self._block(job_id, FileExistsError(errno.EEXIST, "it was removed, or another job has its id"))
+                case WriteFailed(error):
+                    self._on_disk_error(error)
 
     def _count(self, end: JobEnd) -> None:
         if end.done:
@@ -346,13 +368,13 @@ class Pool:
         else:
             self.failed += 1
         self._scanner.on_end(end.job_id)
-        facts = {name: end.facts[name] for name in LOGGED if name in end.facts}
+        facts = {name: end.facts[name] for name in LOGGED_FACTS if name in end.facts}
         logger.info("job", extra={"fields": {"id": end.job_id, "outcome": "done" if end.done else "failed", **facts}})
-        self._on_end(replace(end, left=len(self._scanner) + len(self._crew)))
+        self._on_end(replace(end, left=len(self._scanner) + len(self._running)))
 
-    def on_trouble(self, error: OSError) -> None:
-        """The disk is full or worse: what runs goes on in memory, and nothing more is taken until writing works again."""
-        if not self._in_trouble:
-            logger.error("%s: %s; no new jobs are taken until that is over", self._workspace.path, error.strerror or error)
-        self._in_trouble = True
-        self._no_claims_before = time.monotonic() + RETRY_AFTER
+    def _on_disk_error(self, error: OSError) -> None:
+        """Stop taking jobs until writing works again; running jobs continue in memory."""
+        if not self._disk_failing:
+            logger.error("%s: %s; not taking jobs until the disk works again", self._workspace.path, error.strerror or error)
+        self._disk_failing = True
+        self._no_claims_before = time.monotonic() + RETRY_DELAY_S

@@ -19,28 +19,28 @@ from penstock.errors import BadJob, Cancelled, EngineError, EngineStopped, NotRe
 from penstock.workspace.store.files import Outcome, Place
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done, failed
-from penstock.workspace.store.parents import resolved
+from penstock.workspace.store.parents import resolve_prompt
 from penstock.workspace.store.request import read_job
 from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
 from penstock.workspace.worker.runner import PartUpdate, Runner, Task
 
 logger = logging.getLogger(__name__)
 
-PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)  # troubles that are not the job's
-SYNC_EVERY = 5.0  # seconds of work that a power cut may cost a job
+TRANSIENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)  # not the job's fault
+SYNC_INTERVAL_S = 5.0  # the work that a power cut may cost a job
 
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """The job returns to the queue: through no fault of its own, or as a suspect; to go on, or to begin `anew`."""
+    """Put the job back into the queue. A `suspect` runs in isolation next; with `restart`, its tokens so far are dropped."""
 
     suspect: bool = False
-    anew: bool = False
+    restart: bool = False
 
 
 @dataclass(slots=True)
-class _Heard:
-    """What the model has said so far. `tokens` and `unsaved` are what is not on the disk yet."""
+class _Output:
+    """What the model has generated. `tokens` and `unsaved` (text) are not on disk yet."""
 
     tokens: list[int] = field(default_factory=list)
     unsaved: list[str] = field(default_factory=list)
@@ -49,56 +49,66 @@ class _Heard:
 
 
 class Processor:
-    """`begin`, `save` and `end` do the work with files, on whichever thread calls them, one at a time. What fails there with an
-    OSError can be called again."""
+    """Runs one job. `begin`, `save` and `end` work with files on the calling thread, one at a time; after an OSError they can be
+    called again.
+
+    isolated: no other job runs beside it.
+    wake: called when `save` or `end` is due."""
 
     def __init__(
-        self, workspace: Workspace, held: HeldJob, runner: Runner, wake: Callable[[], None], *, alone: bool, max_deaths: int
+        self, workspace: Workspace, held: HeldJob, runner: Runner, wake: Callable[[], None], *, isolated: bool, max_deaths: int
     ) -> None:
-        self.job_id, self.alone = held.job_id, alone
-        self._workspace, self._held, self._runner, self._wake = workspace, held, runner, wake
+        self.job_id = held.job_id
+        self.isolated = isolated
+        self._workspace = workspace
+        self._held = held
+        self._runner = runner
+        self._wake = wake
         self._max_deaths = max_deaths
         self._lock = threading.Lock()
-        self._news: deque[JobUpdate | PartUpdate] = deque()
-        self._heard = _Heard()
+        self._updates: deque[JobUpdate | PartUpdate] = deque()
+        self._output = _Output()
         self._task: Task | None = None
         self._transcript: Transcript | None = None
         self._cancel: Callable[[], None] | None = None
-        self._resumed = self._to_skip = 0
+        self._resumed = 0  # tokens of an earlier run
+        self._to_skip = 0  # of those, how many updates still repeat
         self._started = self._next_sync = time.monotonic()
         self._verdict: Outcome | Requeue | None = None
-        self._stopping = self._cancelled = self._has_spoken = False
-        self.spoke = False  # its first words are here and not on the disk yet: somebody may be waiting for them
-        self.ended = False  # the last update has come, or there will be none: `end` is due
+        self._stopping = False
+        self._cancelled = False
+        self._has_text = False
+        self.first_text_unsaved = False  # a client may be waiting for it
+        self.ended = False  # the last update has come, or there will be none: call `end`
 
     # ---- from any thread ----
 
     def stop(self) -> None:
-        """Let it go back to the queue with what it has said so far."""
+        """Stop the model, so that the job goes back to the queue with its tokens so far."""
         self._stopping = True
-        self._call_off()
+        self._cancel_task()
 
     def cancel(self) -> None:
-        """Somebody wants its end."""
+        """Stop the model, so that the job ends as cancelled."""
         self._cancelled = True
-        self._call_off()
+        self._cancel_task()
 
     @property
     def cancelled(self) -> bool:
         return self._cancelled
 
-    def _call_off(self) -> None:
+    def _cancel_task(self) -> None:
         if self._cancel is not None:
             self._cancel()
 
-    def _hear(self, update: JobUpdate | PartUpdate) -> None:
-        """On the compute thread."""
-        self._news.append(update)
+    def _on_update(self, update: JobUpdate | PartUpdate) -> None:
+        """Queue an update. Runs on the compute thread, so it does no file work."""
+        self._updates.append(update)
         if isinstance(update, JobDone | JobFailed):
             self.ended = True
             self._wake()
-        elif isinstance(update, TokensOut) and update.text and not self._has_spoken:
-            self.spoke = self._has_spoken = True
+        elif isinstance(update, TokensOut) and update.text and not self._has_text:
+            self.first_text_unsaved = self._has_text = True
             self._wake()
 
     # ---- the work with files ----
@@ -109,25 +119,25 @@ class Processor:
             try:
                 self._start()
                 if self._stopping or self._cancelled:
-                    self._call_off()  # it was said while we were starting
+                    self._cancel_task()  # `stop` or `cancel` was called while we were starting
             except PenstockError as error:
-                self._heard.last = JobFailed(error)
+                self._output.last = JobFailed(error)
             except OSError as error:
                 bad = BadJob(f"The job's files cannot be read: {error.strerror or error}.")
-                self._verdict = Requeue() if error.errno in PASSING else failed(bad)
-            except Exception as error:  # whatever is wrong with one job must not touch the others
-                logger.exception("the job %s could not be started", self.job_id)
+                self._verdict = Requeue() if error.errno in TRANSIENT_ERRNOS else failed(bad)
+            except Exception as error:  # one bad job must not stop the others
+                logger.exception("cannot start job %s", self.job_id)
                 self._verdict = failed(EngineError(f"The job could not be started: {type(error).__name__}: {error}."))
-            if self._verdict is not None or self._heard.last is not None:
+            if self._verdict is not None or self._output.last is not None:
                 self.ended = True
                 self._wake()
 
     def _start(self) -> None:
         request, prompt = read_job(self._held.folder)
-        prompt = resolved(self._workspace, self.job_id, request, prompt)
-        task = self._task = self._runner.prepare(request.dated(self.job_id), prompt)
+        prompt = resolve_prompt(self._workspace, self.job_id, request, prompt)
+        task = self._task = self._runner.prepare(request.with_submit_time(self.job_id), prompt)
         if not task.resumable:
-            self._cancel = task.start(self.job_id, secrets.randbits(63) if task.seed is None else task.seed, (), self._hear)
+            self._cancel = task.start(self.job_id, secrets.randbits(63) if task.seed is None else task.seed, (), self._on_update)
             return
         before = read_tokens(self._held.folder)
         if before is None or before.fingerprint != task.fingerprint:
@@ -135,133 +145,133 @@ class Processor:
         self._transcript = Transcript(self._workspace.disk, self._held.folder, before)
         self._resumed = self._to_skip = len(before.tokens)
         seed = before.seed if task.seed is None else task.seed
-        self._cancel = task.start(self.job_id, seed, before.tokens, self._hear)
+        self._cancel = task.start(self.job_id, seed, before.tokens, self._on_update)
 
     def save(self) -> None:
-        """Put what was said since the last time on the disk."""
+        """Write new tokens and text to disk."""
         with self._lock:
-            self.spoke = False
-            self._take_news()
+            self.first_text_unsaved = False
+            self._take_updates()
             self._write()
 
     def end(self) -> Outcome | Requeue:
-        """Finish the job, or give it back."""
+        """Write the outcome, or put the job back into the queue."""
         with self._lock:
-            self._take_news()
+            self._take_updates()
             if self._verdict is None:
-                self._verdict = self._judgement()
+                self._verdict = self._decide()
             try:
-                self._carry_out(self._verdict)
+                self._apply(self._verdict)
             except (OSError, PenstockError):
                 raise
-            except Exception as error:  # the job must not come back for ever, and its reason must be true
-                logger.exception("the job %s could not be ended", self.job_id)
+            except Exception as error:  # or the job would be retried for ever
+                logger.exception("cannot end job %s", self.job_id)
                 self._verdict = failed(EngineError(f"The job could not be ended: {type(error).__name__}: {error}."))
-                self._carry_out(self._verdict)
+                self._apply(self._verdict)
             return self._verdict
 
     def hand_back(self) -> None:
-        """Give it back now, with what it has said so far, whatever the model does: the server leaves."""
+        """Put the job back into the queue at once, because the server stops, without waiting for the model."""
         with self._lock:
-            self._take_news()
+            self._take_updates()
             try:
-                self._carry_out(self._verdict or (Requeue() if self._heard.last is None else self._judgement()))
+                self._apply(self._verdict or (Requeue() if self._output.last is None else self._decide()))
             except OSError as error:
-                logger.warning("the job %s is left to recovery: %s", self.job_id, error)
-            self._held.let_go()
+                logger.warning("leaving job %s to recovery: %s", self.job_id, error)
+            self._held.release()
 
-    def _carry_out(self, verdict: Outcome | Requeue) -> None:
+    def _apply(self, verdict: Outcome | Requeue) -> None:
         held = self._held
         if held.place is not Place.PROCESSING:
-            return  # it was done the last time, up to a sync
+            return  # an earlier call did all but a sync
         if isinstance(verdict, Requeue) or not verdict.done:
-            with suppress(OSError):  # what cannot be kept of what it said is computed again
+            with suppress(OSError):  # tokens that are not saved are generated again
                 self._write()
         if isinstance(verdict, Outcome):
             self._workspace.finish(held, verdict)
         else:
-            survived = self.alone and not verdict.suspect
-            self._workspace.give_back(held, suspect=verdict.suspect, survived=survived, anew=verdict.anew)
+            survived = self.isolated and not verdict.suspect
+            self._workspace.give_back(held, suspect=verdict.suspect, survived=survived, restart=verdict.restart)
 
     def is_ours(self) -> bool:
-        """Whether the job is still where we took it, and the only one of its id: people remove, move and make folders."""
+        """Whether the job is still where we took it, and the only one of its id: users may remove, move and make folders."""
         held = self._held
         try:
             there = self._workspace.find(self.job_id) is Place.PROCESSING and os.fstat(held.folder).st_nlink > 0
         except OSError:
-            return True  # nobody knows
+            return True  # unknown
         return there or held.place is not Place.PROCESSING
 
     def abandon(self) -> None:
-        """Leave the job where it is, without an owner; recovery will find it."""
+        """Release the job where it is; recovery will find it."""
         with self._lock:
-            self._held.let_go()
+            self._held.release()
 
     # ---- inside ----
 
-    def _take_news(self) -> None:
-        heard = self._heard
-        while self._news:
-            update = self._news.popleft()
+    def _take_updates(self) -> None:
+        output = self._output
+        while self._updates:
+            update = self._updates.popleft()
             if self._task is not None and (text := self._task.writer.take(update)):
-                heard.unsaved.append(text)
+                output.unsaved.append(text)
             match update:
                 case TokensOut(token_ids=ids):
                     skipped = min(self._to_skip, len(ids))
                     self._to_skip -= skipped
-                    heard.tokens += ids[skipped:]
-                case OutputFinished(reason=reason) if heard.reason is not FinishReason.CANCELLED:
-                    heard.reason = reason
+                    output.tokens += ids[skipped:]
+                case OutputFinished(reason=reason) if output.reason is not FinishReason.CANCELLED:
+                    output.reason = reason
                 case JobDone() | JobFailed() as last:
-                    heard.last = last
+                    output.last = last
 
     def _write(self) -> None:
-        heard, transcript = self._heard, self._transcript
-        if transcript is None or self._held.folder < 0:  # given back: its descriptor may be another folder's now
+        output, transcript = self._output, self._transcript
+        if transcript is None or self._held.folder < 0:  # released: its descriptor may be another folder's now
             return
-        if heard.tokens or heard.unsaved:
+        if output.tokens or output.unsaved:
             now = time.monotonic()
             due = now >= self._next_sync
-            transcript.append(heard.tokens, "".join(heard.unsaved).encode("utf-8", "replace"), sync=due)
-            heard.tokens, heard.unsaved = [], []
+            transcript.append(output.tokens, "".join(output.unsaved).encode("utf-8", "replace"), sync=due)
+            output.tokens, output.unsaved = [], []
             if due:
-                self._next_sync = now + SYNC_EVERY
+                self._next_sync = now + SYNC_INTERVAL_S
 
-    def _judgement(self) -> Outcome | Requeue:
-        heard = self._heard
-        if isinstance(heard.last, JobFailed):
-            return self._judged(heard.last.error)
-        assert heard.last is not None
-        if heard.reason is not FinishReason.CANCELLED:
+    def _decide(self) -> Outcome | Requeue:
+        output = self._output
+        if isinstance(output.last, JobFailed):
+            return self._decide_failure(output.last.error)
+        assert output.last is not None
+        if output.reason is not FinishReason.CANCELLED:
             assert self._task is not None
-            return done(self._task.writer.result(heard.last.usage), self._facts())
+            return done(self._task.writer.result(output.last.usage), self._facts())
         if self._cancelled:
             return failed(Cancelled("The job was cancelled."), self._facts())
         return Requeue()
 
-    def _judged(self, error: PenstockError) -> Outcome | Requeue:
+    def _decide_failure(self, error: PenstockError) -> Outcome | Requeue:
         if self._cancelled:
             return failed(Cancelled("The job was cancelled."), self._facts())
         if isinstance(error, EngineStopped | NotReady):
             return Requeue()
         if isinstance(error, RequestError) and error.field == "resume" and self._resumed:
-            logger.warning("the job %s begins anew: %s", self.job_id, error)
-            return Requeue(anew=True)
-        if isinstance(error, EngineError) and self._workspace.runs_alone(self._held) < self._max_deaths:
-            # a pass failed, and all who were in it: as with a death, only who fails alone is at fault
-            logger.warning("the job %s goes back to the queue and will run alone: %s", self.job_id, error)
+            logger.warning("restarting job %s from its prompt: %s", self.job_id, error)
+            return Requeue(restart=True)
+        if isinstance(error, EngineError) and self._workspace.count_isolated_runs(self._held) < self._max_deaths:
+            # all jobs of a failed pass get this error: only one that fails in isolation is at fault
+            logger.warning("job %s goes back to the queue, to run in isolation: %s", self.job_id, error)
             return Requeue(suspect=True)
         return failed(error, self._facts())
 
     def _facts(self) -> dict[str, Any]:
-        heard = self._heard
+        output = self._output
         facts: dict[str, Any] = {"seconds": round(time.monotonic() - self._started, 3)}
         if self._task is not None:
             facts["model"] = self._task.model
-        if isinstance(heard.last, JobDone):
-            usage = heard.last.usage
+        if isinstance(output.last, JobDone):
+            usage = output.last.usage
             facts |= {
-                "finish_reason": None if heard.reason is None else str(heard.reason),
+                "finish_reason": None if output.reason is None else str(output.reason),
                 "prompt_tokens": usage.prompt_tokens,
                 "completion_tokens": usage.completion_tokens,
                 "cached_tokens": usage.cached_tokens,

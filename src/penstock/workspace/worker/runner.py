@@ -1,4 +1,4 @@
-"""Runner: what turns a prompt into tokens. A workspace knows files; whoever has a model implements this."""
+"""Runner: the interface through which a workspace runs a model. `doors/jobs` implements it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.workspace.store.request import WorkRequest
 
 @dataclass(frozen=True, slots=True)
 class PartUpdate:
-    """An update about one of the several jobs that a task is for the model. The last update of a task is never one."""
+    """An update of one engine job, for a task that needs several. The last update of a task is never one of these."""
 
     number: int
     update: JobUpdate
@@ -22,67 +22,68 @@ Sink = Callable[[JobUpdate | PartUpdate], None]
 
 
 class Writer(Protocol):
-    """Makes the result of a task out of its updates."""
+    """Makes the result of a task from its updates."""
 
     def take(self, update: JobUpdate | PartUpdate) -> str:
-        """The text that is new, for whoever watches."""
+        """Take an update, and return the new text for partial.txt."""
 
     def result(self, usage: Usage) -> str:
-        """All of it, when it is done: what result.txt holds."""
+        """The contents of result.txt, once the task is done."""
 
 
 class TextWriter:
-    """The result is what was said."""
+    """Makes a result of the generated text alone."""
 
     def __init__(self) -> None:
-        self._said: list[str] = []
+        self._parts: list[str] = []
 
     def take(self, update: JobUpdate | PartUpdate) -> str:
         if not isinstance(update, TokensOut):
             return ""
-        self._said.append(update.text)
+        self._parts.append(update.text)
         return update.text
 
     def result(self, usage: Usage) -> str:
-        return "".join(self._said)
+        return "".join(self._parts)
 
 
 class Task(Protocol):
-    """A job that was read and understood, and has not begun."""
+    """A job that was checked and has not begun."""
 
     @property
     def model(self) -> str:
-        """The model that will run it, by its own name."""
+        """Id of the model that will run it."""
 
     @property
     def fingerprint(self) -> bytes:
-        """16 bytes of what the answer depends on, but for the seed: tokens said under another one cannot be continued."""
+        """A 16-byte hash of all that the answer depends on but the seed. Tokens with another fingerprint cannot be continued."""
 
     @property
     def seed(self) -> int | None:
-        """The one that was asked for."""
+        """The requested seed."""
 
     @property
     def resumable(self) -> bool:
-        """Whether it can go on after tokens that it has said."""
+        """Whether it can continue after saved tokens."""
 
     @property
     def writer(self) -> Writer: ...
 
-    def start(self, job_id: str, seed: int, said: Sequence[int], sink: Sink) -> Callable[[], None]:
-        """Begin, or go on after the tokens `said`, which come first in the updates. Returns what cancels it. The last update is a
-        JobDone or a JobFailed; `sink` may be called on any thread and is quick."""
+    def start(self, job_id: str, seed: int, resume_tokens: Sequence[int], sink: Sink) -> Callable[[], None]:
+        """Begin, or continue after `resume_tokens`, which come first in the updates. Returns a function that cancels it.
+
+        sink: called with each update, on any thread; must be quick. The last update is a JobDone or a JobFailed."""
 
 
 class Runner(Protocol):
     def accepts(self, model: str | None) -> bool:
-        """Whether jobs that ask for this model (or for none) can be run here."""
+        """Whether jobs for this model (None: any) can run here."""
 
     def ready(self, model: str | None) -> bool:
-        """Whether a job that asks for this model would be run if it was started now."""
+        """Whether a job for this model could start now."""
 
     def check(self) -> None:
-        """Raise the reason if no job will ever be run here again."""
+        """Raise an error if no job can ever run here again."""
 
     def prepare(self, request: WorkRequest, prompt: str) -> Task:
-        """Understand a job, or raise the error that it must end with. It may take its time."""
+        """Check a job; raises the error that it must end with. May take long."""

@@ -1,178 +1,179 @@
-"""RunningJobs: the jobs that run here, and the threads that read and write for them."""
+"""RunningJobs: the jobs that run here, and the threads that read and write their files."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from penstock.workspace.store.files import Outcome
-from penstock.workspace.worker.processor import PASSING, Processor, Requeue
+from penstock.workspace.worker.processor import TRANSIENT_ERRNOS, Processor, Requeue
 
 logger = logging.getLogger(__name__)
 
-SAVE_EVERY = 0.2  # seconds between two writes of what jobs have said
-RETRY_AFTER = 1.0  # seconds until what the disk refused is tried again
-MAX_REFUSALS = 10  # ... and how often, where it is not for want of room
-LAST_WORDS = 1.0  # seconds for the engine to let go of jobs when the server leaves
-WORKERS = 4  # threads that write: what they sync together, the file system writes together
-STARTERS = 2  # threads that read and tokenize: a long prompt must not keep others from being saved
+SAVE_INTERVAL_S = 0.2  # between two writes of a job's new tokens
+RETRY_DELAY_S = 1.0  # after a failed write
+MAX_WRITE_FAILURES = 10  # in a row, for a job that has ended; a full disk is waited for without a limit
+WRITER_THREADS = 4  # what they sync at the same time, the file system writes together
+STARTER_THREADS = 2  # these read and tokenize: a long prompt must not delay the saving of others
 
 
-class JobEvents(Protocol):
-    """Whoever has a crew hears of what happens to its jobs."""
+class JobFinished(NamedTuple):
+    """A job has ended, or is back in the queue."""
 
-    def on_verdict(self, job_id: str, verdict: Outcome | Requeue) -> None:
-        """A job ended, or is back in the queue."""
+    job_id: str
+    verdict: Outcome | Requeue
 
-    def on_taken_away(self, job_id: str) -> None:
-        """Somebody removed a job while it ran, or put another of its id in its way."""
 
-    def on_trouble(self, error: OSError) -> None:
-        """The disk refused something, which is tried again."""
+class JobRemoved(NamedTuple):
+    """A running job's folder was removed or replaced."""
 
-    def wake(self) -> None:
-        """There is something to do; from any thread."""
+    job_id: str
+
+
+class WriteFailed(NamedTuple):
+    """The disk refused a write, which will be retried."""
+
+    error: OSError
+
+
+JobEvent = JobFinished | JobRemoved | WriteFailed
 
 
 @dataclass(slots=True)
 class _Running:
     processor: Processor
     priority: int
-    busy: Future[Any] | None = None  # what a worker does for it now
-    not_before: float = 0.0  # the disk refused something; when to try again
-    refusals: int = 0  # ... and how often it did since something was written last
+    busy: Future[Any] | None = None  # what a thread does for it now
+    not_before: float = 0.0  # when to retry after a failed write
+    write_failures: int = 0  # since the last write that succeeded
     saved: float = field(default_factory=time.monotonic)
 
 
 class RunningJobs:
-    """Belongs to one thread, but for the workers inside; they end when it is left."""
+    """Belongs to one thread, but for the worker threads inside, which end with the context.
 
-    def __init__(self, foreman: JobEvents) -> None:
-        self._foreman = foreman
-        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="penstock-workspace")
-        self._starters = ThreadPoolExecutor(STARTERS, thread_name_prefix="penstock-workspace-begin")
+    wake: called from any thread when `poll` should be called soon."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._writers = ThreadPoolExecutor(WRITER_THREADS, thread_name_prefix="penstock-workspace")
+        self._starters = ThreadPoolExecutor(STARTER_THREADS, thread_name_prefix="penstock-workspace-begin")
         self._running: dict[str, _Running] = {}
 
     def __enter__(self) -> RunningJobs:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._workers.shutdown()
+        self._writers.shutdown()
         self._starters.shutdown()
 
     def __len__(self) -> int:
         return len(self._running)
 
     @property
-    def has_a_suspect(self) -> bool:
-        return any(job.processor.alone for job in self._running.values())
+    def has_isolated_job(self) -> bool:
+        return any(job.processor.isolated for job in self._running.values())
 
     @property
-    def is_refused(self) -> bool:
-        """What a job said, or how it ended, could not be written, and was not since."""
-        return any(job.refusals for job in self._running.values())
+    def cannot_write(self) -> bool:
+        """Whether the last write for some job failed."""
+        return any(job.write_failures for job in self._running.values())
 
     @property
     def lowest_priority(self) -> int:
         return min(job.priority for job in self._running.values())
 
     @property
-    def patience(self) -> float:
-        """Seconds until something is due."""
-        return SAVE_EVERY if self._running else math.inf
+    def seconds_until_due(self) -> float:
+        return SAVE_INTERVAL_S if self._running else math.inf
 
     def add(self, processor: Processor, priority: int) -> None:
         self._running[processor.job_id] = _Running(processor, priority)
 
     def begin(self, job_id: str) -> None:
         job = self._running[job_id]
-        self._put_to_work(job, job.processor.begin, self._starters)
+        self._submit(job, job.processor.begin, self._starters)
 
     def cancel(self, job_id: str) -> bool:
-        """False if it does not run here."""
+        """Cancel a job; False if it does not run here."""
         job = self._running.get(job_id)
         if job is not None and not job.processor.cancelled:
             job.processor.cancel()
         return job is not None
 
-    def look_after(self) -> None:
-        """Hear what the workers have done, and give them what is due."""
+    def poll(self) -> Iterator[JobEvent]:
+        """Start the file work that is due, and yield what the work that has finished led to. Must be exhausted."""
         now = time.monotonic()
         for job_id, job in list(self._running.items()):
             if job.busy is not None:
                 if not job.busy.done():
                     continue
                 finished, job.busy = job.busy, None
-                if not self._goes_on(job_id, job, finished):
-                    continue
-            if now < job.not_before:
+                event = self._after_work(job_id, job, finished)
+                if event is not None:
+                    yield event
+            if job_id not in self._running or now < job.not_before:
                 continue
             if job.processor.ended:
-                self._put_to_work(job, job.processor.end, self._workers)
-            elif job.processor.spoke or now - job.saved >= SAVE_EVERY:
+                self._submit(job, job.processor.end, self._writers)
+            elif job.processor.first_text_unsaved or now - job.saved >= SAVE_INTERVAL_S:
                 job.saved = now
-                self._put_to_work(job, job.processor.save, self._workers)
+                self._submit(job, job.processor.save, self._writers)
 
-    def give_all_back(self, rest: Callable[[float], None]) -> None:
-        """The engine is asked to stop, but not waited for: a pass may take a minute, and giving back takes milliseconds."""
+    def stop_all(self) -> None:
+        """Ask the engine to stop all jobs, so that they go back to the queue."""
         for job in self._running.values():
             job.processor.stop()
-        until = time.monotonic() + LAST_WORDS
-        try:
-            while self._running and time.monotonic() < until:
-                self.look_after()
-                rest(0.01)
-        finally:
-            for job in self._running.values():
-                job.processor.hand_back()
-            self._running.clear()
+
+    def hand_back_all(self) -> None:
+        """Put all jobs back into the queue without waiting for the engine: a pass may take a minute."""
+        for job in self._running.values():
+            job.processor.hand_back()
+        self._running.clear()
 
     # ---- inside ----
 
-    def _put_to_work(self, job: _Running, what: Callable[[], Any], workers: ThreadPoolExecutor) -> None:
+    def _submit(self, job: _Running, work: Callable[[], Any], threads: ThreadPoolExecutor) -> None:
         def on_done(_: Future[Any]) -> None:
             if job.processor.ended:
-                self._foreman.wake()
+                self._wake()
 
-        job.busy = workers.submit(what)
+        job.busy = threads.submit(work)
         job.busy.add_done_callback(on_done)
 
-    def _goes_on(self, job_id: str, job: _Running, finished: Future[Any]) -> bool:
-        """What a worker has done for a job, which may have been the last."""
+    def _after_work(self, job_id: str, job: _Running, finished: Future[Any]) -> JobEvent | None:
         error = finished.exception()
         if error is not None:
-            self._on_error(job_id, job, error)
-            return False
-        job.refusals = 0
+            return self._on_error(job_id, job, error)
+        job.write_failures = 0
         verdict = finished.result()
         if verdict is None:
-            return True  # it began, or was saved
+            return None  # it began, or was saved
         del self._running[job_id]
-        self._foreman.on_verdict(job_id, verdict)
-        return False
+        return JobFinished(job_id, verdict)
 
-    def _on_error(self, job_id: str, job: _Running, error: BaseException) -> None:
+    def _on_error(self, job_id: str, job: _Running, error: BaseException) -> JobEvent | None:
+        event: JobEvent | None = None
         if not isinstance(error, OSError):
-            logger.error("the job %s is left to recovery", job_id, exc_info=error)
+            logger.error("leaving job %s to recovery", job_id, exc_info=error)
         elif not job.processor.is_ours():
-            self._foreman.on_taken_away(job_id)
-        elif self._may_pass(job, error):
-            job.not_before = time.monotonic() + RETRY_AFTER
-            self._foreman.on_trouble(error)
-            return
+            event = JobRemoved(job_id)
+        elif self._should_retry(job, error):
+            job.not_before = time.monotonic() + RETRY_DELAY_S
+            return WriteFailed(error)
         else:
-            logger.error("the job %s is left to recovery: %s", job_id, error)
+            logger.error("leaving job %s to recovery: %s", job_id, error)
         job.processor.stop()
         job.processor.abandon()
         del self._running[job_id]
+        return event
 
-    def _may_pass(self, job: _Running, error: OSError) -> bool:
-        """Whether what the disk refused should be tried again. A full disk loses nothing, however long that lasts."""
-        job.refusals += 1
-        return error.errno in PASSING or not job.processor.ended or job.refusals < MAX_REFUSALS
+    def _should_retry(self, job: _Running, error: OSError) -> bool:
+        job.write_failures += 1
+        return error.errno in TRANSIENT_ERRNOS or not job.processor.ended or job.write_failures < MAX_WRITE_FAILURES

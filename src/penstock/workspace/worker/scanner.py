@@ -1,8 +1,8 @@
-"""Scanner: which jobs wait, in the order in which they should be taken.
+"""Scanner: the jobs that wait, in the order in which they should be taken.
 
-The kernel tells of new ones as they come (inotify and its like); now and then the whole folder is looked through, since
-events can be lost. A job's request is read once, when it is first seen. One that comes after others is held back until they have
-ended: it is read again when one of them has.
+The kernel reports new jobs (inotify and the like); the whole folder is scanned every few seconds too, since events can be lost.
+A job's request is read once, when it is first seen. A job with parents is held back until they have ended, and is read again
+when one of them has.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from penstock.workspace.store.request import WorkRequest, read_request
 
 logger = logging.getLogger(__name__)
 
-STEP, DEBOUNCE = 10, 20  # milliseconds: a burst of new jobs is told at once, but not much later than its first
-READING = 0.05  # seconds at a time for the requests of new jobs
-SUSPECT_PATIENCE = 60.0  # seconds that a suspect lets others go first: it must run alone, and holds everybody up
+WATCH_STEP_MS, WATCH_DEBOUNCE_MS = 10, 20  # a burst of new jobs is reported together, soon after its first
+READ_BUDGET_S = 0.05  # for one call of `read_new_jobs`
+SUSPECT_DELAY_S = 60.0  # a suspect lets others go first for so long: it must run in isolation, and delays all
 
 Urgency = tuple[int, bool, float, tuple[int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A job in the queue. `due` is when it should be done by, in Unix time; `seen` is when we first saw it, by our own clock.
-    It is held back while some in `waits_for` have not ended."""
+    """A job in the queue.
+
+    due: its deadline, in Unix time.
+    seen: when we first saw it, by the monotonic clock.
+    waits_for: parents that have not ended; the job is held back until they have."""
 
     job_id: str
     model: str | None
@@ -49,26 +52,28 @@ class Waiting:
 
     @property
     def urgency(self) -> Urgency:
-        """Lower is first: by priority, then those that can run beside others, then by deadline and age."""
-        patient = self.suspect and time.monotonic() - self.seen < SUSPECT_PATIENCE
+        """Sort key, lowest first: priority, then whether it can run beside others, then deadline and age."""
+        patient = self.suspect and time.monotonic() - self.seen < SUSPECT_DELAY_S
         return -self.priority, patient, self.due, order(self.job_id)
 
 
 class Scanner:
-    """`wake` is called, on a thread of ours, whenever something may have changed. All else belongs to one thread."""
+    """Belongs to one thread, but for its watcher thread, which calls `wake` when something may have changed."""
 
     def __init__(self, workspace: Workspace, wake: Callable[[], None]) -> None:
-        self._workspace, self._wake = workspace, wake
+        self._workspace = workspace
+        self._wake = wake
         self._ready = workspace.path / Place.READY
         self._waiting: dict[str, Waiting] = {}
-        self._queues: dict[str | None, list[tuple[Urgency, str]]] = {}  # a heap for each model; who left stays in it a while
-        self._entered: dict[str, Urgency] = {}  # which of a job's entries counts
-        self._children: dict[str, set[str]] = {}  # who is held back, by each whom it waits for
-        self._news: set[str] = set()  # told by the watcher
+        self._queues: dict[str | None, list[tuple[Urgency, str]]] = {}  # a heap for each model, with stale entries
+        self._entered: dict[str, Urgency] = {}  # the entry of a job that is not stale
+        self._children: dict[str, set[str]] = {}  # jobs that are held back, by parent
+        self._new_jobs: set[str] = set()  # reported by the watcher
         self._unread: set[str] = set()
-        self._lock, self._leaving = threading.Lock(), threading.Event()
-        self._told: set[str] = set()
-        self.closed: set[str] = set()  # jobs that we may not look into
+        self._lock = threading.Lock()
+        self._leaving = threading.Event()
+        self._logged_strays: set[str] = set()
+        self.unreadable: set[str] = set()  # jobs whose folder we may not open
         self._watcher = threading.Thread(target=self._watch, name="penstock-scanner", daemon=True)
 
     def start(self) -> None:
@@ -78,38 +83,38 @@ class Scanner:
         self._leaving.set()
         self._watcher.join(timeout=5)
 
-    def look(self) -> None:
-        """Go through the whole folder. Its cost is that of the jobs that wait, however many are finished."""
-        jobs, strays = self._workspace.look_through(Place.READY)
+    def scan(self) -> None:
+        """List the whole queue. The cost depends on the jobs that wait, not on those that have finished."""
+        jobs, strays = self._workspace.scan(Place.READY)
         there = set(jobs)
         for job_id in self._waiting.keys() - there:
             self.forget(job_id)
         self._unread = there - self._waiting.keys()
         for job in self._waiting.values():
             if job.suspect and not job.waits_for:
-                self._enter(job)  # its turn may have come
+                self._enter(job)  # its delay may be over
         for parent in self._children.keys() - there:  # it runs, or another server has ended it
             if self._workspace.find(parent) in (None, *FINISHED):
                 self.on_end(parent)
-        self._tell_strays(set(strays))
+        self._log_strays(set(strays))
 
-    def read_news(self, seconds: float = READING) -> None:
-        """Read the jobs that are new, for so long: there may be a great many, and those that run must be looked after."""
+    def read_new_jobs(self, seconds: float = READ_BUDGET_S) -> None:
+        """Read the requests of new jobs, for so many seconds: there may be a great many, and running jobs must not wait."""
         with self._lock:
-            self._unread |= self._news
-            self._news = set()
+            self._unread |= self._new_jobs
+            self._new_jobs = set()
         until = time.monotonic() + seconds
         while self._unread and time.monotonic() < until:
             self._add(self._unread.pop())
 
     def refresh(self, job_ids: Iterable[str]) -> None:
-        """These came back to the queue, or others than we know of them."""
+        """Read these jobs again: they came back to the queue, or have changed."""
         for job_id in job_ids:
             self.forget(job_id)
             self._unread.add(job_id)
 
     def on_end(self, job_id: str) -> None:
-        """A job has ended: those that wait for it are read again."""
+        """Read the children of a job again, because it has ended."""
         self.refresh(list(self._children.get(job_id, ())))
 
     def forget(self, job_id: str) -> None:
@@ -128,17 +133,17 @@ class Scanner:
         return len(self._waiting) + len(self._unread)
 
     def first(self, accepts: Callable[[str | None], bool]) -> Waiting | None:
-        tops = [queue[0] for model in list(self._queues) if accepts(model) and (queue := self._cleared(model))]
+        tops = [queue[0] for model in list(self._queues) if accepts(model) and (queue := self._live_queue(model))]
         return self._waiting[min(tops)[1]] if tops else None
 
-    def left(self, accepts: Callable[[str | None], bool]) -> list[Waiting]:
-        """Those that wait for a model that is not here, and those that come after them; what the latter ask for may be here."""
+    def unservable(self, accepts: Callable[[str | None], bool]) -> list[Waiting]:
+        """Jobs that need a model that is not here, and their descendants (with `model=None`, since theirs may be here)."""
         lacking = {job_id: job for job_id, job in self._waiting.items() if not accepts(job.model)}
-        behind = self.behind(lacking) - lacking.keys()
-        return [*lacking.values(), *(replace(self._waiting[job_id], model=None) for job_id in behind)]
+        descendants = self.descendants(lacking) - lacking.keys()
+        return [*lacking.values(), *(replace(self._waiting[job_id], model=None) for job_id in descendants)]
 
-    def behind(self, job_ids: Iterable[str]) -> set[str]:
-        """Those that are held back by one of these, or by one that is."""
+    def descendants(self, job_ids: Iterable[str]) -> set[str]:
+        """Jobs that are held back by these, directly or through others."""
         found: set[str] = set()
         ahead = list(job_ids)
         while ahead:
@@ -166,8 +171,8 @@ class Scanner:
             self._entered[job.job_id] = urgency
             heapq.heappush(self._queues.setdefault(job.model, []), (urgency, job.job_id))
 
-    def _cleared(self, model: str | None) -> list[tuple[Urgency, str]]:
-        """A model's queue without those at its head that have left it."""
+    def _live_queue(self, model: str | None) -> list[tuple[Urgency, str]]:
+        """Return a model's queue, without stale entries at its head."""
         queue = self._queues[model]
         while queue and self._entered.get(queue[0][1]) != queue[0][0]:
             heapq.heappop(queue)
@@ -176,26 +181,26 @@ class Scanner:
         return queue
 
     def _read(self, job_id: str) -> Waiting | None:
-        """What matters for its turn. A request that cannot be read gets its turn too: whoever takes it tells what is wrong."""
+        """Read what decides a job's turn. A job with a bad request gets its turn too: the Processor reports what is wrong."""
         try:
             folder = self._workspace.open_folder(job_id, Place.READY)
         except OSError as error:
-            if job_id not in self.closed:
-                logger.warning("the job %s is left alone: its folder cannot be opened: %s", job_id, error.strerror)
-                self.closed.add(job_id)
+            if job_id not in self.unreadable:
+                logger.warning("skipping job %s: its folder cannot be opened: %s", job_id, error.strerror)
+                self.unreadable.add(job_id)
             return None
         if folder is None:
             return None  # taken meanwhile
         try:
             request = WorkRequest()
-            with suppress(Exception):  # nobody's request must keep others from being seen
-                request = read_request(folder).dated(job_id)
+            with suppress(Exception):  # one bad request must not hide other jobs
+                request = read_request(folder).with_submit_time(job_id)
             due = math.inf if request.deadline is None else request.submitted + request.deadline
             suspect, model, waits_for = has_file(folder, SUSPECT), request.model, frozenset[str]()
             try:
                 waits_for = open_parents(self._workspace, job_id, request.after)
             except WorkspaceError:
-                model = None  # none is needed: whoever takes it tells why it is not run
+                model = None  # none is needed: the Processor reports why the job cannot run
             return Waiting(job_id, model, request.priority, due, suspect, time.monotonic(), waits_for)
         finally:
             os.close(folder)
@@ -208,21 +213,23 @@ class Scanner:
             for changes in watch(
                 *places,
                 watch_filter=None,
-                step=STEP,
-                debounce=DEBOUNCE,
+                step=WATCH_STEP_MS,
+                debounce=WATCH_DEBOUNCE_MS,
                 recursive=False,
                 stop_event=self._leaving,
                 raise_interrupt=False,
                 ignore_permission_denied=True,
             ):
                 with self._lock:
-                    self._news |= {path.name for _, changed in changes if (path := Path(changed)).parent.name == self._ready.name}
-                    self._news = {name for name in self._news if is_job_id(name)}
+                    self._new_jobs |= {
+                        path.name for _, changed in changes if (path := Path(changed)).parent.name == self._ready.name
+                    }
+                    self._new_jobs = {name for name in self._new_jobs if is_job_id(name)}
                 self._wake()
-        except Exception as error:  # then the slow look is all there is
-            logger.warning("new jobs are noticed later than usual, since the folder cannot be watched: %s", error)
+        except Exception as error:  # then only the regular scan is left
+            logger.warning("cannot watch the folder, new jobs are noticed with a delay: %s", error)
 
-    def _tell_strays(self, strays: set[str]) -> None:
-        for name in sorted(strays - self._told)[:10]:
-            logger.warning("%s holds %r, which is no job: it is left alone", self._ready, name[:80])
-        self._told = strays
+    def _log_strays(self, strays: set[str]) -> None:
+        for name in sorted(strays - self._logged_strays)[:10]:
+            logger.warning("ignoring %r in %s: it is not a job", name[:80], self._ready)
+        self._logged_strays = strays

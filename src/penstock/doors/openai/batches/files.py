@@ -20,15 +20,15 @@ from penstock.doors.http.replies import json_reply
 from penstock.doors.openai.batches import wire
 from penstock.doors.openai.batches.requests import FileFields
 from penstock.errors import RequestError, RequestTimeout, UnknownFile
-from penstock.workspace.store.job_id import FILE
-from penstock.workspace.store.uploads import CHUNK, Uploads
+from penstock.workspace.store.job_id import FILE_PREFIX
+from penstock.workspace.store.uploads import CHUNK_BYTES, Uploads
 
-PATIENCE = 600.0  # seconds for a whole upload
-MAX_FIELDS, MAX_FIELD = 16, 1 << 16  # beside the file, and bytes of each
+UPLOAD_TIMEOUT_S = 600.0  # for a whole upload
+MAX_FIELDS, MAX_FIELD_BYTES = 16, 1 << 16  # besides the file
 MAX_NAME = 255
-MOST = 10_000  # files on a page
+MAX_PAGE = 10_000  # files
 TEXT = "text/plain; charset=utf-8"
-NOT_A_PAGE = {"x-content-type-options": "nosniff"}  # whatever somebody uploaded, a browser only shows it
+NO_SNIFFING = {"x-content-type-options": "nosniff"}  # browsers must not run an upload as a page
 
 
 class FileEndpoints:
@@ -40,18 +40,21 @@ class FileEndpoints:
         async with _form(request) as form:
             file = form.get("file")
             if not isinstance(file, UploadFile):
-                raise RequestError("file is missing.", field="file", hint="Send a form with a file in it (multipart/form-data).")
-            asked = parse(FileFields, json.dumps(_fields(form)))
-            keep = None if asked.expires_after is None else asked.expires_after.seconds
+                raise RequestError("file is missing.", field="file", hint="Send a form with a file (multipart/form-data).")
+            params = parse(FileFields, json.dumps(_fields(form)))
+            keep = None if params.expires_after is None else params.expires_after.seconds
             name = (file.filename or "file")[:MAX_NAME]
-            chunks = iter(lambda: file.file.read(CHUNK), b"")
+            chunks = iter(lambda: file.file.read(CHUNK_BYTES), b"")
             made = await run_in_thread(
-                lambda: self._uploads.add(chunks, name=name, purpose=asked.purpose, owner=owner, expires_after=keep)
+                lambda: self._uploads.add(chunks, name=name, purpose=params.purpose, owner=owner, expires_after=keep)
             )
         return json_reply(wire.file_out(made))
 
     async def all(self, request: Request) -> Response:
-        page, purpose = Page.asked(request, usual=MOST, most=MOST, also=["purpose"]), request.query_params.get("purpose")
+        page, purpose = (
+            Page.from_request(request, default=MAX_PAGE, maximum=MAX_PAGE, also=["purpose"]),
+            request.query_params.get("purpose"),
+        )
         owner = caller_of(request).owner
         files = (file for file in self._uploads.all(owner) if purpose in (None, file.purpose))
         found, more = await run_in_thread(lambda: page.cut(map(wire.file_out, files), lambda file: file.id))
@@ -59,48 +62,48 @@ class FileEndpoints:
         return json_reply(wire.FileList(data=found, first_id=first, last_id=last, has_more=more))
 
     async def one(self, request: Request) -> Response:
-        file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
+        file_id, owner = parse_file_id(request.path_params["file"]), caller_of(request).owner
         return json_reply(wire.file_out(await run_in_thread(lambda: self._uploads.get(file_id, owner))))
 
     async def content(self, request: Request) -> Response:
-        file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
+        file_id, owner = parse_file_id(request.path_params["file"]), caller_of(request).owner
         found = await run_in_thread(lambda: self._uploads.get(file_id, owner))
-        headers = {"content-length": str(found.bytes), **NOT_A_PAGE}
+        headers = {"content-length": str(found.bytes), **NO_SNIFFING}
         return StreamingResponse(self._chunks(file_id, owner), media_type=TEXT, headers=headers)
 
     async def delete(self, request: Request) -> Response:
-        file_id, owner = file_named(request.path_params["file"]), caller_of(request).owner
+        file_id, owner = parse_file_id(request.path_params["file"]), caller_of(request).owner
         await run_in_thread(lambda: self._uploads.remove(file_id, owner))
-        return json_reply(wire.FileDeleted(id=f"{FILE}{file_id}"))
+        return json_reply(wire.FileDeleted(id=f"{FILE_PREFIX}{file_id}"))
 
     def _chunks(self, file_id: str, owner: str | None) -> Iterator[bytes]:
         with self._uploads.reading(file_id, owner) as chunks:
             yield from chunks
 
 
-def file_named(name: str) -> str:
-    """The id behind a client's name for a file."""
-    if not name.startswith(FILE):
-        raise UnknownFile(f"There is no file {name[:80]}.", hint=f"Their names begin with {FILE}")
-    return name.removeprefix(FILE)
+def parse_file_id(name: str) -> str:
+    """Remove the prefix that clients know."""
+    if not name.startswith(FILE_PREFIX):
+        raise UnknownFile(f"There is no file {name[:80]}.", hint=f"Ids begin with {FILE_PREFIX}")
+    return name.removeprefix(FILE_PREFIX)
 
 
 @asynccontextmanager
 async def _form(request: Request) -> AsyncIterator[FormData]:
-    """What is large of it lies on the disk meanwhile."""
+    """Read the form; a large file goes to disk."""
     async with AsyncExitStack() as stack:
         try:
-            reading = request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
-            form = await asyncio.wait_for(stack.enter_async_context(reading), PATIENCE)
+            reading = request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
+            form = await asyncio.wait_for(stack.enter_async_context(reading), UPLOAD_TIMEOUT_S)
         except TimeoutError:
-            raise RequestTimeout(f"The upload was not complete after {PATIENCE:g} seconds.") from None
+            raise RequestTimeout(f"The upload was not complete after {UPLOAD_TIMEOUT_S:g} seconds.") from None
         except HTTPException as error:
             raise RequestError(f"The form cannot be read: {error.detail}") from None
         yield form
 
 
 def _fields(form: FormData) -> dict[str, Any]:
-    """Those beside the file; `expires_after[seconds]` is how forms write an object."""
+    """The fields besides the file. Forms write an object as `expires_after[seconds]`."""
     found: dict[str, Any] = {}
     for name, value in form.multi_items():
         if name == "file":

@@ -1,4 +1,4 @@
-"""What clients may say about files and batches."""
+"""The request bodies of files and batches."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ExpiresAfter(Fields):
 
 
 class FileFields(Fields):
-    """A form, without its file."""
+    """The form without its file."""
 
     purpose: Literal["batch"]
     expires_after: ExpiresAfter | None = None
 
 
 class FileUpload(Fields):
-    """The whole form, as it is described. `expires_after[seconds]` is how forms write an object."""
+    """The whole form, for the API description. Forms write an object as `expires_after[seconds]`."""
 
     file: bytes
     purpose: Literal["batch"]
@@ -37,7 +37,7 @@ class FileUpload(Fields):
 
 
 class BatchCreation(Fields):
-    REFUSED: ClassVar = {"model": "Each line names its own."}
+    REFUSED: ClassVar = {"model": "Each line has its own."}
 
     input_file_id: str
     endpoint: str = Field(json_schema_extra={"enum": [*OPENAI_JOBS.endpoints]})
@@ -57,10 +57,10 @@ class BatchCreation(Fields):
                 raise RequestError(
                     f"metadata['{key[:80]}'] is too long.",
                     field="metadata",
-                    hint=f"A name has up to {MAX_KEY} letters, a value {MAX_VALUE}.",
+                    hint=f"Keys have up to {MAX_KEY} characters, values {MAX_VALUE}.",
                 )
         if len(self.metadata or {}) > MAX_PAIRS:
-            raise RequestError(f"metadata has more than {MAX_PAIRS} names.", field="metadata")
+            raise RequestError(f"metadata has more than {MAX_PAIRS} keys.", field="metadata")
 
     @property
     def window(self) -> float:

@@ -1,4 +1,4 @@
-"""OpenAI's files and batches: what each operation is asked, and by what it is answered."""
+"""The routes of OpenAI's files and batches."""
 
 from __future__ import annotations
 
@@ -23,43 +23,50 @@ FORM = "multipart/form-data"
 
 
 def batch_routes(backlog: Backlog | None) -> list[Route]:
-    """Without a backlog they are known, and say why nothing is kept."""
+    """Without a backlog all of them answer with the reason."""
     files = None if backlog is None else FileEndpoints(Uploads(backlog.workspace))
     batches = None if backlog is None else BatchEndpoints(Batches(backlog.workspace), backlog.accepts, backlog.batches.wake)
 
-    def of(door: FileEndpoints | BatchEndpoints | None, name: str) -> Handler:
-        return _nothing_kept if door is None else getattr(door, name)
+    def file(name: str) -> Handler:
+        return _refuse_without_workspace if files is None else getattr(files, name)
+
+    def batch(name: str) -> Handler:
+        return _refuse_without_workspace if batches is None else getattr(batches, name)
 
     one_file, one_batch = f"{FILES}/{{file}}", f"{BATCHES}/{{batch}}"
     return in_dialect(
         OPENAI,
         [
-            Route("POST", FILES, of(files, "create"), "Upload a file", asks=FileUpload, media=FORM, gives=wire.FileOut),
+            Route("POST", FILES, file("create"), "Upload a file", request=FileUpload, media_type=FORM, response=wire.FileOut),
             Route(
                 "GET",
                 FILES,
-                of(files, "all"),
-                "The files",
-                gives=wire.FileList,
+                file("all"),
+                "List the files",
+                response=wire.FileList,
                 parameters=(LIMIT, AFTER, ORDER, PURPOSE),
-                fails=(404,),
+                errors=(404,),
             ),
-            Route("GET", one_file, of(files, "one"), "A file, without its content", gives=wire.FileOut),
-            Route("GET", f"{one_file}/content", of(files, "content"), "The content of a file"),
-            Route("DELETE", one_file, of(files, "delete"), "Delete a file", gives=wire.FileDeleted),
+            Route("GET", one_file, file("one"), "Get a file without its content", response=wire.FileOut),
+            Route("GET", f"{one_file}/content", file("content"), "Get the content of a file"),
+            Route("DELETE", one_file, file("delete"), "Delete a file", response=wire.FileDeleted),
             Route(
-                "POST", BATCHES, of(batches, "create"), "Answer all requests of a file", asks=BatchCreation, gives=wire.BatchOut
+                "POST", BATCHES, batch("create"), "Answer all requests of a file", request=BatchCreation, response=wire.BatchOut
             ),
             Route(
-                "GET", BATCHES, of(batches, "all"), "The batches", gives=wire.BatchList, parameters=(LIMIT, AFTER), fails=(404,)
+                "GET",
+                BATCHES,
+                batch("all"),
+                "List the batches",
+                response=wire.BatchList,
+                parameters=(LIMIT, AFTER),
+                errors=(404,),
             ),
-            Route("GET", one_batch, of(batches, "one"), "How far a batch is", gives=wire.BatchOut),
-            Route("POST", f"{one_batch}/cancel", of(batches, "cancel"), "End a batch", gives=wire.BatchOut),
+            Route("GET", one_batch, batch("one"), "Get the progress of a batch", response=wire.BatchOut),
+            Route("POST", f"{one_batch}/cancel", batch("cancel"), "Cancel a batch", response=wire.BatchOut),
         ],
     )
 
 
-async def _nothing_kept(request: Request) -> Response:
-    raise NoSuchPath(
-        "This server keeps nothing on disk, so it has no files and no batches.", hint="Start it with --workspace FOLDER."
-    )
+async def _refuse_without_workspace(request: Request) -> Response:
+    raise NoSuchPath("This server has no workspace, so it has no files or batches.", hint="Start it with --workspace FOLDER.")

@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's files and batches, and the names that their clients have for ours."""
+"""The response bodies of OpenAI's files and batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from penstock.doors.http.framing import WireStruct
 from penstock.workspace.batch.batches import BatchStatus, BatchView
-from penstock.workspace.store.job_id import BATCH, FILE
+from penstock.workspace.store.job_id import BATCH_PREFIX, FILE_PREFIX
 from penstock.workspace.store.uploads import StoredFile
 
 
@@ -74,7 +74,7 @@ class BatchOut(WireStruct, kw_only=True, omit_defaults=False):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
-    missing_models: Sequence[str]  # ours: its lines wait for them
+    missing_models: Sequence[str]  # our own field: lines wait for these models
     metadata: Mapping[str, str] | None
 
 
@@ -88,7 +88,7 @@ class BatchList(WireStruct, kw_only=True, omit_defaults=False):
 
 def file_out(file: StoredFile) -> FileOut:
     return FileOut(
-        id=f"{FILE}{file.file_id}",
+        id=f"{FILE_PREFIX}{file.file_id}",
         bytes=file.bytes,
         created_at=int(file.created),
         filename=file.name,
@@ -98,25 +98,25 @@ def file_out(file: StoredFile) -> FileOut:
 
 
 def batch_out(view: BatchView, accepts: Callable[[str | None], bool]) -> BatchOut:
-    """`accepts` tells whether a model is here."""
-    asked, end = view.asked, view.end
+    """accepts: tells whether a model is served here."""
+    batch, end = view.request, view.end
     mistakes = [BatchMistake(**one) for one in end.mistakes] if end is not None else []
 
     def ended_as(status: BatchStatus) -> int | None:
         return int(end.ended) if end is not None and end.status is status else None
 
     return BatchOut(
-        id=f"{BATCH}{view.batch_id}",
-        endpoint=asked.endpoint,
+        id=f"{BATCH_PREFIX}{view.batch_id}",
+        endpoint=batch.endpoint,
         errors=BatchMistakes(data=mistakes) if mistakes else None,
-        input_file_id=f"{FILE}{asked.input_file}",
-        completion_window=asked.completion_window,
+        input_file_id=f"{FILE_PREFIX}{batch.input_file}",
+        completion_window=batch.completion_window,
         status=view.status,
-        output_file_id=f"{FILE}{end.output_file}" if end is not None and end.output_file else None,
-        error_file_id=f"{FILE}{end.error_file}" if end is not None and end.error_file else None,
-        created_at=int(asked.created),
+        output_file_id=f"{FILE_PREFIX}{end.output_file}" if end is not None and end.output_file else None,
+        error_file_id=f"{FILE_PREFIX}{end.error_file}" if end is not None and end.error_file else None,
+        created_at=int(batch.created),
         in_progress_at=_whole(view.begun),
-        expires_at=int(asked.due),
+        expires_at=int(batch.due),
         finalizing_at=_whole(end.finalizing) if end is not None else None,
         completed_at=ended_as(BatchStatus.COMPLETED),
         failed_at=ended_as(BatchStatus.FAILED),
@@ -124,8 +124,8 @@ def batch_out(view: BatchView, accepts: Callable[[str | None], bool]) -> BatchOu
         cancelling_at=_whole(view.cancelling),
         cancelled_at=ended_as(BatchStatus.CANCELLED),
         request_counts=RequestCounts(total=view.counts.total, completed=view.counts.completed, failed=view.counts.failed),
-        missing_models=view.missing(accepts),
-        metadata=asked.metadata,
+        missing_models=view.missing_models(accepts),
+        metadata=batch.metadata,
     )
 
 

@@ -1,10 +1,11 @@
-"""From a job's updates to the events of a response. What is whole at the end is what the events told."""
+"""The events of a response, and the whole response combined from them."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Iterable
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,30 +21,26 @@ from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, Text
 from penstock.errors import PenstockError
 
 
+@dataclass
 class ResponseAnswer:
-    """`begun` is the response before anything was said, still without an id."""
+    """begun: the response before any output, without an id."""
 
     framing = NAMED_EVENTS
+    job_id: str
+    begun: InitVar[wire.Response]
+    parser: OutputParser
+    token_bytes: TokenBytes
+    hidden: frozenset[int]
+    logprobs: bool
 
-    def __init__(
-        self,
-        job_id: str,
-        begun: wire.Response,
-        speech: OutputParser,
-        *,
-        token_bytes: TokenBytes,
-        hidden: frozenset[int],
-        logprobs: bool,
-    ) -> None:
-        self._job_id, self._speech = job_id, speech
-        self._response = replace(begun, id=response_id(job_id))
-        self._token_bytes, self._hidden, self._logprobs = token_bytes, hidden, logprobs
+    def __post_init__(self, begun: wire.Response) -> None:
+        self._response = replace(begun, id=response_id(self.job_id))
         self._numbers = itertools.count()
         self._output: list[wire.OutputItem] = []
-        self._item: wire.OutputItem | None = None  # what is being said, and in which pieces
+        self._item: wire.OutputItem | None = None  # the open item, and its text so far
         self._pieces: list[str] = []
-        self._likely: list[ContentLogprob] = []  # its tokens
-        self._unshown: list[ContentLogprob] = []  # those whose text has not come yet
+        self._logprob_items: list[ContentLogprob] = []  # of the open item
+        self._pending_logprobs: list[ContentLogprob] = []  # whose text has not been sent yet
 
     # ---- as events ----
 
@@ -54,14 +51,14 @@ class ResponseAnswer:
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.Event]:
         match update:
             case TokensOut(_, text, _, logprobs):
-                if self._logprobs:
-                    said = [one for one in logprobs if one.token_id not in self._hidden]
-                    self._unshown += chat_logprobs(said, self._token_bytes)
-                for event in self._speech.feed(text):
-                    yield from self._hear(event)
+                if self.logprobs:
+                    visible = [one for one in logprobs if one.token_id not in self.hidden]
+                    self._pending_logprobs += chat_logprobs(visible, self.token_bytes)
+                for event in self.parser.feed(text):
+                    yield from self._item_events(event)
             case OutputFinished(_, reason, _):
-                for event in self._speech.close(reason):
-                    yield from self._hear(event)
+                for event in self.parser.close(reason):
+                    yield from self._item_events(event)
                 yield from self._finish(cut=reason is FinishReason.LENGTH)
 
     def end(self, usage: Usage) -> Iterable[wire.Event]:
@@ -69,7 +66,7 @@ class ResponseAnswer:
         yield wire.ResponseEvent(type=f"response.{whole.status}", sequence_number=next(self._numbers), response=whole)
 
     def failed(self, error: PenstockError) -> Iterable[wire.Event]:
-        told = openai_body(error)["error"]
+        body = openai_body(error)["error"]
         failed = replace(
             self._response, status="failed", output=self._output, error=wire.ErrorOut(code="server_error", message=str(error))
         )
@@ -77,10 +74,10 @@ class ResponseAnswer:
         yield wire.ErrorEvent(
             type="error",
             sequence_number=next(self._numbers),
-            code=told["code"],
-            message=told["message"],
-            param=told["param"],
-            error=told,
+            code=body["code"],
+            message=body["message"],
+            param=body["param"],
+            error=body,
         )
 
     def whole(self, usage: Usage) -> wire.Response:
@@ -98,7 +95,7 @@ class ResponseAnswer:
 
     # ---- one item after the other ----
 
-    def _hear(self, event: ToolEvent) -> Iterable[wire.Event]:
+    def _item_events(self, event: ToolEvent) -> Iterable[wire.Event]:
         match event:
             case TextDelta(text):
                 yield from self._write(text)
@@ -109,7 +106,7 @@ class ResponseAnswer:
                 )
                 yield self._open(item)
             case ArgumentsDelta(_, text):
-                self._unshown = []  # of a call nobody asks how likely it was
+                self._pending_logprobs = []  # calls have no logprobs
                 yield wire.ArgumentsDeltaEvent(type="response.function_call_arguments.delta", **self._place(), delta=text)
                 self._pieces.append(text)
             case CallFinished():
@@ -120,15 +117,15 @@ class ResponseAnswer:
             item = wire.MessageItem(id=self._new_id(wire.MessageItem), role="assistant", status="in_progress", content=[])
             yield self._open(item)
             yield wire.PartEvent(type="response.content_part.added", **self._place(), part=wire.OutputTextPart(text=""))
-        likely, self._unshown = self._unshown, []
-        yield wire.TextDeltaEvent(type="response.output_text.delta", **self._place(), delta=text, logprobs=likely)
+        logprobs, self._pending_logprobs = self._pending_logprobs, []
+        yield wire.TextDeltaEvent(type="response.output_text.delta", **self._place(), delta=text, logprobs=logprobs)
         self._pieces.append(text)
-        self._likely += likely
+        self._logprob_items += logprobs
 
     def _finish(self, *, cut: bool) -> Iterable[wire.Event]:
-        if not isinstance(self._item, wire.FunctionCall) and (self._unshown or not (self._output or self._item)):
-            yield from self._write("")  # an answer of no words is one, too
-        # A call that is still open was cut off, if not by the limit, then by a stop string.
+        if not isinstance(self._item, wire.FunctionCall) and (self._pending_logprobs or not (self._output or self._item)):
+            yield from self._write("")  # an empty answer is a message, too
+        # An open call was cut off, by the limit or by a stop string.
         yield from self._close("incomplete" if cut or isinstance(self._item, wire.FunctionCall) else "completed")
         if cut:
             self._response = replace(self._response, status="incomplete", incomplete_details=wire.Incomplete())
@@ -136,24 +133,26 @@ class ResponseAnswer:
             self._response = replace(self._response, status="completed", completed_at=int(time.time()))
 
     def _open(self, item: wire.OutputItem) -> wire.Event:
-        self._item, self._pieces, self._likely = item, [], []
+        self._item, self._pieces, self._logprob_items = item, [], []
         return self._item_event("added", item)
 
     def _close(self, status: wire.ItemStatus) -> Iterable[wire.Event]:
-        said = "".join(self._pieces)
+        text = "".join(self._pieces)
         done: wire.OutputItem
         match self._item:
             case None:
                 return
             case wire.MessageItem() as item:
-                part = wire.OutputTextPart(text=said, logprobs=self._likely)
+                part = wire.OutputTextPart(text=text, logprobs=self._logprob_items)
                 done = replace(item, status=status, content=[part])
-                yield wire.TextDoneEvent(type="response.output_text.done", **self._place(), text=said, logprobs=self._likely)
+                yield wire.TextDoneEvent(
+                    type="response.output_text.done", **self._place(), text=text, logprobs=self._logprob_items
+                )
                 yield wire.PartEvent(type="response.content_part.done", **self._place(), part=part)
             case wire.FunctionCall() as item:
-                done = replace(item, status=status, arguments=said)
+                done = replace(item, status=status, arguments=text)
                 yield wire.ArgumentsDoneEvent(
-                    type="response.function_call_arguments.done", **self._place(), name=item.name, arguments=said
+                    type="response.function_call_arguments.done", **self._place(), name=item.name, arguments=text
                 )
         yield self._item_event("done", done)
         self._output.append(done)
@@ -161,16 +160,13 @@ class ResponseAnswer:
 
     def _item_event(self, kind: str, item: wire.OutputItem) -> wire.Event:
         return wire.ItemEvent(
-            type=f"response.output_item.{kind}",
-            sequence_number=next(self._numbers),
-            output_index=len(self._output),
-            item=item,
+            type=f"response.output_item.{kind}", sequence_number=next(self._numbers), output_index=len(self._output), item=item
         )
 
     def _place(self) -> dict[str, Any]:
-        """Of an event: its number, and what it is about."""
+        """The fields of an event that say what it is about."""
         assert self._item is not None
         return {"sequence_number": next(self._numbers), "item_id": self._item.id, "output_index": len(self._output)}
 
     def _new_id(self, kind: type[wire.OutputItem]) -> str:
-        return item_id(kind, self._job_id, len(self._output))
+        return item_id(kind, self.job_id, len(self._output))

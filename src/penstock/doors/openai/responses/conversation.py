@@ -1,4 +1,4 @@
-"""Conversations as items: what a request says after what was said before, and all of it as a chat template takes it."""
+"""Conversations as items: adds the input of a request to earlier items, and translates them for chat templates."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from penstock.errors import RequestError
 
 
 def with_input(
-    before: Sequence[wire.Item], given: Sequence[InputItem], find: Callable[[str], wire.Item | None]
+    before: Sequence[wire.Item], items_in: Sequence[InputItem], find: Callable[[str], wire.Item | None]
 ) -> list[wire.Item]:
-    """`find` knows items of kept responses by their ids. Those that are new here have no id yet."""
+    """Add the input to earlier items. find: finds items of stored responses by id. New items have no id yet."""
     items = list(before)
     calls = {item.call_id for item in before if isinstance(item, wire.FunctionCall)}
-    for i, one in enumerate(given):
+    for i, one in enumerate(items_in):
         if one.kind == REASONING:
             continue
         where = f"input[{i}]"
@@ -26,36 +26,36 @@ def with_input(
             calls.add(item.call_id)
         elif isinstance(item, wire.FunctionCallOutput) and item.call_id not in calls:
             raise RequestError(
-                f"{where}.call_id = '{item.call_id[:80]}' answers no call.",
+                f"{where}.call_id = '{item.call_id[:80]}' does not match any call.",
                 field=f"{where}.call_id",
-                hint="Put the function_call before it, or name the response that made it in previous_response_id.",
+                hint="Send the function_call before it, or set previous_response_id.",
             )
         items.append(item)
     return items
 
 
-def _item(given: InputItem, where: str, find: Callable[[str], wire.Item | None]) -> wire.Item:
-    own = given.id or ""
-    match given.kind:
+def _item(item: InputItem, where: str, find: Callable[[str], wire.Item | None]) -> wire.Item:
+    own = item.id or ""
+    match item.kind:
         case "function_call":
-            return wire.FunctionCall(id=own, call_id=given.call_id or "", name=given.name or "", arguments=given.arguments or "")
+            return wire.FunctionCall(id=own, call_id=item.call_id or "", name=item.name or "", arguments=item.arguments or "")
         case "function_call_output":
-            output = "\n".join(_texts(given.output or [], f"{where}.output"))
-            return wire.FunctionCallOutput(id=own, call_id=given.call_id or "", output=output)
+            output = "\n".join(_texts(item.output or [], f"{where}.output"))
+            return wire.FunctionCallOutput(id=own, call_id=item.call_id or "", output=output)
         case "item_reference":
             found = find(own)
             if found is None:
                 raise RequestError(
                     f"{where}.id = '{own[:80]}' is not an item of a stored response.",
                     field=f"{where}.id",
-                    hint="Send the item itself, or name its response in previous_response_id.",
+                    hint="Send the item itself, or set previous_response_id.",
                 )
             return found
-    assert given.role is not None
-    texts = _texts(given.content or [], f"{where}.content")
-    spoken = given.role == "assistant"
-    content: list[wire.Part] = [wire.OutputTextPart(text=text) if spoken else wire.InputTextPart(text=text) for text in texts]
-    return wire.MessageItem(id=own, role=given.role, content=content)
+    assert item.role is not None
+    texts = _texts(item.content or [], f"{where}.content")
+    from_model = item.role == "assistant"
+    content: list[wire.Part] = [wire.OutputTextPart(text=text) if from_model else wire.InputTextPart(text=text) for text in texts]
+    return wire.MessageItem(id=own, role=item.role, content=content)
 
 
 def _texts(parts: Sequence[InputPart], where: str) -> list[str]:
@@ -73,7 +73,7 @@ def _texts(parts: Sequence[InputPart], where: str) -> list[str]:
 
 
 def as_messages(instructions: str | None, items: Sequence[wire.Item]) -> list[dict[str, Any]]:
-    """The calls of a turn belong to the message that they were made with."""
+    """Translate items into messages; calls are added to the assistant's message before them."""
     out: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         match item:

@@ -1,4 +1,4 @@
-"""POST /v1/responses: a request as a turn of a conversation, the answer to it, and keeping it."""
+"""POST /v1/responses."""
 
 from __future__ import annotations
 
@@ -19,62 +19,64 @@ from penstock.errors import RequestError
 
 
 class CreateResponse:
-    def __init__(self, shelf: ResponseStore) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
 
-    def exchange(self, asked: ResponseRequest, context: Context) -> Exchange:
-        shelf, served, owner = self._shelf, context.served, context.owner
-        stored = self._stores(asked.store)
-        before = shelf.conversation(asked.previous_response_id, owner=owner)
-        items = with_input(before, asked.input, shelf.finder(owner=owner))
-        tools, choice = offered_tools(asked)
+    def exchange(self, params: ResponseRequest, context: Context) -> Exchange:
+        store, served, owner = self._store, context.served, context.owner
+        stored = self._is_stored(params.store)
+        before = store.conversation(params.previous_response_id, owner=owner)
+        items = with_input(before, params.input, store.finder(owner=owner))
+        tools, choice = offered_tools(params)
         turn = Turn(
-            messages=as_messages(asked.instructions, items),
+            messages=as_messages(params.instructions, items),
             tools=tools,
             tool_choice=choice,
-            parallel_tool_calls=asked.parallel_tool_calls,
-            sampling={**asked.given_sampling, "logprobs": asked.wanted_logprobs},
-            max_tokens=asked.max_output_tokens,
-            shape=asked.shape,
-            deadline=asked.deadline,
-            template=asked.template,
+            parallel_tool_calls=params.parallel_tool_calls,
+            sampling={**params.explicit_sampling, "logprobs": params.wanted_logprobs},
+            max_tokens=params.max_output_tokens,
+            answer_format=params.answer_format,
+            deadline=params.deadline,
+            template=params.template,
         )
         planned = plan_turn(turn, context)
-        sampling, begun = planned.job.sampling, _begun(asked, planned, served.hosted.name, stored=stored)
+        sampling, begun = planned.job.sampling, _begun(params, planned, served.hosted.name, stored=stored)
 
         def answer(job_id: str, prompts: Sequence[Sequence[int]]) -> ResponseAnswer:
             return ResponseAnswer(
                 job_id,
                 begun,
-                planned.speech(),
+                planned.output_parser(),
                 token_bytes=served.grammars.token_bytes,
                 hidden=served.hidden_tokens(sampling),
                 logprobs=sampling.logprobs is not None,
             )
 
-        def keep(given: Answer, usage: Usage) -> None:
-            shelf.put(given.whole(usage), items, owner=owner)
+        def keep(answer: Answer, usage: Usage) -> None:
+            store.put(answer.whole(usage), items, owner=owner)
 
-        return Exchange([planned.job], answer, stream=bool(asked.stream), priority=asked.urgency, keep=keep if stored else None)
+        return Exchange(
+            [planned.job], answer, stream=bool(params.stream), priority=params.effective_priority, keep=keep if stored else None
+        )
 
-    def _stores(self, asked: bool | None) -> bool:
-        if asked and not self._shelf.exists:
-            raise RequestError("store = true is not possible.", field="store", hint=self._shelf.why)
-        return self._shelf.exists if asked is None else asked
+    def _is_stored(self, params: bool | None) -> bool:
+        if params and not self._store.exists:
+            raise RequestError("store = true is not possible.", field="store", hint=self._store.hint)
+        return self._store.exists if params is None else params
 
 
-def offered_tools(asked: ResponseRequest) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
-    """Its tools and its choice among them, as chat has them."""
-    tools = asked.tools or []
+def offered_tools(params: ResponseRequest) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
+    """Translate tools and tool_choice into the format of chat."""
+    tools = params.tools or []
     for i, tool in enumerate(tools):
         if tool.type != "function":
             raise RequestError(
                 f"tools[{i}] is of type '{tool.type[:40]}'.",
                 field=f"tools[{i}].type",
-                hint='The only type is "function": whoever asks runs it, and sends what it gave.',
+                hint='The only type is "function": run it yourself, and send its output.',
             )
     by_name = {tool.name: tool for tool in tools}
-    match asked.tool_choice:
+    match params.tool_choice:
         case None | "auto" | "none" | "required" as choice:
             return [tool.in_chat for tool in tools], choice
         case {"type": "function", "name": str(name)}:
@@ -87,7 +89,7 @@ def offered_tools(asked: ResponseRequest) -> tuple[list[dict[str, Any]], str | d
                 chosen.append(_named(by_name, str(wanted), f"tool_choice.tools[{i}].name"))
             return [tool.in_chat for tool in chosen], mode
     raise RequestError(
-        f"tool_choice = {short(asked.tool_choice)} cannot be used.",
+        f"tool_choice = {short(params.tool_choice)} cannot be used.",
         field="tool_choice",
         hint='Give "auto", "none", "required", {"type": "function", "name": …} or {"type": "allowed_tools", …}.',
     )
@@ -99,32 +101,32 @@ def _named(tools: Mapping[str, FunctionTool], name: str, field: str) -> Function
     return tools[name]
 
 
-def _begun(asked: ResponseRequest, planned: PlannedTurn, model: str, *, stored: bool) -> wire.Response:
-    """The response as it is before anything was said: what was asked, with what was left open filled in."""
+def _begun(params: ResponseRequest, planned: PlannedTurn, model: str, *, stored: bool) -> wire.Response:
+    """The response before any output: the request, with defaults filled in."""
     sampling = planned.job.sampling
-    form = None if asked.text is None else asked.text.format
+    form = None if params.text is None else params.text.format
     return wire.Response(
         id="",
         created_at=int(time.time()),
-        instructions=asked.instructions,
-        max_output_tokens=asked.max_output_tokens,
-        max_tool_calls=asked.max_tool_calls,
-        metadata=asked.metadata or {},
+        instructions=params.instructions,
+        max_output_tokens=params.max_output_tokens,
+        max_tool_calls=params.max_tool_calls,
+        metadata=params.metadata or {},
         model=model,
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
-        previous_response_id=asked.previous_response_id,
-        prompt_cache_key=asked.prompt_cache_key,
-        safety_identifier=asked.safety_identifier,
-        service_tier="default" if asked.service_tier in (None, "auto") else asked.service_tier,
+        parallel_tool_calls=params.parallel_tool_calls is not False,
+        previous_response_id=params.previous_response_id,
+        prompt_cache_key=params.prompt_cache_key,
+        safety_identifier=params.safety_identifier,
+        service_tier="default" if params.service_tier in (None, "auto") else params.service_tier,
         store=stored,
         temperature=sampling.temperature,
         text=wire.TextConfigOut(format={"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)),
-        tool_choice="auto" if asked.tool_choice is None else asked.tool_choice,
+        tool_choice="auto" if params.tool_choice is None else params.tool_choice,
         tools=[
             wire.FunctionOut(name=tool.name, description=tool.description, parameters=tool.parameters, strict=bool(tool.strict))
-            for tool in asked.tools or ()
+            for tool in params.tools or ()
         ],
-        top_logprobs=asked.top_logprobs or 0,
+        top_logprobs=params.top_logprobs or 0,
         top_p=sampling.top_p,
-        user=asked.user,
+        user=params.user,
     )

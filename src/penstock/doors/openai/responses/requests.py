@@ -1,4 +1,4 @@
-"""What clients may ask of Responses: OpenAI's fields, the documented extras, and what is refused instead of being ignored."""
+"""The request body of POST /v1/responses, with documented extras, and what is refused instead of being ignored."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
-from penstock.doors.generation.output_format import OutputFormat, json_shape
+from penstock.doors.generation.output_format import OutputFormat, json_output_format
 from penstock.doors.http.fields import Fields, Only, short
 from penstock.doors.openai.requests import AnswerFields, template_variables
 from penstock.errors import RequestError
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = frozenset(
-    (  # all but the first are about what never occurs here
+    (  # all but the first are for items that do not occur here
         *(LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "code_interpreter_call.outputs"),
         *("web_search_call.results", "web_search_call.action.sources"),
         *("message.input_image.image_url", "computer_call_output.output.image_url"),
     )
 )
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
-ITEM_FIELDS = {  # what each type of item has to say
+ITEM_FIELDS = {  # the required fields of each type
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
     "item_reference": ("id",),
 }
-REASONING = "reasoning"  # what some model thought elsewhere: it says nothing to this one
+REASONING = "reasoning"  # of other models: skipped
 MAX_METADATA = 16
-ONLY_TEXT = "This model reads text, and nothing else."
+ONLY_TEXT = "This model only reads text."
 
 
 class InputPart(Fields):
@@ -41,11 +41,11 @@ class InputPart(Fields):
 
     @property
     def opaque(self) -> bool:
-        return self.type not in TEXT_PARTS  # a picture is refused as a picture
+        return self.type not in TEXT_PARTS  # so that an image is refused as such
 
 
 def _as_parts(content: Any) -> Any:
-    """A text is one part; so nobody below has to know both, and errors name the part."""
+    """Wrap a text as one part, so that the rest handles one format and errors name the part."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -74,7 +74,7 @@ class InputItem(Fields):
         return self.kind not in ITEM_FIELDS
 
     def check(self, where: str) -> None:
-        """That it is an item that can be read, with all of its fields and none of another type's."""
+        """Check that the type is supported, and that it has all of its fields and none of another type."""
         if self.kind not in ITEM_FIELDS:
             raise RequestError(f"{where} is of type '{self.kind[:40]}'.", field=f"{where}.type", hint=ONLY_TEXT)
         own = ITEM_FIELDS[self.kind]
@@ -86,16 +86,16 @@ class InputItem(Fields):
                 raise RequestError(f"{where}.{name} is not for a {self.kind}.", field=f"{where}.{name}")
 
 
-def _as_items(given: Any) -> Any:
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+def _as_items(value: Any) -> Any:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 class FunctionTool(Fields):
-    REFUSED: ClassVar[Mapping[str, str]] = {"output_schema": "Tell in the description what it gives back."}
+    REFUSED: ClassVar[Mapping[str, str]] = {"output_schema": "Describe the output in the description."}
     ONLY: ClassVar[Only] = {
         "allowed_callers": ((["direct"],), "Only the model itself calls functions here."),
         "async": ((False,), "Calls are answered in the next request."),
-        "defer_loading": ((False,), "All functions are told to the model at once."),
+        "defer_loading": ((False,), "All functions are given to the model at once."),
     }
     type: str
     name: str = ""
@@ -109,7 +109,7 @@ class FunctionTool(Fields):
 
     @property
     def in_chat(self) -> dict[str, Any]:
-        """As chat has it."""
+        """The tool in the format of chat."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters, "strict": self.strict}
         return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
@@ -128,33 +128,33 @@ class TextConfig(Fields):
 
 
 class Reasoning(Fields):
-    HARMLESS = frozenset(("summary", "generate_summary"))  # of nothing
+    HARMLESS = frozenset(("summary", "generate_summary"))  # there is none
     ONLY: ClassVar[Only] = {
-        "effort": (("none",), "Models differ in how they reason: set what the template offers in chat_template_kwargs."),
-        "mode": (("standard",), "There is one way to answer here."),
-        "context": (("auto",), "Nothing that a model thought is kept."),
+        "effort": (("none",), "Reasoning depends on the model: set its template's variables in chat_template_kwargs."),
+        "mode": (("standard",), "There is only one mode."),
+        "context": (("auto",), "Reasoning is not stored."),
     }
 
 
 class ResponseRequest(AnswerFields):
     HARMLESS = frozenset(("prompt_cache_retention", "prompt_cache_options"))
     REFUSED: ClassVar[Mapping[str, str]] = {
-        "access_programs": "There are no such programs here.",
-        "context_management": "Nothing is left out of a conversation. Begin a new one with a summary.",
-        "conversation": "Go on with previous_response_id.",
+        "access_programs": "Not supported.",
+        "context_management": "Conversations are not shortened. Start a new one with a summary.",
+        "conversation": "Use previous_response_id.",
         "image": ONLY_TEXT,
         "logprobs": f"Give include = ['{LOGPROBS}'].",
         "max_completion_tokens": "Use max_output_tokens.",
         "max_tokens": "Use max_output_tokens.",
         "messages": "Use input.",
         "moderation": "There is no moderation model here.",
-        "n": "A response is one answer. Ask again for another.",
-        "prompt": "No prompts are stored here. Give it as input and instructions.",
+        "n": "A response is one answer. Send the request again for another.",
+        "prompt": "Prompts are not stored. Use input and instructions.",
         "response_format": "Use text.format.",
     }
     ONLY: ClassVar[Only] = {
-        "background": ((False,), "Nothing is answered in the background. Use a batch, or `penstock work`."),
-        "truncation": (("disabled",), "Nothing is left out silently. Leave out of the input what may be forgotten."),
+        "background": ((False,), "Background responses are not supported. Use a batch, or `penstock work`."),
+        "truncation": (("disabled",), "The input is not shortened. Leave out what is not needed."),
     }
     model: str | None = None
     input: Annotated[
@@ -162,7 +162,7 @@ class ResponseRequest(AnswerFields):
     ] = Field(default_factory=lambda: [InputItem.model_validate_json('{"role": "user", "content": ""}')])
     instructions: str | None = None
     max_output_tokens: int | None = None
-    max_tool_calls: int | None = None  # of tools that run at OpenAI
+    max_tool_calls: int | None = None  # about built-in tools, of which there are none
     include: Annotated[list[str], Field(fail_fast=True)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True)] | None = None
@@ -179,11 +179,11 @@ class ResponseRequest(AnswerFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def shapes(self) -> list[OutputFormat]:
+    def answer_formats(self) -> list[OutputFormat]:
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
-            return super().shapes
-        return [*super().shapes, json_shape(form.type, form.schema_, "text.format", "text.format.schema")]
+            return super().answer_formats
+        return [*super().answer_formats, json_output_format(form.type, form.schema_, "text.format", "text.format.schema")]
 
     @property
     def names(self) -> dict[str, str]:
@@ -197,8 +197,8 @@ class ResponseRequest(AnswerFields):
 
     @property
     def slow(self) -> bool:
-        """Grammars take their time, and so do disks."""
-        return bool(self.shapes or self.tools or self.previous_response_id) or any(
+        """If it compiles a grammar or reads from disk."""
+        return bool(self.answer_formats or self.tools or self.previous_response_id) or any(
             item.kind == "item_reference" for item in self.input
         )
 
@@ -207,7 +207,7 @@ class ResponseRequest(AnswerFields):
         for i, name in enumerate(self.include or ()):
             if name not in INCLUDABLE:
                 raise RequestError(
-                    f"include[{i}] = {short(name)} is not known.", field=f"include[{i}]", hint=f"Give {LOGPROBS}, or nothing."
+                    f"include[{i}] = {short(name)} is not known.", field=f"include[{i}]", hint=f"Use {LOGPROBS}, or leave it out."
                 )
         if LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0

@@ -15,34 +15,36 @@ from penstock.doors.openai.responses.stored import StoredResponseEndpoints
 
 PATH = "/v1/responses"
 ONE = f"{PATH}/{{response}}"
-INCLUDED = Parameter("include", list[str], "All that there is always comes.")
+INCLUDED = Parameter("include", list[str], "Ignored: all is always included.")
 
 
-def responses_routes(desk: RequestDispatcher, backlog: Backlog | None) -> list[Route]:
-    shelf = ResponseStore(None if backlog is None else backlog.responses)
-    creating, kept = CreateResponse(shelf), StoredResponseEndpoints(shelf)
+def responses_routes(dispatcher: RequestDispatcher, backlog: Backlog | None) -> list[Route]:
+    store = ResponseStore(None if backlog is None else backlog.responses)
+    creating, stored = CreateResponse(store), StoredResponseEndpoints(store)
     return in_dialect(
         OPENAI,
         [
-            desk.route(
+            dispatcher.route(
                 PATH,
                 ResponseRequest,
                 creating.exchange,
-                "Answer a conversation, and keep it",
-                gives=wire.Response,
-                streams="text/event-stream",
+                "Answer a conversation and store the response",
+                response=wire.Response,
+                stream="text/event-stream",
                 events=wire.EVENTS,
             ),
-            Route("GET", ONE, kept.get, "A response that is kept", gives=wire.Response, parameters=(INCLUDED,)),
-            Route("DELETE", ONE, kept.delete, "Forget a response", gives=wire.Deleted),
+            Route("GET", ONE, stored.get, "Get a stored response", response=wire.Response, parameters=(INCLUDED,)),
+            Route("DELETE", ONE, stored.delete, "Delete a stored response", response=wire.Deleted),
             Route(
                 "GET",
                 f"{ONE}/input_items",
-                kept.input_items,
-                "What was said before it",
-                gives=wire.ItemList,
+                stored.input_items,
+                "List the items before it",
+                response=wire.ItemList,
                 parameters=(LIMIT, ORDER, AFTER, INCLUDED),
             ),
-            Route("POST", f"{ONE}/cancel", kept.cancel, "Refused: nothing runs in the background", fails=(400,), refuses=True),
+            Route(
+                "POST", f"{ONE}/cancel", stored.cancel, "Refused: there are no background responses", errors=(400,), refused=True
+            ),
         ],
     )

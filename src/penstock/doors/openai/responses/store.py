@@ -1,4 +1,4 @@
-"""ResponseStore: the responses that are kept, by the names that clients have for them and for the items in them."""
+"""ResponseStore: stored responses and their items, by the ids that clients know."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.errors import NoPreviousResponse, RequestError, UnknownResponse
 from penstock.workspace.store.job_id import is_job_id
 from penstock.workspace.store.responses import ResponseRecord, Responses
 
-NO_SHELF = "This server keeps nothing: start it with --workspace FOLDER."
+NO_WORKSPACE_HINT = "This server stores nothing: start it with --workspace FOLDER."
 _RESPONSE = "resp_"
 _ITEM = re.compile(r"[a-z]+_(\d+_\d+_\d+)_\w+", re.ASCII)
 _PREFIXES = {wire.MessageItem: "msg", wire.FunctionCall: "fc", wire.FunctionCallOutput: "fco"}
@@ -29,13 +29,13 @@ def response_id(job_id: str) -> str:
 
 
 def item_id(kind: type[wire.Item], job_id: str, place: int | str) -> str:
-    """It tells which response it is of, so that one can be found by its id alone."""
+    """The id of an item. It contains the response's, so that an item is found by its id alone."""
     return f"{_PREFIXES[kind]}_{job_id}_{place}"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response, and all that was said before it."""
+    """A response, and the items before it."""
 
     response: wire.Response
     items: Sequence[wire.Item]
@@ -46,10 +46,11 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """`responses` is None where nothing is kept, and `why` says what to do about that."""
+    """responses: None if nothing is stored; `hint` says what to do about that."""
 
-    def __init__(self, responses: Responses | None, why: str = NO_SHELF) -> None:
-        self._responses, self.why = responses, why
+    def __init__(self, responses: Responses | None, hint: str = NO_WORKSPACE_HINT) -> None:
+        self._responses = responses
+        self.hint = hint
 
     @property
     def exists(self) -> bool:
@@ -61,7 +62,7 @@ class ResponseStore:
         self._responses.put(job_id, ResponseRecord(encode(response), encode(_numbered(items, job_id))), owner=owner)
 
     def find(self, name: str, *, owner: str | None) -> StoredResponse:
-        found = self._look(name.removeprefix(_RESPONSE), owner) if name.startswith(_RESPONSE) else None
+        found = self._read(name.removeprefix(_RESPONSE), owner) if name.startswith(_RESPONSE) else None
         if found is None:
             raise self._unknown(name)
         return found
@@ -73,24 +74,24 @@ class ResponseStore:
             raise self._unknown(name)
 
     def conversation(self, previous: str | None, *, owner: str | None) -> list[wire.Item]:
-        """What was said up to and with the response that a request goes on from."""
+        """The items up to and including the previous response."""
         field = "previous_response_id"
         if previous is None:
             return []
         if self._responses is None:
-            raise RequestError(f"There is no response '{previous[:80]}'.", field=field, hint=self.why)
+            raise RequestError(f"There is no response '{previous[:80]}'.", field=field, hint=self.hint)
         try:
             return self.find(previous, owner=owner).conversation
         except UnknownResponse as error:
             raise NoPreviousResponse(error.message, field=field, hint=error.hint) from None
 
     def finder(self, *, owner: str | None) -> Callable[[str], wire.Item | None]:
-        """Finds items by their ids; each response is read once, however many of its items are asked for."""
+        """Make a function that finds items by id, and reads each response only once."""
 
         @functools.cache
         def items_of(job_id: str) -> Mapping[str, wire.Item]:
-            kept = self._look(job_id, owner)
-            return {} if kept is None else {item.id: item for item in reversed(kept.conversation)}
+            stored = self._read(job_id, owner)
+            return {} if stored is None else {item.id: item for item in reversed(stored.conversation)}
 
         def find(name: str) -> wire.Item | None:
             known = _ITEM.fullmatch(name)
@@ -98,25 +99,25 @@ class ResponseStore:
 
         return find
 
-    def _look(self, job_id: str, owner: str | None) -> StoredResponse | None:
+    def _read(self, job_id: str, owner: str | None) -> StoredResponse | None:
         if self._responses is None or not is_job_id(job_id):
             return None
         try:
             found = self._responses.get(job_id, owner=owner)
             return None if found is None else StoredResponse(_read_response(found.response), _read_items(found.items))
-        except ValueError:  # of msgspec's errors too
+        except ValueError:  # includes msgspec's errors
             raise UnknownResponse(
                 f"The response '{response_id(job_id)}' cannot be read: its files are damaged.",
-                hint="Restore the workspace's folder, or begin the conversation again.",
+                hint="Restore the workspace folder, or start the conversation again.",
             ) from None
 
     def _unknown(self, name: str) -> UnknownResponse:
-        why = "It was not stored, it was deleted, or its time is over." if self.exists else self.why
-        return UnknownResponse(f"There is no response '{name[:80]}'.", hint=why)
+        hint = "It was not stored, was deleted, or has expired." if self.exists else self.hint
+        return UnknownResponse(f"There is no response '{name[:80]}'.", hint=hint)
 
 
 def _numbered(items: Sequence[wire.Item], job_id: str) -> list[wire.Item]:
-    """Each with an id of its own: pages of them are asked for by the last id of the page before."""
+    """Give each item a unique id, which paging needs."""
     seen: set[str] = set()
     out: list[wire.Item] = []
     for i, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""What clients ask about a response that is kept: the response again, what was said before it, and to forget it."""
+"""The endpoints of stored responses: get, delete, and list the items before one."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from starlette.responses import Response
 
 from penstock.doors.dispatch.dispatcher import caller_of
 from penstock.doors.http.fields import run_in_thread
-from penstock.doors.http.paging import Page, refuse_others
+from penstock.doors.http.paging import Page, refuse_unknown_params
 from penstock.doors.http.replies import json_reply
 from penstock.doors.openai.responses import wire
 from penstock.doors.openai.responses.store import ResponseStore, StoredResponse
 from penstock.errors import RequestError
 
 PAGE, MAX_PAGE = 20, 100
-INCLUDE = ("include", "include[]")  # all that there is always comes
+INCLUDE = ("include", "include[]")  # all is always included
 
 
 class StoredResponseEndpoints:
-    def __init__(self, shelf: ResponseStore) -> None:
-        self._shelf = shelf
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
 
     async def get(self, request: Request) -> Response:
-        refuse_others(request, *INCLUDE, "stream", "include_obfuscation")
+        refuse_unknown_params(request, *INCLUDE, "stream", "include_obfuscation")
         if request.query_params.get("stream", "false") != "false":
-            raise RequestError("stream: this response is over.", field="stream", hint="Ask for it whole.")
+            raise RequestError("This response is complete and cannot be streamed.", field="stream", hint="Leave stream out.")
         return json_reply((await self._find(request)).response)
 
     async def delete(self, request: Request) -> Response:
         name, owner = request.path_params["response"], caller_of(request).owner
-        await run_in_thread(lambda: self._shelf.remove(name, owner=owner))
+        await run_in_thread(lambda: self._store.remove(name, owner=owner))
         return json_reply(wire.Deleted(id=name))
 
     async def input_items(self, request: Request) -> Response:
-        asked = Page.asked(request, usual=PAGE, most=MAX_PAGE, also=INCLUDE)
-        kept = await self._find(request)
-        page, more = asked.cut(reversed(kept.items), lambda item: item.id)
+        wanted = Page.from_request(request, default=PAGE, maximum=MAX_PAGE, also=INCLUDE)
+        stored = await self._find(request)
+        page, more = wanted.cut(reversed(stored.items), lambda item: item.id)
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         return json_reply(wire.ItemList(data=page, first_id=first, last_id=last, has_more=more))
 
     async def cancel(self, request: Request) -> Response:
         await self._find(request)
         raise RequestError(
-            "This response is over.", hint="Only what runs in the background could be cancelled, and nothing does."
+            "This response is complete.", hint="Only background responses can be cancelled, which are not supported here."
         )
 
     async def _find(self, request: Request) -> StoredResponse:
         name, owner = request.path_params["response"], caller_of(request).owner
-        return await run_in_thread(lambda: self._shelf.find(name, owner=owner))
+        return await run_in_thread(lambda: self._store.find(name, owner=owner))

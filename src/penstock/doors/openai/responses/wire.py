@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's Responses: items of a conversation, the response itself, and the events of its stream."""
+"""The items, response bodies and events of OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ItemList(WireStruct, kw_only=True, omit_defaults=False):
 
 class InputDetails(WireStruct, kw_only=True, omit_defaults=False):
     cached_tokens: int
-    cache_write_tokens: int = 0  # what that costs elsewhere costs nothing here
+    cache_write_tokens: int = 0  # not counted here
 
 
 class OutputDetails(WireStruct, kw_only=True, omit_defaults=False):
@@ -209,7 +209,7 @@ class ArgumentsDoneEvent(Event):
 
 
 class ErrorEvent(Event):
-    """As it is described, and once more in `error`: OpenAI's own clients raise what they find there."""
+    """The error at the top level, as documented, and again in `error`, where OpenAI's clients read it."""
 
     code: str | None
     message: str

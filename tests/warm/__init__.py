@@ -1,0 +1,59 @@
+"""Commands that start at once: each runs in a process of its own, forked from one that has imported everything.
+
+`import torch` takes three seconds of a processor, and hundreds of tests start a command. What they start here is a real process
+with its own stdin, stdout, stderr, environment and exit code; signals reach it, and it ends as Python ends. What differs from
+`python -m penstock.cli` is that nothing is imported at the start, so tests of the start itself and of Python's own variables
+(OMP_NUM_THREADS and others; only PYTHONIOENCODING is obeyed here) use that instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CLIENT = Path(__file__).with_name("client.py")
+
+
+@functools.cache
+def address() -> str:
+    """The socket of this process's server, which is started on first use and ends with this process."""
+    folder = tempfile.mkdtemp(prefix="penstock-warm-")
+    path = f"{folder}/socket"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.warm.server", path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+
+    def stop() -> None:
+        server.communicate()  # the end of its stdin is the end of the server
+        shutil.rmtree(folder)
+
+    atexit.register(stop)
+    return path
+
+
+def module(name: str, *args: str | Path) -> list[str]:
+    """What starts like `python -m name args`."""
+    return [sys.executable, "-I", "-S", str(CLIENT), address(), name, *map(str, args)]
+
+
+def penstock(*args: str | Path) -> list[str]:
+    """What starts like `python -m penstock.cli args`."""
+    return module("penstock.cli", *args)
+
+
+def script(folder: Path) -> Path:
+    """A folder for PATH, in which `penstock` is such a command."""
+    folder.mkdir()
+    file = folder / "penstock"
+    file.write_text(f'#!/bin/sh\nexec {" ".join(penstock())} "$@"\n', encoding="utf-8")
+    file.chmod(0o755)
+    return folder
