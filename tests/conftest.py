@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.jobs import Run, in_this_process
+from tests.memory import release_memory
 from tests.server import loaded_model as loaded_model
 from tests.server import penstock_server as penstock_server
 from tests.server import small_model as small_model
@@ -26,6 +29,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers with a thread per core each would fight for the cores. Set before torch is imported, and inherited by
     # every process that a test starts.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("penstock")
 
 for ignored in (signal.SIGINT, signal.SIGHUP):
     # A shell lets what it starts with `&` ignore Ctrl-C, as nohup does with SIGHUP; every process of a test would inherit that.
@@ -47,6 +54,13 @@ def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory, default_model_fold
     from tests.small_model import write_small_model
 
     return write_small_model(tmp_path_factory.mktemp("models") / "tiny", default_model_folder, layers=6, width=64)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _memory_of_a_module() -> Iterator[None]:
+    """A worker keeps no more than what its session needs: what a file of tests has used goes back to the system."""
+    yield
+    release_memory()
 
 
 @pytest.fixture

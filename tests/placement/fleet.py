@@ -14,6 +14,7 @@ from penstock.config.network import NetworkConfig
 from penstock.config.node import HostedModelConfig, NodeConfig
 from penstock.domain.topology import LayerRange
 from penstock.engine.hosted_model import HostedLayers, host
+from penstock.engine.routing.config import RoutingConfig
 from penstock.model.segment import LlmModel
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.peers.membership import Membership
@@ -71,7 +72,7 @@ class FleetNode:
         self.placing.watch()
 
     def _host(self, loaded: LoadedModel, pipe: Pipe) -> HostedLayers:
-        return host(loaded, pipe, self.config.engine, epoch=self.membership.epoch)
+        return host(loaded, pipe, self.config.engine, routing=RoutingConfig(epoch=self.membership.epoch))
 
     @property
     def held(self) -> list[str]:

@@ -264,7 +264,7 @@ def test_a_response_whose_files_are_damaged_says_so(client: OpenAI, workspace: P
         ({"background": True}, "background", "batch"),
         ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
         ({"prompt": {"id": "x"}}, "prompt", "stored"),
-        ({"truncation": "auto"}, "truncation", "left out"),
+        ({"truncation": "auto"}, "truncation", "Leave out"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort", "chat_template_kwargs"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "short or long"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),

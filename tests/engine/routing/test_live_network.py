@@ -71,7 +71,7 @@ class LiveNode:
     def drop(self, start: int, end: int) -> None:
         self.membership.retire("fake", LayerRange(start, end))
         self.engine.drop_segment(LayerRange(start, end))
-        self.membership.retired("fake", LayerRange(start, end))
+        self.membership.finish_retiring("fake", LayerRange(start, end))
 
     def ask(self, prompt: list[int], seed: int) -> queue.SimpleQueue[JobUpdate]:
         updates: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()

@@ -207,7 +207,7 @@ class EndsTooEarly(Workspace):
 
 
 class TidiesTooLate(Workspace):
-    def _move_on(self, held: HeldJob, place: Place) -> None:
+    def _move_to_end(self, held: HeldJob, place: Place) -> None:
         self.disk.move(held.job_id, self._folders[held.place], self._folders[place])
         for name in ("tokens.bin", "partial.txt"):
             self.disk.remove(name, held.folder)
