@@ -22,6 +22,7 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Span
 from penstock.domain.updates import JobDone, JobFailed, TokensOut
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host
+from penstock.engine.routing.config import RoutingConfig
 from penstock.model.sources import DEFAULT_MODEL
 from penstock.network.codec import encode
 from penstock.network.in_process import Hub, InProcessRouter
@@ -179,7 +180,7 @@ class Node:
         )
         self.ends = loaded.ends
         self.hosted: HostedLayers | HostedModel = host(
-            loaded, self.membership.pipes.make(loaded, CONFIG.block_size), CONFIG, epoch=1
+            loaded, self.membership.pipes.make(loaded, CONFIG.block_size), CONFIG, routing=RoutingConfig(epoch=1)
         )
         self.hosted.start()
         self.membership.start()
