@@ -191,7 +191,10 @@ def test_a_rotation_of_a_part_of_the_head_is_refused_where_the_family_has_none(f
             {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 5, "moe_intermediate_size": 32},
             "num_experts_per_tok = 5 is more than the 4",
         ),
-        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 7}}, "short_factor has 7 numbers, but 8"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 7}},
+            "short_factor has 7 numbers, but there are 8",
+        ),
         (
             {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 64, "short_factor": [1.0] * 8}},
             "lacks 'long_factor'",

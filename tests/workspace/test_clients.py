@@ -275,7 +275,7 @@ def test_a_prompt_without_an_end_is_refused_before_its_end(
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=(pipe := Endless()), isatty=lambda: False))
     code, out, err = in_this_process(monkeypatch, capsys, "work", queue.path, "-")
     assert (code, out) == (2, "")
-    assert f"more than {MAX_PROMPT_BYTES} bytes" in " ".join(err.split())
+    assert f"longer than {MAX_PROMPT_BYTES} bytes" in " ".join(err.split())
     assert pipe.read_bytes == MAX_PROMPT_BYTES + 1
     assert queue.flow.counts()[Status.QUEUED] == 0
 
