@@ -153,7 +153,7 @@ def open_files(pid: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_a_storm_of_clients_leaves_the_server_as_it_was(server: Server, alive: Path) -> None:
     files = open_files(server.process.pid)
     used: list[int] = []
