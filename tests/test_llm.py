@@ -30,7 +30,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 @pytest.fixture(scope="module")
 def llm(default_model_folder: object) -> Iterator[LLM]:
-    with LLM(kv_memory=200 << 20) as found:
+    with LLM(dtype="float32", kv_memory=400 << 20) as found:  # room for more than the context
         yield found
 
 

@@ -12,6 +12,7 @@ from penstock.audit.attacks import Dictionary, LinearMap, fit, share
 from penstock.audit.cut_model import CutModel, kept_layers, load_cut
 from penstock.audit.search import BATCH_GROWTH, FIRST_BATCH, MAX_BATCH, Known, Search, ranking_flops, try_flops
 from penstock.model.shapes import max_layer_params
+from tests.hardware import needs_bf16
 
 KNOWN, SOUGHT = 16, 24
 
@@ -137,6 +138,7 @@ def test_the_search_recovers_a_text_token_by_token(
     assert found.passes >= 2 * SOUGHT
 
 
+@needs_bf16
 @pytest.mark.slow
 def test_the_search_recovers_what_a_node_computes_in_bfloat16(
     default_model_folder: Path, public: list[int], sample: list[int]

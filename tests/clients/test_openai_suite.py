@@ -36,19 +36,16 @@ DESELECTED = {
     "test_responses.py and compact": "a conversation is not made shorter here",
     "test_files.py and create": "files are for batches, and these are for assistants",
 }
-ALIASES = """
-[limits]
-max_tokens = 24
-[aliases]
-"gpt-6-astra" = "smollm2-135m"
-"gpt-3.5-turbo-instruct" = "smollm2-135m"
-"text-embedding-3-small" = "smollm2-135m"
-"""
+NAMES = ["smollm2-135m", "gpt-6-astra", "gpt-3.5-turbo-instruct", "text-embedding-3-small"]  # that the tests ask for
 
 
 @pytest.mark.slow
-def test_the_clients_own_tests_pass(tmp_path: Path, default_model_folder: Path) -> None:
+def test_the_clients_own_tests_pass(tmp_path: Path, small_model_folder: Path) -> None:
     suite = unpacked("openai", tmp_path)
-    with running_server(config=ALIASES) as server, with_examples(server.url) as url:
+    aliases = "\n".join(["[aliases]", *(f'"{name}" = "{small_model_folder}"' for name in NAMES)])
+    with (
+        running_server("--model", str(small_model_folder), "--max-tokens", "24", config=aliases) as server,
+        with_examples(server.url) as url,
+    ):
         count = passed(suite, f"{url}/v1", SUITES, left_out=DESELECTED)
     assert count >= 200  # both clients, loose and strict, whole and streamed

@@ -430,10 +430,14 @@ def ask(llm: LLM, *requests: JobRequest) -> list[Whole]:
     return [Whole.of(list(stream)) for stream in streams]
 
 
-def at_every_cut(request: JobRequest, whole: Whole) -> list[JobRequest]:
-    return [replace(request, resume=whole.token_ids[:cut]) for cut in range(1, len(whole.token_ids) + 1)]
+def at_cuts(request: JobRequest, whole: Whole, every: int) -> list[JobRequest]:
+    return [replace(request, resume=whole.token_ids[:cut]) for cut in range(1, len(whole.token_ids) + 1, every)]
 
 
+CUTS = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)], ids=["some cuts", "every cut"])
+
+
+@CUTS
 @pytest.mark.parametrize(
     "sampling,reason",
     [
@@ -443,19 +447,20 @@ def at_every_cut(request: JobRequest, whole: Whole) -> list[JobRequest]:
         (SamplingParams(temperature=0.3, seed=4), FinishReason.STOP),
     ],
 )
-def test_a_drawn_answer_of_the_real_model_is_the_same_at_every_cut(
-    llm: LLM, sampling: SamplingParams, reason: FinishReason
+def test_a_drawn_answer_of_the_real_model_is_the_same_wherever_it_was_cut(
+    llm: LLM, sampling: SamplingParams, reason: FinishReason, every: int
 ) -> None:
     request = JobRequest(messages=[{"role": "user", "content": "What is the capital of France?"}], sampling=sampling)
     (whole,) = ask(llm, request)
     assert whole.ends[0].reason is reason
     assert 4 <= len(whole.token_ids) <= 12
-    for resumed in ask(llm, *at_every_cut(request, whole)):
+    for resumed in ask(llm, *at_cuts(request, whole, every)):
         assert resumed == whole
 
 
+@CUTS
 @pytest.mark.parametrize("pattern", [r"[A-Z][a-z]{2,12} \(founded in [0-9]{2,4}\)", "🦦 é 漢字!"])
-def test_a_grammar_goes_on_where_the_answer_was_cut(llm: LLM, grammars: Grammars, pattern: str) -> None:
+def test_a_grammar_goes_on_where_the_answer_was_cut(llm: LLM, grammars: Grammars, pattern: str, every: int) -> None:
     """The second one has characters of several tokens each: cut inside, they still come out whole."""
     request = JobRequest(
         prompt=llm.tokenizer.encode("A city:"),
@@ -465,7 +470,7 @@ def test_a_grammar_goes_on_where_the_answer_was_cut(llm: LLM, grammars: Grammars
     (whole,) = ask(llm, request)
     assert re.fullmatch(pattern, whole.text)
     assert len(whole.token_ids) > 6
-    for resumed in ask(llm, *at_every_cut(request, whole)):
+    for resumed in ask(llm, *at_cuts(request, whole, every)):
         assert resumed == whole
     too_early = replace(request, resume=[*whole.token_ids[:2], 2])
     wrong = replace(request, resume=llm.tokenizer.encode("no city"))

@@ -101,7 +101,7 @@ def test_a_budget_is_never_exceeded(total: int, ends: bool, kv_memory: int | Non
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="how much memory a process has is asked of Linux")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_loaded_takes_no_more_than_its_budget(dtype: str, default_model_folder: Path) -> None:
-    """In a process of its own, with every byte of KV written. The tokenizer is made before: it is no part of a budget."""
+    """In a process of its own, with every byte of KV written. A tokenizer is no part of a budget."""
     script = """
 import json, re, sys
 from penstock.config.engine import EngineConfig
@@ -123,7 +123,8 @@ room = budget.held = budget.room
 segment = manager.load_layers(found, LayerRange(0, room), budget.blocks)
 for layer in segment._layers:
     layer.kv.fill_(1)
-print(json.dumps({"room": room, "spent": budget.spent, "total": budget.total, "measured": held() - before}))
+spent, total, measured = budget.spent, budget.total, held() - before
+print(json.dumps({"room": room, "spent": spent, "total": total, "measured": measured}))
 """
     done = subprocess.run(
         [sys.executable, "-c", script, dtype],
@@ -136,5 +137,5 @@ print(json.dumps({"room": room, "spent": budget.spent, "total": budget.total, "m
     found = json.loads(done.stdout)
     assert found["room"] >= 5
     assert found["spent"] <= found["total"]
-    tokenizer = 40_000_000  # the ends have one of their own
-    assert 0.6 * found["spent"] < found["measured"] < found["total"] + tokenizer, found
+    slack = 60_000_000  # the ends have a tokenizer of their own, and memory is taken in huge pages
+    assert 0.6 * found["spent"] < found["measured"] < found["total"] + slack, found

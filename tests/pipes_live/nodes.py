@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.server import clean_environment
+from tests.warm.process import Process
 
 MODEL = "smollm2-135m"
 PATIENCE = 120.0  # seconds for what should take a few: the machine may be busy with other things
@@ -79,7 +78,7 @@ class Node:
     spec: Spec
     folder: Path
     port: int  # of the network
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     url: str = ""
     lives: int = 0
 
@@ -100,11 +99,9 @@ class Node:
         """Only starts it: `wait_until_up` says when it answers."""
         assert not self.up
         self.lives += 1
-        command = [sys.executable, "-m", "penstock.cli", "serve", "--config", str(self.config), "--port", "0"]
+        args = ["serve", "--config", str(self.config), "--port", "0"]
         with self._file("stdout").open("wb") as stdout, self._file("stderr").open("wb") as stderr:
-            self.process = subprocess.Popen(
-                command, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, env=clean_environment(OMP_NUM_THREADS="1")
-            )
+            self.process = Process("penstock.cli", args, clean_environment(), stdout=stdout, stderr=stderr)
 
     def wait_until_up(self) -> None:
         def found() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
+from tests import warm
 from tests.server import Server, clean_environment, free_port, running_server, until_ready
 from tests.small_model import write_small_model
 
@@ -28,13 +28,13 @@ class Machine:
     def __init__(self, folder: Path, name: str, stack: ExitStack, *, own_cache: bool = True) -> None:
         self.name, self._stack, self._listen = name, stack, f"tls/127.0.0.1:{free_port()}"
         self.home, self.cache = folder / name / "home", folder / name / "cache"
-        self.env = {"PENSTOCK_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
+        self.env = {"PENSTOCK_HOME": str(self.home)}
         if own_cache:
             self.env["PENSTOCK_CACHE"] = str(self.cache)
 
     def penstock(self, *args: str, stdin: str = "") -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "penstock.cli", *args],
+            warm.penstock(*args),
             capture_output=True,
             text=True,
             input=stdin,
@@ -51,7 +51,7 @@ class Machine:
         self.penstock("network", "join", "-", "--listen", self._listen, stdin=token)
 
     def serve(self, *args: str) -> Server:
-        return self._stack.enter_context(running_server(*args, ready=False, **self.env))
+        return self._stack.enter_context(running_server("--dtype", "float32", *args, ready=False, **self.env))
 
     def fetched(self) -> set[int]:
         """Layers that lie in its own cache."""
@@ -97,7 +97,7 @@ def test_three_machines_from_create_to_a_streamed_answer_and_a_lost_laptop(machi
         assert len(token.split()) == 1
         other.join(token)
 
-    first = a.serve("--max-memory", "160MB")
+    first = a.serve("--max-memory", "320MB")
     mine = held(first)["a"][0]
     assert mine[0] == 0
     assert mine[1] < 30
@@ -143,9 +143,9 @@ def test_private_layers_work_beside_a_node_that_holds_everything_and_a_long_prom
     a, b = machine("a", own_cache=False), machine("b", own_cache=False)
     b.create("home")
     a.join(b.penstock("network", "invite", "a"))
-    everything = b.serve("--model", model, "--max-memory", "110MB")
+    everything = b.serve("--model", model, "--max-memory", "220MB")
     assert held(everything) == {"b": [[0, 30]]}
-    private = a.serve("--model", model, "--private-layers", "2,2", "--max-memory", "23MB")
+    private = a.serve("--model", model, "--private-layers", "2,2", "--max-memory", "46MB")
     until_ready(private)
     hops = private.get("/network")["pipes"][0]["route"]["hops"]
     assert [(hop["node"], hop["layers"]) for hop in hops] == [("a", [0, 2]), ("b", [2, 28]), ("a", [28, 30])]
@@ -160,7 +160,7 @@ def test_a_node_may_keep_the_first_and_last_layers_and_another_have_only_the_end
     a.create("home")
     for other in (b, c):
         other.join(a.penstock("network", "invite", other.name))
-    private = a.serve("--private-layers", "2,2", "--max-memory", "200MB")
+    private = a.serve("--private-layers", "2,2", "--max-memory", "400MB")
     layers = b.serve("--no-ends")
     until_ready(private)
     assert "Paris" in streamed(private)

@@ -53,7 +53,7 @@ def complete(node: FleetNode) -> bool:
     return bool(pipes) and pipes[0].is_complete()
 
 
-@pytest.mark.parametrize("attempt", range(20))
+@pytest.mark.parametrize("attempt", [*range(5), *(pytest.param(later, marks=pytest.mark.slow) for later in range(5, 20))])
 def test_four_nodes_started_at_the_same_instant_make_a_whole_pipe_and_load_nothing_twice(
     attempt: int, node: Callable[..., FleetNode]
 ) -> None:

@@ -3,13 +3,14 @@
 `import torch` takes three seconds of a processor, and hundreds of tests start a command. What they start here is a real process
 with its own stdin, stdout, stderr, environment and exit code; signals reach it, and it ends as Python ends. What differs from
 `python -m penstock.cli` is that nothing is imported at the start, so tests of the start itself and of Python's own variables
-(OMP_NUM_THREADS and others; only PYTHONIOENCODING is obeyed here) use that instead.
+(only PYTHONIOENCODING is obeyed here, and OMP_NUM_THREADS is 1) use that instead.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,11 @@ def address() -> str:
     folder = tempfile.mkdtemp(prefix="penstock-warm-")
     path = f"{folder}/socket"
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm.server", path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.warm.server", path],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # several of its processes share the cores
     )
     assert server.stdin is not None
     assert server.stdout is not None

@@ -234,14 +234,14 @@ def pick_device(device: str) -> torch.device:
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """The torch dtype. `auto` is bf16 if the hardware supports it, otherwise fp32, which is then faster."""
     if dtype == "auto":
-        return torch.bfloat16 if device.type != "cpu" or _cpu_has_bf16() else torch.float32
+        return torch.bfloat16 if device.type != "cpu" or cpu_has_bf16() else torch.float32
     found = DTYPES.get(dtype)
     if found is None:
         raise ConfigError(f"Unknown dtype '{dtype}'.", hint=f"Use auto, {' or '.join(DTYPES)}.")
     return found
 
 
-def _cpu_has_bf16() -> bool:
+def cpu_has_bf16() -> bool:
     try:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):

@@ -22,7 +22,7 @@ from tests.doors.grammar.test_schemas import validate
 
 pytestmark = pytest.mark.slow
 
-SCHEMAS = 100
+SCHEMAS = 40
 
 
 @pytest.fixture(scope="module")

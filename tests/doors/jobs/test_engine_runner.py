@@ -218,12 +218,17 @@ def test_a_drawn_seed_is_kept_for_those_who_go_on(runner: EngineRunner, workspac
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("tokens", [[4_000_000_000], [49_152], [17, 18, 19]], ids=["no token", "behind the last", "no JSON"])
-def test_tokens_that_cannot_be_continued_are_dropped(runner: EngineRunner, workspace: Workspace, tokens: Sequence[int]) -> None:
+@pytest.mark.parametrize(
+    "kind,tokens",
+    [("greedy", [4_000_000_000]), ("greedy", [49_152]), ("with a schema", [17, 18, 19])],
+    ids=["no token", "behind the last", "no JSON"],
+)
+def test_tokens_that_cannot_be_continued_are_dropped(
+    runner: EngineRunner, workspace: Workspace, kind: str, tokens: Sequence[int]
+) -> None:
     """The first two are refused when the job is started, the last ones by its grammar, on the compute thread."""
     work, flow = Work(workspace), Flow(workspace)
-    asked = ASKED["with a schema"]
-    whole, forged = work.submit(PROMPT, **asked), work.submit(PROMPT, **asked)
+    whole, forged = work.submit(PROMPT, **ASKED[kind]), work.submit(PROMPT, **ASKED[kind])
     stop_after(workspace, runner, forged, 5)
     forge(workspace, forged, tokens)
     Pool(workspace, runner).drain()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ import openai
 from penstock.workspace.batch.journal import JOURNAL
 from penstock.workspace.store.files import Place
 from tests.server import clean_environment, free_port
+from tests.warm.process import Process
 
 MODEL = "smollm2-135m"
 PATIENCE = 120.0  # seconds for a server to start
@@ -119,10 +118,9 @@ def _let_it_work(client: openai.OpenAI, batch_id: str, chance: random.Random) ->
 @contextmanager
 def _server(workspace: Path, port: int, log: Path) -> Iterator[None]:
     """Killed at the end, without a goodbye."""
-    command = [sys.executable, "-m", "penstock.cli", "serve", "--port", str(port), "--workspace", str(workspace)]
-    command += ["--kv-memory", "200MB"]
+    args = ["serve", "--port", str(port), "--workspace", str(workspace), "--kv-memory", "200MB"]
     with log.open("ab") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=clean_environment())
+        process = Process("penstock.cli", args, clean_environment(), stdout=out, stderr=out)
     try:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
         until = time.monotonic() + PATIENCE
