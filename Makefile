@@ -6,7 +6,7 @@
 
 PYTHON      ?= python3
 PROMPT      ?= What is the capital of France?
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 3 --dist loadfile
 SOAK_ARGS   ?=
 BENCH_ARGS  ?=
 SERVE_ARGS  ?=

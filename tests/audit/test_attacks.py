@@ -121,7 +121,7 @@ def search_at(depth: int, model: CutModel, dictionary: Dictionary, states: dict[
     return Search(model, depth, dictionary, mapped(dictionary, states[depth], public))
 
 
-@pytest.mark.parametrize("depth", [2, 6])
+@pytest.mark.parametrize("depth", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_the_search_recovers_a_text_token_by_token(
     depth: int,
     model: CutModel,

@@ -33,7 +33,7 @@ def model_at(server: Server, **more: bool) -> ChatOpenAI:
     "responses, streaming",
     [
         pytest.param(True, True, id="responses-streamed"),
-        pytest.param(False, False, id="chat-whole"),
+        pytest.param(False, False, id="chat-whole", marks=pytest.mark.slow),
         pytest.param(True, False, id="responses-whole", marks=pytest.mark.slow),
         pytest.param(False, True, id="chat-streamed", marks=pytest.mark.slow),
     ],

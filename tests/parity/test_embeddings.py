@@ -50,6 +50,7 @@ def test_prompts_of_all_lengths_have_the_embeddings_of_transformers(llm: LLM) ->
     assert not same(found[1], THEIRS["emoji without its end"]), "a token less can be told apart"
 
 
+@pytest.mark.slow
 def test_an_embedding_among_running_chats_is_the_same(llm: LLM) -> None:
     prompt, said, ended = EMBEDDED["chat turns"], list[JobUpdate](), threading.Event()
 

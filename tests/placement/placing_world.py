@@ -94,9 +94,10 @@ class World:
 
     def could_be_complete(self) -> bool:
         """By the room of those that live, apart from what is pinned: everything else can move."""
-        pinned = [Member(node=name, held=self.machines[name].pinned) for name in self.nodes]
-        room = sum(self.machines[name].capacity - size(self.machines[name].pinned) for name in self.nodes)
-        return size(lacking(pinned, self.num_layers)) <= room
+        machines = [self.machines[name] for name in self.nodes]
+        pinned = {layer for machine in machines for layers in machine.pinned for layer in layers.layers()}
+        room = sum(machine.capacity - size(machine.pinned) for machine in machines)
+        return self.num_layers - len(pinned) <= room
 
     def acts(self, kind: type[Act], node: str | None = None) -> list[Event]:
         return [event for event in self.log if isinstance(event.act, kind) and node in (None, event.node)]

@@ -191,7 +191,7 @@ PROMPT = "Tell me about the Danube, and list five numbers."
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "with a schema" else kind for kind in ASKED]
+    "kind", [kind if kind == "with a schema and a seed" else pytest.param(kind, marks=pytest.mark.slow) for kind in ASKED]
 )
 def test_a_job_that_was_stopped_says_what_an_undisturbed_one_says(runner: EngineRunner, workspace: Workspace, kind: str) -> None:
     work, flow = Work(workspace), Flow(workspace)
@@ -220,8 +220,11 @@ def test_a_drawn_seed_is_kept_for_those_who_go_on(runner: EngineRunner, workspac
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     "kind,tokens",
-    [("greedy", [4_000_000_000]), ("greedy", [49_152]), ("with a schema", [17, 18, 19])],
-    ids=["no token", "behind the last", "no JSON"],
+    [
+        pytest.param("greedy", [4_000_000_000], id="no token", marks=pytest.mark.slow),
+        pytest.param("greedy", [49_152], id="behind the last"),
+        pytest.param("with a schema", [17, 18, 19], id="no JSON", marks=pytest.mark.slow),
+    ],
 )
 def test_tokens_that_cannot_be_continued_are_dropped(
     runner: EngineRunner, workspace: Workspace, kind: str, tokens: Sequence[int]

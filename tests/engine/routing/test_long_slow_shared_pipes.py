@@ -194,7 +194,7 @@ def test_a_step_target_bounds_passes_on_another_node() -> None:
     reason="The largest chunk that a step target allows takes no account of how wide the model is.",
 )
 def test_the_largest_chunk_of_a_step_target_fits_a_message_of_a_wide_model() -> None:
-    rows, width = StepTimePredictor().chunk_within(1e9, 0, 0), 4096
+    rows, width = StepTimePredictor().chunk_within(1e9, 0, 0), 8192
     hidden = PackedHidden("float32", rows, width, bytes(4 * rows * width))
     encode(NetworkJob(RouteId("a", 1, 0), 5, [Span(1, 0, 0, 0, 0, rows, 0)], step=ComputeStep.LAYER, hidden=hidden))
 
