@@ -56,11 +56,16 @@ def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory, default_model_fold
     return write_small_model(tmp_path_factory.mktemp("models") / "tiny", default_model_folder, layers=6, width=64)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _memory_of_a_module() -> Iterator[None]:
-    """A worker keeps no more than what its session needs: what a file of tests has used goes back to the system."""
-    yield
-    release_memory()
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """A worker keeps no more than what its session needs: what a file of tests has used goes back to the system.
+
+    Not in a fixture: while the last one of a file is torn down, its test still holds what it was given.
+    """
+    found = yield
+    if nextitem is None or nextitem.path != item.path:
+        release_memory()
+    return found
 
 
 @pytest.fixture
