@@ -46,8 +46,9 @@ class EndModel:
         packed = can_pack(dtype, self.device)
         head = self._embedding if spec.tied else self._take(weights["lm_head.weight"])
         self._head: Linear = linear(head, None, packed=packed)
-        # an untied head that was packed is not stored a second time just to refine a few logits
-        self._rows = head if dtype != torch.float32 and (spec.tied or not packed) else None
+        # rows that refine the best logits; of an untied head that was packed they stay in the file, which is mapped
+        rows = weights["lm_head.weight"] if packed and not spec.tied else head
+        self._rows = rows if dtype != torch.float32 else None
 
     @torch.inference_mode()
     def compute_embed(self, token_ids: Sequence[int]) -> Tensor:
@@ -71,7 +72,7 @@ class EndModel:
         logits = self._head(normed.to(self.dtype)).float()
         if self._rows is not None:
             _, ids = top(logits, min(REFINED_CANDIDATES, logits.shape[1]))  # [R, k]
-            rows = self._rows[ids].float()  # [R, k, hidden]
+            rows = self._rows[ids].to(self.dtype).float()  # [R, k, hidden]
             logits.scatter_(1, ids, torch.bmm(rows, normed.unsqueeze(2)).squeeze(2))
         return logits
 
