@@ -15,33 +15,50 @@ from penstock.pipes.footprint import DEFAULT_KV_TOKENS, Budget, Footprint
 from tests.server import clean_environment
 
 CONTEXT = 131072
-FOOTPRINT = Footprint(num_layers=12, layer=70, ends=1000, kv_block=3, peak=20, min_blocks=10, max_blocks=1000)
+FOOTPRINT = Footprint(
+    num_layers=12,
+    layer=70,
+    ends=1000,
+    kv_block=3,
+    loading=20,
+    activations=8,
+    mask_block=2,
+    context_blocks=50,
+    min_blocks=10,
+    max_blocks=1000,
+)
+BUFFERS = 20 + 2 * 10 * 3 + 10 * 2  # while loading; the KV that a pass gathers, and its mask, with the fewest blocks
 
 
 def test_a_budget_counts_ends_layers_kv_and_the_peak_of_loading() -> None:
-    assert FOOTPRINT.min_layer == 100
-    assert Budget(FOOTPRINT, 1320, ends=True).capacity == 3
-    assert Budget(FOOTPRINT, 1319, ends=True).capacity == 2
-    assert Budget(FOOTPRINT, 1120, ends=False).capacity == 11
+    assert Budget(FOOTPRINT, 1300 + BUFFERS, ends=True).capacity == 3
+    assert Budget(FOOTPRINT, 1299 + BUFFERS, ends=True).capacity == 2
+    assert Budget(FOOTPRINT, 1100 + BUFFERS, ends=False).capacity == 11
     assert Budget(FOOTPRINT, 10**6, ends=False).capacity == 12  # the model has no more
     assert Budget(FOOTPRINT, 500, ends=True).capacity == 0
 
 
 def test_what_is_left_beside_the_layers_is_kv_for_all_of_them() -> None:
-    assert Budget(FOOTPRINT, 20 + 12 * 100, ends=False).blocks == 10
-    assert Budget(FOOTPRINT, 20 + 12 * 160, ends=False).blocks == 30
+    assert Budget(FOOTPRINT, 12 * 100 + BUFFERS, ends=False).blocks == 10
+    assert Budget(FOOTPRINT, 20 + 12 * 70 + 30 * (14 * 3 + 2), ends=False).blocks == 30
+    assert Budget(FOOTPRINT, 20 + 12 * 70 + 100 * 14 * 3 + 50 * 2, ends=False).blocks == 100  # no mask beyond a context
     assert Budget(FOOTPRINT, 10**9, ends=False).blocks == FOOTPRINT.max_blocks
-    assert Budget(FOOTPRINT, 20 + 3 * 160, ends=False, layers=3).blocks == 30  # as many as the settings ask for
+    assert Budget(FOOTPRINT, 20 + 3 * 70 + 30 * (5 * 3 + 2), ends=False, layers=3).blocks == 30  # as many as the settings ask for
+
+
+def test_without_a_limit_part_of_what_is_left_stays_free() -> None:
+    half = Budget(FOOTPRINT, 20 + 12 * 70 + 2 * 30 * (14 * 3 + 2), ends=False, kv_share=0.5)
+    assert (half.capacity, half.blocks) == (12, 30)
 
 
 def test_kv_memory_that_was_asked_for_is_what_all_layers_share() -> None:
-    budget = Budget(FOOTPRINT, 20 + 300 + 5 * 70, ends=False, kv_memory=300)
+    budget = Budget(FOOTPRINT, 20 + 5 * 70 + 300 + 20 * (2 * 3 + 2), ends=False, kv_memory=300)
     assert (budget.capacity, budget.blocks) == (5, 20)
     assert Budget(FOOTPRINT, 10**6, ends=False, kv_memory=13).capacity == 2  # a layer needs two blocks
 
 
 def test_layers_that_come_and_go_change_nothing_for_the_others() -> None:
-    budget = Budget(FOOTPRINT, 820, ends=False)
+    budget = Budget(FOOTPRINT, 8 * 100 + BUFFERS, ends=False)
     blocks = budget.blocks
     budget.held = 3
     assert (budget.room, budget.blocks) == (5, blocks)
@@ -57,17 +74,15 @@ def llama(num_layers: int, hidden: int, intermediate: int) -> Footprint:
         layer=layer,
         ends=2 * 2 * 128256 * hidden,
         kv_block=2 * 2 * 16 * 1024,
-        peak=2 * 2 * hidden * intermediate,
+        loading=2 * 2 * hidden * intermediate,
+        activations=2048 * (14 * hidden + 2 * (2 * (hidden + 1024) + 3 * intermediate)),
+        mask_block=2048 * 16 * 2,
+        context_blocks=CONTEXT // 16,
         min_blocks=DEFAULT_KV_TOKENS // 16 + 1,
         max_blocks=256 * CONTEXT // 16,
     )
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="KV takes no more than 2 GB for the whole model unless kv_memory says so, however much memory is left over.",
-)
 @pytest.mark.parametrize(
     "footprint, gigabytes, layers",
     [(llama(32, 4096, 14336), 64, 0), (llama(80, 8192, 28672), 113, 40)],
@@ -94,18 +109,20 @@ def test_a_budget_is_never_exceeded(total: int, ends: bool, kv_memory: int | Non
     assert budget.room == 0
     if budget.capacity:
         assert budget.blocks >= 2
-        assert budget.spent + FOOTPRINT.peak <= total
+        assert budget.spent + FOOTPRINT.peak + FOOTPRINT.kv(0, budget.blocks) <= total
         assert kv_memory is None or budget.capacity * budget.blocks * FOOTPRINT.kv_block <= kv_memory
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="how much memory a process has is asked of Linux")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_loaded_takes_no_more_than_its_budget(dtype: str, default_model_folder: Path) -> None:
-    """In a process of its own, with every byte of KV written. A tokenizer is no part of a budget."""
+    """In a process of its own, with every byte of KV written, and in the largest pass. A tokenizer is no part of a budget."""
     script = """
 import json, re, sys
+import torch
 from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange
+from penstock.model.attention import BatchPiece
 from penstock.model.sources import resolve
 from penstock.model.tokenizer import Tokenizer
 from penstock.pipes.model_manager import ModelManager
@@ -113,7 +130,13 @@ from penstock.pipes.model_manager import ModelManager
 def held() -> int:
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 
-manager, folder = ModelManager(EngineConfig()), resolve("smollm2-135m")
+def most() -> int:
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+
+def resident() -> int:
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+
+manager, folder = ModelManager(EngineConfig(chunk=64)), resolve("smollm2-135m")
 found = manager.find("smollm2-135m", folder, dtype=sys.argv[1], device="cpu")
 kept = [Tokenizer(folder), manager.load_layers(found, LayerRange(29, 30), 2)]  # and what libraries set up once
 budget = manager.budget(found, ends=True, kv_memory=None, max_memory=400_000_000)
@@ -124,7 +147,13 @@ segment = manager.load_layers(found, LayerRange(0, room), budget.blocks)
 for layer in segment._layers:
     layer.kv.fill_(1)
 spent, total, measured = budget.spent, budget.total, held() - before
-print(json.dumps({"room": room, "spent": spent, "total": total, "measured": measured}))
+tokens, end = 256, budget.blocks * 16
+open("/proc/self/clear_refs", "w").write("5")
+resting = resident()
+if sys.argv[1] == "float32":
+    segment.process(torch.zeros(tokens, 576), [BatchPiece(end - tokens, tokens, range(1, budget.blocks + 1))])
+pass_ = most() - resting
+print(json.dumps({"room": room, "spent": spent, "total": total, "measured": measured, "pass": pass_}))
 """
     done = subprocess.run(
         [sys.executable, "-c", script, dtype],
@@ -139,3 +168,4 @@ print(json.dumps({"room": room, "spent": spent, "total": total, "measured": meas
     assert found["spent"] <= found["total"]
     slack = 60_000_000  # the ends have a tokenizer of their own, and memory is taken in huge pages
     assert 0.6 * found["spent"] < found["measured"] < found["total"] + slack, found
+    assert found["measured"] + found["pass"] < found["total"] + slack, found

@@ -97,7 +97,7 @@ def test_three_machines_from_create_to_a_streamed_answer_and_a_lost_laptop(machi
         assert len(token.split()) == 1
         other.join(token)
 
-    first = a.serve("--max-memory", "320MB")
+    first = a.serve("--max-memory", "480MB")
     mine = held(first)["a"][0]
     assert mine[0] == 0
     assert mine[1] < 30
@@ -143,9 +143,9 @@ def test_private_layers_work_beside_a_node_that_holds_everything_and_a_long_prom
     a, b = machine("a", own_cache=False), machine("b", own_cache=False)
     b.create("home")
     a.join(b.penstock("network", "invite", "a"))
-    everything = b.serve("--model", model, "--max-memory", "220MB")
+    everything = b.serve("--model", model, "--max-memory", "300MB")
     assert held(everything) == {"b": [[0, 30]]}
-    private = a.serve("--model", model, "--private-layers", "2,2", "--max-memory", "46MB")
+    private = a.serve("--model", model, "--private-layers", "2,2", "--max-memory", "126MB")
     until_ready(private)
     hops = private.get("/network")["pipes"][0]["route"]["hops"]
     assert [(hop["node"], hop["layers"]) for hop in hops] == [("a", [0, 2]), ("b", [2, 28]), ("a", [28, 30])]
@@ -160,7 +160,7 @@ def test_a_node_may_keep_the_first_and_last_layers_and_another_have_only_the_end
     a.create("home")
     for other in (b, c):
         other.join(a.penstock("network", "invite", other.name))
-    private = a.serve("--private-layers", "2,2", "--max-memory", "400MB")
+    private = a.serve("--private-layers", "2,2", "--max-memory", "560MB")
     layers = b.serve("--no-ends")
     until_ready(private)
     assert "Paris" in streamed(private)

@@ -91,7 +91,7 @@ def memory_for(model: Path, layers: int) -> int:
     manager = ModelManager(EngineConfig(block_size=8))
     found = manager.find(str(model), model, dtype="float32", device="cpu")
     footprint = manager.budget(found, ends=False, kv_memory=None, max_memory=None).footprint
-    return footprint.peak + layers * footprint.min_layer + footprint.min_layer // 2
+    return (footprint.minimum(layers, ends=False) + footprint.minimum(layers + 1, ends=False)) // 2
 
 
 @contextmanager

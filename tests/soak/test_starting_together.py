@@ -16,9 +16,9 @@ from tests.server import Server, clean_environment, free_port, until_ready
 
 NAMES = ("a", "b", "c", "d")
 ROOMS = (
-    {"a": 150, "b": 160, "c": 170, "d": 200},
-    {"a": 400, "b": 70, "c": 120, "d": 70},
-    {"a": 180, "b": 180, "c": 180, "d": 180},
+    {"a": 230, "b": 240, "c": 250, "d": 280},
+    {"a": 480, "b": 150, "c": 200, "d": 150},
+    {"a": 260, "b": 260, "c": 260, "d": 260},
 )
 ATTEMPTS = 20
 

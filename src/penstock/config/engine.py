@@ -8,6 +8,7 @@ from penstock.config.checks import check_whole, unusable
 from penstock.errors import ConfigError
 
 POLICY_NAMES = ("fcfs", "edf", "lrs")
+MAX_CHUNK = 8192  # tokens; the attention mask grows with the square
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +40,10 @@ class EngineConfig:
         target = self.step_target
         if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not target > 0):
             raise unusable("step_target", target, "Give seconds above 0, such as 0.05.")
+
+    @property
+    def max_pass_tokens(self) -> int:
+        """The most prompt tokens that one pass takes of one origin."""
+        if self.step_target is not None:
+            return MAX_CHUNK
+        return max(2 * self.chunk, self.idle_chunk or 4 * self.chunk)

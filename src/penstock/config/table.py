@@ -172,7 +172,9 @@ SETTINGS = (
         sample="2,2",
     ),
     Setting(f"{MODELS}.max_memory", SIZE, "Memory limit for weights and KV, such as 4GB or 800MB.", sample=4 * 10**9),
-    Setting(f"{MODELS}.kv_memory", SIZE, "Memory for the KV cache; by default a share of what is free.", sample=10**9),
+    Setting(
+        f"{MODELS}.kv_memory", SIZE, "Memory for the KV cache; by default half of what is free, 90 % on a GPU.", sample=10**9
+    ),
     Setting(
         f"{MODELS}.load_ends",
         SWITCH,

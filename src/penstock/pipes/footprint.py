@@ -5,26 +5,51 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEFAULT_KV_TOKENS = 8192  # that each placed layer has KV for, or the model's context if that is shorter
-MAX_AUTO_KV_BYTES = 2 << 30  # of KV, unless the settings ask for more
 MIN_BLOCKS = 2  # of KV, or nothing can be computed
+GATHERED_LAYERS = 2  # a pass gathers the KV of one layer, padded to at most twice its size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Sizes in bytes. `peak` is the extra memory needed while loading, for a tensor's copy in another layout."""
+    """Sizes in bytes.
+
+    loading: extra memory while loading, for a tensor's copy in another layout.
+    activations: of the largest pass.
+    mask_block: of a pass's attention masks, for each block of KV that a sequence has.
+    """
 
     num_layers: int
     layer: int  # weights of the largest layer
     ends: int
     kv_block: int  # one block of KV in one layer
-    peak: int
+    loading: int = 0
+    activations: int = 0
+    mask_block: int = 0
+    context_blocks: int  # of KV that one sequence can use
     min_blocks: int  # of KV for each layer
     max_blocks: int  # of KV that could ever be used
 
     @property
-    def min_layer(self) -> int:
-        """A layer with the minimum of KV."""
-        return self.layer + self.min_blocks * self.kv_block
+    def peak(self) -> int:
+        """What is needed beside weights and KV, at any time."""
+        return max(self.loading, self.activations)
+
+    def kv(self, layers: int, blocks: int) -> int:
+        """KV of these layers, with what a pass over all of it needs."""
+        return blocks * self.kv_block * (layers + GATHERED_LAYERS) + min(blocks, self.context_blocks) * self.mask_block
+
+    def blocks_within(self, size: int, layers: int) -> int:
+        """The most blocks whose `kv` fits this size."""
+        each = self.kv_block * (layers + GATHERED_LAYERS)
+        within = max(0, size) // (each + self.mask_block)
+        return within if within <= self.context_blocks else (size - self.context_blocks * self.mask_block) // each
+
+    def minimum(self, layers: int, *, ends: bool, kv_memory: int | None = None) -> int:
+        """The smallest budget that holds these layers."""
+        fixed = (self.ends if ends else 0) + self.peak + layers * self.layer
+        if not layers:
+            return fixed
+        return fixed + self.kv(layers, self.min_blocks if kv_memory is None else kv_memory // (self.kv_block * layers))
 
 
 class Budget:
@@ -34,23 +59,34 @@ class Budget:
     layers are loaded and dropped does not matter, and the budget is never exceeded.
     """
 
-    def __init__(self, footprint: Footprint, total: int, *, ends: bool, kv_memory: int | None = None, layers: int = 0) -> None:
-        """layers: how many to hold, if the settings say so; 0 for as many as fit."""
+    def __init__(
+        self,
+        footprint: Footprint,
+        total: int,
+        *,
+        ends: bool,
+        kv_memory: int | None = None,
+        layers: int = 0,
+        kv_share: float = 1.0,
+    ) -> None:
+        """layers: how many to hold, if the settings say so; 0 for as many as fit.
+        kv_share: of what the weights leave, to use for KV.
+        """
         self.footprint = footprint
         self.total = total
         self.held = 0
-        self._kv = kv_memory
-        self._fixed = (footprint.ends if ends else 0) + footprint.peak + (kv_memory or 0)
-        left, wanted = total - self._fixed, layers or footprint.num_layers
-        if kv_memory is None:
-            self.capacity = max(0, min(wanted, left // footprint.min_layer))
-            each = left // self.capacity - footprint.layer if self.capacity else 0
-            max_blocks = max(footprint.min_blocks, MAX_AUTO_KV_BYTES // (footprint.kv_block * wanted))
-            blocks = min(max(each // footprint.kv_block, footprint.min_blocks), max_blocks)
-        else:
-            by_kv = kv_memory // (footprint.kv_block * MIN_BLOCKS)
-            self.capacity = max(0, min(wanted, left // footprint.layer, by_kv))
-            blocks = kv_memory // (footprint.kv_block * self.capacity) if self.capacity else 0
+        self._ends = footprint.ends if ends else 0
+        wanted = layers or footprint.num_layers
+        if kv_memory is not None:
+            wanted = min(wanted, kv_memory // (footprint.kv_block * MIN_BLOCKS))
+        fitting = (n for n in range(wanted, 0, -1) if footprint.minimum(n, ends=ends, kv_memory=kv_memory) <= total)
+        self.capacity = next(fitting, 0)
+        blocks = 0
+        if self.capacity and kv_memory is not None:
+            blocks = kv_memory // (footprint.kv_block * self.capacity)
+        elif self.capacity:
+            left = total - self._ends - footprint.peak - self.capacity * footprint.layer
+            blocks = max(footprint.blocks_within(int(left * kv_share), self.capacity), footprint.min_blocks)
         self.blocks = min(blocks, footprint.max_blocks)
 
     @property
@@ -64,6 +100,11 @@ class Budget:
         return self.footprint.layer + self.blocks * self.footprint.kv_block
 
     @property
+    def full(self) -> int:
+        """Bytes taken when no room and no free KV is left."""
+        return self._ends + self.capacity * self.layer
+
+    @property
     def spent(self) -> int:
-        """Bytes taken when all KV is in use."""
-        return self._fixed - self.footprint.peak + self.held * (self.footprint.layer if self._kv else self.layer)
+        """Bytes taken between passes when all KV is in use."""
+        return self._ends + self.held * self.layer

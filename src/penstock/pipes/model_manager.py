@@ -14,17 +14,19 @@ from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
 from penstock.model.ends import EndModel, end_bytes
 from penstock.model.memory import available_memory, keep_freed_memory, use_huge_pages
+from penstock.model.reservations import Reservations
 from penstock.model.segment import LlmModel
 from penstock.model.shapes import layer_params, layer_shapes, max_layer_params
 from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
-from penstock.pipes.footprint import DEFAULT_KV_TOKENS, MAX_AUTO_KV_BYTES, Budget, Footprint
+from penstock.pipes.footprint import DEFAULT_KV_TOKENS, MIN_BLOCKS, Budget, Footprint
 from penstock.progress import Progress, silent
 from penstock.units import format_bytes
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-AUTO_KV_SHARE = 0.2  # of the memory that is free after the weights
+CPU_KV_SHARE = 0.5  # of the memory that is free after the weights; other programs need some, too
+GPU_KV_SHARE = 0.9
 USABLE_SHARE = 0.8  # of the free memory that a node takes without a limit from the settings
 
 
@@ -56,6 +58,7 @@ class ModelManager:
     def __init__(self, config: EngineConfig, progress: Progress = silent) -> None:
         self._config = config
         self._progress = progress
+        self._reservations = Reservations()
 
     def find(self, model: str, folder: Path, *, dtype: str = "auto", device: str = "auto") -> FoundModel:
         where = pick_device(device)
@@ -77,20 +80,38 @@ class ModelManager:
         max_memory: bytes; None takes this model's `share` of most of what is free now.
         layers: how many to hold, if known.
         """
-        spec, size = found.spec, found.dtype.itemsize
-        context = -(-spec.context // self._config.block_size)
-        footprint = Footprint(
+        with self._reservations.locked():
+            free = self._free(found.device)
+            total = min(max_memory or int(free * USABLE_SHARE * share), free)
+            kv_share = _kv_share(found.device) if max_memory is None else 1.0
+            budget = Budget(self._footprint(found), total, ends=ends, kv_memory=kv_memory, layers=layers, kv_share=kv_share)
+            self._reservations.reserve(budget.full, budget)
+        return budget
+
+    def _free(self, device: torch.device) -> int:
+        """Bytes that can be used, less those that other nodes on this machine have yet to take."""
+        free = available_memory(device)
+        return max(0, free - self._reservations.unused()) if device.type == "cpu" else free
+
+    def _footprint(self, found: FoundModel) -> Footprint:
+        spec, size, config = found.spec, found.dtype.itemsize, self._config
+        context = -(-spec.context // config.block_size)
+        experts = [one for one in map(spec.experts_of, range(spec.num_layers)) if one is not None]
+        inner = max([spec.intermediate, *(one.per_token * one.intermediate for one in experts)])
+        heads = 2 * (spec.heads + spec.kv_heads) * spec.head_dim  # queries, keys, values, and what attention returns
+        tokens = config.max_pass_tokens
+        return Footprint(
             num_layers=spec.num_layers,
             layer=max_layer_params(spec) * size,
             ends=end_bytes(spec, found.dtype, found.device),
-            kv_block=self._config.block_size * spec.kv_width * size,
-            peak=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
-            min_blocks=min(context, -(-DEFAULT_KV_TOKENS // self._config.block_size)) + 1,
-            max_blocks=context * self._config.max_sequences,
+            kv_block=config.block_size * spec.kv_width * size,
+            loading=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
+            activations=tokens * (spec.hidden * (3 * 4 + size) + (heads + 3 * inner) * size),
+            mask_block=tokens * config.block_size * size,
+            context_blocks=context,
+            min_blocks=min(context, -(-DEFAULT_KV_TOKENS // config.block_size)) + 1,
+            max_blocks=context * config.max_sequences,
         )
-        free = available_memory(found.device)
-        total = min(max_memory or int(free * USABLE_SHARE * share), free)
-        return Budget(footprint, total, ends=ends, kv_memory=kv_memory, layers=layers)
 
     def load_ends(self, found: FoundModel) -> EndModel:
         return EndModel(found.spec, found.folder, WeightFiles(found.folder), dtype=found.dtype, device=found.device)
@@ -141,29 +162,24 @@ class ModelManager:
         layers = sum(layers.size for layers in ranges)
         held = sum(layer_params(spec, index) for found_range in ranges for index in found_range.layers())
         weights = held * kind.itemsize + (end_bytes(spec, kind, where) if load_ends else 0)
-        blocks = self._kv_blocks(spec, layers, weights, kind, where, kv_memory, max_memory)
-        files = WeightFiles(folder)
+        with self._reservations.locked():
+            blocks = self._kv_blocks(found, layers, weights, kv_memory, max_memory)
+            files = WeightFiles(folder)
+            size = weights + self._footprint(found).kv_block * layers * blocks
+            self._reservations.reserve(size, files)  # which are dropped when all is loaded
         loaded = [self._segment(found, layers, files, blocks) for layers in ranges]
+        self._reservations.reserve(size, loaded[0])
         ends = EndModel(spec, folder, files, dtype=kind, device=where) if load_ends else None
         if where.type == "cpu":
             use_huge_pages()
         return found.with_parts(loaded, ends)
 
-    def _kv_blocks(
-        self,
-        spec: ModelSpec,
-        layers: int,
-        weights: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        kv_memory: int | None,
-        max_memory: int | None,
-    ) -> int:
+    def _kv_blocks(self, found: FoundModel, layers: int, weights: int, kv_memory: int | None, max_memory: int | None) -> int:
         """How many KV blocks of this many layers fit beside this many bytes of weights."""
-        size = dtype.itemsize
-        per_block = self._config.block_size * spec.kv_width * layers * size
-        free = available_memory(device)
-        smallest = weights + 2 * per_block
+        spec, device, footprint = found.spec, found.device, self._footprint(found)
+        per_block = footprint.kv_block * layers
+        free = self._free(device)
+        smallest = weights + footprint.peak + footprint.kv(layers, MIN_BLOCKS)
         if max_memory is not None and smallest + (kv_memory or 0) > max_memory:
             raise NotEnoughMemory(
                 f"max_memory is {format_bytes(max_memory)}, but the weights take {format_bytes(weights)}"
@@ -171,19 +187,17 @@ class ModelManager:
                 hint=f"Give at least {(smallest + (kv_memory or 0)) // 10**6 + 2}MB, or choose a smaller model or dtype.",
             )
         if smallest > free:
-            layer = max_layer_params(spec) * size
             raise NotEnoughMemory(
-                f"The model needs {format_bytes(smallest)} (one of its {spec.num_layers} layers {format_bytes(layer)}), "
+                f"The model needs {format_bytes(smallest)} "
+                f"(one of its {spec.num_layers} layers {format_bytes(footprint.layer)}), "
                 f"but only {format_bytes(free)} are free on {device}.",
                 hint="Close other programs, choose a smaller model or dtype, or spread the layers over more machines.",
             )
         if kv_memory is None:
-            context = -(-spec.context // self._config.block_size)
-            if max_memory is not None:
-                wanted = min(max_memory, free) - weights
-            else:
-                wanted = max(min(MAX_AUTO_KV_BYTES, int((free - weights) * AUTO_KV_SHARE)), 2 * per_block)
-            return max(2, min(wanted // per_block, context * self._config.max_sequences))
+            left = min(max_memory or free, free) - weights - footprint.peak
+            if max_memory is None:
+                left = int(left * _kv_share(device))
+            return max(MIN_BLOCKS, min(footprint.blocks_within(left, layers), footprint.max_blocks))
         if type(kv_memory) is not int or kv_memory < 2 * per_block:
             raise ConfigError(
                 f"kv_memory = {kv_memory} bytes is less than two KV blocks of this model.",
@@ -215,6 +229,10 @@ def _ranges(segments: Sequence[tuple[int, int]] | None, spec: ModelSpec, whole: 
             hint=f"Use a range within 0:{spec.num_layers}.",
         )
     return ranges
+
+
+def _kv_share(device: torch.device) -> float:
+    return CPU_KV_SHARE if device.type == "cpu" else GPU_KV_SHARE
 
 
 def pick_device(device: str) -> torch.device:

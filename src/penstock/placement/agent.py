@@ -91,7 +91,15 @@ class PlacementAgent:
         members = [member for member in self._members() if member.node != me.node]
         decision = decide(me.node, [*members, me], self._found.spec.num_layers, self._model.id)
         source = self._source.describe()
-        return preview(self._found, self._budget, decision, pinned=self._pinned, ends=self._model.load_ends, source=source)
+        return preview(
+            self._found,
+            self._budget,
+            decision,
+            block_size=self._node.engine.block_size,
+            pinned=self._pinned,
+            ends=self._model.load_ends,
+            source=source,
+        )
 
     def open(self, host: Host) -> HostedLayers:
         """Load the ends and the first layers. `host` creates the engine."""
@@ -171,16 +179,19 @@ class PlacementAgent:
         return self._model.segments
 
     def _check_room(self) -> None:
-        needed, budget, footprint = total_layers(self._pinned), self._budget, self._budget.footprint
-        ends = footprint.ends if self._model.load_ends else 0
-        if budget.total >= ends + footprint.peak and budget.capacity >= max(needed, 0 if self._model.load_ends else 1):
+        model, budget, footprint = self._model, self._budget, self._budget.footprint
+        needed = total_layers(self._pinned)
+        layers = max(needed, 0 if model.load_ends else 1)
+        minimum = footprint.minimum(layers, ends=model.load_ends, kv_memory=model.kv_memory)
+        if budget.total >= minimum and budget.capacity >= layers:
             return
-        minimum = ends + footprint.peak + max(needed, 0 if ends else 1) * footprint.min_layer + (self._model.kv_memory or 0)
+        ends = footprint.ends if model.load_ends else 0
         what = f"layers {listed(self._pinned)}" if needed else "the ends alone" if ends else "a single layer"
         raise NotEnoughMemory(
             f"The memory budget of {format_bytes(budget.total)} is too small for {what} of {self._model.id}: "
             + (f"the ends need {format_bytes(ends)}, " if ends else "")
-            + f"a layer {format_bytes(footprint.layer)}, its KV at least {format_bytes(footprint.min_layer - footprint.layer)}.",
+            + f"a layer {format_bytes(footprint.layer)}, its KV {format_bytes(footprint.min_blocks * footprint.kv_block)}, "
+            + f"a pass {format_bytes(footprint.peak + footprint.kv(0, footprint.min_blocks))}.",
             hint=f"Set max_memory to at least {format_bytes(int(1.01 * minimum))}"  # more than what rounding may cut off
             + (", or use --no-ends if this node should only hold layers for others." if ends else "."),
         )

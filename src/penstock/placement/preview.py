@@ -26,11 +26,19 @@ class Preview:
     ends: int
     layer: int  # per layer
     kv: int  # per layer
+    kv_tokens: int  # of text that fit the KV memory, in all requests together
     source: str
 
 
 def preview(
-    found: FoundModel, budget: Budget, decision: Decision, *, pinned: tuple[LayerRange, ...], ends: bool, source: str
+    found: FoundModel,
+    budget: Budget,
+    decision: Decision,
+    *,
+    block_size: int,
+    pinned: tuple[LayerRange, ...],
+    ends: bool,
+    source: str,
 ) -> Preview:
     return Preview(
         model=found.name,
@@ -41,6 +49,7 @@ def preview(
         ends=budget.footprint.ends if ends else 0,
         layer=budget.footprint.layer,
         kv=budget.blocks * budget.footprint.kv_block,
+        kv_tokens=budget.blocks * block_size,
         source=source,
     )
 
@@ -55,4 +64,5 @@ def preview_alone(model: HostedModelConfig, node: NodeConfig, progress: Progress
     budget = manager.budget(found, ends=True, kv_memory=model.kv_memory, max_memory=model.max_memory)
     layers = model.segments or (LayerRange(0, found.spec.num_layers),)
     why = "This node is not in a network, so it holds all layers."
-    return preview(found, budget, Decision(DecisionKind.FILL, layers, why), pinned=(), ends=True, source=str(folder))
+    decision, size = Decision(DecisionKind.FILL, layers, why), node.engine.block_size
+    return preview(found, budget, decision, block_size=size, pinned=(), ends=True, source=str(folder))

@@ -22,7 +22,7 @@ from tests.doors.grammar.test_schemas import validate
 
 pytestmark = pytest.mark.slow
 
-SCHEMAS = 40
+SCHEMAS = 16
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ def format_preview(preview: Preview) -> str:
         lines.append(_row("layers", ", ".join(map(str, chosen)) or "none"))
     if count:
         lines.append(_row("each", f"{format_bytes(preview.layer)} of weights and {format_bytes(preview.kv)} of KV"))
+        lines.append(_row("text", f"room for {preview.kv_tokens:,} tokens, prompts and answers of all requests together"))
     total = preview.ends + count * (preview.layer + preview.kv)
     lines.append(_row("total", f"{format_bytes(total)}; the limit is {format_bytes(preview.budget)}"))
     lines.append(_row("from", preview.source))

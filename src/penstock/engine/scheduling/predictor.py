@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.config.engine import MAX_CHUNK
+
 DECAY = 0.98  # weight of all earlier steps at each new one
 WARMUP_STEPS = 20  # before outliers are clipped
 OUTLIER_FACTOR = 3.0  # longest observed step, as a multiple of its prediction
-MAX_CHUNK = 8192  # tokens; the attention mask grows with the square
 PRIOR = (5e-3, 1e-3, 1e-7)  # seconds per step, per token, per token of context; replaced by what is observed
 
 
