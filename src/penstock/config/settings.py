@@ -17,6 +17,7 @@ from penstock.config.home import JoinedNetwork, home
 from penstock.config.kinds import PATH
 from penstock.config.network import CERTIFICATE_FILES, NO_NETWORK, NetworkConfig
 from penstock.config.node import HostedModelConfig, LimitsConfig, LogConfig, NodeConfig, ServerConfig, WorkspaceConfig
+from penstock.config.old_names import replacement
 from penstock.config.state import default_workspace
 from penstock.config.table import BY_KEY, MODELS, OTHER_VARIABLES, OWNERS, SETTINGS, Setting, in_table
 from penstock.errors import ConfigError
@@ -147,7 +148,7 @@ def _values(network: JoinedNetwork) -> dict[str, Any]:
 
 def _from_file(file: Path) -> tuple[list[Given], int]:
     """Read the settings of a node file, and how many models it hosts."""
-    found = _read_toml(file)
+    found = read_toml(file, "node file", hint=f"Create one with: penstock config --example > {file}")
     models = found.pop(MODELS, [{}])
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
         raise ConfigError(f"{file}: {MODELS} is not a list of models.", hint=f"Write [[{MODELS}]], with two brackets.")
@@ -174,29 +175,31 @@ def _in_table(file: Path, table: str, found: Mapping[str, Any], model_index: int
                 raise ConfigError(f"{file}: {name} is a table of settings, not a value.", hint=f"Write [{name}] on a line alone.")
             yield from _in_table(file, name, value)
         else:
-            raise _unknown_key(file, key)
+            raise _unknown_key(file, key, value)
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path, what: str, *, hint: str) -> dict[str, Any]:
+    """Read a file, called `what` in errors; the hint is for one that does not exist."""
     import tomllib
 
     try:
         text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
         return tomllib.loads(text + "\n")  # without it, an error in the last line is reported "at end of document"
     except FileNotFoundError:
-        raise ConfigError(
-            f"The node file {file} does not exist.", hint=f"Create one with: penstock config --example > {file}"
-        ) from None
+        raise ConfigError(f"The {what} {file} does not exist.", hint=hint) from None
     except OSError as error:
-        raise ConfigError(f"The node file {file} cannot be read: {error.strerror}.") from None
+        raise ConfigError(f"The {what} {file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"The node file {file} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+        raise ConfigError(f"The {what} {file} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
     except tomllib.TOMLDecodeError as error:
         reason = str(error)
         raise ConfigError(f"{file} is not valid TOML: {reason[:1].lower()}{reason[1:]}.", hint=EXAMPLE_HINT) from None
 
 
-def _unknown_key(file: Path, key: str) -> ConfigError:
+def _unknown_key(file: Path, key: str, value: Any) -> ConfigError:
+    if instead := replacement(key.rpartition(".")[2], value):
+        convert = f"`penstock import language-pipes {file}` converts a whole file."
+        return ConfigError(f"{file}: {key} is a setting of Language Pipes.", hint=f"{instead} {convert}")
     near = _nearest_key(key)
     hint = f"Did you mean '{near}'? {EXAMPLE_HINT}" if near else EXAMPLE_HINT
     if near and "." in key and "." not in near:

@@ -16,6 +16,7 @@ import typer
 from penstock.cli.exits import FAILED, INTERRUPTED, print_error
 from penstock.cli.jobs.workspaces import WorkspaceArgument, describe_open_batches, job_record
 from penstock.cli.node.logs import set_up_logging
+from penstock.cli.node.old_variables import log_old_variables
 from penstock.cli.node.settings import takes_settings
 from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.columns import harmless
@@ -58,6 +59,7 @@ def drain(
     config = drain_config(workspace, settings)
     quiet = settings.sources["log.level"].source == "default"  # the bar shows the jobs
     set_up_logging(config.log.format, "warning" if quiet else config.log.level)
+    log_old_variables()
 
     from penstock.workspace.flow import Flow, Status
     from penstock.workspace.store.layout import Workspace

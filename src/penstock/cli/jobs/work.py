@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.jobs.workspaces import no_server_hint, note
+from penstock.cli.node.old_variables import print_old_variables
 from penstock.cli.options import wrong_usage
 from penstock.cli.prompt import prompt_text
 from penstock.cli.ui.durations import METAVAR, parse_duration_option
@@ -96,6 +97,7 @@ def work(
     penstock work nightly "A person, as JSON." --schema person.json --key person-1
     penstock work nightly --after draft=$job "Shorten this: {{draft}}"
     """
+    print_old_variables()
     sampling_options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     sampling: dict[str, Any] = {name: value for name, value in sampling_options.items() if value is not None}
     if stop:

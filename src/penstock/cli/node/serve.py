@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli.node.dry_run import format_preview
 from penstock.cli.node.logs import set_up_logging
+from penstock.cli.node.old_variables import log_old_variables
 from penstock.cli.node.settings import takes_settings
 from penstock.cli.ui.bars import ProgressBars
 from penstock.config.api_key import key_folder, read_api_key
@@ -38,6 +39,7 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
     """
     config = settings.node
     set_up_logging(config.log.format, config.log.level)
+    log_old_variables()
     folder, owner_key = key_folder(config.server, os.environ), read_api_key(config.server, os.environ)
     _renew_certificate(config.network)
 
