@@ -66,7 +66,7 @@ INNER_FLOORS = {
         ("client",),
         ("node",),
         ("chat", "jobs", "network"),
-        ("batch", "machine"),
+        ("batch", "machine", "moving"),
         ("app",),
     ],
 }

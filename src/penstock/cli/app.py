@@ -16,6 +16,7 @@ from penstock.cli.machine import models
 from penstock.cli.machine.audit import audit
 from penstock.cli.machine.bench import bench
 from penstock.cli.machine.doctor import doctor
+from penstock.cli.moving import moving
 from penstock.cli.network import network
 from penstock.cli.node import keys
 from penstock.cli.node.config import config
@@ -61,6 +62,7 @@ app.command()(ps)
 app.add_typer(network.app, name="network", context_settings={"help_option_names": HELP})
 app.add_typer(keys.app, name="keys", context_settings={"help_option_names": HELP})
 app.add_typer(models.app, name="models", context_settings={"help_option_names": HELP})
+app.add_typer(moving.app, name="import", context_settings={"help_option_names": HELP})
 app.command()(config)
 app.command()(bench)
 app.command()(audit)
