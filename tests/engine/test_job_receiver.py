@@ -1,0 +1,38 @@
+"""JobReceiver: what becomes of a NetworkJob whose checksum is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.domain.fsm import ComputeStep
+from penstock.domain.messages import Bounce, BounceReason, Message
+from penstock.domain.span import NetworkJob
+from penstock.domain.updates import JobDone
+from tests.engine.node import Place
+from tests.engine.world import Faults, World
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+
+
+@pytest.mark.parametrize("hop", ["b", "c"])
+def test_a_damaged_job_is_not_run_and_its_origin_computes_the_tokens_again(hop: str) -> None:
+    damaged: list[NetworkJob] = []
+
+    def third(sender: str, destination: str, message: Message) -> bool:
+        hit = isinstance(message, NetworkJob) and bool(message.spans) and destination == hop and message.step is ComputeStep.LAYER
+        if hit and isinstance(message, NetworkJob):
+            damaged.append(message)
+        return hit and len(damaged) == 3
+
+    places = [Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),))]
+    world = World(*places, faults=Faults(corrupt=1.0, hits=third, part=(0.97, 0.99)))
+    world.open_routes("a")
+    world.watching = True
+    asked = world.ask("a", PROMPT)
+    world.run_until(lambda: asked.final is not None)
+    bounced = [(sender, to, message.reason) for sender, to, message in world.seen if isinstance(message, Bounce)]
+    assert bounced == [(hop, "a", BounceReason.DAMAGED)]
+    assert world[hop].engine.stats.refused["damaged_message"] == 1
+    assert asked.job.sequences[0].attempt == 1, "begun again from the last token that had passed all stages"
+    assert isinstance(asked.final, JobDone)
+    world.finish()  # compares the tokens with those of an undisturbed run
