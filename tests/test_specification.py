@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/specification.md").read_text(encoding="utf-8")
 SECTIONS = PAGE.split("\n## ")[1:]
 MARKS = ("true", "in part", "differs")
-TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+(?:::\w+)?)`")  # a function, or a class and its method
 PENDING = re.compile(r"TODO\b.*")
 MIN_REASON = 30  # characters
 
@@ -45,14 +45,31 @@ def rows(text: str) -> list[Row]:
 
 @cache
 def names_in(path: str) -> frozenset[str]:
-    """Functions, classes and aliases at the top of a file, read without importing it."""
+    """Tests of a file, read without importing it: functions, classes, aliases, and methods with those of imported bases."""
+    body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    sources = {name.name: node.module for node in body if isinstance(node, ast.ImportFrom) for name in node.names if node.module}
     found: set[str] = set()
-    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.Assign):
             found.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.ClassDef):
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in sources]
+            methods = {method for base in bases for method in methods_of(sources[base], base)} | methods_in(node)
+            found |= {node.name} | {f"{node.name}::{method}" for method in methods}
     return frozenset(name for name in found if name.lower().startswith("test"))
+
+
+def methods_of(module: str, name: str) -> set[str]:
+    file = Path(*module.split(".")).with_suffix(".py")
+    where = ROOT / file if module.startswith("tests.") else ROOT / "src" / file
+    body = ast.parse(where.read_text(encoding="utf-8")).body if where.is_file() else []
+    return {method for node in body if isinstance(node, ast.ClassDef) and node.name == name for method in methods_in(node)}
+
+
+def methods_in(node: ast.ClassDef) -> set[str]:
+    return {method.name for method in node.body if isinstance(method, ast.FunctionDef)}
 
 
 ROWS = rows(PAGE)
@@ -101,3 +118,11 @@ def test_no_cell_waits_for_its_test() -> None:
 def test_a_test_that_does_not_exist_is_noticed() -> None:
     assert "test_the_counts_at_the_top_are_right" in names_in("tests/test_specification.py")
     assert "test_that_was_renamed" not in names_in("tests/test_specification.py")
+    assert "TestQueue" in names_in("tests/workspace/test_state_machine.py")
+    assert "test_serving" in methods_of("tests.test_specification", "Example")
+
+
+class Example:
+    """A class with tests, as another file could import it."""
+
+    def test_serving(self) -> None: ...
