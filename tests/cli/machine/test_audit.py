@@ -25,7 +25,7 @@ NEAR = 0.15  # what a share may differ between a text and its first tokens
 
 def cli(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
     command = warm.penstock("audit", *args)
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=280, check=False)
+    done = subprocess.run(command, input=stdin, capture_output=True, timeout=600, check=False)
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
@@ -94,6 +94,7 @@ def test_the_stored_results_have_the_rows_that_the_command_prints() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("default_model_folder")
 def test_a_fresh_audit_finds_what_the_stored_one_found() -> None:
     done = cli("--json", "--tokens", str(SHORT), "--device", "cpu")

@@ -46,10 +46,11 @@ def alive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(default_model_folder: Path, alive: Path) -> Iterator[Server]:
+def server(tiny_chat_model: Path, alive: Path) -> Iterator[Server]:
     # little memory, so that there is preemption too
-    flags = ("--kv-memory", "60MB", "--max-tokens", "32", "--log-level", "warning")
-    with running_server(*flags, PYTHONPATH=str(alive.parent), ALIVE=str(alive)) as running:
+    flags = ("--model", str(tiny_chat_model), "--kv-memory", "2MB", "--max-tokens", "32", "--log-level", "warning")
+    aliases = f'[aliases]\n"{MODEL}" = "{tiny_chat_model}"\n'
+    with running_server(*flags, config=aliases, PYTHONPATH=str(alive.parent), ALIVE=str(alive)) as running:
         yield running
 
 
@@ -153,7 +154,6 @@ def open_files(pid: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_storm_of_clients_leaves_the_server_as_it_was(server: Server, alive: Path) -> None:
     files = open_files(server.process.pid)
     used: list[int] = []
