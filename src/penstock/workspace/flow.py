@@ -30,7 +30,7 @@ from penstock.workspace.store.files import (
     read_file,
     read_record,
 )
-from penstock.workspace.store.job_id import order
+from penstock.workspace.store.job_id import is_job_id, order
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.parents import open_parents
 from penstock.workspace.store.request import WorkRequest, read_request
@@ -122,8 +122,9 @@ class Flow:
     def path(self) -> Path:
         return self._workspace.path
 
-    def status(self, job_id: str) -> Status:
-        place = self._workspace.find(job_id)
+    def status(self, job_id: object) -> Status:
+        """Return a job's status. What cannot be an id, whatever its type, is MISSING and no error."""
+        place = self._workspace.find(job_id) if isinstance(job_id, str) and is_job_id(job_id) else None
         return Status.MISSING if place is None else STATUS[place]
 
     def get(self, job_id: str) -> JobResult:
@@ -232,7 +233,7 @@ class Flow:
 
     def children(self, job_id: str) -> list[JobView]:
         """The jobs that come after this one, newest first. Reads all jobs that are newer than it."""
-        if self.status(job_id) is Status.MISSING:
+        if self._workspace.find(job_id) is None:
             raise self._workspace.unknown_job(job_id)
         younger = takewhile(lambda view: order(view.job_id) > order(job_id), self.jobs())
         return [view for view in younger if view.request is not None and job_id in view.request.after.values()]

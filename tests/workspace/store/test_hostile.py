@@ -20,9 +20,8 @@ import pytest
 from penstock.domain import request as job_module
 from penstock.domain.updates import JobFailed
 from penstock.errors import RequestError, UnknownJob
-from penstock.workspace.flow import Flow, Status
+from penstock.workspace.flow import Status
 from penstock.workspace.store.files import FINISHED, PROMPT, SUSPECT, Place
-from penstock.workspace.work import Work
 from tests.jobs import in_this_process
 from tests.workspace.queues import Queue, prompts, until
 from tests.workspace.runners import FakeRunner, tokens_of
@@ -454,14 +453,31 @@ def test_a_clock_that_goes_backwards_cleans_nothing_early(queue: Queue, monkeypa
 PATHS = [*"./-", "", "..", "../../x", "a/b", "1_2_3/../..", "1_2_3/", "/etc/passwd", "１_２_３", "1_2_3\n", "1_2_3\0", "-1_2_3"]
 
 
-@pytest.mark.parametrize("name", PATHS)
-@pytest.mark.parametrize("method", ["status", "get", "wait", "describe", "cancel", "retry"])
-def test_a_path_is_not_an_id(queue: Queue, method: str, name: str) -> None:
-    owner: Flow | Work = queue.work if method in ("cancel", "retry") else queue.flow
-    with pytest.raises(UnknownJob, match="is not a job id"):
-        getattr(owner, method)(name)
-    with pytest.raises(UnknownJob):
-        list(queue.flow.follow(name))
+NO_TEXTS = [None, True, 7, 10**5000, 1.5, b"1_2_3", Path("1_2_3"), ("1_2_3",), ["1_2_3"], {}, object()]
+
+
+def test_what_is_no_id_is_missing_and_every_other_call_refuses_it(queue: Queue) -> None:
+    queue.plant("1_2_3", {PROMPT: b"x"}, Place.READY)
+    flow, work = queue.flow, queue.work
+    names: list[Any] = [*PATHS, "1_2_3" * 100_000, "\udce9", *NO_TEXTS]
+    for name in names:
+        assert flow.status(name) is Status.MISSING
+        for call in (
+            flow.get,
+            flow.wait,
+            flow.describe,
+            flow.children,
+            lambda name: list(flow.follow(name)),
+            work.cancel,
+            work.retry,
+        ):
+            with pytest.raises(UnknownJob, match="is not a job id"):
+                call(name)
+
+
+def test_an_id_of_no_job_is_missing(queue: Queue) -> None:
+    (queue.path / Place.OUTPUT / "1_2_4").write_text("a file", encoding="utf-8")
+    assert {queue.flow.status(name) for name in ("1_2_3", "1_2_4", "999999999999999999_0_0")} == {Status.MISSING}
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "1_2_3/../..", "１_２_３"])

@@ -64,15 +64,17 @@ def test_jobs_are_noticed_where_the_kernel_tells_nothing(
         queue.check(queue.submit("late"), ["late"])
 
 
-def test_jobs_that_lost_their_process_together_are_told_in_one_line(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    texts = prompts(3)
+def test_recovery_warns_with_the_id_of_every_job_that_lost_its_server(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    texts = prompts(4)
     jobs = queue.submit(*texts)
     for job in jobs:
         owned(queue, job).release()
+    queue.workspace.request_cancel(jobs[3])
     with queue.pool():
-        queue.check(jobs, texts)
+        queue.check(jobs[:3], texts[:3])
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warnings == ["the servers of 3 jobs died: each job will continue in isolation"]
+    requeued = [f"the server of job {job} died: it will continue in isolation" for job in jobs[:3]]
+    assert sorted(warnings) == sorted([*requeued, f"the server of job {jobs[3]} died: it is in failed now"])
 
 
 def test_a_pool_that_stumbles_goes_on(queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

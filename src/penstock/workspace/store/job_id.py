@@ -33,11 +33,12 @@ def is_job_id(name: str) -> bool:
     return _ID.fullmatch(name) is not None
 
 
-def checked(job_id: str) -> str:
+def checked(job_id: object) -> str:
     """Return the id if it is valid, and so safe as a folder name; raise UnknownJob otherwise."""
     if not isinstance(job_id, str) or not is_job_id(job_id):
+        value = repr(job_id[:80]) if isinstance(job_id, str) else f"A value of type {type(job_id).__name__}"
         raise UnknownJob(
-            f"{str(job_id)[:80]!r} is not a job id.",
+            f"{value} is not a job id.",
             hint="An id looks like 1736700000_12345_0; `penstock work` prints it.",
         )
     return job_id

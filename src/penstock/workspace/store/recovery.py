@@ -15,15 +15,17 @@ MAX_DEATHS = 3
 
 
 def recover(workspace: Workspace, max_deaths: int = MAX_DEATHS, stuck: set[str] | None = None) -> dict[str, Place]:
-    """Recover every job without an owner, and return where each went. A job that cannot be moved is logged once and added to
-    `stuck`."""
+    """Recover every job without an owner, log each, and return where each went. A job that cannot be moved is logged once and
+    added to `stuck`."""
     moved: dict[str, Place] = {}
     stuck = set() if stuck is None else stuck
     for job_id in workspace.names(Place.PROCESSING):
         try:
             with workspace.holding(job_id, Place.PROCESSING) as held:
                 if held is not None:
-                    moved[job_id] = recover_job(workspace, held, max_deaths)
+                    place = moved[job_id] = recover_job(workspace, held, max_deaths)
+                    becomes = "it will continue in isolation" if place is Place.READY else f"it is in {place} now"
+                    logger.warning("the server of job %s died: %s", job_id, becomes)
         except Exception as error:  # one bad folder must not stop the others
             if job_id not in stuck:
                 logger.warning("cannot recover job %s: %s", job_id, error)

@@ -219,12 +219,7 @@ class Pool:
     def _scan(self, now: float) -> None:
         moved = recover(self._workspace, self._max_deaths, self._conflicts)
         requeued = [job_id for job_id, place in moved.items() if place is Place.READY]
-        if len(requeued) > 1:
-            logger.warning("the servers of %d jobs died: each job will continue in isolation", len(requeued))
         for job_id, place in moved.items():
-            becomes = "it will continue in isolation" if place is Place.READY else f"it is in {place} now"
-            level = logging.INFO if place is Place.READY and len(requeued) > 1 else logging.WARNING
-            logger.log(level, "the server of job %s died: %s", job_id, becomes)
             if place in FINISHED:
                 self._count(JobEnd(job_id, place is Place.OUTPUT, {}))
         if now >= self._next_sweep:
