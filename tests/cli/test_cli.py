@@ -98,7 +98,7 @@ def test_the_version_is_that_of_the_package(args: list[str]) -> None:
 
 def test_a_mistyped_command_is_answered_with_the_nearest_one() -> None:
     done = cold_cli("dcotor")
-    assert done.returncode == 2
+    assert done.returncode == 64
     assert done.stdout == ""
     assert "Did you mean 'doctor'?" in done.stderr
 
@@ -123,9 +123,9 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one() -> None:
         (["bench", "--tokens", "1"], "--tokens"),
     ],
 )
-def test_wrong_usage_is_named_and_leaves_with_2(args: list[str], told: str) -> None:
+def test_wrong_usage_is_named_and_leaves_with_64(args: list[str], told: str) -> None:
     done = cli(*args)
-    assert done.returncode == 2
+    assert done.returncode == 64
     assert done.stdout == ""
     assert told in done.stderr
     assert "Traceback" not in done.stderr
@@ -133,13 +133,13 @@ def test_wrong_usage_is_named_and_leaves_with_2(args: list[str], told: str) -> N
 
 def test_a_prompt_that_is_not_utf8_is_refused() -> None:
     done = cli("run", "-", stdin=b"caf\xe9")
-    assert done.returncode == 2
+    assert done.returncode == 64
     assert "not UTF-8 text" in done.stderr
 
 
 def test_run_at_a_terminal_without_a_prompt_says_what_to_type() -> None:
     person = Person("run")
-    assert person.leaves() == 2
+    assert person.leaves() == 64
     assert 'Try: penstock run "What is the capital of France?"' in person.screen
 
 

@@ -274,7 +274,7 @@ def test_a_prompt_without_an_end_is_refused_before_its_end(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=(pipe := Endless()), isatty=lambda: False))
     code, out, err = in_this_process(monkeypatch, capsys, "work", queue.path, "-")
-    assert (code, out) == (2, "")
+    assert (code, out) == (64, "")
     assert f"longer than {MAX_PROMPT_BYTES} bytes" in " ".join(err.split())
     assert pipe.read_bytes == MAX_PROMPT_BYTES + 1
     assert queue.flow.counts()[Status.QUEUED] == 0

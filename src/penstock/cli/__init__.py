@@ -12,4 +12,4 @@ def main() -> None:
     with exit_codes():
         from penstock.cli.app import app
 
-        app(prog_name="penstock")
+        raise SystemExit(app(prog_name="penstock", standalone_mode=False))

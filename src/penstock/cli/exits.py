@@ -1,6 +1,6 @@
 """Turn errors into messages and exit codes.
 
-0 done · 1 failed · 2 wrong usage (printed by typer), or not ready · 130 interrupted with Ctrl-C.
+0 done · 1 failed or missing · 2 not ready · 64 wrong usage · 130 interrupted with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import typer
+from typer._click.exceptions import UsageError  # typer has no public name for it
+
 from penstock.errors import PenstockError
 
 FAILED = 1
 NOT_READY = 2  # the requested result does not exist yet
+WRONG_USAGE = 64  # EX_USAGE of sysexits.h; typer's own 2 would look like NOT_READY
 INTERRUPTED = 130
 
 
@@ -24,12 +28,28 @@ def exit_codes() -> Iterator[None]:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" instead of failing
     try:
+        with _errors_printed():
+            try:
+                yield
+            finally:
+                _flush()
+    except BrokenPipeError:  # the reader (`| head`) has left: it has all it wanted
+        raise SystemExit(FAILED) from None
+
+
+@contextmanager
+def _errors_printed() -> Iterator[None]:
+    try:
         yield
+    except BrokenPipeError:
+        raise
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
-    except BrokenPipeError:
-        # The reader (`| head`) has closed the pipe. Python would fail again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except UsageError as error:
+        error.show()
+        raise SystemExit(WRONG_USAGE) from None
+    except typer.Abort:
+        print("Aborted!", file=sys.stderr)
         raise SystemExit(FAILED) from None
     except PenstockError as error:
         if _debugging():
@@ -45,6 +65,16 @@ def exit_codes() -> Iterator[None]:
             "If it looks like a bug, please open an issue with it and the output of `penstock doctor`.",
         )
         raise SystemExit(FAILED) from None
+
+
+def _flush() -> None:
+    """Write what is left of the output. What cannot be written is discarded: Python would try and complain again at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 def print_error(message: str, hint: str = "") -> None:

@@ -52,7 +52,7 @@ def parse_segments(text: str | None) -> list[tuple[int, int]] | None:
 
 @contextmanager
 def wrong_usage(option: str = "") -> Iterator[None]:
-    """Report an invalid value as wrong usage (exit code 2), with the name of the option."""
+    """Report an invalid value as wrong usage (exit code 64), with the name of the option."""
     try:
         yield
     except ConfigError as error:

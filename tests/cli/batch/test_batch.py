@@ -168,7 +168,7 @@ def test_what_is_written_to_is_looked_at_before_anything_is_done(tmp_path: Path,
     for wrong, told in ((tmp_path, "is a folder"), (tmp_path / "none" / "out", f"There is no folder {tmp_path / 'none'}.")):
         for option in ("--output", "--errors"):
             done = batch(file, *ws, option, wrong)
-            assert (done.returncode, option in done.stderr, told in done.stderr) == (2, True, True)
+            assert (done.returncode, option in done.stderr, told in done.stderr) == (64, True, True)
     assert not Path(ws[1]).exists()
 
 
@@ -262,7 +262,7 @@ def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
 )
 def test_wrong_usage_is_told_before_anything_is_made(args: Sequence[str], told: str, file: Path, ws: list[str]) -> None:
     done = batch(*(str(file) if arg == "FILE" else arg for arg in args), *ws)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (64, "")
     assert told in done.stderr
 
 

@@ -282,9 +282,9 @@ def test_a_named_server_that_does_not_answer_is_told_with_what_to_do(by_flag: bo
         (["--max-tokens", "0"], "--max-tokens: max_tokens = 0 cannot be used."),
     ],
 )
-def test_wrong_usage_is_named_and_leaves_with_2(args: list[str], told: str) -> None:
+def test_wrong_usage_is_named_and_leaves_with_64(args: list[str], told: str) -> None:
     done = piped(FRANCE, *args)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (64, "")
     assert told in done.stderr
     assert "secret" not in done.stderr
 

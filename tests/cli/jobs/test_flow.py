@@ -349,7 +349,7 @@ def test_gc_removes_what_ended_long_ago(ws: Path, quickly: Run) -> None:
 )
 def test_options_that_contradict_each_other_are_wrong_usage(ws: Path, quickly: Run, args: list[str], told: str) -> None:
     code, out, error = quickly("flow", ws, *args)
-    assert (code, out) == (2, "")
+    assert (code, out) == (64, "")
     assert error.startswith("Usage: penstock flow")
     assert told in error
 

@@ -75,7 +75,7 @@ def test_parents_are_given_by_id_or_with_names_and_in_several_options(ws: Path) 
 def test_what_cannot_be_meant_is_wrong_usage(ws: Path, quickly: Run, given: str, prompt: str, told: str) -> None:
     job = submit(ws)
     code, out, error = quickly("work", ws, "--after", given.replace("{job}", job), prompt)
-    assert (code, out) == (2, "")
+    assert (code, out) == (64, "")
     assert told.replace("{job}", job) in " ".join(error.split())
     assert [entry.name for entry in (ws / "input" / "ready").iterdir()] == [job]
 
@@ -222,7 +222,7 @@ def test_a_circle_made_by_hand_has_no_place_in_a_tree(ws: Path, quickly: Run) ->
 )
 def test_options_that_do_not_go_together_are_wrong_usage(ws: Path, quickly: Run, args: list[str], told: str) -> None:
     code, out, error = quickly("flow", ws, *args)
-    assert (code, out) == (2, "")
+    assert (code, out) == (64, "")
     assert told in error
 
 

@@ -86,10 +86,10 @@ def test_a_key_makes_two_submissions_one_job(tmp_path: Path) -> None:
 
 def test_what_is_not_text_is_refused(tmp_path: Path, quickly: Run) -> None:
     done = cli("work", tmp_path / "ws", "-", stdin=b"caf\xe9")
-    assert (done.returncode, done.stdout) == (2, b"")
+    assert (done.returncode, done.stdout) == (64, b"")
     assert b"PROMPT: It is not UTF-8 text (unexpected end of data at byte 3)." in done.stderr
     code, out, told = quickly("work", tmp_path / "ws", "hi", "--system", "caf\udce9")
-    assert (code, out) == (2, "")
+    assert (code, out) == (64, "")
     assert "The request contains invalid Unicode." in told
     assert not (tmp_path / "ws").exists()
 
@@ -126,7 +126,7 @@ def test_wrong_usage_is_named_and_nothing_is_submitted(tmp_path: Path, quickly: 
     for name, data in contents.items():
         files[name].write_bytes(data)
     code, out, error = quickly("work", tmp_path / "ws", *(arg.format(**files) for arg in args))
-    assert (code, out) == (2, "")
+    assert (code, out) == (64, "")
     assert told in error
     assert not (tmp_path / "ws").exists()
 

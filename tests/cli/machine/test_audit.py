@@ -50,21 +50,21 @@ def test_a_file_that_is_no_text_is_refused_before_a_model_is_loaded(tmp_path: Pa
     file = tmp_path / "mine.txt"
     file.write_bytes(content)
     done = cli("--text", str(file), "--model", "no-such-model")
-    assert done.returncode == 2
+    assert done.returncode == 64
     assert told in " ".join(done.stderr.split())
     assert "mine.txt" in done.stderr
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = cli("--text", str(tmp_path / "nothing.txt"))
-    assert done.returncode == 2
+    assert done.returncode == 64
     assert "nothing.txt cannot be read: No such file or directory." in " ".join(done.stderr.split())
 
 
 @pytest.mark.usefixtures("default_model_folder")
 def test_a_text_that_is_too_short_is_told_how_many_tokens_are_needed() -> None:
     done = cli("--text", "-", stdin=b"Only a few words.")
-    assert done.returncode == 2
+    assert done.returncode == 64
     assert "has 5 tokens, and an audit needs at least 64." in " ".join(done.stderr.split())
     assert "few words" not in done.stderr
 

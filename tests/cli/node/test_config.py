@@ -104,9 +104,9 @@ def test_the_example_is_a_node_file(tmp_path: Path) -> None:
         (["--api-key", KEY], "No such option"),
     ],
 )
-def test_wrong_usage_is_named_and_leaves_with_2(args: list[str], told: str) -> None:
+def test_wrong_usage_is_named_and_leaves_with_64(args: list[str], told: str) -> None:
     done = cli("config", *args)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (64, "")
     assert told in done.stderr
 
 

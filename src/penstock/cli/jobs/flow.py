@@ -105,7 +105,7 @@ def flow(
     penstock flow nightly --gc --older-than 7d
 
     The exit code is 0 if the job is done, 1 if it failed or does not exist, 2 if it is not ready (it waits or runs, or the
-    --timeout passed). Wrong usage is 2 too, and prints "Usage:" first.
+    --timeout passed), 64 for wrong usage.
     """
     flags = {
         Action.WAIT: wait,
@@ -199,7 +199,8 @@ def _list(flow: Flow, tag: str | None, limit: int, as_json: bool) -> None:
         counts = _counts(flow) if tag is None else _counts_of([view.status for view in jobs])
         about = "" if tag is None else f"with the tag {tag}"
         batches = flow.open_batches() if tag is None else 0
-        _print_survey(Survey(flow.path, flow.is_served(), counts, jobs[:limit], flow.strays(), about, batches), as_json)
+        survey = Survey(flow.path, flow.is_served(), counts, jobs[:limit], flow.strays(), about, batches)
+    _print_survey(survey, as_json)
 
 
 def _print_survey(survey: Survey, as_json: bool) -> None:
@@ -277,4 +278,5 @@ def _children(flow: Flow, job: str, limit: int, as_json: bool) -> None:
     with wrap_os_errors(flow.path):
         jobs = flow.children(job)
         counts = _counts_of([view.status for view in jobs])
-        _print_survey(Survey(flow.path, flow.is_served(), counts, jobs[:limit], about=f"after {job}"), as_json)
+        survey = Survey(flow.path, flow.is_served(), counts, jobs[:limit], about=f"after {job}")
+    _print_survey(survey, as_json)

@@ -45,6 +45,8 @@ def wrap_os_errors(path: Path) -> Iterator[None]:
     """Turn an OSError inside the block into a WorkspaceError that names the path."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader of our output has left, which says nothing about the disk
     except OSError as error:
         raise to_workspace_error(path, error, "The workspace cannot be used.") from error
 
