@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -35,11 +36,12 @@ def cli(*args: str | Path, stdin: bytes = b"", **env: str) -> subprocess.Complet
 Run = Callable[..., tuple[int, str, str]]
 
 
-def in_this_process(monkeypatch: Any, capsys: Any, *args: str | Path) -> tuple[int, str, str]:
+def in_this_process(monkeypatch: Any, capsys: Any, *args: str | Path, stdin: Any = b"") -> tuple[int, str, str]:
     """Quicker than a process, for mistakes that are found before anything is done."""
     from penstock.cli import main
 
     monkeypatch.setattr(sys, "argv", ["penstock", *map(str, args)])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)) if isinstance(stdin, bytes) else stdin)
     code = 0
     try:
         main()

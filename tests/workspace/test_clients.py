@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -272,8 +271,8 @@ class Endless:
 def test_a_prompt_without_an_end_is_refused_before_its_end(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=(pipe := Endless()), isatty=lambda: False))
-    code, out, err = in_this_process(monkeypatch, capsys, "work", queue.path, "-")
+    stdin = SimpleNamespace(buffer=(pipe := Endless()), isatty=lambda: False)
+    code, out, err = in_this_process(monkeypatch, capsys, "work", queue.path, "-", stdin=stdin)
     assert (code, out) == (64, "")
     assert f"longer than {MAX_PROMPT_BYTES} bytes" in " ".join(err.split())
     assert pipe.read_bytes == MAX_PROMPT_BYTES + 1

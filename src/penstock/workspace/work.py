@@ -40,6 +40,7 @@ class Work:
         prompt: str,
         *,
         model: str | None = None,
+        endpoint: str | None = None,
         system: str | None = None,
         raw: bool = False,
         schema: Any = None,
@@ -54,6 +55,8 @@ class Work:
     ) -> str:
         """Submit a job and return its id. When this returns, the job survives a power cut.
 
+        endpoint: a path of the API, such as /v1/embeddings; then the prompt is the JSON body of a request to it, and the result
+            that of the answer.
         key: a name of your own for the request; if it was used for the same request before, the id of that job is returned.
         after: jobs to wait for; `{{name}}` in the prompt becomes the result of the one of that name, or of that id.
         sampling: fields of SamplingParams, such as max_tokens."""
@@ -62,6 +65,7 @@ class Work:
                 raise RequestError(f"{name} = {value!r} is a string.", field=name, hint=f"Give a list of {what}.")
         request = WorkRequest(
             model=model,
+            endpoint=endpoint,
             system=system,
             raw=raw,
             sampling=sampling,

@@ -147,8 +147,14 @@ def test_what_cannot_be_drained_is_told_before_a_model_is_loaded(tmp_path: Path,
 
 def test_a_real_model_answers_what_waits(ws: Path, default_model_folder: Path) -> None:
     job = Work(ws).submit("What is the capital of France?", temperature=0, max_tokens=20)
+    embedding = cli("work", ws, "--embed", "The", "Seine.").stdout.decode().strip()
+    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20}
+    chat = cli("work", ws, "--request", "-", stdin=json.dumps(body).encode()).stdout.decode().strip()
     done = cli("drain", ws, "--json")
-    line, last = map(json.loads, done.stdout.splitlines())
-    assert (done.returncode, line["id"], line["status"]) == (0, job, "done")
-    assert last == {"done": 1, "failed": 0, "left": 0, "open_batches": 0}
+    *lines, last = map(json.loads, done.stdout.splitlines())
+    assert (done.returncode, {line["id"]: line["status"] for line in lines}) == (0, dict.fromkeys((job, embedding, chat), "done"))
+    assert last == {"done": 3, "failed": 0, "left": 0, "open_batches": 0}
     assert re.search("Paris", cli("flow", ws, job).stdout.decode())
+    (vector,) = json.loads(cli("flow", ws, embedding).stdout)["data"]
+    assert sum(number**2 for number in vector["embedding"]) == pytest.approx(1, abs=1e-3)
+    assert re.search("Paris", json.loads(cli("flow", ws, chat).stdout)["choices"][0]["message"]["content"])

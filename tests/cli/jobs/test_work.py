@@ -38,6 +38,88 @@ def test_only_the_id_goes_to_stdout_and_the_job_is_there(tmp_path: Path) -> None
     assert asked(job).keys() == {"submitted"}, "what nobody said is left to whoever runs it"
 
 
+def test_several_words_are_one_prompt(tmp_path: Path) -> None:
+    for words in (["Name", "three", "rivers."], ["3", "-", "2"], ["What", "is", "  this?"]):
+        done = cli("work", tmp_path / "ws", *words, "--max-tokens", "9")
+        assert (done.returncode, done.stderr) == (0, b"")
+        job = tmp_path / "ws" / "input" / "ready" / done.stdout.decode().strip()
+        assert (job / "prompt.txt").read_text(encoding="utf-8") == " ".join(words)
+        assert asked(job)["sampling"] == {"max_tokens": 9}
+
+
+def test_a_text_to_embed_is_the_body_of_a_request_for_embeddings(tmp_path: Path) -> None:
+    assert cli("work", tmp_path / "ws", "--embed", "Zwei", "Flüsse", "--tag", "x").returncode == 0
+    assert cli("work", tmp_path / "ws", "--embed", "-m", "mill", "--priority", "3", stdin=b"two\nlines\n").returncode == 0
+    first, second = waiting(tmp_path / "ws")
+    assert json.loads((first / "prompt.txt").read_bytes()) == {"input": "Zwei Flüsse"}
+    assert json.loads((second / "prompt.txt").read_bytes()) == {"model": "mill", "input": "two\nlines"}
+    kept, other = asked(first), asked(second)
+    assert (kept.pop("submitted"), other.pop("submitted")) > (0, 0)
+    assert kept == {"endpoint": "/v1/embeddings", "tags": ["x"]}
+    assert other == {"endpoint": "/v1/embeddings", "model": "mill", "priority": 3}
+
+
+CHAT = {"messages": [{"role": "user", "content": "Hi."}]}
+
+
+@pytest.mark.parametrize("how", ["a file", "stdin"])
+@pytest.mark.parametrize(
+    "body, options, endpoint, model",
+    [
+        (CHAT | {"model": "mill", "stream": False}, [], "/v1/chat/completions", "mill"),
+        (CHAT | {"model": "mill"}, ["-m", "mill"], "/v1/chat/completions", "mill"),
+        (CHAT, ["-m", "mill"], "/v1/chat/completions", "mill"),
+        ({"prompt": ["Once", "Twice"], "max_tokens": 3}, [], "/v1/completions", None),
+        ({"input": [[1, 2], [3]]}, ["--embed"], "/v1/embeddings", None),
+        ({"input": "a", "encoding_format": "base64"}, ["--endpoint", "/v1/embeddings"], "/v1/embeddings", None),
+        ({"input": "Hi.", "instructions": "Be brief."}, ["--endpoint", "/v1/responses"], "/v1/responses", None),
+    ],
+)
+def test_the_body_of_an_api_request_is_a_job(
+    tmp_path: Path, quickly: Run, how: str, body: dict[str, Any], options: list[str], endpoint: str, model: str | None
+) -> None:
+    text = json.dumps(body, indent=1)
+    (tmp_path / "body.json").write_text("\ufeff" + text, encoding="utf-8")
+    file, stdin = (tmp_path / "body.json", b"") if how == "a file" else ("-", text.encode())
+    code, _, error = quickly("work", tmp_path / "ws", "--request", file, *options, "--key", "k", stdin=stdin)
+    assert (code, error) == (0, "")
+    (job,) = waiting(tmp_path / "ws")
+    assert (job / "prompt.txt").read_text(encoding="utf-8") == text, "it is kept as it came"
+    assert (asked(job)["endpoint"], asked(job).get("model"), asked(job)["key"]) == (endpoint, model, "k")
+
+
+@pytest.mark.parametrize(
+    "body, args, told",
+    [
+        (CHAT, ["hi"], "PROMPT: The body of --request has the prompt. Leave out 'hi'."),
+        (CHAT, ["--system", "Be brief."], "--system: It does not go with --request: write it in the body."),
+        (CHAT, ["--top-p", "0.5"], "--top-p: It does not go with --request: write it in the body."),
+        (CHAT, ["--after", "1_2_3"], "--after: It does not go with --request"),
+        (CHAT | {"model": "mill"}, ["-m", "lathe"], "--model: stdin names the model 'mill'. Leave one of them out."),
+        (CHAT | {"stream": True}, [], "--request: stdin: a job takes no stream. Its result is one body: leave it out."),
+        (CHAT | {"priority": 0}, [], "--request: stdin: a job takes no priority. Use --priority."),
+        (CHAT | {"deadline": 3}, [], "--request: stdin: a job takes no deadline. Use --deadline."),
+        (CHAT | {"temprature": 1}, [], "stdin: temprature is not a known parameter. Did you mean temperature?"),
+        ({"messages": "Hi."}, [], "--request: stdin: messages = "),
+        (CHAT | {"model": 7}, [], "--request: stdin: model = 7 cannot be used."),
+        (CHAT, ["--endpoint", "/v1/completions"], "stdin: prompt is missing."),
+        (CHAT, ["--endpoint", "/v1/files"], "--endpoint: '/v1/files' cannot be a job. These can: /v1/chat/completions, "),
+        (CHAT, ["--endpoint", "/v1/responses", "--embed"], "--endpoint: --embed is for /v1/embeddings."),
+        ({"input": "Hi."}, [], "stdin may be for embeddings or a response. Add --embed, or --endpoint /v1/responses."),
+        ({"custom_id": "a", "url": "/v1/x", "body": {}}, [], "stdin is a line of a batch. Use `penstock batch`"),
+        ({}, [], "stdin has no messages, prompt or input."),
+        ([1], [], "stdin is not a JSON object."),
+    ],
+)
+def test_a_body_that_cannot_be_a_job_is_refused_at_once(
+    tmp_path: Path, quickly: Run, body: Any, args: list[str], told: str
+) -> None:
+    code, out, error = quickly("work", tmp_path / "ws", "--request", "-", *args, stdin=json.dumps(body).encode())
+    assert (code, out) == (64, "")
+    assert told in " ".join(error.split())
+    assert not (tmp_path / "ws").exists()
+
+
 def test_a_long_text_comes_from_stdin_and_every_option_is_kept(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string"}}}
     (tmp_path / "s.json").write_text(json.dumps(schema), encoding="utf-8")
@@ -98,7 +180,15 @@ def test_what_is_not_text_is_refused(tmp_path: Path, quickly: Run) -> None:
     "args, told",
     [
         (["   "], "PROMPT: It is empty. Try: penstock work "),
-        (["hi", "there"], "there"),
+        (["-", "hi"], "PROMPT: - is stdin, and 'hi' follows it."),
+        (["--embed"], 'PROMPT: It is empty. Try: penstock work {ws} --embed "'),
+        (["hi", "--embed", "--max-tokens", "3"], "--max-tokens: It does not go with --embed."),
+        (["hi", "--embed", "--raw"], "--raw: It does not go with --embed."),
+        (["hi", "--endpoint", "/v1/embeddings"], "--endpoint: It goes with --request FILE."),
+        (["--request", "{broken}"], "--request: {broken} is not JSON: "),
+        (["--request", "{binary}"], "--request: {binary} is not UTF-8 text"),
+        (["--request", "{empty}"], "--request: {empty} is empty."),
+        (["--request", "{none}"], "--request: {none} cannot be read: No such file or directory."),
         (["hi", "--deadline", "tomorrow"], "'--deadline': 'tomorrow' is not a time. Write 90s, 10m, 2h or 7d"),
         (["hi", "--deadline", "0"], "--deadline: deadline = '0.0' cannot be used."),
         (["hi", "--priority", "11"], "--priority: priority = '11' cannot be used. Give a whole number from -10 to 10."),
@@ -127,7 +217,7 @@ def test_wrong_usage_is_named_and_nothing_is_submitted(tmp_path: Path, quickly: 
         files[name].write_bytes(data)
     code, out, error = quickly("work", tmp_path / "ws", *(arg.format(**files) for arg in args))
     assert (code, out) == (64, "")
-    assert told in error
+    assert told.format(**files, ws=tmp_path / "ws") in error
     assert not (tmp_path / "ws").exists()
 
 

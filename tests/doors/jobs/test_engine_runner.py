@@ -61,12 +61,16 @@ class Beside:
     def answer(self, prompt: str, **details: Any) -> JobResult:
         return self.flow.wait(self.work.submit(prompt, **details), timeout=PATIENCE)
 
-    def post(self, path: str, **body: Any) -> str:
+    def request(self, path: str, **body: Any) -> dict[str, Any]:
         request = urllib.request.Request(
             self.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
         )
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            choice = json.load(answer)["choices"][0]
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def post(self, path: str, **body: Any) -> str:
+        choice = self.request(path, **body)["choices"][0]
         text: str = choice["message"]["content"] if "message" in choice else choice["text"]
         return text
 
@@ -109,6 +113,48 @@ def test_a_job_with_a_schema_gives_json_that_follows_it(beside: Beside) -> None:
     result = beside.answer("Describe a person with five numbers.", schema=PERSON, temperature=0.8, max_tokens=300)
     assert result.usage["finish_reason"] == "stop"
     jsonschema.validate(json.loads(result.data), PERSON)
+
+
+@pytest.mark.parametrize(
+    "endpoint, body",
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi."}], "temperature": 0, "max_tokens": 9, "n": 2}),
+        ("/v1/completions", {"prompt": ["One", "Two"], "temperature": 0, "max_tokens": 9}),
+        ("/v1/embeddings", {"input": "A river."}),
+        ("/v1/embeddings", {"input": ["A river.", "A road."], "encoding_format": "base64"}),
+        ("/v1/responses", {"input": "Hi.", "temperature": 0, "max_output_tokens": 16, "store": False}),
+    ],
+)
+@pytest.mark.parametrize("model", [None, DEFAULT_MODEL])
+def test_a_body_as_a_job_has_the_answer_of_the_api_as_its_result(
+    beside: Beside, endpoint: str, body: dict[str, Any], model: str | None
+) -> None:
+    """Whether or not it names a model: a job without one gets the first."""
+    named = {} if model is None else {"model": model}
+    result = beside.answer(json.dumps(body | named), endpoint=endpoint, model=model)
+    assert result.done, result.text
+    expected = beside.request(endpoint, **body, model=DEFAULT_MODEL)
+    assert comparable(json.loads(result.data)) == comparable(expected)
+
+
+def comparable(answer: dict[str, Any]) -> dict[str, Any]:
+    """Without ids and times, which differ, and how many tokens were known already."""
+    output = [item | {"id": ""} for item in answer.get("output", ())]
+    usage = {name: value for name, value in answer["usage"].items() if not name.endswith("details")}
+    changing = ("id", "created", "created_at", "completed_at", "service_tier")
+    return {name: value for name, value in answer.items() if name not in changing} | {"output": output, "usage": usage}
+
+
+def test_a_body_for_another_model_than_the_jobs_fails_with_the_reason(beside: Beside) -> None:
+    result = beside.answer(json.dumps({"model": "elsewhere", "input": "A river."}), endpoint="/v1/embeddings")
+    assert (result.status, result.usage["error"]["field"]) == (Status.FAILED, "model")
+    assert result.text.startswith("The body is for the model 'elsewhere', and the job is not.")
+
+
+@pytest.mark.parametrize("body", ["{", "[]", "7", "{}", '{"model": null}'])
+def test_a_prompt_that_is_no_body_fails_with_the_reason(beside: Beside, body: str) -> None:
+    result = beside.answer(body, endpoint="/v1/embeddings")
+    assert (result.status, result.usage["error"]["code"]) == (Status.FAILED, "invalid_request")
 
 
 def test_more_tokens_than_the_node_allows_fail_with_the_reason(beside: Beside) -> None:

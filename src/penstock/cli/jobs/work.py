@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.jobs.work_body import EMBEDDINGS, Body, embedding, read_body
 from penstock.cli.jobs.workspaces import no_server_hint, note
 from penstock.cli.node.old_variables import print_old_variables
 from penstock.cli.options import wrong_usage
-from penstock.cli.prompt import prompt_text
+from penstock.cli.prompt import STDIN, prompt_text, read_text
 from penstock.cli.ui.durations import METAVAR, parse_duration_option
 from penstock.cli.ui.output import print_json
 from penstock.errors import RequestError
@@ -36,7 +37,12 @@ TopK = Annotated[int | None, typer.Option(help="Choose among the k likeliest tok
 def work(
     workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The folder for the jobs; created if missing.")],
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin, as does a pipe without a PROMPT.")
+        list[str] | None,
+        typer.Argument(
+            metavar="PROMPT",
+            help="The prompt; several words are joined by spaces. - reads it from stdin, as does a pipe without a PROMPT.",
+            show_default=False,
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -44,6 +50,26 @@ def work(
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message to put before the prompt.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")] = False,
+    embed: Annotated[
+        bool, typer.Option("--embed", help="Turn the prompt into a vector; the result is that of the API's /v1/embeddings.")
+    ] = False,
+    body: Annotated[
+        Path | None,
+        typer.Option(
+            "--request",
+            metavar="FILE",
+            help="Submit the body of an API request instead of a prompt; - is stdin. The result is the body of the answer.",
+            show_default=False,
+        ),
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="For --request: the path that the body is for; otherwise /v1/chat/completions if it has messages, "
+            "/v1/completions if it has a prompt.",
+        ),
+    ] = None,
     max_tokens: MaxTokens = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be repeated.")] = None,
     temperature: Temperature = None,
@@ -96,15 +122,25 @@ def work(
     cat report.txt | penstock work nightly - --system "Summarise." --tag reports
     penstock work nightly "A person, as JSON." --schema person.json --key person-1
     penstock work nightly --after draft=$job "Shorten this: {{draft}}"
+    penstock work nightly --embed A text to compare with others
+    penstock work nightly --request body.json
+
+    The exit code is 0 if the job is submitted, 1 if it cannot be, 64 for wrong usage.
     """
     print_old_variables()
     sampling_options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     sampling: dict[str, Any] = {name: value for name, value in sampling_options.items() if value is not None}
     if stop:
         sampling["stop"] = stop
+    api_request = None
+    if embed or body is not None or endpoint is not None:
+        texts = {"system": system, "schema": schema, "grammar": grammar, "regex": regex, "after": after, "raw": raw or None}
+        flags = [f"--{name.replace('_', '-')}" for name, value in {**texts, **sampling}.items() if value is not None]
+        api_request = _api_request(workspace, prompt, embed, body, endpoint, model, flags)
     with wrong_usage():
         request = WorkRequest(
-            model=model,
+            model=model if api_request is None else api_request.model,
+            endpoint=None if api_request is None else api_request.endpoint,
             system=system,
             raw=raw,
             sampling=sampling,
@@ -118,7 +154,7 @@ def work(
             key=key,
             submitted=round(time.time(), 3),
         )
-    text = prompt_text(prompt, f'penstock work {shlex.quote(str(workspace))} "What is the capital of France?"')
+    text = _prompt(workspace, prompt) if api_request is None else api_request.text
 
     from penstock.workspace.flow import Flow
     from penstock.workspace.store.layout import Workspace
@@ -140,6 +176,38 @@ def work(
         print(f"The key was used before; its job is {status}.{again}", file=sys.stderr)
     elif not served:
         note(f"The job waits. {no_server_hint(workspace)}")
+
+
+def _prompt(workspace: Path, words: list[str] | None, options: str = "") -> str:
+    if words and words[0] == STDIN and len(words) > 1:
+        message = f"- is stdin, and {words[1][:80]!r} follows it. Write one prompt: leave out one of them, or quote all of it."
+        raise typer.BadParameter(message, param_hint="PROMPT")
+    example = f'penstock work {shlex.quote(str(workspace))} {options}"What is the capital of France?"'
+    return prompt_text(" ".join(words) if words else None, example)
+
+
+def _api_request(
+    workspace: Path,
+    words: list[str] | None,
+    embed: bool,
+    file: Path | None,
+    endpoint: str | None,
+    model: str | None,
+    flags: list[str],
+) -> Body:
+    """Make the body of a request to the API. flags: options that belong into a body, or are not for one."""
+    if file is None and not embed:
+        raise typer.BadParameter("It goes with --request FILE.", param_hint="--endpoint")
+    if embed and endpoint not in (None, EMBEDDINGS):
+        raise typer.BadParameter(f"--embed is for {EMBEDDINGS}. Leave one of them out.", param_hint="--endpoint")
+    if flags:
+        why = "It does not go with --embed." if file is None else "It does not go with --request: write it in the body."
+        raise typer.BadParameter(why, param_hint=flags[0])
+    if file is None:
+        return embedding(_prompt(workspace, words, "--embed "), model)
+    if words:
+        raise typer.BadParameter(f"The body of --request has the prompt. Leave out {words[0][:80]!r}.", param_hint="PROMPT")
+    return read_body(file, EMBEDDINGS if embed else endpoint, model)
 
 
 def _parents(options: list[str]) -> dict[str, str]:
@@ -171,18 +239,6 @@ def _schema(file: Path) -> Any:
 
 
 def _text_of(file: Path, option: str) -> str:
-    if str(file) == "-":
+    if str(file) == STDIN:
         raise typer.BadParameter("Name a file: stdin is for the prompt.", param_hint=option)
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_RECORD_BYTES + 1)
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error.strerror or error}.", param_hint=option) from None
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}).", param_hint=option) from None
-    if len(data) > MAX_RECORD_BYTES:
-        raise typer.BadParameter(f"{file} has more than {MAX_RECORD_BYTES} bytes.", param_hint=option)
-    if not text.strip():
-        raise typer.BadParameter(f"{file} is empty.", param_hint=option)
-    return text
+    return read_text(file, option, MAX_RECORD_BYTES)

@@ -165,7 +165,8 @@ class EngineRunner:
         context = Context(served, self._limits)
         if request.endpoint is not None:
             endpoint = self._endpoint(request.endpoint)
-            params = parse(endpoint.request, prompt)
+            params = parse(endpoint.request, prompt if request.batch else _with_model(prompt, served.hosted.name))
+            self._check_model(params, served)
             with renamed_fields(params.names):
                 exchange = endpoint.exchange(params, context)
                 _refuse_stream(exchange)
@@ -181,12 +182,27 @@ class EngineRunner:
         )
         return EngineTask(served, request, [job], None)
 
+    def _check_model(self, params: Any, served: ServedModel) -> None:
+        """Refuse a body for another model than that of the job, which is where the queue looks."""
+        if params.model is not None and self._catalog.resolve(params.model) is not served:
+            hint = "Give the job the same model: `penstock work --request` does."
+            raise RequestError(f"The body is for the model '{params.model:.100}', and the job is not.", field="model", hint=hint)
+
     def _endpoint(self, path: str) -> JobEndpoint:
         endpoint = self._endpoints.get(path)
         if endpoint is None:
             hint = f"These can: {', '.join(self._endpoints)}."
             raise RequestError(f"{path[:80]} cannot be a job.", field="endpoint", hint=hint)
         return endpoint
+
+
+def _with_model(body: str, model: str) -> str:
+    """Name the model in a body that leaves it out, as a job without a model does."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return body  # refused where it is parsed
+    return json.dumps({**found, "model": model}) if isinstance(found, dict) and found.get("model") is None else body
 
 
 def _refuse_stream(exchange: Exchange) -> None:
