@@ -31,6 +31,7 @@ def where(tmp_path_factory: pytest.TempPathFactory, default_model_folder: Path) 
     (folder / "notes.txt").write_text("The meeting is on Monday. Bring the plans for the new bridge.\n", encoding="utf-8")
     ask = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": ask}
+    (folder / "body.json").write_text(json.dumps(ask), encoding="utf-8")
     (folder / "requests.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     return folder
 
@@ -55,7 +56,7 @@ def test_the_commands_of_the_page_do_what_they_say(where: Path) -> None:
     assert "2 done" in ran.stdout
     assert "└─" in ran.stdout, "the tree of those that come after others"
     assert "3 done, 0 failed." in ran.stdout
-    assert "jobs: 7 done." in ran.stdout.splitlines()
+    assert "jobs: 10 done." in ran.stdout.splitlines()
     assert json.loads((where / "results.jsonl").read_text(encoding="utf-8"))["custom_id"] == "a"
     assert (where / "jobs/output/1700000000_1_0/result.txt").read_text(encoding="utf-8")
 

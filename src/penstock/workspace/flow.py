@@ -141,6 +141,20 @@ class Flow:
             raise BadJob(f"{name} of the job {job_id} {what}.", hint="`penstock flow --retry` runs the job again.")
         return JobResult(job_id, STATUS[place], data, usage)
 
+    def last(self, *, tag: str | None = None) -> str | None:
+        """Return the id of the job that ended last, of all or of those with a tag; None if none has ended."""
+        ended: dict[str, float] = {}
+        for place in FINISHED:
+            for job_id in self._workspace.names(place):
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    ended[job_id] = self._workspace.changed_at(job_id, place)
+        for job_id in sorted(ended, key=lambda job_id: (ended[job_id], order(job_id)), reverse=True):
+            with suppress(UnknownJob):
+                request = self.describe(job_id).request
+                if tag is None or (request is not None and tag in request.tags):
+                    return job_id
+        return None
+
     def wait(self, job_id: str, timeout: float | None = None) -> JobResult:
         """Wait until a job has ended, and return how. Raises NotFinished after `timeout` seconds."""
         for _ in self._polls(timeout):

@@ -6,23 +6,32 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from penstock.workspace.flow import Flow
+from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.outcomes import done as done_outcome
 from penstock.workspace.store.recovery import recover
 from penstock.workspace.store.tokens import SavedTokens, Transcript
 from penstock.workspace.work import Work
+from tests import warm
 from tests.jobs import STOPPED, Run, claimed, cli, command, fail, finish, later, with_terminal_errors
 from tests.server import clean_environment
 from tests.terminal import CTRL_C, Person
 
 NOWHERE = "1736700000_12345_0"
+
+
+class WithoutSync(Disk):
+    """For many jobs, of which none has to survive a power cut."""
+
+    def sync(self, folder: int) -> None:
+        pass
 
 
 @pytest.fixture
@@ -98,12 +107,148 @@ def test_json_tells_all_of_a_job_with_the_same_exit_codes(ws: Path, quickly: Run
     assert told["../x"]["error"]["code"] == "unknown_job"
 
 
-def test_a_reader_that_has_enough_is_no_error(ws: Path) -> None:
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["flow", "{ws}", "--limit", "600"],
+        ["flow", "{ws}", "--limit", "600", "--json"],
+        ["flow", "{ws}", "--tree", "--limit", "600"],
+        ["flow", "{ws}", "--children", "{parent}", "--limit", "600"],
+        ["flow", "{ws}"],
+        ["flow", "{ws}", "{done}"],
+        ["flow", "{ws}", "--last"],
+        ["flow", "{ws}", "--wait", "{done}"],
+        ["flow", "{ws}", "--follow", "{done}"],
+        ["flow", "{ws}", "{done}", "--json"],
+        ["flow", "{ws}", "1_2_3"],
+        ["flow", "{ws}", "{parent}"],
+        ["flow", "{ws}", "--no-such-option"],
+        ["flow", "--help"],
+        ["work", "{ws}", "hi"],
+    ],
+    ids=" ".join,
+)
+def test_a_reader_that_leaves_is_no_error(crowded: dict[str, str], args: list[str]) -> None:
+    """Neither when the output is larger than the pipe, nor when it is written at the very end, nor for messages."""
+    read, write = os.pipe()
+    os.close(read)
+    other, errors = os.pipe()
+    process = subprocess.Popen(
+        command(*(arg.format(**crowded) for arg in args)),
+        stdin=subprocess.DEVNULL,
+        stdout=write,
+        stderr=errors if args[-1] not in ("1_2_3", "{parent}", "--no-such-option") else write,
+        env=clean_environment(),
+    )
+    os.close(write)
+    os.close(errors)
+    with os.fdopen(other, "rb") as told:
+        assert (process.wait(timeout=60), told.read()) == (1, b"")
+
+
+def test_an_output_that_cannot_be_written_is_not_taken_for_the_workspace(crowded: dict[str, str]) -> None:
+    for args in (["--limit", "600"], [], [crowded["done"]]):
+        with open("/dev/full", "wb") as full:
+            flow = command("flow", crowded["ws"], *args)
+            done = subprocess.run(flow, stdout=full, stderr=subprocess.PIPE, env=clean_environment(), timeout=60, check=False)
+        assert done.returncode == 1
+        assert b"No space left on device" in done.stderr
+        assert b"workspace" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A workspace with more jobs, and a longer result, than a pipe holds."""
+    path = tmp_path_factory.mktemp("crowded") / "ws"
+    work = Work(Workspace(path, create=True, disk=WithoutSync()))
+    parent = work.submit("first")
+    for number in range(300):
+        work.submit(f"{number}", tags=["a long word" * 18], after=[parent])
+    job = work.submit("hi")
+    finish(path, job, "x" * 2_000_000)
+    return {"ws": str(path), "parent": parent, "done": job}
+
+
+# ---- ids on stdin, and the newest result ----
+
+
+def test_an_id_on_stdin_is_like_one_on_the_command_line(ws: Path, quickly: Run) -> None:
     job = Work(ws).submit("hi")
-    finish(ws, job, "x" * 2_000_000)
-    line = f"{sys.executable} -m penstock.cli flow {ws} {job} | head -c1"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, env=clean_environment(), timeout=60, check=False)
-    assert (done.stdout, done.stderr) == (b"x", b"")
+    finish(ws, job, "no new line")
+    for args in (["-"], ["-", "--wait"], ["--wait"], ["--follow"]):
+        assert quickly("flow", ws, *args, stdin=f" {job}\n\n".encode()) == (0, "no new line", "")
+    assert json.loads(quickly("flow", ws, "-", "--json", stdin=job.encode())[1])["result"] == "no new line"
+    assert quickly("flow", ws, "--cancel", stdin=job.encode())[1] == "Nothing to cancel: the job is done already.\n"
+    assert quickly("flow", ws, "--tree", "-", stdin=job.encode())[1].startswith(f"{ws} from {job} on: 1 done.")
+    assert quickly("flow", ws, "-", stdin=NOWHERE.encode())[0] == 1
+    assert quickly("flow", ws, stdin=NOWHERE.encode())[1].startswith(f"{ws}: 1 done.\n"), "the list reads no stdin"
+
+
+def test_what_is_submitted_can_be_piped_into_a_wait(ws: Path, tmp_path: Path) -> None:
+    def server() -> None:
+        while not (ready := list((ws / "input" / "ready").iterdir())):
+            time.sleep(0.01)
+        finish(ws, ready[0].name, "Paris.")
+
+    thread = later(server)
+    line = f"penstock work {ws} What is the capital of France? | penstock flow {ws} --wait"
+    path = f"{warm.script(tmp_path / 'bin')}:{os.environ['PATH']}"
+    with Workspace(ws).serving():
+        done = subprocess.run(
+            ["bash", "-c", line], capture_output=True, env=clean_environment(PATH=path), timeout=60, check=False
+        )
+    thread.join()
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"Paris.", b"")
+
+
+def test_several_ids_give_each_result_its_lines_and_one_exit_code(ws: Path, quickly: Run) -> None:
+    work = Work(ws)
+    one, two, broken, waits = (work.submit(text) for text in "abcd")
+    finish(ws, one, "first")
+    finish(ws, two, "second\n")
+    fail(ws, broken)
+
+    def flow(*jobs: str, options: Sequence[str] = ()) -> tuple[int, str, list[str]]:
+        code, out, error = quickly("flow", ws, "-", *options, stdin="\n".join(jobs).encode())
+        return code, out, error.splitlines()
+
+    assert flow(two, one) == (0, "second\nfirst\n", [])
+    code, out, told = flow(one, waits, two)
+    assert (code, out, len(told)) == (2, "first\nsecond\n", 1)
+    assert told[0].startswith(f"not ready: The job {waits} is queued.")
+    code, out, told = flow(waits, broken, NOWHERE, "../x", one)
+    assert (code, out) == (1, "first\n"), "what failed counts more than what is not ready"
+    assert told[1] == f"error: {broken}: The pump is broken. Call the plumber."
+    assert told[2] == f"error: There is no job {NOWHERE} in {ws}."
+    assert told[4] == "error: '../x' is not a job id."
+    code, out, told = flow(one, broken, waits, NOWHERE, options=["--json"])
+    assert (code, told) == (1, [])
+    assert [json.loads(line)["status"] for line in out.splitlines()] == ["done", "failed", "queued", "missing"]
+    code, out, told = flow(one, waits, two, options=["--wait", "--timeout", "0.1"])
+    assert (code, out) == (2, "first\nsecond\n")
+
+
+def test_last_prints_the_result_of_the_job_that_ended_last(ws: Path, quickly: Run) -> None:
+    work = Work(ws)
+    code, out, error = quickly("flow", ws, "--last")
+    assert (code, out) == (1, "")
+    assert error.startswith(f"error: There is no job in {ws}.")
+    first, second, third = work.submit("a", tags=["t"]), work.submit("b"), work.submit("c", tags=["u"])
+    code, out, error = quickly("flow", ws, "--last")
+    assert (code, out, error[:34]) == (2, "", "not ready: No job has ended yet. W")
+    finish(ws, second, "of the second")
+    finish(ws, first, "of the first")
+    os.utime(ws / "output" / second, (1_700_000_000,) * 2)  # files may be younger than the clock's ticks
+    assert quickly("flow", ws, "--last") == (0, "of the first", "")
+    os.utime(ws / "output" / first, (1_600_000_000,) * 2)
+    assert quickly("flow", ws, "--last") == (0, "of the second", "")
+    assert quickly("flow", ws, "--last", "--tag", "t") == (0, "of the first", "")
+    assert quickly("flow", ws, "--last", "--tag", "u")[0] == 2
+    assert quickly("flow", ws, "--last", "--tag", "none")[0] == 1
+    fail(ws, third)
+    assert quickly("flow", ws, "--last") == (1, "", "error: The pump is broken. Call the plumber.\n")
+    code, out, error = quickly("flow", ws, "--last", "--json")
+    assert (code, json.loads(out)["id"], error) == (1, third, "")
 
 
 # ---- waiting ----
@@ -330,11 +475,13 @@ def test_gc_removes_what_ended_long_ago(ws: Path, quickly: Run) -> None:
 @pytest.mark.parametrize(
     "args, told",
     [
-        (["-w"], "JOB: Which job? For example: penstock flow WORKSPACE --wait 1736700000_12345_0"),
-        (["--cancel"], "JOB: Which job?"),
+        (["-w"], "JOB: There is no id on stdin. For example: penstock flow WORKSPACE --wait 1736700000_12345_0"),
+        (["-"], "JOB: There is no id on stdin. For example: penstock flow WORKSPACE 1736700000_12345_0"),
         (["-w", "-f", "1_2_3"], "--wait and --follow cannot be combined."),
         (["--cancel", "--retry", "1_2_3"], "--cancel and --retry cannot be combined."),
         (["-W", "1_2_3"], "JOB: --wait-idle applies to all jobs. Leave out '1_2_3'."),
+        (["--last", "1_2_3"], "JOB: --last applies to all jobs. Leave out '1_2_3'."),
+        (["--last", "-w", "1_2_3"], "--last and --wait cannot be combined."),
         (["--gc"], "--gc: It needs an age, such as --older-than 7d."),
         (["--older-than", "7d"], "--older-than: It does not go with the list of jobs, but with --gc."),
         (["--timeout", "7", "1_2_3"], "--timeout: It does not go with a JOB, but with --wait and --follow and --wait-idle."),

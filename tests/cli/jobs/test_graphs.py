@@ -214,7 +214,7 @@ def test_a_circle_made_by_hand_has_no_place_in_a_tree(ws: Path, quickly: Run) ->
 @pytest.mark.parametrize(
     "args, told",
     [
-        (["--children"], "JOB: Which job? For example: penstock flow WORKSPACE --children"),
+        (["--children"], "JOB: There is no id on stdin. For example: penstock flow WORKSPACE --children"),
         (["--tree", "--children", "1_2_3"], "--children and --tree cannot be combined."),
         (["--tree", "--tag", "x"], "--tag: It does not go with --tree"),
         (["--tree", "--timeout", "3"], "--timeout: It does not go with --tree"),

@@ -5,20 +5,19 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.exits import NOT_READY
 from penstock.cli.jobs import flow_job
+from penstock.cli.jobs.flow_jobs import for_each, named_jobs, not_ready_is_2, time_left
 from penstock.cli.jobs.workspaces import WorkspaceArgument, describe_counts
 from penstock.cli.options import JsonOption
+from penstock.cli.prompt import STDIN, is_piped
 from penstock.cli.ui.durations import METAVAR, age, parse_duration_option
 from penstock.cli.ui.output import print_json
-from penstock.errors import NotFinished
 from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ EXAMPLE_ID = "1736700000_12345_0"
 class Action(StrEnum):
     LIST = "the list of jobs"
     SHOW = "a JOB"
+    LAST = "--last"
     WAIT = "--wait"
     FOLLOW = "--follow"
     WAIT_IDLE = "--wait-idle"
@@ -43,10 +43,10 @@ class Action(StrEnum):
 
 
 OF_ONE_JOB = (Action.WAIT, Action.FOLLOW, Action.CANCEL, Action.RETRY, Action.CHILDREN)
-OF_ALL_JOBS = (Action.WAIT_IDLE, Action.GC)
+OF_ALL_JOBS = (Action.LAST, Action.WAIT_IDLE, Action.GC)
 GOES_WITH = {
     "--timeout": (Action.WAIT, Action.FOLLOW, Action.WAIT_IDLE),
-    "--tag": (Action.LIST, Action.WAIT_IDLE),
+    "--tag": (Action.LIST, Action.LAST, Action.WAIT_IDLE),
     "--limit": (Action.LIST, Action.CHILDREN, Action.TREE),
     "--older-than": (Action.GC,),
     "--json": tuple(action for action in Action if action is not Action.FOLLOW),
@@ -56,8 +56,15 @@ GOES_WITH = {
 def flow(
     workspace: WorkspaceArgument,
     job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="A job's id, as printed by `penstock work`.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            help="A job's id, as printed by `penstock work`; - reads one or more from stdin, as does a pipe into an option "
+            "that needs a JOB.",
+            show_default=False,
+        ),
     ] = None,
+    last: Annotated[bool, typer.Option("--last", help="Print the result of the job that ended last.")] = False,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for JOB, then print its result.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the result of JOB as it is generated.")] = False,
     wait_idle: Annotated[
@@ -86,7 +93,7 @@ def flow(
         ),
     ] = None,
     tag: Annotated[
-        str | None, typer.Option(metavar="WORD", help="Only jobs with this tag, in the list and for --wait-idle.")
+        str | None, typer.Option(metavar="WORD", help="Only jobs with this tag, in the list, for --last and --wait-idle.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help=f"How many jobs or trees to show.  [default: {DEFAULT_LIMIT}]")
@@ -101,13 +108,17 @@ def flow(
     penstock flow nightly                    how many jobs wait, run, are done, have failed
     penstock flow nightly $job > answer.txt  a result, byte for byte
     penstock flow nightly --wait $job        the same, once it is done
+    penstock flow nightly --last             the newest result
+    penstock work nightly "Hi." | penstock flow nightly --wait
+    penstock flow nightly - < ids.txt        the results of several jobs, each on lines of its own
     penstock flow nightly --tree             which jobs come after which
     penstock flow nightly --gc --older-than 7d
 
     The exit code is 0 if the job is done, 1 if it failed or does not exist, 2 if it is not ready (it waits or runs, or the
-    --timeout passed), 64 for wrong usage.
+    --timeout passed), 64 for wrong usage. Of several jobs, one that failed counts more than one that is not ready.
     """
     flags = {
+        Action.LAST: last,
         Action.WAIT: wait,
         Action.FOLLOW: follow,
         Action.WAIT_IDLE: wait_idle,
@@ -117,7 +128,10 @@ def flow(
         Action.TREE: tree,
         Action.GC: gc,
     }
-    action = _choose_action([name for name, is_set in flags.items() if is_set], job)
+    actions = [name for name, is_set in flags.items() if is_set]
+    if job is None and len(actions) == 1 and actions[0] in OF_ONE_JOB and is_piped():
+        job = STDIN
+    action = _choose_action(actions, job)
     options = {"--timeout": timeout, "--tag": tag, "--limit": limit, "--older-than": older_than, "--json": as_json or None}
     _check_together(action, [option for option, value in options.items() if value is not None])
     if action is Action.GC and older_than is None:
@@ -131,29 +145,31 @@ def flow(
     with wrap_os_errors(workspace):
         place = Workspace(workspace)
     queue = Flow(place)
-    job_id = job or ""
-    with _not_ready_is_2():
+    with not_ready_is_2():
         match action:
             case Action.LIST:
                 _list(queue, tag, limit or DEFAULT_LIMIT, as_json)
-            case Action.SHOW:
-                flow_job.show(queue, job_id, as_json)
-            case Action.WAIT:
-                flow_job.wait(queue, job_id, timeout, as_json)
-            case Action.FOLLOW:
-                flow_job.follow(queue, job_id, timeout)
+            case Action.LAST:
+                flow_job.show_last(queue, tag, as_json)
             case Action.WAIT_IDLE:
                 _wait_idle(queue, tag, timeout, as_json)
-            case Action.CANCEL:
-                flow_job.cancel(place, job_id, as_json)
-            case Action.RETRY:
-                flow_job.retry(place, job_id, as_json)
-            case Action.CHILDREN:
-                _children(queue, job_id, limit or DEFAULT_LIMIT, as_json)
-            case Action.TREE:
-                _tree(queue, job, limit or DEFAULT_LIMIT, as_json)
             case Action.GC:
                 _clean(queue, older_than or 0.0, as_json)
+            case Action.TREE if job is None:
+                _tree(queue, None, limit or DEFAULT_LIMIT, as_json)
+            case _:
+                jobs = named_jobs(job or "", _example(action))
+                several, left = len(jobs) > 1, time_left(timeout, jobs)
+                acts: dict[Action, Callable[[str], None]] = {
+                    Action.SHOW: lambda job: flow_job.show(queue, job, as_json, lines=several),
+                    Action.WAIT: lambda job: flow_job.wait(queue, job, left(), as_json, lines=several),
+                    Action.FOLLOW: lambda job: flow_job.follow(queue, job, left(), lines=several),
+                    Action.CANCEL: lambda job: flow_job.cancel(place, job, as_json),
+                    Action.RETRY: lambda job: flow_job.retry(place, job, as_json),
+                    Action.CHILDREN: lambda job: _children(queue, job, limit or DEFAULT_LIMIT, as_json),
+                    Action.TREE: lambda job: _tree(queue, job, limit or DEFAULT_LIMIT, as_json),
+                }
+                for_each(jobs, acts[action])
 
 
 # ---- options that go together ----
@@ -166,7 +182,7 @@ def _choose_action(actions: list[Action], job: str | None) -> Action:
         return Action.LIST if job is None else Action.SHOW
     action = actions[0]
     if action in OF_ONE_JOB and job is None:
-        raise typer.BadParameter(f"Which job? For example: penstock flow WORKSPACE {action} {EXAMPLE_ID}", param_hint="JOB")
+        raise typer.BadParameter(f"Which job? For example: {_example(action)}", param_hint="JOB")
     if action in OF_ALL_JOBS and job is not None:
         raise typer.BadParameter(f"{action} applies to all jobs. Leave out {job[:80]!r}.", param_hint="JOB")
     return action
@@ -179,13 +195,8 @@ def _check_together(action: Action, options: list[str]) -> None:
             raise typer.BadParameter(f"It does not go with {action}, but with {possible}.", param_hint=option)
 
 
-@contextmanager
-def _not_ready_is_2() -> Iterator[None]:
-    try:
-        yield
-    except NotFinished as error:
-        print(f"not ready: {error}", file=sys.stderr)
-        raise typer.Exit(NOT_READY) from None
+def _example(action: Action) -> str:
+    return f"penstock flow WORKSPACE {'' if action is Action.SHOW else f'{action} '}{EXAMPLE_ID}"
 
 
 # ---- all jobs ----

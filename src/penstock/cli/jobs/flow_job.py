@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.cli.exits import FAILED, NOT_READY, print_error
+from penstock.cli.exits import FAILED, NOT_READY
 from penstock.cli.jobs.workspaces import no_server_hint, note
 from penstock.cli.ui.output import print_json
-from penstock.errors import NotFinished, UnknownJob
+from penstock.errors import NotFinished, UnknownJob, WorkspaceError
 from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 OPEN = ("queued", "running")
 
 
-def show(flow: Flow, job: str, as_json: bool) -> None:
+def show(flow: Flow, job: str, as_json: bool, *, lines: bool = False) -> None:
+    """Print the result of a job. lines: other results follow, so it ends with a new line."""
     if as_json:
         _print_record(flow, job)
         return
@@ -40,17 +41,29 @@ def show(flow: Flow, job: str, as_json: bool) -> None:
             parents = ", ".join(flow.describe(job).waits_for)
             waits = f" It waits for {parents}." if parents else ""
             raise NotFinished(f"{error.message}{waits}", hint=f"Wait for it: {how}") from None
-    _print_result(result)
+    _print_result(result, lines)
 
 
-def wait(flow: Flow, job: str, timeout: float | None, as_json: bool) -> None:
-    with suppress(NotFinished, UnknownJob) if as_json else nullcontext(), wrap_os_errors(flow.path):  # the record shows these too
-        warn_if_unserved(flow, job)
-        flow.wait(job, timeout)
+def show_last(flow: Flow, tag: str | None, as_json: bool) -> None:
+    with wrap_os_errors(flow.path):
+        job = flow.last(tag=tag)
+        if job is None:
+            about = "" if tag is None else f" with the tag {tag}"
+            if next(flow.jobs(tag=tag, limit=1), None) is None:
+                raise UnknownJob(f"There is no job{about} in {flow.path}.", hint="`penstock work` submits one.")
+            hint = f"Wait for them: penstock flow {shlex.quote(str(flow.path))} --wait-idle"
+            raise NotFinished(f"No job{about} has ended yet.", hint=hint)
     show(flow, job, as_json)
 
 
-def follow(flow: Flow, job: str, timeout: float | None) -> None:
+def wait(flow: Flow, job: str, timeout: float | None, as_json: bool, *, lines: bool = False) -> None:
+    with suppress(NotFinished, UnknownJob) if as_json else nullcontext(), wrap_os_errors(flow.path):  # the record shows these too
+        warn_if_unserved(flow, job)
+        flow.wait(job, timeout)
+    show(flow, job, as_json, lines=lines)
+
+
+def follow(flow: Flow, job: str, timeout: float | None, *, lines: bool = False) -> None:
     from penstock.cli.ui.result import ResultWriter
 
     def pieces() -> Iterator[bytes]:
@@ -58,7 +71,7 @@ def follow(flow: Flow, job: str, timeout: float | None) -> None:
             warn_if_unserved(flow, job)
             yield from flow.follow(job, timeout)
 
-    writer = ResultWriter()
+    writer = ResultWriter(lines=lines)
     try:
         for piece in pieces():
             writer.write(piece)
@@ -67,7 +80,7 @@ def follow(flow: Flow, job: str, timeout: float | None) -> None:
     with wrap_os_errors(flow.path):
         result = flow.get(job)
     if not result.done:
-        _fail(result)
+        raise _failure(result)
 
 
 def cancel(place: Workspace, job: str, as_json: bool) -> None:
@@ -104,21 +117,21 @@ def retry(place: Workspace, job: str, as_json: bool) -> None:
         note(f"The job waits. {no_server_hint(place.path)}")
 
 
-def _print_result(result: JobResult) -> None:
+def _print_result(result: JobResult, lines: bool) -> None:
     from penstock.cli.ui.result import ResultWriter
 
     if not result.done:
-        _fail(result)
-    writer = ResultWriter()
+        raise _failure(result)
+    writer = ResultWriter(lines=lines)
     writer.write(result.data)
     writer.end()
 
 
-def _fail(result: JobResult) -> None:
+def _failure(result: JobResult) -> WorkspaceError:
     from penstock.cli.ui.terminal import REPLACE_CONTROL
 
-    print_error(result.text.strip().translate(REPLACE_CONTROL) or f"The job {result.job_id} failed; no reason is recorded.")
-    raise typer.Exit(FAILED)
+    reason = result.text.strip().translate(REPLACE_CONTROL)
+    return WorkspaceError(reason or f"The job {result.job_id} failed; no reason is recorded.")
 
 
 def _print_record(flow: Flow, job: str) -> None:

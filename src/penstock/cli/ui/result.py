@@ -9,25 +9,29 @@ from penstock.cli.ui.terminal import REPLACE_CONTROL
 
 
 class ResultWriter:
-    def __init__(self) -> None:
+    """Writes one result. With `lines`, it ends with a new line also in a pipe, where another result follows."""
+
+    def __init__(self, *, lines: bool = False) -> None:
         self._terminal = sys.stdout.isatty()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end inside a character
-        self._last = "\n"
+        self._ends_line = self._terminal or lines
+        self._last = "" if lines else "\n"
 
     def write(self, piece: bytes) -> None:
         if self._terminal:
             self._show(self._decoder.decode(piece))
-        else:
+        elif piece:
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
+            self._last = piece[-1:].decode("latin-1")
 
     def end(self) -> None:
-        """End the last line on a terminal."""
+        """End the last line, where it has to be ended."""
         if self._terminal:
             self._show(self._decoder.decode(b"", final=True))
-            if self._last != "\n":
-                print(flush=True)
-                self._last = "\n"
+        if self._ends_line and self._last != "\n":
+            print(flush=True)
+            self._last = "\n"
 
     def _show(self, text: str) -> None:
         if text:

@@ -101,9 +101,13 @@ class Places:
     def is_cancel_requested(self, job_id: str) -> bool:
         return has_file(self._folders[Place.CANCEL], checked(job_id))
 
+    def changed_at(self, job_id: str, place: Place) -> float:
+        """Unix time of the last change in a job's folder; of a finished job, when it ended."""
+        return self._stat(job_id, place).st_mtime
+
     def age_of(self, job_id: str, place: Place) -> float:
         """Seconds since something changed in a job's folder."""
-        return time.time() - self._stat(job_id, place).st_mtime
+        return time.time() - self.changed_at(job_id, place)
 
     def check_writable(self) -> None:
         """Raise WorkspaceError if the workspace is read-only for us."""
