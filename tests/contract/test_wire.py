@@ -17,11 +17,12 @@ from penstock.domain.messages import (
     Ping,
     Pong,
     RouteOffer,
+    StageProgress,
     WeightsPart,
 )
 from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
-from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Refusal, Span, Verdict
+from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.model.spec import fingerprint, spec_from_config
 from penstock.model.weights import HashedTensor
@@ -59,6 +60,7 @@ MESSAGES: dict[str, Message] = {
     "close a route": CloseRoute(ROUTE),
     "ping": Ping(ROUTE, 123_456_789, 100),
     "pong": Pong(ROUTE, 123_456_789, 100, 80),
+    "stage progress": StageProgress(ROUTE, 10, (Position(7, 1, 2, 4096), Position(8, 0, 0, 512))),
     **{f"bounce, {reason.name.lower().replace('_', ' ')}": Bounce(ROUTE, 12, reason) for reason in BounceReason},
     "bounce of a ping": Bounce(ROUTE, -1, BounceReason.FLOOD),
     "ask for weights": AskWeights(1, "smollm2-135m", HASH, "layer:7", 1024, 4096),

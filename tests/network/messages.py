@@ -16,11 +16,12 @@ from penstock.domain.messages import (
     Ping,
     Pong,
     RouteOffer,
+    StageProgress,
     WeightsPart,
 )
 from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
-from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Refusal, Span, Verdict
+from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.network.codec import ITEM_SIZES, PROTOCOL
 
@@ -85,12 +86,20 @@ open_routes = st.builds(
     st.booleans(),
     seconds,
 )
+positions = st.builds(Position, counts, counts, counts, st.integers(1, 2**48 - 1))
+reports = st.builds(
+    StageProgress,
+    routes,
+    st.integers(1, 4096),
+    st.lists(positions, min_size=1, max_size=3, unique_by=lambda position: position.seq_id).map(tuple),
+)
 controls = st.one_of(
     open_routes,
     st.builds(RouteOffer, routes, counts, counts, st.text(st.characters(codec="utf-8")), seconds),
     st.builds(CloseRoute, routes),
     st.builds(Ping, routes, clocks, counts),
     st.builds(Pong, routes, clocks, counts, counts),
+    reports,
     st.builds(Bounce, routes, counts | st.just(-1), st.sampled_from(BounceReason)),
 )
 weight_hashes = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import (
     MAX_PIECE_BYTES,
+    MAX_POSITIONS,
     AskWeights,
     BounceReason,
     CloseRoute,
@@ -23,11 +24,12 @@ from penstock.domain.messages import (
     OpenRoute,
     Ping,
     RouteOffer,
+    StageProgress,
     WeightsPart,
 )
 from penstock.domain.meta_model import NodeRecord
 from penstock.domain.route import Leg, RouteId
-from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Span, Verdict
+from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Position, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.errors import BadMessage, DamagedMessage, MalformedMessage, WrongVersion
 from penstock.network import codec, frame
@@ -111,6 +113,7 @@ def test_the_numbers_of_enums_and_kinds_are_part_of_the_protocol() -> None:
     assert [reason.name for reason in BounceReason] == ["UNKNOWN_ROUTE", "DAMAGED", "MALFORMED", "FLOOD", "UNREACHABLE"]
     assert (ComputeStep.LAYER.value, ComputeStep.HEAD.value) == (3, 5)
     assert (frame.unpack(encode(ASK)).kind, frame.unpack(encode(WeightsPart(1, reason="busy"))).kind) == (9, 10)
+    assert frame.unpack(encode(PROGRESS)).kind == 11
     assert encode(CloseRoute(ROUTE)) == bytes.fromhex(
         "504e534b 02 04 0c000000 00000000"
         "3733f4d7f74fce0036ff76823c166b140f6978733091d9e564a44bdfc5689385"
@@ -141,7 +144,7 @@ json_like = st.recursive(
 )
 
 
-@given(kind=st.integers(0, 9), header=st.lists(json_like, max_size=12))
+@given(kind=st.integers(0, 11), header=st.lists(json_like, max_size=12))
 def test_random_values_in_a_sound_frame_are_malformed(kind: int, header: list[object]) -> None:
     assert isinstance(refused(framed(kind, header)), MalformedMessage)
     assert isinstance(refused(framed(kind, header), decode_record), MalformedMessage)
@@ -278,6 +281,7 @@ def test_a_list_that_says_it_is_huge_is_refused_before_it_is_made() -> None:
 
 # ---- limits, one by one ----
 
+PROGRESS = StageProgress(ROUTE, 2, (Position(1, 0, 0, 512),))
 JOB = decode_job(1, 16)
 SPAN = JOB.spans[0]
 HIDDEN = JOB.hidden
@@ -334,6 +338,11 @@ HIDDEN = JOB.hidden
         replace(OPEN_ROUTE, lease=float("inf")),
         Ping(ROUTE, 2**62, 1),
         RouteOffer(ROUTE, blocks=2**48),
+        *(replace(PROGRESS, layer=layer) for layer in (-1, 0, codec.MAX_LAYERS + 1)),
+        replace(PROGRESS, positions=()),
+        replace(PROGRESS, positions=PROGRESS.positions * 2),
+        replace(PROGRESS, positions=tuple(Position(i, 0, 0, 1) for i in range(MAX_POSITIONS + 1))),
+        *(replace(PROGRESS, positions=(Position(*place),)) for place in [(-1, 0, 0, 1), (0, 0, 0, 0), (0, 0, 0, 2**48)]),
         replace(ASK, request=-1),
         replace(ASK, model=""),
         replace(ASK, weights="0" * 63),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from penstock.domain.route import Leg, RouteId
-from penstock.domain.span import NetworkJob
+from penstock.domain.span import NetworkJob, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,19 @@ class Pong:
     target: int  # blocks that it should come down to; not below `blocks` unless other origins need some
 
 
+MAX_POSITIONS = 256  # sequences in one StageProgress
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """Tells an origin how far a stage is with prompts that are still on their way. Never waited for: the NetworkJobs that return
+    say the same later."""
+
+    route: RouteId
+    layer: int  # the stage has run all layers below this one
+    positions: tuple[Position, ...]
+
+
 class BounceReason(Enum):
     UNKNOWN_ROUTE = auto()  # never opened, or closed
     DAMAGED = auto()  # wrong checksum
@@ -107,5 +120,5 @@ class WeightsPart:
     data: bytes | bytearray | memoryview = b""
 
 
-Control = OpenRoute | RouteOffer | CloseRoute | Ping | Pong | Bounce
+Control = OpenRoute | RouteOffer | CloseRoute | Ping | Pong | StageProgress | Bounce
 Message = Control | NetworkJob | AskWeights | WeightsPart

@@ -33,6 +33,15 @@ class Span(NamedTuple):
         return self.start_pos + self.n
 
 
+class Position(NamedTuple):
+    """How far a stage is with a sequence: it has processed the tokens below `end`."""
+
+    seq_id: int
+    incarnation: int
+    attempt: int
+    end: int
+
+
 class NoticeKind(Enum):
     STEP_COMPLETED = auto()  # the blocks with these keys passed all stages and may be shared
     PREEMPTED = auto()  # drop the KV; the sequence comes back as a new incarnation

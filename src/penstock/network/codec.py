@@ -16,6 +16,7 @@ from msgspec import Meta
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import (
     MAX_PIECE_BYTES,
+    MAX_POSITIONS,
     AskWeights,
     Bounce,
     BounceReason,
@@ -25,11 +26,12 @@ from penstock.domain.messages import (
     Ping,
     Pong,
     RouteOffer,
+    StageProgress,
     WeightsPart,
 )
 from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
-from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Refusal, Span, Verdict
+from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.errors import BadMessage, MalformedMessage
 from penstock.network import frame
@@ -97,6 +99,8 @@ WireLegs = Annotated[tuple[WireLeg, ...], Meta(min_length=1, max_length=MAX_LEGS
 WireOpenRoute = tuple[WireRoute, Model, Name, WireLegs, Width, BlockSize, Count, bool, Seconds]
 WireOffer = tuple[WireRoute, Count, Count, Reason, Seconds]
 WireBounce = tuple[WireRoute, Annotated[int, Meta(ge=-1, lt=MAX_COUNT)], BounceReason]
+WirePosition = tuple[Count, Count, Count, Positive]
+WireProgress = tuple[WireRoute, Layer, Annotated[tuple[WirePosition, ...], Meta(min_length=1, max_length=MAX_POSITIONS)]]
 WireSegment = tuple[
     NodeId, Name, Model, Model, Name, Layer, WireRange, Name, Name, Name, Count, Count, Count, BlockSize, Seconds, Seconds, bool
 ]
@@ -271,6 +275,14 @@ def _open_route(header: Any) -> OpenRoute:
     return OpenRoute(RouteId(*route), model, shape, found, *rest)
 
 
+def _stage_progress(header: Any) -> StageProgress:
+    route, layer, positions = header
+    found = tuple(Position(*position) for position in positions)
+    _refuse(not layer, "no stage ends before the first layer")
+    _refuse(len({position.seq_id for position in found}) < len(found), "it has two positions for one sequence")
+    return StageProgress(RouteId(*route), layer, found)
+
+
 def _ask_weights(header: Any) -> AskWeights:
     ask = AskWeights(*header)
     _refuse(not ask.weights and ask.part != "manifest", f"it asks for {ask.part} without the hash of the weights")
@@ -353,6 +365,7 @@ _CODECS = (
     _codec(7, Bounce, WireBounce),
     _codec(9, AskWeights, WireAskWeights, _ask_weights),
     _codec(10, WeightsPart, WireWeightsPart),
+    _codec(11, StageProgress, WireProgress, _stage_progress),
 )
 _BY_TYPE = {codec.type: codec for codec in _CODECS}
 _BY_KIND = {codec.kind: codec for codec in _CODECS}
