@@ -92,7 +92,8 @@ class Sequence:
     """One output of a job.
 
     Its cursors count tokens: scheduled >= stage_processed >= step_processed. Tokens below `stage_processed` have passed the first
-    stage, below `step_processed` all stages; only the latter counts for stops and text.
+    stage of the route, wherever it is, below `step_processed` all stages; only the latter counts for stops and text.
+    `stages_processed` has a cursor for each stage, the first one first.
     """
 
     seq_id: int
@@ -105,7 +106,7 @@ class Sequence:
     attempt: int = 0
     base: int = 0
     scheduled: int = 0
-    stage_processed: int = 0
+    stages_processed: list[int] = field(default_factory=lambda: [0])
     step_processed: int = 0
     prefix: int = 0  # tokens of this incarnation that were found in the prefix cache
     furthest: int = 0  # tokens that ever passed all stages, in any incarnation
@@ -121,6 +122,20 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
+
+    @property
+    def stage_processed(self) -> int:
+        return self.stages_processed[0]
+
+    @property
+    def prompt_stage_processing_finished(self) -> bool:
+        """Whether the whole prompt has passed the first stage."""
+        return self.stage_processed >= self.prompt_len
+
+    @property
+    def is_step_processing_complete(self) -> bool:
+        """Whether the whole prompt has passed all stages."""
+        return self.step_processed >= self.prompt_len
 
     @property
     def remaining(self) -> int:

@@ -260,4 +260,4 @@ class _Round:
         first = seq.job.sequences[0]
         if seq is first or not (self._config.prefix_cache or first.wants_rows):
             return False
-        return first.finish is None and first.step_processed < first.prompt_len
+        return first.finish is None and not first.is_step_processing_complete

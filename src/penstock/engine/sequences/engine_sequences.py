@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.domain.blocks import BlockPool, KeyChain
 from penstock.domain.job import HOLDS_KV, TERMINAL, Job, Sequence, SequenceState
-from penstock.domain.span import Notice, NoticeKind, Span
+from penstock.domain.span import Notice, NoticeKind, Position, Span
 from penstock.domain.updates import (
     Embedded,
     FinishReason,
@@ -30,6 +30,7 @@ from penstock.domain.updates import (
 )
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from penstock.engine.sequences.output_text import OutputText, TextStreams, accept_token, replay_token
+from penstock.engine.sequences.sequence_manager import SequenceManager, SequenceRef
 from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong
 from penstock.stats import EngineStats
 
@@ -49,7 +50,7 @@ class Step(NamedTuple):
     row_sum: np.ndarray | None = None
 
 
-class EngineSequenceManager:
+class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
     def __init__(
         self,
         pool: BlockPool,
@@ -63,6 +64,7 @@ class EngineSequenceManager:
         self.pool = pool
         self._stats = stats or EngineStats()
         self._next_block = pool.capacity + 1
+        self._stages = 1  # of the route
         self.queued: dict[int, Sequence] = {}  # WAITING, WAITING_PREEMPT
         self.holders: dict[int, Sequence] = {}  # RUNNING, PAUSED
         self.notices: list[Notice] = []  # that stages may not have received yet
@@ -90,15 +92,15 @@ class EngineSequenceManager:
                 seq.state = SequenceState.WAITING_PREEMPT  # its KV was lost with the server that generated them
                 self._resume(seq)
 
-    def get(self, span: Span) -> Sequence | None:
+    def get(self, span: Span | Position) -> Sequence | None:
         """The sequence of a Span. None if it has ended, or the Span is of an older incarnation or attempt."""
         seq = self.holders.get(span.seq_id)
         return seq if seq is not None and (seq.incarnation, seq.attempt) == (span.incarnation, span.attempt) else None
 
-    def use(self, pool: BlockPool) -> None:
+    def use(self, pool: BlockPool, stages: int = 1) -> None:
         """Switch to the pool of a new route, whose stages know nothing yet."""
         assert not self.holders
-        self.pool, self._next_block = pool, pool.capacity + 1
+        self.pool, self._next_block, self._stages = pool, pool.capacity + 1, stages
         self.notices, self._next_notice, self._sent_notice = [], 0, -1
         self._notify(NoticeKind.RESIZED, blocks=pool.capacity)
 
@@ -148,14 +150,16 @@ class EngineSequenceManager:
             self._take_prefix(grant.seq, grant.hits)
         return [self._span(grant.seq, grant.n) for grant in output.grants]
 
-    def on_stage_completed(self, spans: Iterable[Span]) -> None:
-        """Record that Spans passed the first stage."""
-        for span in spans:
+    def on_stage_completed(self, passed: Iterable[Span | Position], stage: int = 0) -> None:
+        """Record that Spans passed a stage of the route, and so all before it."""
+        for span in passed:
             seq = self.get(span)
             if seq is None:
                 continue
-            seq.stage_processed = span.end
-            done = min(span.end, seq.prompt_len)  # a preempted sequence computes its generated tokens again too
+            cursors = seq.stages_processed
+            cursors[: stage + 1] = [max(cursor, span.end) for cursor in cursors[: stage + 1]]
+            # a preempted sequence computes its generated tokens again too
+            done = seq.prompt_len if seq.prompt_stage_processing_finished else seq.stage_processed
             if seq.index == 0 and seq.job.prefilled < done:
                 seq.job.prefilled = done
                 seq.job.emit(PrefillProgress(done, seq.prompt_len))
@@ -191,9 +195,11 @@ class EngineSequenceManager:
             except Exception as error:  # one broken answer must not affect the others
                 self.fail(seq.job, ComputeFailed(f"The answer could not be decoded into text: {error}."))
 
-    def preempt_seq(self, seq: Sequence) -> None:
+    def preempt_seq(self, ref: SequenceRef) -> None:
         """Drop the KV. Prompt and generated tokens are computed again later; no update is repeated."""
-        assert seq.state in HOLDS_KV
+        seq = self.holders.get(ref.seq_id)
+        if seq is None or seq.incarnation > ref.incarnation:
+            return
         self._notify(NoticeKind.PREEMPTED, seq)
         seq.move(SequenceState.WAITING_PREEMPT)
         self._drop_kv(seq)
@@ -209,14 +215,18 @@ class EngineSequenceManager:
         its blocks, since they are needed at once."""
         assert seq.state in HOLDS_KV
         seq.attempt += 1
-        seq.base = seq.scheduled = seq.stage_processed = seq.step_processed
+        seq.base = seq.scheduled = seq.step_processed
+        seq.stages_processed = [seq.step_processed] * self._stages
         seq.in_flight = 0
         if seq.state is SequenceState.RUNNING:
             seq.move(SequenceState.PAUSED)
 
-    def free_seq(self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
+    def free_seq(
+        self, ref: SequenceRef, reason: FinishReason = FinishReason.CANCELLED, stop_reason: str | int | None = None
+    ) -> None:
         """End a sequence: free its memory and tell the client."""
-        if seq.state in TERMINAL:
+        seq = self.holders.get(ref.seq_id) or self.queued.get(ref.seq_id)
+        if seq is None or seq.incarnation > ref.incarnation:
             return
         job = seq.job
         if reason is FinishReason.CANCELLED:
@@ -289,7 +299,8 @@ class EngineSequenceManager:
             self.pool.share(block)
             seq.table.append(block)
         length = len(seq.table) * self.pool.block_size
-        seq.scheduled = seq.stage_processed = seq.step_processed = seq.base = seq.prefix = length
+        seq.scheduled = seq.step_processed = seq.base = seq.prefix = length
+        seq.stages_processed = [length] * self._stages
         seq.committed = len(seq.table)
         job = seq.job
         if seq.incarnation == 0 and seq.index == 0:
@@ -318,14 +329,14 @@ class EngineSequenceManager:
         return Span(seq.seq_id, seq.incarnation, seq.attempt, seq.base, start, n, rows, keys)
 
     def _commit(self, seq: Sequence) -> None:
-        """Make full blocks that passed all stages shareable, here and at the stages."""
+        """Tell the stages which full blocks passed all of them. With a prefix cache, these are shared from now on."""
         full = seq.step_processed // self.pool.block_size
-        if full <= seq.committed or not self.pool.prefix_cache:
+        if full <= seq.committed:
             return
-        keys = seq.chain.up_to(seq.tokens, full)[seq.committed :]
-        for block, key in zip(seq.table[seq.committed : full], keys, strict=True):
+        keys = seq.chain.up_to(seq.tokens, full)[seq.committed :] if self.pool.prefix_cache else []
+        for block, key in zip(seq.table[seq.committed : full], keys, strict=False):
             self.pool.commit(block, key)
-        self._notify(NoticeKind.STEP_COMPLETED, seq, *keys, first=seq.committed)
+        self._notify(NoticeKind.STEP_COMPLETED, seq, *keys, first=full - len(keys))
         seq.committed = full
 
     def _add_rows(self, seq: Sequence, span: Span, row_sum: np.ndarray) -> None:
@@ -386,7 +397,8 @@ class EngineSequenceManager:
     def _drop_kv(self, seq: Sequence) -> None:
         self.pool.release(seq.table)
         seq.table = []
-        seq.scheduled = seq.stage_processed = seq.step_processed = seq.committed = seq.in_flight = 0
+        seq.scheduled = seq.step_processed = seq.committed = seq.in_flight = 0
+        seq.stages_processed = [0]
 
     def _notify(self, kind: NoticeKind, seq: Sequence | None = None, *block_keys: bytes, first: int = 0, blocks: int = 0) -> None:
         seq_id, incarnation = (0, 0) if seq is None else (seq.seq_id, seq.incarnation)

@@ -6,23 +6,33 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.domain.blocks import BlockPool
-from penstock.domain.span import NetworkJob, Notice, NoticeKind, Span, Verdict, verdict_on
+from penstock.domain.job import SequenceState
+from penstock.domain.messages import MAX_POSITIONS
+from penstock.domain.span import NetworkJob, Notice, NoticeKind, Position, Span, Verdict, verdict_on
+from penstock.engine.sequences.sequence_manager import SequenceManager, SequenceRef
 
 MAX_REPLICAS = 1 << 16  # of one route, whatever its origin sends
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """What a stage knows of a sequence: the length of its KV, and its blocks."""
+    """What a stage knows of a sequence: its state, the length of its KV, and its blocks.
+
+    RUNNING while its Span is computed here, PAUSED between Spans, WAITING until the first one is accepted. Tokens below
+    `stage_processed` have passed this stage. Tokens below `step_processed` have passed all, as far as the origin has said:
+    notices count whole blocks.
+    """
 
     incarnation: int
+    state: SequenceState = SequenceState.WAITING
     attempt: int = 0
     kv_len: int = 0
     stage_processed: int = 0
+    step_processed: int = 0
     table: list[int] = field(default_factory=list)
 
 
-class WorkerSequenceManager:
+class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
     """Follows the sequences of one route by its notices and Spans.
 
     pool: of this route alone, so that no origin can touch another's memory.
@@ -36,6 +46,7 @@ class WorkerSequenceManager:
         self._give_back = give_back
         self.replicas: dict[int, Replica] = {}
         self._last_notice = self._newest_job = -1
+        self._unreported: dict[int, Position] = {}  # by sequence: prompts that passed this stage since the last report
 
     @property
     def granted(self) -> int:
@@ -58,7 +69,7 @@ class WorkerSequenceManager:
             self._last_notice = notice.number
             match notice.kind:
                 case NoticeKind.STEP_COMPLETED:
-                    self.on_step_completed(notice)
+                    self.on_step_completed([notice])
                 case NoticeKind.PREEMPTED:
                     self.preempt_seq(notice)
                 case NoticeKind.FREED:
@@ -66,32 +77,49 @@ class WorkerSequenceManager:
                 case NoticeKind.RESIZED:
                     self.resize(notice.blocks)
 
-    def on_stage_completed(self, spans: Iterable[Span]) -> None:
-        for span in spans:
+    def on_stage_completed(self, passed: Iterable[Span | Position]) -> None:
+        for span in passed:
             replica = self.replicas.get(span.seq_id)
-            if replica is not None and replica.incarnation == span.incarnation:
-                replica.stage_processed = span.end
+            if replica is None or replica.incarnation != span.incarnation:
+                continue
+            if span.end > replica.stage_processed + 1:  # one token is a decode, which returns to its origin at once
+                self._unreported[span.seq_id] = Position(span.seq_id, span.incarnation, span.attempt, span.end)
+            replica.stage_processed = span.end
+            replica.state = SequenceState.PAUSED
 
-    def on_step_completed(self, notice: Notice) -> None:
-        replica = self._current(notice)
-        if replica is not None:
-            full = replica.kv_len // self.pool.block_size
+    def take_progress(self) -> tuple[Position, ...]:
+        """Return how far this stage is with prompts that it has processed more of since the last call."""
+        taken = tuple(self._unreported.values())[:MAX_POSITIONS]
+        for position in taken:
+            del self._unreported[position.seq_id]
+        return taken
+
+    def on_step_completed(self, steps: Iterable[Notice]) -> None:
+        for notice in steps:
+            replica = self._current(notice)
+            if replica is None:
+                continue
+            size = self.pool.block_size
+            full = replica.kv_len // size
             for block, key in zip(replica.table[notice.first_block : full], notice.keys, strict=False):
                 self.pool.commit(block, key)
+            done = min((notice.first_block + len(notice.keys)) * size, replica.stage_processed)
+            replica.step_processed = max(replica.step_processed, done)
 
-    def preempt_seq(self, notice: Notice) -> None:
+    def preempt_seq(self, ref: SequenceRef) -> None:
         """Drop the KV. The empty replica stays, so that Spans still on their way are recognised as stale."""
-        replica = self._current(notice)
+        replica = self._current(ref)
         if replica is not None:
-            self._truncate(replica, 0)
-            replica.incarnation = notice.incarnation + 1
-            replica.attempt = 0
+            self._restart(replica, ref.incarnation + 1)
+            self._unreported.pop(ref.seq_id, None)
 
-    def free_seq(self, notice: Notice) -> None:
-        replica = self._current(notice)
+    def free_seq(self, ref: SequenceRef) -> None:
+        replica = self._current(ref)
         if replica is not None:
             self._truncate(replica, 0)
-            del self.replicas[notice.seq_id]
+            replica.state = SequenceState.FINISHED
+            del self.replicas[ref.seq_id]
+            self._unreported.pop(ref.seq_id, None)
 
     def resize(self, blocks: int) -> None:
         """Set the blocks that the origin uses, and give the rest back."""
@@ -110,6 +138,7 @@ class WorkerSequenceManager:
         replica = self.replicas.get(span.seq_id)
         if replica is not None and (replica.incarnation, replica.attempt) == (span.incarnation, span.attempt):
             self._truncate(replica, min(replica.kv_len, span.start_pos))
+            replica.state = SequenceState.PAUSED
 
     def all_blocks(self) -> list[int]:
         """All blocks of the route, held or not."""
@@ -122,9 +151,15 @@ class WorkerSequenceManager:
     def table(self, span: Span) -> list[int]:
         return self.replicas[span.seq_id].table
 
-    def _current(self, notice: Notice) -> Replica | None:
-        replica = self.replicas.get(notice.seq_id)
-        return replica if replica is not None and replica.incarnation <= notice.incarnation else None
+    def _current(self, ref: SequenceRef) -> Replica | None:
+        replica = self.replicas.get(ref.seq_id)
+        return replica if replica is not None and replica.incarnation <= ref.incarnation else None
+
+    def _restart(self, replica: Replica, incarnation: int) -> None:
+        self._truncate(replica, 0)
+        replica.incarnation = incarnation
+        replica.attempt = 0
+        replica.state = SequenceState.WAITING_PREEMPT
 
     def _open(self, span: Span, *, late: bool) -> Verdict:
         """Find or create the replica of a Span, and bring it to the Span's incarnation and attempt."""
@@ -138,13 +173,13 @@ class WorkerSequenceManager:
         if span.incarnation < replica.incarnation:
             return Verdict.STALE
         if span.incarnation > replica.incarnation:
-            self._truncate(replica, 0)
-            replica.incarnation, replica.attempt = span.incarnation, 0
+            self._restart(replica, span.incarnation)
         if span.attempt < replica.attempt:
             return Verdict.STALE
         if span.attempt > replica.attempt:
             replica.attempt = span.attempt
             self._truncate(replica, min(replica.kv_len, span.base))
+            replica.step_processed = replica.stage_processed  # an attempt begins where the last step ended
         if span.keys and replica.kv_len == 0:
             self._take_prefix(replica, span)
         return verdict_on(replica.kv_len, span)
@@ -153,7 +188,7 @@ class WorkerSequenceManager:
         for block in self.pool.lookup(span.keys):
             self.pool.share(block)
             replica.table.append(block)
-        replica.kv_len = replica.stage_processed = len(replica.table) * self.pool.block_size
+        replica.kv_len = replica.stage_processed = replica.step_processed = len(replica.table) * self.pool.block_size
 
     def _write(self, span: Span) -> Verdict:
         replica, pool = self.replicas[span.seq_id], self.pool
@@ -165,6 +200,7 @@ class WorkerSequenceManager:
         for _ in range(need):
             replica.table.append(pool.allocate())
         replica.kv_len = span.end
+        replica.state = SequenceState.RUNNING
         return Verdict.APPEND
 
     def _truncate(self, replica: Replica, length: int) -> None:
@@ -173,3 +209,4 @@ class WorkerSequenceManager:
         del replica.table[keep:]
         replica.kv_len = length
         replica.stage_processed = min(replica.stage_processed, length)
+        replica.step_processed = min(replica.step_processed, length)
