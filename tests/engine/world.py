@@ -347,7 +347,9 @@ class World:
                 assert current[seq.seq_id] <= 1, "one decode span in flight"
 
     def _check_cursors(self, seq: Answer, node: Node) -> None:
-        cursors = [seq.scheduled, seq.stage_processed, seq.step_processed, seq.base]
+        assert node.origin.route is not None
+        assert len(seq.stages_processed) == len(node.origin.route.hops)
+        cursors = [seq.scheduled, *seq.stages_processed, seq.step_processed, seq.base]
         assert cursors == sorted(cursors, reverse=True), cursors
         assert len(seq.table) >= node.origin.sequences.pool.blocks_for(seq.scheduled)
         assert seq.in_flight >= 0

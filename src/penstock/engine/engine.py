@@ -14,7 +14,17 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.fsm import ComputeStep, Facts, JobState, next_state
 from penstock.domain.job import Job
-from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer
+from penstock.domain.messages import (
+    Bounce,
+    BounceReason,
+    CloseRoute,
+    Message,
+    OpenRoute,
+    Ping,
+    Pong,
+    RouteOffer,
+    StageProgress,
+)
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.domain.topology import LayerRange
@@ -338,6 +348,9 @@ class Engine:
                 self.origin.on_offer(sender, message)
             case Pong():
                 self.origin.on_pong(sender, message)
+            case StageProgress():
+                if not self.origin.on_stage_progress(sender, message):
+                    self.count_refused(BounceReason.MALFORMED.name.lower(), sender)
             case Bounce():
                 self.origin.on_bounce(sender, message)
 
@@ -380,6 +393,10 @@ class Engine:
         self._next_tick = now + TICK_S
         for job in self.host.overdue():
             self._accept(job)
+        for report in self.host.take_progress():
+            # what has passed the last layer is returned to the origin itself
+            if report.route.origin != self.pipe.node and report.layer < self.pipe.num_layers:
+                self.pipe.send_control(report.route.origin, report)
         if now >= self._next_recall:
             self._next_recall = now + RECALL_INTERVAL_S
             self.host.expire()

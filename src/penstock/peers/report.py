@@ -11,6 +11,7 @@ from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import Hop
 from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.stage_progress import prompt_progress
 from penstock.network.trust.listening import reachable_endpoints
 from penstock.peers.membership import Membership
 from penstock.pipes.meta_pipe import MetaPipe, weights_differ
@@ -120,9 +121,15 @@ def _route(origin: Origin) -> dict[str, Any]:
     """Describe the route. The compute thread is running: each value is right, but they may be from different moments."""
     route, opening, stats = origin.route, origin.opener.opening, origin.stats
     current = route or opening
+    hops = current.hops if current else ()
+    reading = prompt_progress(origin.sequences, len(hops))
     return {
         "state": "open" if route else "opening" if opening else "none",
-        "hops": [{"node": hop.node, "layers": list(hop.layers)} for hop in current.hops] if current else [],
+        "hops": [
+            {"node": hop.node, "layers": list(hop.layers), "processed": processed}
+            for hop, processed in zip(hops, reading.processed, strict=True)
+        ],
+        "reading": {"prompts": reading.prompts, "tokens": reading.tokens},
         "why": current.why if current else origin.opener.trouble,
         "in_flight": len(origin.in_flight),
         "window": origin.window.size,

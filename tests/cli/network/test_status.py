@@ -66,6 +66,16 @@ def test_two_nodes_are_shown_with_all_about_them() -> None:
     ]
 
 
+def test_prompts_being_read_are_shown_with_how_far_each_stage_is() -> None:
+    read = route(("b", "0:10"), ("a", "10:30"), reading={"prompts": 2, "tokens": 4000})
+    for hop, processed in zip(read["hops"], (2048, 512), strict=True):
+        hop["processed"] = processed
+    text = render(status(pipe(segment("b", "0:10"), segment("a", "10:30"), route=read), nodes=[node("a"), node("b")]), 80)
+    assert "  reading    2 prompts, 4,000 tokens; processed by b 0:10 2,048, a 10:30 512" in text.splitlines()
+    idle = read | {"reading": {"prompts": 0, "tokens": 0}}
+    assert "reading" not in render(status(pipe(segment("a", "0:30"), route=idle), nodes=[node("a"), node("b")]), 80)
+
+
 def test_replicas_have_rows_of_their_own_and_draining_ones_another_sign() -> None:
     replicas = [segment("a", "0:10"), segment("b", "10:20"), segment("c", "10:30"), segment("d", "20:30", draining=True)]
     text = render(status(pipe(*replicas), nodes=[node(name) for name in "abcd"]), 80)

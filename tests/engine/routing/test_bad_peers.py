@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer
+from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer, StageProgress
 from penstock.domain.route import Leg, RouteId
-from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Span
+from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Span
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobFailed
 from penstock.engine.sequences import worker_sequences
@@ -89,6 +89,7 @@ def test_nobody_speaks_for_another_origin() -> None:
         send(world, "a", job(route, number, [Span(0, 0, 0, 0, 0, 1, 1)], step=ComputeStep.HEAD, current_layer=4))
         send(world, "a", RouteOffer(route, 1, 1))
         send(world, "a", Pong(route, 0, 1, 1))
+        send(world, "a", StageProgress(route, 2, (Position(0, 0, 0, 1),)))
         for reason in BounceReason:
             send(world, "a", Bounce(route, number, reason))
         world["b"].work()
@@ -204,6 +205,11 @@ def test_whatever_an_origin_sends_on_its_own_route_others_get_right_answers_and_
 messages = st.one_of(
     st.builds(RouteOffer, st.just(0), blocks, blocks, st.just("why"), st.sampled_from([0.0, 1e9])),
     st.builds(Pong, st.just(0), st.sampled_from([0, 1, 2**61]), blocks, blocks),
+    st.builds(
+        lambda layer, place: StageProgress(RouteId("x", 0, 0), layer, (place,)),
+        st.integers(1, 5),
+        st.builds(Position, *[st.sampled_from([0, 1, HUGE])] * 3, st.sampled_from([1, 5, HUGE])),
+    ),
     st.builds(Ping, st.just(0), st.sampled_from([0, 2**61]), blocks),
     st.builds(Bounce, st.just(0), st.sampled_from([-1, 0, 1, HUGE]), st.sampled_from(list(BounceReason))),
     st.builds(CloseRoute, st.just(0)),

@@ -207,6 +207,8 @@ class World:
             check_pool(own(stage).pool, [replica.table for replica in replicas])
             for replica in replicas:
                 assert len(replica.table) == own(stage).pool.blocks_for(replica.kv_len)
+                assert replica.kv_len >= replica.stage_processed >= replica.step_processed
+                assert replica.state not in TERMINAL
         assert self.engine._processor.in_flight <= self.window
         assert sum(job.promoted for job, _ in self.jobs if job.open) <= 1, "one at a time"
         for job, updates in self.jobs:
@@ -224,6 +226,9 @@ class World:
         here = [r if r is not None and r.incarnation == seq.incarnation and r.kv_len else None for r in replicas]
         done = [seq.base if r is None else r.stage_processed for r in here]  # the prefix counts before its Span arrives
         cursors = [seq.scheduled, seq.stage_processed, *done[1:], seq.step_processed]
+        assert all(a >= b for a, b in zip(done, seq.stages_processed, strict=True)), (
+            "the origin knows of nothing that was not done"
+        )
         assert cursors == sorted(cursors, reverse=True), cursors
         assert seq.step_processed >= seq.base
         if seq.generated and seq.decoding:

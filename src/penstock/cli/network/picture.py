@@ -169,6 +169,10 @@ def _route(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, 
     if route["window"]:
         trip = f"; a round trip takes {_time(route['round_trip'])}" if route["round_trip"] else ""
         yield "in flight", f"{route['in_flight']} of at most {_counted(route['window'], 'step')}{trip}"
+    reading = route.get("reading") or {"prompts": 0}  # an older server does not say
+    if reading["prompts"]:
+        stages = ", ".join(f"{name} {hop['processed']:,}" for name, hop in zip(hops, route["hops"], strict=True))
+        yield "reading", f"{_counted(reading['prompts'], 'prompt')}, {reading['tokens']:,} tokens; processed by {stages}"
     if route["recoveries"]:
         times = {1: "once", 2: "twice"}.get(route["recoveries"], f"{route['recoveries']} times")
         pause = f"; the last pause took {_time(route['last_pause'])}" if route["last_pause"] else ""

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from penstock.domain.job import SequenceState
 from penstock.engine.hosted_model import HostedLayers, HostedModel
+from penstock.engine.routing.stage_progress import prompt_progress
 from penstock.stats import Histogram
 
 
@@ -84,6 +85,8 @@ class EngineCollector(Collector):
         blocks = gauge("kv_blocks", "Blocks of KV memory")
         held = gauge("kv_blocks_held", "Blocks of KV memory held by sequences")
         leased = gauge("stage_kv_blocks_leased", "Blocks of a segment leased by routes", "layers")
+        reading = gauge("reading_prompt_tokens", "Tokens of the prompts that did not pass all layers yet")
+        passed = gauge("stage_processed_prompt_tokens", "... of which passed each stage of the route", "layers", "node")
         pause = gauge("last_pause_seconds", "Length of the last pause because a route broke")
         for hosted in self._models:
             pause.add_metric([hosted.name], hosted.engine.stats.last_pause)
@@ -100,7 +103,13 @@ class EngineCollector(Collector):
             queued.add_metric([name], len(sequences.queued))
             blocks.add_metric([name], sequences.pool.capacity)
             held.add_metric([name], sequences.pool.held)
-        yield from (states, open_jobs, queued, blocks, held, leased, pause)
+            route = hosted.engine.origin.route
+            hops = () if route is None else route.hops
+            progress = prompt_progress(sequences, len(hops))
+            reading.add_metric([name], progress.tokens)
+            for hop, tokens in zip(hops, progress.processed, strict=True):
+                passed.add_metric([name, str(hop.layers), hop.node], tokens)
+        yield from (states, open_jobs, queued, blocks, held, leased, reading, passed, pause)
 
     def _histograms(self) -> Iterator[Metric]:
         for name, text, attribute in (

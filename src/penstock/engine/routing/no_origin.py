@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.domain.job import Job
-from penstock.domain.messages import Bounce, Pong, RouteOffer
+from penstock.domain.messages import Bounce, Pong, RouteOffer, StageProgress
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
@@ -38,6 +38,9 @@ class NoOrigin:
     def on_offer(self, sender: str, offer: RouteOffer) -> None: ...
 
     def on_pong(self, sender: str, pong: Pong) -> None: ...
+
+    def on_stage_progress(self, sender: str, report: StageProgress) -> bool:
+        return False  # it has sent nothing that a stage could report
 
     def on_bounce(self, sender: str, bounce: Bounce) -> None: ...
 

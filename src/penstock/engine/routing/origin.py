@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.job import HOLDS_KV, Job, Sequence
-from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Pong, RouteOffer
+from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Pong, RouteOffer, StageProgress
 from penstock.domain.route import RouteId, legs_of
-from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
+from penstock.domain.span import NetworkJob, Position, Refusal, Span, Verdict
 from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.lease_keeper import PING_INTERVAL_S, LeaseKeeper
 from penstock.engine.routing.outage import Outage, WaitLimits
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.route_opener import ActiveRoute, RouteOpener
+from penstock.engine.routing.stage_progress import is_credible, stages_passed
 from penstock.engine.routing.window import Window
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -150,6 +151,27 @@ class Origin:
         if not self.window.measured:
             return UNMEASURED_TIMEOUT_S * 2.0 ** min(self._losses + self._failed_routes, 8)
         return max(MIN_LOSS_TIMEOUT_S, LOSS_TIMEOUT_FACTOR * (self.window.predicted(tokens) + self.window.round_trip))
+
+    # ---- passing stages ----
+
+    def on_layers_passed(self, layer: int, passed: Iterable[Span | Position]) -> None:
+        """Record that Spans passed all layers below `layer`, and so the stages that end there or before."""
+        stages = 0 if self.route is None else stages_passed(self.route.hops, layer)
+        if stages:
+            self.sequences.on_stage_completed(passed, stages - 1)
+
+    def on_stage_progress(self, sender: str, report: StageProgress) -> bool:
+        """Record what a stage on another node has done. Returns False if it cannot be true; one of an older route is normal."""
+        if self.route is None or report.route != self.route.id:
+            return report.route.origin == self._pipe.node
+        if not is_credible(report, sender, self.route.hops, self.sequences):
+            return False
+        self.on_layers_passed(report.layer, report.positions)
+        for position in report.positions:
+            seq = self.sequences.get(position)
+            if seq is not None and not seq.job.reachable:
+                self.sequences.cancel(seq.job)  # its client went away: free its memory at once
+        return True
 
     # ---- returning ----
 
@@ -339,7 +361,7 @@ class Origin:
         self.route, self._next_number = route, 0
         route.last_answered = dict.fromkeys(route.last_heard, self._clock())
         pool = BlockPool(route.blocks, self._config.block_size, prefix_cache=self._config.prefix_cache)
-        self.sequences.use(pool)
+        self.sequences.use(pool, len(route.hops))
         if self._pipe.networked:
             logger.info("opened the route %s, with KV for %d tokens", route, pool.capacity * pool.block_size)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.domain.messages import Bounce, BounceReason, OpenRoute, Ping, Pong, RouteOffer
+from penstock.domain.messages import Bounce, BounceReason, OpenRoute, Ping, Pong, RouteOffer, StageProgress
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
@@ -20,6 +20,7 @@ REORDER_TIMEOUT_S = 0.03  # how long to hold jobs back for an earlier one that i
 MIN_LEASE_BLOCKS = 2  # a smaller lease is of no use
 RECALL_RETRY_S = 0.3  # recalled blocks should be back after this
 RECALL_TIMEOUT_S = 30.0  # an origin that keeps recalled blocks for longer loses its route
+PROGRESS_INTERVAL_S = 0.1  # between two reports about one route
 WAITING_TTL_S = 4.0  # how long an origin that found no memory is remembered: longer than it waits before it asks again
 
 
@@ -92,6 +93,7 @@ class HostedRoute:
     overdue_since: float | None = None  # since when it keeps recalled blocks
     arrivals: dict[int, Arrivals] = field(default_factory=dict)
     jobs_here: int = 0  # NetworkJobs that are on this node now
+    next_report: float = 0.0  # when its origin may be sent the next StageProgress
 
     def successor(self, layer: int) -> str:
         """The node that comes after the leg that ends at this layer."""
@@ -186,6 +188,19 @@ class RouteHost:
             if route.overdue_since is not None and now - route.overdue_since > RECALL_TIMEOUT_S:
                 self.close(route.id)
         return [Pong(route.id, 0, granted, share) for route, (granted, share) in over.items() if route.id in self.routes]
+
+    def take_progress(self) -> list[StageProgress]:
+        """Make reports about prompts that stages have processed more of, for routes whose last report is long enough ago."""
+        now = self._clock()
+        reports: list[StageProgress] = []
+        for route in self.routes.values():
+            if now < route.next_report:
+                continue
+            for stage, layers in route.parts.values():
+                if positions := stage.leases[route.id].take_progress():
+                    reports.append(StageProgress(route.id, layers.end, positions))
+                    route.next_report = now + PROGRESS_INTERVAL_S
+        return reports
 
     def arrive(self, sender: str, job: NetworkJob) -> list[NetworkJob] | Bounce:
         """Take a NetworkJob, and return those that can be run now."""

@@ -160,8 +160,9 @@ class JobProcessor:
         """Record that a stage is done. After the last one, drop the rows that are not wanted."""
         job, context = visit.job, self._context
         ours = context.is_ours(job.route)
+        if ours:
+            context.own_origin.on_layers_passed(job.current_layer, job.spans)
         if first and ours:
-            context.sequences.on_stage_completed(job.spans)
             self._cancel_unreachable(job.spans)
         where = context.next_layer(job)
         if where is NextLayer.COMPLETE:
@@ -195,7 +196,7 @@ class JobProcessor:
             origin.reject_returned(job)
             visit.state = next_state(JobState.VALIDATING, _GONE)
             return
-        sequences.on_stage_completed(span for span in job.spans if self._passed_elsewhere(span))
+        origin.on_layers_passed(self._context.pipe.num_layers, job.spans)
         after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
         # a chunk at EMBED may be granted again, which its completed step brings about
         chunks = [Step(span) for span, state in zip(job.spans, after, strict=True) if state is not JobState.HEAD]
@@ -205,11 +206,6 @@ class JobProcessor:
         visit.state = next_state(JobState.VALIDATING, _READY if job.spans else _ALL_IN_FLIGHT)
         if visit.state is JobState.DONE:
             self._observe(visit)
-
-    def _passed_elsewhere(self, span: Span) -> bool:
-        """Whether the first stage is on another node, so that its completion is known only now."""
-        seq = self._context.sequences.get(span)
-        return seq is not None and seq.stage_processed < span.end
 
     def _head(self, batch: list[Visit]) -> None:
         context, origin = self._context, self._context.own_origin
