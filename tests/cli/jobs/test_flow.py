@@ -184,6 +184,12 @@ def test_an_id_on_stdin_is_like_one_on_the_command_line(ws: Path, quickly: Run) 
     assert quickly("flow", ws, stdin=NOWHERE.encode())[1].startswith(f"{ws}: 1 done.\n"), "the list reads no stdin"
 
 
+def test_a_person_without_an_id_is_asked_for_one_instead_of_waited_for(ws: Path) -> None:
+    person = Person("flow", str(ws), "--wait")
+    assert person.leaves() == 64
+    assert f"JOB: Which job? For example: penstock flow WORKSPACE --wait {NOWHERE}" in person.screen
+
+
 def test_what_is_submitted_can_be_piped_into_a_wait(ws: Path, tmp_path: Path) -> None:
     def server() -> None:
         while not (ready := list((ws / "input" / "ready").iterdir())):

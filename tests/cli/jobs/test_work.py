@@ -39,8 +39,8 @@ def test_only_the_id_goes_to_stdout_and_the_job_is_there(tmp_path: Path) -> None
 
 
 def test_several_words_are_one_prompt(tmp_path: Path) -> None:
-    for words in (["Name", "three", "rivers."], ["3", "-", "2"], ["What", "is", "  this?"]):
-        done = cli("work", tmp_path / "ws", *words, "--max-tokens", "9")
+    for words in (["Name", "three", "rivers."], ["3", "-", "2"], ["What", "does", "-v", "mean?"]):
+        done = cli("work", tmp_path / "ws", "--max-tokens", "9", "--", *words)
         assert (done.returncode, done.stderr) == (0, b"")
         job = tmp_path / "ws" / "input" / "ready" / done.stdout.decode().strip()
         assert (job / "prompt.txt").read_text(encoding="utf-8") == " ".join(words)

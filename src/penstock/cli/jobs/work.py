@@ -40,7 +40,8 @@ def work(
         list[str] | None,
         typer.Argument(
             metavar="PROMPT",
-            help="The prompt; several words are joined by spaces. - reads it from stdin, as does a pipe without a PROMPT.",
+            help="The prompt; several words are joined by spaces (after --, they may begin with a dash). - reads it from stdin, "
+            "as does a pipe without a PROMPT.",
             show_default=False,
         ),
     ] = None,
