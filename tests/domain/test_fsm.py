@@ -16,7 +16,13 @@ TABLE = [
     (S.VALIDATING, Facts(pipe_complete=False), S.DONE),
     (S.VALIDATING, Facts(step=C.HEAD, at_origin=False), S.DONE),
     (S.VALIDATING, Facts(step=C.HEAD, has_ends=False), S.DONE),
+    (S.VALIDATING, Facts(step=C.NORM, at_origin=False), S.DONE),
+    (S.VALIDATING, Facts(step=C.NORM, has_ends=False), S.DONE),
     (S.VALIDATING, Facts(step=C.TOKENIZE), S.EMBED),
+    (S.VALIDATING, Facts(step=C.EMBED), S.EMBED),
+    (S.VALIDATING, Facts(step=C.NORM, prefill_left=False), S.HEAD),
+    (S.VALIDATING, Facts(step=C.NORM, prefill_left=True), S.EMBED),
+    (S.VALIDATING, Facts(step=C.NORM, prefill_left=True, grantable=False), S.DONE),
     (S.VALIDATING, Facts(step=C.HEAD, prefill_left=True), S.EMBED),
     (S.VALIDATING, Facts(step=C.HEAD, prefill_left=False), S.HEAD),
     (S.VALIDATING, Facts(step=C.HEAD, prefill_left=True, grantable=False), S.DONE),
@@ -32,6 +38,8 @@ TABLE = [
     (S.PROCESS_LAYERS, Facts(next_layer=N.COMPLETE, at_origin=False), S.SEND),
     (S.HEAD, Facts(complete=True), S.DONE),
     (S.HEAD, Facts(update_sent=False), S.DONE),
+    (S.HEAD, Facts(job_exists=False), S.DONE),
+    (S.HEAD, Facts(pipe_complete=False), S.DONE),
     (S.HEAD, Facts(), S.EMBED),
     (S.SEND, Facts(), S.DONE),
 ]
@@ -74,14 +82,17 @@ def test_no_other_transition_exists() -> None:
 
 def test_the_head_step_away_from_home_never_reaches_the_head() -> None:
     for facts in every_facts():
-        if facts.step is C.HEAD and not (facts.at_origin and facts.has_ends and facts.job_exists and facts.pipe_complete):
+        if facts.step in (C.NORM, C.HEAD) and not (
+            facts.at_origin and facts.has_ends and facts.job_exists and facts.pipe_complete
+        ):
             assert next_state(S.VALIDATING, facts) is S.DONE
 
 
-@pytest.mark.parametrize("step", [C.EMBED, C.NORM])
-def test_a_visit_cannot_start_in_the_middle_of_an_end(step: ComputeStep) -> None:
-    with pytest.raises(IllegalTransition):
-        next_state(S.VALIDATING, Facts(step=step))
+def test_a_visit_ends_in_any_state_when_its_route_is_closed() -> None:
+    closed = Facts(pipe_complete=False, next_layer=N.MISSING)
+    for state in (S.VALIDATING, S.EMBED, S.PROCESS_LAYERS, S.HEAD, S.SEND):
+        for step in ComputeStep:
+            assert next_state(state, closed._replace(step=step)) is S.DONE
 
 
 def test_done_is_the_end() -> None:

@@ -1,9 +1,7 @@
 """The state machine of a visit: what happens next to a job on a node, as one pure function.
 
-The table comes from Language Pipes, with two corrections. HEAD leads to EMBED, never to SEND or PROCESS_LAYERS: the new
-token is not embedded yet, and EMBED decides between local and remote one step later. And a pipelined prompt adds a row:
-a chunk that returns while the rest of its prompt is in flight has nothing left to do, so its visit is DONE while the
-sequence continues.
+docs/architecture.md has the table, the drawing and every difference to the text of Language Pipes that it comes from; a test
+compares the page with this function.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ class JobState(Enum):
 
 
 class ComputeStep(Enum):
-    """What a job needs next. NORM is computed together with HEAD, so no visit waits for it."""
+    """What a job needs next: TOKENIZE when it is new, then EMBED, LAYER, NORM and HEAD for every Span of it."""
 
     TOKENIZE = auto()
     EMBED = auto()
@@ -44,12 +42,12 @@ class Facts(NamedTuple):
     """Everything that a transition may depend on."""
 
     step: ComputeStep = ComputeStep.LAYER
-    job_exists: bool = True
-    pipe_complete: bool = True
+    job_exists: bool = True  # it is one that this node knows, with Spans left to work on
+    pipe_complete: bool = True  # all layers are held somewhere, and its route is open
     at_origin: bool = True
     has_ends: bool = True
-    prefill_left: bool = False  # the prompt has tokens that did not pass all layers yet
-    grantable: bool = True  # ... and some of them are not in flight
+    prefill_left: bool = False  # no row of the Span is wanted: it is a chunk, and more of its prompt follows
+    grantable: bool = True  # ... some of which is not in flight
     next_layer: NextLayer = NextLayer.LOCAL
     update_sent: bool = True
     complete: bool = False  # end of text, a stop, or the length limit
@@ -72,7 +70,8 @@ def next_state(state: JobState, facts: Facts) -> JobState:
                 return JobState.VALIDATING if facts.at_origin else JobState.SEND
             return _towards(facts.next_layer)
         case JobState.HEAD:
-            return JobState.DONE if facts.complete or not facts.update_sent else JobState.EMBED
+            ended = facts.complete or not facts.update_sent
+            return JobState.DONE if ended or not facts.job_exists or not facts.pipe_complete else JobState.EMBED
         case JobState.SEND:
             return JobState.DONE
     raise IllegalTransition(f"{state.name} has no next state")
@@ -82,17 +81,15 @@ def _after_validating(facts: Facts) -> JobState:
     if not facts.job_exists or not facts.pipe_complete:
         return JobState.DONE
     match facts.step:
-        case ComputeStep.TOKENIZE:
+        case ComputeStep.TOKENIZE | ComputeStep.EMBED:
             return JobState.EMBED
         case ComputeStep.LAYER:
             return JobState.PROCESS_LAYERS
-        case ComputeStep.HEAD:
-            if not facts.at_origin or not facts.has_ends:
-                return JobState.DONE
-            if not facts.prefill_left:
-                return JobState.HEAD
-            return JobState.EMBED if facts.grantable else JobState.DONE
-    raise IllegalTransition(f"no visit starts at the step {facts.step.name}")
+    if not facts.at_origin or not facts.has_ends:
+        return JobState.DONE
+    if not facts.prefill_left:
+        return JobState.HEAD
+    return JobState.EMBED if facts.grantable else JobState.DONE
 
 
 def _towards(next_layer: NextLayer) -> JobState:

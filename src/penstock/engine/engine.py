@@ -50,7 +50,6 @@ logger = logging.getLogger("penstock.engine")
 
 MAX_PENDING_BYTES = 1 << 29  # hidden states that may wait for the compute thread, of all senders together
 IDLE_POLL_S = 0.05  # while there is work that cannot continue yet
-LOG_INTERVAL_S = 10.0  # between two log lines about the same kind of refusal
 TICK_S = 0.01  # between checks of timeouts in a network
 RECALL_INTERVAL_S = 0.25
 
@@ -98,8 +97,8 @@ class Engine:
             self.origin = Origin(config, routing, pipe, self.host, sequences, self._predictor, self.stats, clock=clock)
             if not pipe.networked and pipe.is_complete():
                 self.origin.open_route()
-        context = JobContext(config, pipe, self.host, self.stats, self._predictor, ends, self.origin, clock, device)
-        self._processor = JobProcessor(context)
+        self._context = JobContext(config, pipe, self.host, self.stats, self._predictor, ends, self.origin, logger, clock, device)
+        self._processor = JobProcessor(self._context)
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -108,7 +107,6 @@ class Engine:
         self._next_recall = 0.0
         self._counting = threading.Lock()
         self._pending = 0  # bytes of hidden states in the inbox
-        self._logged: dict[str, float] = {}  # kind of refusal -> when it was last logged
 
     @property
     def sequences(self) -> EngineSequenceManager:
@@ -149,12 +147,7 @@ class Engine:
 
     def count_refused(self, why: str, sender: str, detail: str = "") -> None:
         """Count a message from another node that was not accepted. Each kind is logged now and then."""
-        count = self.stats.refused[why] = self.stats.refused.get(why, 0) + 1
-        now = self._clock()
-        if why == BounceReason.UNKNOWN_ROUTE.name.lower() or now - self._logged.get(why, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
-            return  # an unknown route is normal: its sender does not know yet that it was closed
-        self._logged[why] = now
-        logger.warning("refused a message from node %s: %s (%d so far) %s", sender, why.replace("_", " "), count, detail)
+        self._context.count_refused(why, sender, detail)
 
     def on_unsent(self, node: str, message: Message) -> None:
         """Report that a message could not be sent to another node."""
@@ -356,8 +349,7 @@ class Engine:
 
     def _handle_job(self, sender: str, job: NetworkJob) -> None:
         if job.step is ComputeStep.HEAD:
-            if self.origin.expects(sender, job):
-                self._accept(job)
+            self._processor.accept_returned(sender, job)
             return
         arrived = self.host.arrive(sender, job)
         if isinstance(arrived, Bounce):
@@ -367,10 +359,7 @@ class Engine:
                 self.pipe.send_control(job.route.origin, arrived)
             return
         for ready in arrived:
-            self._accept(ready)
-
-    def _accept(self, job: NetworkJob) -> None:
-        self._processor.accept(job, JobState.VALIDATING)
+            self._processor.accept(ready)
 
     def _on_unsent(self, node: str, message: Message) -> None:
         if isinstance(message, OpenRoute):
@@ -392,7 +381,7 @@ class Engine:
             return
         self._next_tick = now + TICK_S
         for job in self.host.overdue():
-            self._accept(job)
+            self._processor.accept(job)
         for report in self.host.take_progress():
             # what has passed the last layer is returned to the origin itself
             if report.route.origin != self.pipe.node and report.layer < self.pipe.num_layers:

@@ -29,9 +29,6 @@ class NoOrigin:
     def owns(self, route: RouteId) -> bool:
         return False
 
-    def expects(self, sender: str, job: NetworkJob) -> bool:
-        return False
-
     def grant(self) -> tuple[NetworkJob | None, bool]:
         return None, False
 

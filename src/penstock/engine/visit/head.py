@@ -40,15 +40,15 @@ class Head:
     def __init__(self, context: JobContext) -> None:
         self._context = context
 
-    def steps(self, returned: Sequence[ReturnedSpan], hidden: Tensor) -> list[Step]:
-        """Make a Step of each Span from the rows of the batch, [sum of rows, hidden]. Omits Spans whose grammar failed."""
-        samples = self._sample(returned, hidden)
+    def steps(self, returned: Sequence[ReturnedSpan], normed: Tensor) -> list[Step]:
+        """Make a Step of each Span from the normed rows of the batch, [sum of rows, hidden]. Omits Spans whose grammar failed."""
+        samples = self._sample(returned, normed)
         steps = []
         for one in returned:
             if one.embeds:
-                steps.append(Step(one.span, row_sum=self._sum(one, hidden)))
+                steps.append(Step(one.span, row_sum=_sum(one, normed)))
                 continue
-            scores = self._score(one, hidden) if one.seq.wants_rows else None
+            scores = self._score(one, normed) if one.seq.wants_rows else None
             sampled = samples.get(one.span)
             if sampled is not None:
                 steps.append(Step(one.span, sampled.token_id, sampled.logprob, scores))
@@ -56,14 +56,14 @@ class Head:
                 steps.append(Step(one.span, prompt_logprobs=scores))
         return steps
 
-    def _sample(self, returned: Sequence[ReturnedSpan], hidden: Tensor) -> dict[Span, Sample]:
+    def _sample(self, returned: Sequence[ReturnedSpan], normed: Tensor) -> dict[Span, Sample]:
         """Sample the next token of all Spans that need one, in one call."""
         rows = [(one, row) for one in returned if one.wants_token and (row := self._sample_row(one.seq)) is not None]
         if not rows:
             return {}
-        ends, last = self._context.own_ends, [one.end - 1 for one, _ in rows]
-        normed = ends.compute_norm(hidden if len(last) == len(hidden) else hidden[last])
-        found = sample(ends.compute_head(normed), [row for _, row in rows])
+        last = [one.end - 1 for one, _ in rows]
+        logits = self._context.own_end_model.compute_head(normed if len(last) == len(normed) else normed[last])
+        found = sample(logits, [row for _, row in rows])
         return {one.span: sampled for (one, _), sampled in zip(rows, found, strict=True)}
 
     def _sample_row(self, seq: Output) -> SampleRow | None:
@@ -71,7 +71,7 @@ class Head:
         job, params = seq.job, seq.job.sampling
         banned: tuple[int, ...] = ()
         if seq.generated < params.min_tokens:
-            banned = (*self._context.own_ends.eos_ids, *params.stop_token_ids)
+            banned = (*self._context.own_end_model.eos_ids, *params.stop_token_ids)
         try:
             allowed = None if seq.constraint is None else seq.constraint.mask()
         except Exception as error:
@@ -80,20 +80,20 @@ class Head:
             return None
         return SampleRow(params, job.seed, seq.index, seq.tokens, seq.prompt_len, banned, allowed)
 
-    def _score(self, one: ReturnedSpan, hidden: Tensor) -> PromptLogprobs:
+    def _score(self, one: ReturnedSpan, normed: Tensor) -> PromptLogprobs:
         """Logprobs of the prompt's tokens, a slice of rows at a time, since logits over a vocabulary are large."""
-        seq, ends = one.seq, self._context.own_ends
+        seq, end_model = one.seq, self._context.own_end_model
         first = one.span.end - one.span.rows + 1  # the position that the first row predicts
         targets = seq.tokens[first : min(one.span.end + 1, seq.prompt_len)]
         logprobs = []
         for i in range(0, len(targets), SCORE_BATCH_ROWS):
             some = targets[i : i + SCORE_BATCH_ROWS]
-            logits = ends.compute_head(ends.compute_norm(hidden[one.start + i : one.start + i + len(some)]))
+            logits = end_model.compute_head(normed[one.start + i : one.start + i + len(some)])
             logprobs += score(logits, some, seq.job.sampling.prompt_logprobs or 0)
         return PromptLogprobs(first, tuple(logprobs))
 
-    def _sum(self, one: ReturnedSpan, hidden: Tensor) -> np.ndarray:
-        """The sum of the rows, [hidden], in fp64, since a long prompt has many chunks to add up."""
-        normed = self._context.own_ends.compute_norm(hidden[one.start : one.end])
-        summed: np.ndarray = normed.sum(dim=0).cpu().double().numpy()  # Apple's GPUs have no fp64
-        return summed
+
+def _sum(one: ReturnedSpan, normed: Tensor) -> np.ndarray:
+    """The sum of the rows, [hidden], in fp64, since a long prompt has many chunks to add up."""
+    summed: np.ndarray = normed[one.start : one.end].sum(dim=0).cpu().double().numpy()  # Apple's GPUs have no fp64
+    return summed

@@ -1,16 +1,18 @@
-"""JobContext: what a visit needs on this node, and where its NetworkJob goes next."""
+"""JobContext: what the visits of one engine need on this node, and where a NetworkJob goes next."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.fsm import NextLayer
+from penstock.domain.messages import BounceReason
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob
 from penstock.engine.routing.no_origin import NoOrigin
@@ -20,6 +22,9 @@ from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats
+
+LOG_INTERVAL_S = 10.0  # between two log lines of the same kind
+EXPECTED_REFUSALS = (BounceReason.UNKNOWN_ROUTE.name.lower(), "not_expected", "closed_route")  # usual after a route broke
 
 
 class Ends(Protocol):
@@ -36,17 +41,22 @@ class Ends(Protocol):
 
 @dataclass(slots=True)
 class JobContext:
-    """What a visit needs on this node. `ends` is None where only layers are held."""
+    """What visits need on this node; one for each engine. The jobs are `sequences`.
+
+    end_model: None where only layers are held.
+    """
 
     config: EngineConfig
     pipe: Pipe
     host: RouteHost
     stats: EngineStats
     predictor: StepTimePredictor
-    ends: Ends | None
+    end_model: Ends | None
     origin: Origin | NoOrigin
+    logger: logging.Logger
     clock: Callable[[], float] = time.monotonic
     device: str = "cpu"
+    _last_logged: dict[str, float] = field(default_factory=dict)  # by kind
 
     def next_layer(self, job: NetworkJob) -> NextLayer:
         hosted = self.host.routes.get(job.route)
@@ -73,6 +83,21 @@ class JobContext:
     def is_ours(self, route: RouteId) -> bool:
         return self.origin.route is not None and self.origin.route.id == route
 
+    def count_refused(self, reason: str, sender: str, detail: str = "") -> None:
+        """Count a message from another node that was not accepted."""
+        count = self.stats.refused[reason] = self.stats.refused.get(reason, 0) + 1
+        level = logging.DEBUG if reason in EXPECTED_REFUSALS else logging.WARNING
+        self.log_throttled(
+            reason, level, "refused a message from node %s: %s (%d so far) %s", sender, reason.replace("_", " "), count, detail
+        )
+
+    def log_throttled(self, kind: str, level: int, message: str, *values: object) -> None:
+        """Log a line, unless one of its kind was logged shortly before."""
+        now = self.clock()
+        if now - self._last_logged.get(kind, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
+            self._last_logged[kind] = now
+            self.logger.log(level, message, *values)
+
     @property
     def sequences(self) -> EngineSequenceManager:
         return self.origin.sequences
@@ -83,6 +108,6 @@ class JobContext:
         return self.origin
 
     @property
-    def own_ends(self) -> Ends:
-        assert self.ends is not None
-        return self.ends
+    def own_end_model(self) -> Ends:
+        assert self.end_model is not None
+        return self.end_model

@@ -1,8 +1,9 @@
 """JobProcessor: takes NetworkJobs through the states of a visit, a batch at a time.
 
 Each visit waits in its state until its turn comes; visits that wait for the same work are run together. The actions do the
-work and gather the facts, and `next_state` decides every transition. Two things are not transitions: a visit whose route was
-closed is dropped, and one whose pass failed stays in its state, to be run again by itself or without its Spans.
+work and gather the facts, and `next_state` decides every transition. A NetworkJob has Spans of many jobs: what becomes of each
+is decided with its own facts, and the visit continues with the Spans that stay in it. Only a visit whose pass failed stays in
+its state, to be run again by itself or without its Spans.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from penstock.engine.visit.head import Head, ReturnedSpan
 from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError
 from penstock.pipes.hidden import unpack
-
-logger = logging.getLogger("penstock.engine")
 
 FREEING = (NoticeKind.PREEMPTED, NoticeKind.FREED)
 
@@ -59,11 +58,26 @@ class JobProcessor:
     def in_flight(self) -> int:
         return len(self._visits)
 
-    def accept(self, job: NetworkJob, state: JobState = JobState.EMBED) -> None:
-        """Start a visit: at EMBED for a NetworkJob just granted here, at VALIDATING for one from another node."""
-        tokens = sum(span.n for span in job.spans)
-        arrived = state is JobState.VALIDATING and job.step is ComputeStep.LAYER
-        self._visits.append(Visit(job, state, tokens, sum(span.end for span in job.spans), arrived=arrived))
+    def accept(self, job: NetworkJob) -> None:
+        """Start the visit of a NetworkJob that was granted here, or that came from another node to pass our layers."""
+        tokens, context = sum(span.n for span in job.spans), sum(span.end for span in job.spans)
+        visit = Visit(job, JobState.VALIDATING, tokens, context, arrived=job.step is ComputeStep.LAYER)
+        if job.step is ComputeStep.EMBED:
+            visit.state = next_state(visit.state, Facts(step=job.step))  # granted a moment ago: there is nothing to wait for
+        self._visits.append(visit)
+
+    def accept_returned(self, sender: str, job: NetworkJob) -> None:
+        """Start the visit of a NetworkJob that another node sent to the head, if it is one of ours. Its content is checked at
+        its turn; this is decided at once, since its time-out ends here."""
+        at_origin, has_ends = job.route.origin == self._context.pipe.node, self._context.end_model is not None
+        expected = not (at_origin and has_ends) or self._context.own_origin.expects(sender, job)
+        facts = Facts(step=job.step, at_origin=at_origin, has_ends=has_ends, job_exists=expected)
+        if next_state(JobState.VALIDATING, facts) is JobState.DONE:
+            reason = "not_at_origin" if not at_origin else "not_expected" if has_ends else "no_end_model"
+            self._context.count_refused(reason, sender, f"on the route {job.route}")
+            return
+        job.step = ComputeStep.NORM
+        self.accept(job)
 
     def step(self) -> None:
         """Run one action on all visits that wait for the same work as the oldest."""
@@ -90,9 +104,7 @@ class JobProcessor:
         """Take the oldest visit and those that wait for the same work: one of each route, then more while there is room, so that
         a busy origin holds up no other. Within a route the order is kept: its part of the batch ends before a second Span of one
         sequence, and before a notice that frees the memory of a sequence in the batch."""
-        known = [visit for visit in self._visits if self._context.next_layer(visit.job) is not NextLayer.MISSING]
-        if len(known) < len(self._visits):
-            self._visits = deque(known)  # their routes were closed
+        known = self._drop_closed()
         if not known:
             return []
         first = known[0]
@@ -122,6 +134,21 @@ class JobProcessor:
             self._visits.remove(visit)
         return batch
 
+    def _drop_closed(self) -> list[Visit]:
+        """Return all visits but those whose route was closed. These end in whatever state they are."""
+        known: list[Visit] = []
+        for visit in self._visits:
+            if self._context.next_layer(visit.job) is not NextLayer.MISSING:
+                known.append(visit)
+                continue
+            visit.state = next_state(visit.state, Facts(step=visit.job.step, pipe_complete=False, next_layer=NextLayer.MISSING))
+            assert visit.state is JobState.DONE
+            if visit.arrived:
+                self._context.count_refused("closed_route", visit.job.route.origin, f"on the route {visit.job.route}")
+        if len(known) < len(self._visits):
+            self._visits = deque(known)
+        return known
+
     def _batch_key(self, visit: Visit) -> tuple[JobState, int, RoutePart | None]:
         """Visits with equal keys can be run together. Routes may enter a stage at one layer and leave it at different ones."""
         return visit.state, visit.job.current_layer, self._context.part(visit.job)
@@ -130,7 +157,8 @@ class JobProcessor:
 
     def _embed(self, batch: list[Visit]) -> None:
         for visit in batch:
-            job = visit.job
+            job, where = visit.job, self._context.next_layer(visit.job)
+            self._cancel_unreachable(job.spans, where)
             tokens: list[int] = []
             for span in job.spans:
                 seq = self._context.sequences.get(span)
@@ -138,10 +166,9 @@ class JobProcessor:
                 tokens += seq.tokens[span.start_pos : span.end] if seq is not None else [0] * span.n
             if tokens:
                 with _Timed(self._context, [visit]):
-                    job.hidden = self._context.own_ends.compute_embed(tokens)
+                    job.hidden = self._context.own_end_model.compute_embed(tokens)
+            visit.state = next_state(JobState.EMBED, Facts(step=job.step, next_layer=where))
             job.step = ComputeStep.LAYER
-            facts = Facts(step=ComputeStep.EMBED, next_layer=self._context.next_layer(job))
-            visit.state = next_state(JobState.EMBED, facts)
 
     def _process_layers(self, batch: list[Visit]) -> None:
         context = self._context
@@ -166,7 +193,7 @@ class JobProcessor:
             self._cancel_unreachable(job.spans)
         where = context.next_layer(job)
         if where is NextLayer.COMPLETE:
-            job.step = ComputeStep.HEAD
+            job.step = ComputeStep.NORM
             _keep_wanted_rows(job)
         visit.state = next_state(JobState.PROCESS_LAYERS, Facts(step=job.step, next_layer=where, at_origin=ours))
         visit.isolated = False
@@ -174,6 +201,8 @@ class JobProcessor:
     def _send(self, batch: list[Visit]) -> None:
         for visit in batch:
             job = visit.job
+            if job.step is ComputeStep.NORM:
+                job.step = ComputeStep.HEAD  # so the wire calls what goes back to its origin
             self._context.pipe.send_job(self._context.successor(job), job)
             visit.state = next_state(JobState.SEND, Facts())
 
@@ -194,16 +223,17 @@ class JobProcessor:
         job, origin, sequences = visit.job, self._context.own_origin, self._context.sequences
         if self._context.pipe.networked and job.hidden is not None and not torch.isfinite(job.hidden).all():
             origin.reject_returned(job)
-            visit.state = next_state(JobState.VALIDATING, _GONE)
+            visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, job_exists=False))
             return
         origin.on_layers_passed(self._context.pipe.num_layers, job.spans)
+        self._cancel_unreachable(job.spans)
         after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
         # a chunk at EMBED may be granted again, which its completed step brings about
         chunks = [Step(span) for span, state in zip(job.spans, after, strict=True) if state is not JobState.HEAD]
         origin.on_returned(job)
         sequences.on_step_completed(chunks)
         _keep_spans(job, [state is JobState.HEAD for state in after])
-        visit.state = next_state(JobState.VALIDATING, _READY if job.spans else _ALL_IN_FLIGHT)
+        visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, job_exists=bool(job.spans)))
         if visit.state is JobState.DONE:
             self._observe(visit)
 
@@ -219,7 +249,10 @@ class JobProcessor:
                 if seq is not None:
                     returned.append(ReturnedSpan(span, seq, at - span.rows, at))
         with _Timed(context, batch) as timed:
-            steps = self._at_head.steps(returned, hidden)
+            normed = context.own_end_model.compute_norm(hidden)
+            for visit in batch:
+                visit.job.step = ComputeStep.HEAD
+            steps = self._at_head.steps(returned, normed)
         context.sequences.on_step_completed(steps)
         context.stats.generated_tokens += sum(step.token_id is not None for step in steps)
         origin.ends_seconds = 0.8 * origin.ends_seconds + 0.2 * timed.elapsed
@@ -228,34 +261,47 @@ class JobProcessor:
         for job in {one.seq.job for one in returned}:
             self._after_head(job)
         for visit in batch:
-            visit.state = next_state(JobState.HEAD, _COMPLETE)  # the next grant makes a new NetworkJob
+            visit.job.spans = []  # the next grant makes a new NetworkJob
+            visit.state = next_state(JobState.HEAD, Facts(step=visit.job.step, job_exists=False))
             self._observe(visit)
 
     # ---- inside ----
 
     def _facts(self, span: Span) -> Facts:
+        """The facts of one Span of a returned NetworkJob."""
         seq = self._context.sequences.get(span)
-        if seq is None:
-            return _GONE
-        if span.rows:
-            return _READY
-        return _MORE if seq.remaining > 0 else _ALL_IN_FLIGHT
+        grantable = seq is not None and seq.remaining > 0
+        return Facts(step=ComputeStep.NORM, job_exists=seq is not None, prefill_left=not span.rows, grantable=grantable)
 
     def _after_head(self, job: Job) -> None:
         """Leave the job at EMBED to wait for its next grant, or end it: it is complete, or its client is gone."""
         facts = Facts(step=ComputeStep.HEAD, complete=not job.open, update_sent=job.reachable)
         if next_state(JobState.HEAD, facts) is JobState.EMBED:
             return
-        self._context.sequences.cancel(job)  # has no effect on a complete job
+        self._end(job)
         if self._context.config.print_times:
             self._print_times(job)
 
-    def _cancel_unreachable(self, spans: list[Span]) -> None:
-        """Cancel jobs whose client went away during the prompt, to free their memory at once."""
+    def _end(self, job: Job) -> None:
+        """End a job that is complete, or whose client is gone."""
+        if not job.open:
+            return
+        self._context.stats.unreachable_clients += 1
+        message = "job %s was cancelled: its client took no more updates (%d so far)"
+        self._context.log_throttled("unreachable", logging.INFO, message, job.job_id, self._context.stats.unreachable_clients)
+        self._context.sequences.cancel(job)
+
+    def _cancel_unreachable(self, spans: list[Span], where: NextLayer = NextLayer.LOCAL) -> None:
+        """Cancel jobs that cannot leave EMBED, since their client did not take the last update. Frees their memory at once; the
+        Spans travel on without them, since the stages must count as we do, and are dropped when they return."""
+        context = self._context
         for span in spans:
-            seq = self._context.sequences.get(span)
-            if seq is not None and not seq.job.reachable:
-                self._context.sequences.cancel(seq.job)
+            seq = context.sequences.get(span)
+            if seq is None:
+                continue
+            facts = Facts(step=ComputeStep.EMBED, update_sent=seq.job.reachable, next_layer=where)
+            if next_state(JobState.EMBED, facts) is JobState.DONE:
+                self._end(seq.job)
 
     def _observe(self, visit: Visit) -> None:
         stats = self._context.stats
@@ -275,7 +321,7 @@ class JobProcessor:
 
     def _fail(self, batch: list[Visit], error: Exception) -> None:
         """Fail the jobs of a failed batch. All others continue."""
-        logger.error("a forward pass failed: %s", error, exc_info=error)
+        self._context.logger.error("a forward pass failed: %s", error, exc_info=error)
         if not isinstance(error, PenstockError):
             error = ComputeFailed(f"The computation failed: {type(error).__name__}: {error}.", hint="Try the request again.")
         for visit in batch:
@@ -291,12 +337,12 @@ class JobProcessor:
             # it continues in place without its Spans: later stages still need its notices, in order
             job.spans, job.hidden = [], None
             if visit.state in (JobState.HEAD, JobState.SEND):
-                visit.state = next_state(visit.state, _COMPLETE)
+                visit.state = next_state(visit.state, Facts(step=job.step, job_exists=False))
 
     def _print_times(self, job: Job) -> None:
         usage, times = self._context.sequences.usage(job), self._context.sequences.timings(job)
         decode = max(times.total - times.first_token, 1e-9)
-        logger.info(
+        self._context.logger.info(
             "job %s: %d prompt tokens (%d cached), %d generated; queued %.3f s, first token %.3f s, total %.3f s, %.1f tokens/s",
             job.job_id,
             usage.prompt_tokens,
@@ -307,13 +353,6 @@ class JobProcessor:
             times.total,
             max(usage.completion_tokens - 1, 0) / decode,
         )
-
-
-_GONE = Facts(step=ComputeStep.HEAD, job_exists=False)
-_READY = Facts(step=ComputeStep.HEAD)
-_MORE = Facts(step=ComputeStep.HEAD, prefill_left=True)
-_COMPLETE = Facts(step=ComputeStep.HEAD, complete=True)
-_ALL_IN_FLIGHT = Facts(step=ComputeStep.HEAD, prefill_left=True, grantable=False)
 
 
 class _Timed:
