@@ -263,7 +263,18 @@ def test_run_json_is_one_object_with_everything() -> None:
     assert answer["usage"]["prompt_tokens"] > 5
     assert answer["usage"]["cached_tokens"] == 0
     assert 0 < answer["timings"]["first_token"] <= answer["timings"]["total"]
-    assert "tokens/s" in done.stderr
+    parts = answer["timings"]["parts"]
+    assert [(part["part"], part["nodes"], part["layers"]) for part in parts] == [
+        ("embedding", ["local"], ""),
+        ("layers", ["local"], "0:30"),
+        ("head", ["local"], ""),
+    ]
+    assert {part["decode_passes"] for part in parts} == {len(answer["token_ids"]) - 1}
+    assert all(0 < part["prefill"] < answer["timings"]["total"] for part in parts)
+    summary, headings, *table = done.stderr.splitlines()[-5:]
+    assert "tokens/s" in summary
+    assert headings.startswith("part ")
+    assert [row.split()[0] for row in table] == ["embedding", "layers", "head"]
 
 
 @needs_model

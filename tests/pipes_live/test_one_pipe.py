@@ -5,6 +5,7 @@ Everything is real but the size of the model, whose weights are random. test_pip
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -59,7 +60,7 @@ def serve(
 
 def test_a_pipe_over_two_processes_answers_as_one_does_and_a_kill_costs_no_token(serve: Serve, tiny_model: Path) -> None:
     """The third process has all layers: it is the one to compare with, and it may step in for the one that is killed."""
-    nodes = {"a": serve("a", "--layers", "0:2"), "b": serve("b", "--layers", "2:4", "--no-ends")}
+    nodes = {"a": serve("a", "--layers", "0:2", "--print-times"), "b": serve("b", "--layers", "2:4", "--no-ends")}
     origin = nodes["a"]
     until_ready(origin)
     assert hops(origin) == ["a", "b"]
@@ -81,6 +82,21 @@ def test_a_pipe_over_two_processes_answers_as_one_does_and_a_kill_costs_no_token
     oracle.check(streams)
     assert route(origin)["recoveries"] == before["recoveries"] + 1
     assert hops(origin)[-1] != killed
+    for table in until(lambda: log_tables(origin), "the times of the answers"):
+        assert {("layers", "a", "0:2"), ("layers", "b", "2:4")} <= {tuple(row[:3]) for row in table}
+        assert ["hops", "a", "→", "b", "→", "a"] in [row[:6] for row in table]
+    assert len(prompts_read(origin)) == len(set(prompts_read(origin))) >= len(streams), "once for each, not again after the kill"
+
+
+def prompts_read(server: Server) -> list[str]:
+    """The jobs whose prompt was read, by the log."""
+    return re.findall(r"job (\S+): prompt read: \d+ tokens", server.log())
+
+
+def log_tables(server: Server) -> list[list[list[str]]]:
+    """The tables of `--print-times` in a log, as rows of words; none before there is one for each prompt."""
+    found = re.findall(r"tokens/s\npart .*\n((?:(?:embedding|layers|hops|head) .*\n)+)", server.log())
+    return [[line.split() for line in table.splitlines()] for table in found] if len(found) == len(prompts_read(server)) else []
 
 
 def route(server: Server) -> dict[str, Any]:

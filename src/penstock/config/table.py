@@ -268,7 +268,12 @@ SETTINGS = (
     Setting("node_id", TEXT, "Name of this node; by default the host's.", sample="kitchen"),
     Setting("max_pipes", WHOLE, "Open up to this many pipes per model, then replicate."),
     Setting("model_validation", SWITCH, "Work only with nodes that have the same weights."),
-    Setting("print_times", SWITCH, "Log how long each request took.", field=(EngineConfig, "print_times")),
+    Setting(
+        "print_times",
+        SWITCH,
+        "Log how long each request took, part by part.",
+        field=(EngineConfig, "print_times"),
+    ),
     Setting("log.format", kinds.one_of(*LOG_FORMATS), "Lines for people, or one JSON object per line.", "--log-format"),
     Setting("log.level", kinds.one_of(*LOG_LEVELS), "Lowest level to log.", "--log-level"),
 )

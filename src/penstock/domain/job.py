@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.domain.blocks import KeyChain
 from penstock.domain.constraint import Constraint
+from penstock.domain.part_times import PartTimes
 from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate
@@ -24,6 +25,7 @@ class SequenceState(Enum):
     IGNORED = auto()  # can never fit
 
 
+STALE_AFTER_S = 30.0  # a job counts as stale when nothing of it was computed for so long after it was begun
 HOLDS_KV = (SequenceState.RUNNING, SequenceState.PAUSED)
 QUEUED = (SequenceState.WAITING, SequenceState.WAITING_PREEMPT)
 TERMINAL = (SequenceState.FINISHED, SequenceState.IGNORED)
@@ -58,6 +60,8 @@ class Job:
     deadline: float = math.inf  # seconds from arrival
     first_grant: float | None = None
     first_token: float | None = None
+    last_update: float | None = None  # when a part of it was last computed; None before the first
+    part_times: PartTimes = field(default_factory=PartTimes)
     open: bool = True  # no final update was emitted yet
     on_end: Callable[[Job], None] | None = None
     reachable: bool = True  # the client takes updates
@@ -72,6 +76,10 @@ class Job:
                 self.sink(update)
             except Exception:
                 self.reachable = False
+
+    def is_stale(self, now: float) -> bool:
+        """Whether it was begun, and nothing of it was computed for STALE_AFTER_S. A job that waits for its first turn is not."""
+        return self.last_update is not None and now - self.last_update > STALE_AFTER_S
 
     @property
     def sampling(self) -> SamplingParams:

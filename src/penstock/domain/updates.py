@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock.domain.part_times import PartTime
 from penstock.errors import PenstockError
 
 
@@ -37,12 +38,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds from arrival: `queued` until the first Span was granted, `first_token` until the first token."""
+    """Seconds from arrival: `queued` until the first Span was granted, `first_token` until the first token.
+
+    parts: seconds at each node, layer range and hop.
+    """
 
     queued: float = 0.0
     first_token: float = 0.0
     total: float = 0.0
     preemptions: int = 0
+    parts: tuple[PartTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,6 +303,13 @@ class Engine:
                 wanted = job.request.deadline or fair_deadline(reading)
                 job.deadline = max(wanted, reading)  # an impossible deadline would come before all possible ones
                 self.sequences.add(job)
+                logger.debug(
+                    "job %s taken: %d prompt tokens, at most %d to generate, priority %d",
+                    job.job_id,
+                    len(job.prompt_ids),
+                    job.max_tokens,
+                    job.priority,
+                )
             except Exception as error:
                 known = error if isinstance(error, PenstockError) else EngineError(f"The job could not be started: {error}.")
                 self.sequences.fail(job, known)

@@ -58,11 +58,12 @@ def test_a_running_job_is_a_row_of_numbers(penstock_server: Server) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     headings, row = done.stdout.splitlines()[-2:]
     assert headings.split("   ")[0] == "job"
-    job, model, state, age, read, generated, priority = re.split(r" {3,}", row)
+    job, model, state, age, updated, read, generated, priority = re.split(r" {3,}", row)
     assert re.fullmatch(r"\d+_\d+_\d+", job)
     assert model == "smollm2-135m"
     assert state in ("running", "paused", "waiting")
     assert re.fullmatch(r"[\d.]+ s", age)
+    assert re.fullmatch(r"[\d.]+ s ago", updated)
     assert re.fullmatch(r"(\d+)/\1", read)
     assert re.fullmatch(r"\d+/8000", generated)
     assert priority == "3"
@@ -74,6 +75,9 @@ def test_json_is_the_status_of_the_server(penstock_server: Server) -> None:
     assert told["models"][0]["id"] == "smollm2-135m"
     assert len(told["models"][0]["jobs"]) == 1
     assert told["draining"] is False
+    (job,) = told["models"][0]["jobs"]
+    assert 0 <= job["last_update"] <= job["age"]
+    assert job["stale"] is False
 
 
 def test_watch_shows_it_again_until_ctrl_c(penstock_server: Server) -> None:
@@ -112,13 +116,16 @@ def test_what_is_not_penstock_is_told(body: bytes, status: int) -> None:
 def test_a_draining_server_and_old_jobs_are_shown_as_such() -> None:
     job = {"id": "1_2_3", "state": "waiting_preempt", "outputs": 1, "age": 125.2, "priority": 0}
     job |= {"prompt_tokens": 900, "prefilled": 512, "generated": 7, "max_tokens": 64, "preemptions": 1}
+    job |= {"last_update": 3.2, "stale": False}
+    jobs = [job, job | {"age": 7300.0, "last_update": 45.0, "stale": True}, job | {"state": "waiting", "last_update": None}]
     model = {"id": "m", "device": "cpu", "dtype": "float32", "layers": ["0:10", "10:30"], "kv_tokens": 2000, "kv_used": 500}
-    status = {"node_id": "mill", "version": "1.0.0", "draining": True, "models": [model | {"jobs": [job, job | {"age": 7300.0}]}]}
+    status = {"node_id": "mill", "version": "1.0.0", "draining": True, "models": [model | {"jobs": jobs}]}
     assert ps_command._page(status).splitlines() == [
         "mill · Penstock 1.0.0 · draining: running jobs finish, new ones are refused",
         "m on cpu, float32 · layers 0:10, 10:30 · KV 25.0 % of 2,000 tokens",
         "",
-        "job     model   state             age   prompt read   generated   priority",
-        "1_2_3   m       preempted   2 min 5 s       512/900        7/64          0",
-        "1_2_3   m       preempted   2 h 1 min       512/900        7/64          0",
+        "job     model   state                    age   last update   prompt read   generated   priority",
+        "1_2_3   m       preempted          2 min 5 s     3.2 s ago       512/900        7/64          0",
+        "1_2_3   m       preempted, STALE   2 h 1 min    45.0 s ago       512/900        7/64          0",
+        "1_2_3   m       waiting            2 min 5 s             -       512/900        7/64          0",
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
+from penstock.domain.part_times import format_part_times
 from penstock.domain.updates import (
     FinishReason,
     JobDone,
@@ -55,11 +56,13 @@ class StreamedAnswer:
         }
 
     def format_times(self, load: float) -> str:
-        return (
+        """A line about the whole answer, and a table of the parts that its tokens passed."""
+        summary = (
             f"load {load:.2f} s · prompt {self.usage.prompt_tokens} tokens ({self.usage.cached_tokens} cached), "
             f"first token after {self.timings.first_token:.3f} s · answer {len(self.token_ids)} tokens in "
             f"{self.timings.total:.2f} s, {self.tokens_per_second:.1f} tokens/s"
         )
+        return "\n".join([summary, *format_part_times(self.timings.parts)])
 
 
 def follow(job: UpdateStream, *, show: Callable[[str], None], progress: Progress) -> StreamedAnswer:

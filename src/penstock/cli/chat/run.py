@@ -41,7 +41,7 @@ def run(
         list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; may be given several times.")
     ] = None,
     as_json: JsonOption = False,
-    print_times: Annotated[bool, typer.Option("--print-times", help="Print on stderr how long it took.")] = False,
+    print_times: Annotated[bool, typer.Option("--print-times", help="Print on stderr how long it took, part by part.")] = False,
     temperature: Annotated[float, typer.Option(help="0 always takes the most likely word; 1 varies a lot.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest words that make up this share; 1 is off.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Choose among the k likeliest words; 0 is off.")] = 0,

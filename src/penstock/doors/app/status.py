@@ -16,6 +16,8 @@ class JobStatus(TypedDict):
     state: str
     outputs: int
     age: float
+    last_update: float | None
+    stale: bool
     priority: int
     prompt_tokens: int
     prefilled: int
@@ -89,14 +91,20 @@ def _model(hosted: HostedLayers) -> ModelStatus:
 
 
 def _job(job: Job) -> JobStatus:
-    """Read while the compute thread runs, so the numbers may be of slightly different times."""
+    """Read while the compute thread runs, so the numbers may be of slightly different times.
+
+    last_update: seconds since a part of it was last computed, as `age` is seconds since it arrived; None before the first.
+    """
     sequences = list(job.sequences)
+    now, updated = time.monotonic(), job.last_update
     states = [seq.state.name.lower() for seq in sequences]
     return {
         "id": job.job_id,
         "state": states[0] if states else "waiting",
         "outputs": job.sampling.n,
-        "age": round(time.monotonic() - job.arrival, 3),
+        "age": round(now - job.arrival, 3),
+        "last_update": None if updated is None else round(max(0.0, now - updated), 3),
+        "stale": job.is_stale(now),
         "priority": job.priority,
         "prompt_tokens": len(job.prompt_ids),
         "prefilled": job.prefilled,

@@ -48,6 +48,7 @@ class InFlight:
     sent: float
     deadline: float
     notice: int  # number of the newest notice it carries
+    embedding: float = 0.0  # seconds that its tokens took to embed
     returned: bool = False  # it is back, and waits for the compute thread
 
 

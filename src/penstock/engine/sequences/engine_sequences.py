@@ -290,7 +290,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
     def timings(self, job: Job) -> Timings:
         now, arrival = self._clock(), job.arrival
         queued = (job.first_grant or now) - arrival
-        return Timings(queued, (job.first_token or now) - arrival, now - arrival, job.preemptions)
+        parts = job.part_times.summary()
+        return Timings(queued, (job.first_token or now) - arrival, now - arrival, job.preemptions, parts)
 
     # ---- inside ----
 

@@ -20,6 +20,7 @@ from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Span, Verdict
 from penstock.engine.routing.route_host import RoutePart
 from penstock.engine.sequences.engine_sequences import Step
+from penstock.engine.visit.answer_times import AnswerTimes, JobPhases, decodes
 from penstock.engine.visit.head import Head, ReturnedSpan
 from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError
@@ -37,6 +38,7 @@ class Visit:
     tokens: int = 0
     context: int = 0
     seconds: float = 0.0
+    phases: JobPhases = frozenset()  # the jobs of our own NetworkJob
     arrived: bool = False  # from another node
     isolated: bool = False  # a pass shared with other routes failed: the next one runs this visit alone
 
@@ -45,6 +47,7 @@ class JobProcessor:
     def __init__(self, context: JobContext) -> None:
         self._context = context
         self._at_head = Head(context)
+        self._times = AnswerTimes(context)
         self._visits: deque[Visit] = deque()  # in the order in which they entered their present state
         self._actions = {
             JobState.VALIDATING: self._validate,
@@ -62,6 +65,7 @@ class JobProcessor:
         """Start the visit of a NetworkJob that was granted here, or that came from another node to pass our layers."""
         tokens, context = sum(span.n for span in job.spans), sum(span.end for span in job.spans)
         visit = Visit(job, JobState.VALIDATING, tokens, context, arrived=job.step is ComputeStep.LAYER)
+        visit.phases = self._times.phases_of(job)
         if job.step is ComputeStep.EMBED:
             visit.state = next_state(visit.state, Facts(step=job.step))  # granted a moment ago: there is nothing to wait for
         self._visits.append(visit)
@@ -165,8 +169,9 @@ class JobProcessor:
                 # a sequence that was cancelled since its grant keeps its rows; they are dropped when they return
                 tokens += seq.tokens[span.start_pos : span.end] if seq is not None else [0] * span.n
             if tokens:
-                with _Timed(self._context, [visit]):
+                with _Timed(self._context, [visit]) as timed:
                     job.hidden = self._context.own_end_model.compute_embed(tokens)
+                self._times.record_embedding(job, visit.phases, timed.elapsed)
             visit.state = next_state(JobState.EMBED, Facts(step=job.step, next_layer=where))
             job.step = ComputeStep.LAYER
 
@@ -187,6 +192,7 @@ class JobProcessor:
         """Record that a stage is done. After the last one, drop the rows that are not wanted."""
         job, context = visit.job, self._context
         ours = context.is_ours(job.route)
+        self._times.touch(visit.phases)
         if ours:
             context.own_origin.on_layers_passed(job.current_layer, job.spans)
         if first and ours:
@@ -225,6 +231,7 @@ class JobProcessor:
             origin.reject_returned(job)
             visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, job_exists=False))
             return
+        self._times.record_returned(job, visit.phases)
         origin.on_layers_passed(self._context.pipe.num_layers, job.spans)
         self._cancel_unreachable(job.spans)
         after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
@@ -248,11 +255,13 @@ class JobProcessor:
                 seq = context.sequences.get(span)
                 if seq is not None:
                     returned.append(ReturnedSpan(span, seq, at - span.rows, at))
+        self._times.log_prompt_read({one.seq.job for one in returned if one.wants_token and one.seq.job.first_token is None})
         with _Timed(context, batch) as timed:
             normed = context.own_end_model.compute_norm(hidden)
             for visit in batch:
                 visit.job.step = ComputeStep.HEAD
             steps = self._at_head.steps(returned, normed)
+        self._times.record_head(frozenset((one.seq.job, decodes(one.seq, one.span)) for one in returned), timed.elapsed)
         context.sequences.on_step_completed(steps)
         context.stats.generated_tokens += sum(step.token_id is not None for step in steps)
         origin.ends_seconds = 0.8 * origin.ends_seconds + 0.2 * timed.elapsed
@@ -280,7 +289,7 @@ class JobProcessor:
             return
         self._end(job)
         if self._context.config.print_times:
-            self._print_times(job)
+            self._times.log_times(job)
 
     def _end(self, job: Job) -> None:
         """End a job that is complete, or whose client is gone."""
@@ -338,21 +347,6 @@ class JobProcessor:
             job.spans, job.hidden = [], None
             if visit.state in (JobState.HEAD, JobState.SEND):
                 visit.state = next_state(visit.state, Facts(step=job.step, job_exists=False))
-
-    def _print_times(self, job: Job) -> None:
-        usage, times = self._context.sequences.usage(job), self._context.sequences.timings(job)
-        decode = max(times.total - times.first_token, 1e-9)
-        self._context.logger.info(
-            "job %s: %d prompt tokens (%d cached), %d generated; queued %.3f s, first token %.3f s, total %.3f s, %.1f tokens/s",
-            job.job_id,
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.completion_tokens,
-            times.queued,
-            times.first_token,
-            times.total,
-            max(usage.completion_tokens - 1, 0) / decode,
-        )
 
 
 class _Timed:

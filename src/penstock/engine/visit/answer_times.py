@@ -1,0 +1,104 @@
+"""AnswerTimes: when a job last moved, and how long its tokens spent in each part of their way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from penstock.domain.job import Job
+from penstock.domain.job import Sequence as Output
+from penstock.domain.part_times import Part, format_part_times
+from penstock.domain.route import Hop
+from penstock.domain.span import NetworkJob, Span
+from penstock.engine.visit.job_context import JobContext
+
+JobPhases = frozenset[tuple[Job, bool]]  # jobs of a NetworkJob, each with whether it decodes there or reads its prompt
+
+
+class AnswerTimes:
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+
+    def phases_of(self, job: NetworkJob) -> JobPhases:
+        """The jobs of a NetworkJob, if it is one of ours."""
+        if not self._context.is_ours(job.route):
+            return frozenset()
+        found = ((span, self._context.sequences.get(span)) for span in job.spans)
+        return frozenset((seq.job, decodes(seq, span)) for span, seq in found if seq is not None)
+
+    def touch(self, phases: JobPhases) -> None:
+        """Record that these jobs moved."""
+        now = self._context.clock()
+        for job, _ in phases:
+            job.last_update = now
+
+    def record_embedding(self, job: NetworkJob, phases: JobPhases, seconds: float) -> None:
+        """Record how long the tokens of a NetworkJob took to embed. It is counted when the NetworkJob returns."""
+        sent = self._context.own_origin.in_flight.get(job.number)
+        if sent is not None:
+            sent.embedding = seconds
+        self.touch(phases)
+
+    def record_returned(self, job: NetworkJob, phases: JobPhases) -> None:
+        """Count the parts that a NetworkJob has passed since it was granted."""
+        route, sent = self._context.own_origin.route, self._context.own_origin.in_flight.get(job.number)
+        if route is not None and sent is not None:
+            elapsed = self._context.clock() - sent.sent
+            self._add(phases, trip_parts(route.hops, self._context.pipe.node, job.services, elapsed, sent.embedding))
+
+    def record_head(self, phases: JobPhases, seconds: float) -> None:
+        self._add(phases, [(Part("head", (self._context.pipe.node,)), seconds)])
+
+    def log_prompt_read(self, jobs: Iterable[Job]) -> None:
+        """Log how long the prompts of these jobs took: all of them have just passed the last layer."""
+        now = self._context.clock()
+        for job in jobs:
+            seconds = now - (job.arrival if job.first_grant is None else job.first_grant)
+            tokens, cached = len(job.prompt_ids), f" ({job.cached_tokens} cached)" if job.cached_tokens else ""
+            self._context.logger.info("job %s: prompt read: %d tokens%s in %.2f s", job.job_id, tokens, cached, seconds)
+
+    def log_times(self, job: Job) -> None:
+        """Log how long an answer took, and in which part (`print_times`)."""
+        usage, times = self._context.sequences.usage(job), self._context.sequences.timings(job)
+        decode = max(times.total - times.first_token, 1e-9)
+        self._context.logger.info(
+            "job %s: %d prompt tokens (%d cached), %d generated; "
+            "queued %.3f s, first token %.3f s, total %.3f s, %.1f tokens/s\n%s",
+            job.job_id,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            times.queued,
+            times.first_token,
+            times.total,
+            max(usage.completion_tokens - 1, 0) / decode,
+            "\n".join(format_part_times(times.parts)),
+        )
+
+    def _add(self, phases: JobPhases, parts: Sequence[tuple[Part, float]]) -> None:
+        self.touch(phases)
+        for job, decode in phases:
+            job.part_times.add(parts, decode=decode)
+
+
+def decodes(seq: Output, span: Span) -> bool:
+    """Whether a Span generates the next token, and is not of the prompt or computed again."""
+    return span.start_pos >= seq.prompt_len
+
+
+def trip_parts(
+    hops: Sequence[Hop], origin: str, services: Sequence[float], elapsed: float, embedding: float
+) -> list[tuple[Part, float]]:
+    """The parts of one trip through all layers, with their seconds. What is left of it are hops, and queues before the stages.
+
+    services: seconds at each segment. They come from other nodes, so none counts for more than the whole trip.
+    """
+    parts = [(Part("embedding", (origin,)), embedding)]
+    for hop, seconds in zip(hops, services, strict=False):
+        parts.append((Part("layers", (hop.node,), hop.layers), min(seconds, elapsed)))
+    nodes = [origin]
+    for node in [*(hop.node for hop in hops), origin]:
+        if node != nodes[-1]:
+            nodes.append(node)
+    if len(nodes) > 1:
+        parts.append((Part("hops", tuple(nodes)), max(0.0, elapsed - sum(seconds for _, seconds in parts))))
+    return parts

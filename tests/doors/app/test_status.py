@@ -1,0 +1,25 @@
+"""GET /status: what it tells about a job, without a server."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from penstock.domain.sampling import SamplingParams
+from penstock.doors.app.status import _job
+from tests.engine.fakes import make_job
+
+
+@pytest.mark.parametrize("seconds,stale", [(3.0, False), (45.0, True)])
+def test_a_job_tells_when_it_was_last_computed_and_whether_that_is_too_long_ago(seconds: float, stale: bool) -> None:
+    job, _ = make_job([1, 2, 3], SamplingParams(), arrival=time.monotonic() - 60.0)
+    job.last_update = time.monotonic() - seconds
+    told = _job(job)
+    assert told["last_update"] == pytest.approx(seconds, abs=2.0)
+    assert told["stale"] is stale
+
+
+def test_a_job_that_waits_for_its_first_turn_has_no_last_update_and_is_not_stale() -> None:
+    job, _ = make_job([1, 2, 3], SamplingParams(), arrival=time.monotonic() - 600.0)
+    assert (_job(job)["last_update"], _job(job)["stale"]) == (None, False)
