@@ -162,6 +162,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             done = seq.prompt_len if seq.prompt_stage_processing_finished else seq.stage_processed
             if seq.index == 0 and seq.job.prefilled < done:
                 seq.job.prefilled = done
+                seq.job.last_update = self._clock()
                 seq.job.emit(PrefillProgress(done, seq.prompt_len))
 
     def on_step_completed(self, steps: Iterable[Step]) -> None:
