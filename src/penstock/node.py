@@ -265,14 +265,14 @@ class Node:
         return hosted
 
     def _join(self) -> Membership:
+        from penstock.network.routers import make_router
         from penstock.network.trust.peers import load_endpoints
-        from penstock.network.zenoh_router import ZenohRouter
         from penstock.peers.membership import Membership
 
         network = self.config.network
         if network.peers_file is not None:
             network = replace(network, connect=tuple(dict.fromkeys([*network.connect, *load_endpoints(network.peers_file)])))
-        router = ZenohRouter(network, self.config.node_id, self._epoch)
+        router = make_router(network, self.config.node_id, self._epoch)
         return Membership(router, network, node=self.config.node_id, epoch=self._epoch)
 
     def _stop(self) -> None:

@@ -41,6 +41,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "network.listen": (("tcp/127.0.0.1:1",), ("udp/a:1", "tcp/[::1]:0"), ("tcp/b.example:3",)),
     "network.connect": (("tcp/127.0.0.1:1",), ("udp/a:1", "tcp/[::1]:2"), ("tcp/b.example:3",)),
     "network.mode": ("router", "client", "peer"),
+    "network.router": ("in-process", "zenoh", "my-router"),
     "network.multicast": (True, False, True),
     "network.lease_ms": (200, 500, 10_000),
     "network.open": (True, False, True),

@@ -1,30 +1,22 @@
-"""Networks for tests: nodes that listen to what happens to them, over either router."""
+"""Networks for tests, over either router."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from penstock.config.network import NetworkConfig
+from penstock.network.conformance import Participant, RouterNetwork, wait_for
 from penstock.network.in_process import Hub, InProcessRouter
-from penstock.network.router import Router
+from penstock.network.router import Router, is_node_id
 from penstock.network.zenoh_router import ZenohRouter
 from tests.network.certificates import Authority
 
-PATIENCE = 40.0  # seconds; a busy machine is no failure
-
-
-def wait_for(true: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.005)
+__all__ = ["Participant", "wait_for"]
 
 
 def free_port() -> int:
@@ -33,65 +25,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class IssuedMember:
-    """A started router with what it received. A message `b"raise"` makes its callback fail."""
-
-    def __init__(self, router: Router) -> None:
-        self.router = router
-        self.received: list[tuple[str, bytes]] = []
-        self.receiving_threads: set[int] = set()
-        self.changes = 0
-        router.start(self._take, self._count)
-
-    def _take(self, sender: str, data: bytes) -> None:
-        self.receiving_threads.add(threading.get_ident())
-        if data == b"raise":
-            raise RuntimeError("a callback that fails")
-        self.received.append((sender, data))
-
-    def _count(self) -> None:
-        self.changes += 1
-        if self.changes == 1:
-            raise RuntimeError("a callback that fails")
-
-    def sees(self, *nodes: str) -> bool:
-        return set(self.router.records()) == set(nodes)
-
-    def has_from(self, sender: str) -> list[bytes]:
-        return [data for who, data in self.received if who == sender]
-
-
-class Net:
-    """Makes routers of one network. Over Zenoh all know only the first one."""
-
-    def __init__(self) -> None:
-        self.routers: list[Router] = []
-
-    def router(self, node_id: str) -> Router:
-        raise NotImplementedError
-
-    def join(self, node_id: str, record: bytes | None = None) -> IssuedMember:
-        router = self.router(node_id)
-        self.routers.append(router)
-        if record is not None:
-            router.publish(record)
-        return IssuedMember(router)
-
-    def close(self) -> None:
-        for router in self.routers:
-            router.close()
-
-
-class InProcessNet(Net):
+class InProcessNet(RouterNetwork):
     def __init__(self) -> None:
         super().__init__()
         self.hub = Hub()
 
-    def router(self, node_id: str) -> Router:
+    def router(self, node_id: str, epoch: int) -> Router:
         return InProcessRouter(self.hub, node_id)
 
+    def kill(self, router: Router) -> None:
+        self.hub.kill(router.node_id)
 
-class ZenohNet(Net):
+
+class ZenohNet(RouterNetwork):
     def __init__(self, **settings: Any) -> None:
         super().__init__()
         self.port = free_port()
@@ -101,12 +47,12 @@ class ZenohNet(Net):
     def contact(self) -> str:
         return f"tcp/127.0.0.1:{self.port}"
 
-    def router(self, node_id: str) -> Router:
+    def router(self, node_id: str, epoch: int) -> Router:
         where = {"connect": (self.contact,)} if self.routers else {"listen": (self.contact,)}
-        return ZenohRouter(NetworkConfig(**where, **self._settings), node_id, time.time_ns())
+        return ZenohRouter(NetworkConfig(**where, **self._settings), node_id, epoch)
 
 
-class ClosedNet(Net):
+class ClosedNet(RouterNetwork):
     """Over TLS, with a certificate for each name."""
 
     def __init__(self, **settings: Any) -> None:
@@ -116,10 +62,10 @@ class ClosedNet(Net):
         self.contact = f"tls/127.0.0.1:{free_port()}"
         self._settings = settings
 
-    def router(self, node_id: str) -> ZenohRouter:
+    def router(self, node_id: str, epoch: int) -> ZenohRouter:
         where = {"connect": (self.contact,)} if self.routers else {"listen": (self.contact,)}
-        config = self.authority.invite(node_id).config(**where, **self._settings)
-        return ZenohRouter(config, node_id, time.time_ns())
+        config = self.authority.invite(node_id if is_node_id(node_id) else "other").config(**where, **self._settings)
+        return ZenohRouter(config, node_id, epoch)
 
     def close(self) -> None:
         super().close()

@@ -21,7 +21,7 @@ from penstock.network.trust import certificates, revocations
 from penstock.network.zenoh_router import ZenohRouter
 from penstock.network.zenoh_session import session_settings
 from tests.network.certificates import Authority, Papers
-from tests.network.nets import IssuedMember, free_port, wait_for
+from tests.network.nets import Participant, free_port, wait_for
 
 CANARY = b"canary, which nobody else may read"
 
@@ -34,13 +34,13 @@ class World:
         self.contact = f"{protocol}/127.0.0.1:{free_port()}"
         self.papers: dict[str, Papers] = {}
 
-    def join(self, name: str, papers: Papers | None = None, **settings: Any) -> IssuedMember:
+    def join(self, name: str, papers: Papers | None = None, **settings: Any) -> Participant:
         self.papers[name] = papers = papers or self.authority.invite(name)
         where = {"connect": (self.contact,)} if len(self.papers) > 1 else {"listen": (self.contact,)}
         router = ZenohRouter(papers.config(**(where | settings)), name, time.time_ns())
         self._stack.callback(router.close)
         router.publish(CANARY + name.encode())
-        return IssuedMember(router)
+        return Participant(router)
 
     def session(self, papers: Papers) -> Session:
         return Session(self._stack, papers, self.contact)
@@ -112,11 +112,11 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield World(tmp_path, stack)
 
 
-def exchange(one: IssuedMember, other: IssuedMember, data: bytes) -> None:
+def exchange(one: Participant, other: Participant, data: bytes) -> None:
     """Both ways, also when the network has just been opened again."""
     for sender, receiver in ((one, other), (other, one)):
 
-        def arrives(sender: IssuedMember = sender, receiver: IssuedMember = receiver) -> bool:
+        def arrives(sender: Participant = sender, receiver: Participant = receiver) -> bool:
             with contextlib.suppress(Unreachable):
                 sender.router.send(receiver.router.node_id, data)
             return (sender.router.node_id, data) in receiver.received
@@ -319,7 +319,7 @@ def test_messages_and_records_around_a_revocation_arrive_or_are_told_to_be_lost(
     errors: list[Exception] = []
     done = threading.Event()
 
-    def pour(sender: IssuedMember, node: str) -> None:
+    def pour(sender: Participant, node: str) -> None:
         number = 0
         while not done.is_set():
             number += 1

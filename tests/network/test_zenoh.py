@@ -20,7 +20,7 @@ from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, Unreachable, Untrusted
 from penstock.network.zenoh_router import ZenohRouter
 from tests.network.certificates import Authority
-from tests.network.nets import IssuedMember, ZenohNet, closing, free_port, wait_for
+from tests.network.nets import Participant, ZenohNet, closing, free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
 LEASE = 1000  # milliseconds
@@ -53,17 +53,17 @@ def echo_process(node_id: str, contact: str, lease_ms: int = LEASE) -> Iterator[
         process.communicate()
 
 
-def echoes(member: IssuedMember, node: str, data: bytes) -> bool:
+def echoes(member: Participant, node: str, data: bytes) -> bool:
     with contextlib.suppress(Unreachable):
         member.router.send(node, data)
     return (node, data) in member.received
 
 
-def joined(stack: contextlib.ExitStack, config: NetworkConfig, node_id: str) -> IssuedMember:
+def joined(stack: contextlib.ExitStack, config: NetworkConfig, node_id: str) -> Participant:
     router = ZenohRouter(config, node_id, time.time_ns())
     stack.callback(router.close)
     router.publish(node_id.encode())
-    return IssuedMember(router)
+    return Participant(router)
 
 
 # ---- processes that die and freeze ----
@@ -171,7 +171,7 @@ def test_a_taken_name_is_an_error_and_leaves_no_threads(net: ZenohNet) -> None:
     net.join("home", b"home")
     net.join("twin", b"first")
     before = set(threading.enumerate())
-    second = net.router("twin")
+    second = net.router("twin", time.time_ns())
     with pytest.raises(ConfigError, match=r"already has a live node named 'twin'.*--node-id"):
         second.start(lambda sender, data: None, lambda: None)
     assert set(threading.enumerate()) <= before

@@ -19,6 +19,7 @@ OPEN_HINT = "set network.open = true (--open-network) if everyone who can reach 
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a network, and of a node
 NO_NETWORK = "none"  # this name means: join no network
+ZENOH = "zenoh"  # the router whose endpoints and certificates are checked here
 
 _ENDPOINT = re.compile(
     r"(?P<protocol>[a-z]+)/(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):(?P<port>\d{1,5})"
@@ -31,6 +32,7 @@ class NetworkConfig:
     """How a node takes part in a network. Nodes with the same `name` that reach each other share their layers.
 
     name: of the network; `none` joins no network.
+    router: what carries it, a name among the installed routers.
     listen, connect: endpoints, written as `protocol/host:port`.
     lease_ms: how long a silent node counts as alive.
     open: let everyone in; otherwise both sides of a connection show a certificate signed by `ca_file`.
@@ -41,6 +43,7 @@ class NetworkConfig:
     listen: tuple[str, ...] = ()
     connect: tuple[str, ...] = ()
     mode: Literal["peer", "router", "client"] = "peer"
+    router: str = ZENOH
     multicast: bool = False
     lease_ms: int = 3000
     open: bool = False
@@ -58,6 +61,8 @@ class NetworkConfig:
             raise unusable("name", self.name, "Use up to 64 letters, digits, dots, dashes and underscores.")
         if self.mode not in MODES:
             raise unusable("mode", self.mode, f"Use one of: {', '.join(MODES)}.")
+        if not NAME.fullmatch(self.router):
+            raise unusable("router", self.router, f'Use the name of an installed router, such as "{ZENOH}".')
         check_whole("lease_ms", self.lease_ms, minimum=MIN_LEASE_MS)
         check_seconds("recovery_timeout", self.recovery_timeout, allow_zero=True)
         check_whole("weights_rate", self.weights_rate, minimum=1)
@@ -65,14 +70,19 @@ class NetworkConfig:
             _check_endpoint("listen", endpoint, lowest_port=0)
         for endpoint in self.connect:
             _check_endpoint("connect", endpoint, lowest_port=1)
-        if self.enabled:
+        if self.enabled and self.router == ZENOH:  # others decide for themselves what they need
             self._check_mode()
             self._check_trust()
 
     @property
     def enabled(self) -> bool:
         """Whether the node joins a network at all."""
-        return self.name != NO_NETWORK and bool(self.listen or self.connect or self.multicast)
+        return self.name != NO_NETWORK and bool(self.listen or self.looks_for_peers)
+
+    @property
+    def looks_for_peers(self) -> bool:
+        """Whether it looks for other nodes by itself, instead of waiting for them at `listen`."""
+        return bool(self.connect or self.multicast) or self.router != ZENOH
 
     def _check_mode(self) -> None:
         if self.mode == "client" and self.listen:

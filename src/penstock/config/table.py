@@ -214,6 +214,7 @@ SETTINGS = (
         "A peer talks to every node, a router also relays, a client goes through one node.",
         "--network-mode",
     ),
+    Setting("network.router", TEXT, "What carries the network: zenoh, or another installed router by its name."),
     Setting("network.multicast", SWITCH, "Find nodes on the local network by multicast.", check_with=_TRUST),
     Setting("network.lease_ms", WHOLE, "Milliseconds of silence after which a node counts as lost."),
     Setting("network.open", SWITCH, "Let in everyone who can reach this machine, without certificates.", "--open-network"),

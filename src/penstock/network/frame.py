@@ -11,9 +11,9 @@ import struct
 from typing import NamedTuple
 
 from penstock.errors import DamagedMessage, MalformedMessage, WrongVersion
+from penstock.network.router import MAX_MESSAGE_BYTES
 
 PROTOCOL = 2
-MAX_MESSAGE_BYTES = 1 << 28  # twice a chunk of 2048 tokens, 16384 numbers wide, in float32
 MAX_HEADER_BYTES = 1 << 24
 
 MAGIC = b"PNSK"

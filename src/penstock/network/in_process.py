@@ -1,4 +1,4 @@
-"""InProcessRouter: a network inside one process, for tests and for a node on its own."""
+"""InProcessRouter: a network inside one process, for tests and for several nodes in one Python program."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import threading
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from penstock.config.network import NetworkConfig
+from penstock.errors import ConfigError
 from penstock.network.router import ChangeNotifier, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
 
 logger = logging.getLogger("penstock.network")
@@ -137,3 +139,20 @@ class InProcessRouter:
                 on_message(*message)
             except Exception:
                 logger.exception("failed to handle a message", extra={"sender": message[0]})
+
+
+_process_hubs: dict[str, Hub] = {}  # by network; of the process, as the network is
+_opening = threading.Lock()
+
+
+def join_process_network(config: NetworkConfig, node_id: str, epoch: int) -> InProcessRouter:
+    """Make a router for `network.router = "in-process"`: nodes of one process with the same network name find each other."""
+    unused = [name for name in ("listen", "connect", "multicast") if getattr(config, name)]
+    if unused:
+        raise ConfigError(
+            f"network.{unused[0]} cannot be used with network.router = 'in-process': it reaches no other process.",
+            hint="Leave it out, or leave network.router out.",
+        )
+    with _opening:
+        hub = _process_hubs.setdefault(config.name, Hub())
+    return InProcessRouter(hub, node_id)

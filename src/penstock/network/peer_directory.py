@@ -30,11 +30,11 @@ from penstock.errors import MalformedMessage, PenstockError, Unreachable, Untrus
 from penstock.network.blocklist import Blocklist
 from penstock.network.log_throttle import LogThrottle
 from penstock.network.roster import Issue, Roster
+from penstock.network.router import MAX_RECORD_BYTES
 from penstock.network.trust.keyring import MAX_CARD_BYTES, Keyring, Sealed, read_envelope
 from penstock.network.trust.revocations import MAX_LIST_BYTES
 
 MESSAGE, RECORD, RECEIPT, REVOCATIONS = range(4)  # kinds of sealed messages
-MAX_RECORD_BYTES = 1 << 20
 COUNTER = struct.Struct(">Q")  # in front of a record; alone it is a receipt
 MAX_GREETING_BYTES = MAX_CARD_BYTES + MAX_LIST_BYTES + MAX_RECORD_BYTES + 1024
 

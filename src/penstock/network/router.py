@@ -10,6 +10,9 @@ from typing import Protocol
 from penstock.config.network import NAME
 from penstock.errors import ConfigError, Unreachable
 
+MAX_RECORD_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 28  # twice a chunk of 2048 tokens, 16384 numbers wide, in float32
+
 OnMessage = Callable[[str, bytes], None]  # sender, data
 OnChange = Callable[[], None]
 
@@ -18,6 +21,8 @@ logger = logging.getLogger("penstock.network")
 
 class Router(Protocol):
     """A node's connection to a network. Code outside this folder does not know which kind it is.
+
+    docs/router.md has the whole contract, and `penstock.network.conformance` tests it.
 
     on_message: called on one thread of the router, in order per sender.
     on_change: called on another thread when `records` may have changed; several changes may share one call.
@@ -32,7 +37,10 @@ class Router(Protocol):
         """Join the network."""
 
     def publish(self, record: bytes) -> None:
-        """Replace this node's record; it vanishes with the node. May block while the wire is full."""
+        """Replace this node's record; it vanishes with the node. May block while the wire is full, and come before `start`.
+
+        The caller keeps to MAX_RECORD_BYTES.
+        """
 
     def records(self) -> Mapping[str, bytes]:
         """Return the newest record of every live node, including this one, as a snapshot that never changes."""
@@ -40,7 +48,7 @@ class Router(Protocol):
     def send(self, node: str, data: bytes) -> None:
         """Hand `data` to the wire, waiting while it is full. Raises Unreachable if the node is not live.
 
-        If nothing is raised, it may still not arrive.
+        If nothing is raised, it may still not arrive. The caller keeps to MAX_MESSAGE_BYTES.
         """
 
     def refused(self) -> Mapping[str, int]:

@@ -16,12 +16,22 @@ from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, MalformedMessage, PenstockError, Unreachable
 from penstock.network.blocklist import Blocklist
 from penstock.network.isolation import IsolationMonitor
-from penstock.network.peer_directory import MAX_RECORD_BYTES, PeerDirectory
+from penstock.network.peer_directory import PeerDirectory
 from penstock.network.roster import Issue, Roster
-from penstock.network.router import ChangeNotifier, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
+from penstock.network.router import (
+    MAX_MESSAGE_BYTES,
+    MAX_RECORD_BYTES,
+    ChangeNotifier,
+    OnChange,
+    OnMessage,
+    check_node_id,
+    join,
+    name_taken,
+    unreachable,
+)
 from penstock.network.trust.keyring import ClosedKeyring, Keyring, OpenKeyring, Sealed
 from penstock.network.zenoh_presence import Address, Presence
-from penstock.network.zenoh_session import MAX_MESSAGE_BYTES, check_certificates, open_session, with_connected_peers
+from penstock.network.zenoh_session import check_certificates, open_session, with_connected_peers
 
 LINK_TIMEOUT_S = 1.0  # for the first link of a starting node, before it checks whether its name is free
 GOSSIP_DELAY_S = 0.3  # ... and for the links that follow from it

@@ -13,8 +13,8 @@ from typing import Any
 
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError
+from penstock.network.router import MAX_MESSAGE_BYTES
 
-MAX_MESSAGE_BYTES = 256 << 20  # a peer can make this node hold that much for one message
 MAX_ENVELOPE_BYTES = 1 << 16  # more than Zenoh and the seal add to a message
 RECEIVE_BUFFER_BYTES = 1 << 20
 SEND_QUEUE_BATCHES = 16  # of 64 KiB, Zenoh's maximum; with its default of 2 a message of 1.2 MB takes 1.5 times as long
@@ -72,7 +72,7 @@ def session_settings(config: NetworkConfig, denied: Collection[str] = ()) -> dic
                 "size": {"real_time": SEND_QUEUE_BATCHES},
             },
         },
-        "rx": {"buffer_size": RECEIVE_BUFFER_BYTES, "max_message_size": MAX_MESSAGE_BYTES + MAX_ENVELOPE_BYTES},
+        "rx": {"buffer_size": RECEIVE_BUFFER_BYTES, "max_message_size": MAX_MESSAGE_BYTES + MAX_ENVELOPE_BYTES},  # held per peer
     }
     if not config.open:
         link["protocols"] = ["tls", "quic"]  # also for addresses that other nodes gossip

@@ -127,7 +127,7 @@ class Membership:
 
         Links are made in the background, and a node that has just started takes a moment to know what it has.
         """
-        if self._waited_for_peers or not (self.config.connect or self.config.multicast):
+        if self._waited_for_peers or not self.config.looks_for_peers:
             return
         self._waited_for_peers = True  # once: nodes that are not here by now will not come soon
         with self.changed:
@@ -299,9 +299,9 @@ class Membership:
         waited = 0.0
         while not self._left.wait(PUBLISH_INTERVAL_S):
             waited += PUBLISH_INTERVAL_S
-            if waited >= ISOLATION_WARNING_INTERVAL_S and not self._met_peer and (self.config.connect or self.config.multicast):
+            if waited >= ISOLATION_WARNING_INTERVAL_S and not self._met_peer and self.config.looks_for_peers:
                 waited = 0.0
-                where = ", ".join(self.config.connect) or "multicast"
+                where = ", ".join(self.config.connect) or ("multicast" if self.config.multicast else self.config.router)
                 logger.warning("no other node of the network '%s' found yet (%s); still trying", self.config.name, where)
             try:
                 self._publish()

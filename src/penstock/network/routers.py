@@ -1,0 +1,68 @@
+"""Finds the router that `network.router` names, among the entry points of installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+
+from penstock.config.network import NetworkConfig
+from penstock.errors import ConfigError
+from penstock.network.router import Router
+
+GROUP = "penstock.routers"
+OWN = {  # as in pyproject.toml; they are here too for a source tree that is not installed
+    "zenoh": "penstock.network.zenoh_router:ZenohRouter",
+    "in-process": "penstock.network.in_process:join_process_network",
+}
+
+MakeRouter = Callable[[NetworkConfig, str, int], Router]  # settings, node id, epoch
+
+
+def make_router(config: NetworkConfig, node_id: str, epoch: int) -> Router:
+    """Make the router that the settings name. It is not started yet."""
+    found = installed_routers()
+    if config.router not in found:
+        raise ConfigError(
+            f"network.router = '{config.router}': no installed package has a router of this name.",
+            hint=f"Installed are: {', '.join(found)}. Use one of them, or install the package that has it.",
+        )
+    point = _only(config.router, found[config.router])
+    router = _load(point)(config, node_id, epoch)
+    missing = [name for name in _methods() if not hasattr(router, name)]
+    if missing:
+        raise ConfigError(
+            f"The router '{config.router}' ({point.value}) cannot be used: it has no {', '.join(missing)}.",
+            hint="docs/router.md says what a router must do. Ask those who maintain it for a newer version.",
+        )
+    return router
+
+
+def installed_routers() -> dict[str, list[EntryPoint]]:
+    """The entry points of each name, sorted by name."""
+    points = [*(EntryPoint(name, value, GROUP) for name, value in OWN.items()), *entry_points(group=GROUP)]
+    return {name: [point for point in points if point.name == name] for name in sorted({point.name for point in points})}
+
+
+def _only(name: str, points: list[EntryPoint]) -> EntryPoint:
+    values = sorted({point.value for point in points})
+    if len(values) > 1:
+        raise ConfigError(
+            f"network.router = '{name}' is ambiguous: {' and '.join(values)} both have this name.",
+            hint="Uninstall the package that you do not mean.",
+        )
+    return points[0]
+
+
+def _load(point: EntryPoint) -> MakeRouter:
+    try:
+        make: MakeRouter = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"The router '{point.name}' ({point.value}) cannot be loaded: {error}.",
+            hint="Install its package again, or use network.router = 'zenoh'.",
+        ) from error
+    return make
+
+
+def _methods() -> list[str]:
+    return [name for name in vars(Router) if not name.startswith("_")]
