@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.node import HostedModelConfig, NodeConfig, WorkspaceConfig
 from penstock.doors.access.keys import Keys
 from penstock.doors.api_config import ApiConfig
-from penstock.doors.app.listener import Listener, bind_port, ignoring_signals, start_listening
+from penstock.doors.app.listener import Listener, bind_port, ignoring_signals, start_listening, wait_for_signal
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
@@ -56,13 +57,13 @@ MIN_LEASE_S = 120.0  # how long a route outlives the last message of its origin:
 
 
 class Node:
-    """Takes its port and loads its models when entered, then serves until it is asked to leave.
+    """Takes its port, if it has one, and loads its models when entered, then serves until it is asked to leave.
 
         with Node(config) as node:
             node.serve()
 
     keys: who may use the API; without them, everyone who can reach it.
-    door: False for a node that only drains a workspace and opens no port.
+    door: False for a node that only drains a workspace and opens no port, whatever its settings say.
     """
 
     def __init__(self, config: NodeConfig, *, keys: Keys | None = None, progress: Progress = silent, door: bool = True) -> None:
@@ -72,7 +73,7 @@ class Node:
         self.hosted: list[HostedLayers] = []
         self.membership: Membership | None = None
         self._progress = progress
-        self._door = door
+        self._door = door and config.opens_port
         self._socket: socket.socket | None = None
         self._epoch = time.time_ns() // 1_000_000  # each start of a node has a later one
         self._route_numbers = itertools.count()
@@ -80,8 +81,9 @@ class Node:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
-        assert self._socket is not None, "a node without a door has no address"
+        """Where clients find it; empty for a node without a port."""
+        if self._socket is None:
+            return ""
         host, port = self._socket.getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # one of every address
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -120,17 +122,8 @@ class Node:
         self._leave()
 
     def serve(self, *, on_ready: Callable[[], None] = lambda: None, on_leaving: Callable[[], None] = lambda: None) -> None:
-        config = self.config
-        assert self._socket is not None
         api = self._api()
         backlog = None if self.workspace is None else self._backlog(self.workspace, api)
-        door = OAIHttpServer(
-            api,
-            node_id=config.node_id,
-            layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
-            network=dict if self.membership is None else self._report,
-            backlog=backlog,
-        )
 
         def leaving() -> None:
             on_leaving()
@@ -139,20 +132,33 @@ class Node:
             if self.membership is not None:
                 threading.Thread(target=self.membership.announce_leaving, daemon=True).start()
 
-        listener = Listener(
-            door, drain_timeout=config.limits.drain_timeout, on_ready=on_ready, on_leaving=leaving, abort=self._stop
-        )
-        start_listening(self._socket)
+        run = partial(wait_for_signal, on_ready=on_ready, on_leaving=leaving)
+        if self._socket is not None:
+            run = partial(self._listener(api, backlog, on_ready, leaving).run, sockets=[self._socket])
+            start_listening(self._socket)
         try:
             if backlog is not None:
                 backlog.start()
-            listener.run(sockets=[self._socket])
+            run()
         finally:
             if backlog is not None:
                 with ignoring_signals():  # it takes a second, and jobs that are not given back count as those of a dead server
                     backlog.stop()
         if self.membership is not None:
-            self.membership.wait_until_unused(config.limits.drain_timeout)
+            self.membership.wait_until_unused(self.config.limits.drain_timeout)
+
+    def _listener(
+        self, api: ApiConfig, backlog: Backlog | None, on_ready: Callable[[], None], on_leaving: Callable[[], None]
+    ) -> Listener:
+        door = OAIHttpServer(
+            api,
+            node_id=self.config.node_id,
+            layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
+            network=dict if self.membership is None else self._report,
+            backlog=backlog,
+        )
+        timeout = self.config.limits.drain_timeout
+        return Listener(door, drain_timeout=timeout, on_ready=on_ready, on_leaving=on_leaving, abort=self._stop)
 
     def drain(self, on_end: Callable[[JobEnd], None] = lambda end: None) -> Drained:
         """Work on the workspace until it is empty."""

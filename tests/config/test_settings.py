@@ -27,6 +27,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "hosted_models.max_memory": (10**9, 800 * 10**6, 2 << 30),
     "hosted_models.kv_memory": (10**8, 1 << 20, 3 * 10**9),
     "hosted_models.load_ends": (True, True, True),  # false needs a network
+    "server.api": (True, True, True),  # false goes with few others; tests/cli/node/test_no_api.py has it
     "server.host": ("localhost", "127.0.0.2", "::1"),
     "server.port": (1, 2, 0),
     "server.api_key_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),

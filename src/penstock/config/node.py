@@ -127,12 +127,14 @@ class HostedModelConfig:
 class ServerConfig:
     """Where the API listens and which clients it accepts. `read_api_key` checks that it may listen there without a key.
 
+    api: whether there is an HTTP server at all; None where the node has the ends of a model.
     keys: folder of keys, None for that of the machine. If set, keys are required even while it is empty.
     max_body, max_upload: bytes of a request, and of an uploaded file.
     keep_alive: seconds after which a silent stream sends a comment.
     ready_within: seconds for which a generated token proves that the node is ready.
     """
 
+    api: bool | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     api_key_file: Path | None = None
@@ -263,9 +265,19 @@ class NodeConfig:
                 "A node that holds only layers cannot run the jobs of a workspace.",
                 hint="Leave workspace.path (--workspace) out, or load the ends of a model (load_ends).",
             )
+        if not self.opens_port and self.workspace.path is None and any(model.load_ends for model in self.models):
+            raise ConfigError(
+                "No request could reach this node: it has the ends of a model, but neither an API nor a workspace.",
+                hint="Leave --no-api out, set workspace.path (--workspace), or use --no-ends to only hold layers for others.",
+            )
         if not self.network.enabled:
             for model in self.models:
                 model.check_standalone()
+
+    @property
+    def opens_port(self) -> bool:
+        """Whether it serves HTTP."""
+        return any(model.load_ends for model in self.models) if self.server.api is None else self.server.api
 
     def _check_models(self) -> None:
         hosted = [model.id for model in self.models]

@@ -76,9 +76,10 @@ def load_settings(path: Path | None, environ: Mapping[str, str], flags: Mapping[
     sources |= {key_of(found.setting, found.model_index): Sourced(found.value, found.source) for found in [*joined, *given]}
     _refuse_another_name(sources["node_id"], joined)
     sources["workspace.path"] = _workspace(sources, models, environ)
+    sources["server.api"] = _api(sources, models)
     node = _node(sources, models)
     _refuse_unknown_network(node.network, sources["network.name"], environ)
-    if serving:
+    if serving and node.opens_port:
         _refuse_two_keys(sources["server.api_key_file"], environ)
         api_key.read_api_key(node.server, environ)  # raises if other machines could use the server without a key
     return Settings(node=node, sources=sources, file=file)
@@ -111,6 +112,25 @@ def _workspace(sources: Mapping[str, Sourced], models: int, environ: Mapping[str
     if source == "default" and any(sources[f"{MODELS}[{model_index}].load_ends"].value for model_index in range(models)):
         return Sourced(default_workspace(environ), source)
     return Sourced(path, source)
+
+
+def _api(sources: Mapping[str, Sourced], models: int) -> Sourced:
+    """Open the port of a node without ends that has settings for it. Raise if they contradict server.api."""
+    api = sources["server.api"]
+    others = [(setting, *sources[setting.key]) for setting in in_table("server") if setting.key != "server.api"]
+    if api.source == "default":
+        ends = any(sources[f"{MODELS}[{model_index}].load_ends"].value for model_index in range(models))
+        return Sourced(True, "default") if not ends and any(source != "default" for _, _, source in others) else api
+    for setting, value, source in others:
+        in_file = source.startswith("file ")  # where a flag overrides it, and every setting may be written with its default
+        ignored = not in_file or (api.source == source and value != setting.default)
+        if api.value is False and source != "default" and ignored:
+            name, off = source.partition(" ")[2], api.source.partition(" ")[2]
+            raise ConfigError(
+                f"{setting.key} is set ({name}), but server.api is false ({off}): there would be no port.",
+                hint="Leave one of them out.",
+            )
+    return api
 
 
 # ---- the network that this machine has joined ----

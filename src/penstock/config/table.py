@@ -115,7 +115,7 @@ class Setting:
         return self.default in (None, (), {})
 
     def show(self, value: Any) -> str:
-        return "none" if self.optional and not value else self.kind.show(value)
+        return "none" if self.optional and value in (None, (), {}) else self.kind.show(value)
 
     def read(self, value: Any, where: str = "") -> Any:
         """Check a value that TOML has read. `where` names it in errors; the setting's name if empty."""
@@ -180,6 +180,12 @@ SETTINGS = (
         SWITCH,
         "Load the embedding and the head too; without them the node only computes layers for others.",
         "--ends",
+    ),
+    Setting(
+        "server.api",
+        SWITCH,
+        "Serve HTTP; by default unless the node only holds layers and no setting of the server is set.",
+        sample=True,
     ),
     Setting("server.host", TEXT, "Address to listen on; 0.0.0.0 means every address of this machine."),
     Setting("server.port", WHOLE, "Port to listen on; 0 takes a free one."),

@@ -198,7 +198,10 @@ def _unreachable_hint(url: ServerUrl) -> str:
     if url.host not in ("127.0.0.1", "localhost", "::1"):
         return f"Is it running, and is the address right? It comes from --url or {URL_VARIABLE}."
     port = "" if url.port == DEFAULT_PORT else f" --port {url.port}"
-    return f"Start one with: penstock serve{port} (and wait until it prints its Base URL). Or name another with --url."
+    return (
+        f"Start one with: penstock serve{port} (and wait until it prints its Base URL). Or name another with --url: "
+        "a node that only holds layers has a port only with --port."
+    )
 
 
 def _error_of_response(url: ServerUrl, response: HTTPResponse, body: bytes) -> ServerRefused:

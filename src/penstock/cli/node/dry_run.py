@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
+    from penstock.config.node import NodeConfig
     from penstock.placement.preview import Preview
 
 
@@ -28,6 +29,12 @@ def format_preview(preview: Preview) -> str:
     lines.append(_row("from", preview.source))
     lines.append(_row("why", preview.decision.why))
     return "\n".join(lines) + "\n"
+
+
+def format_port(config: NodeConfig) -> str:
+    if config.opens_port:
+        return f"The API would listen on {config.server.host}, port {config.server.port}.\n"
+    return "No port would be opened; --port PORT opens one.\n"
 
 
 def _row(name: str, text: str) -> str:

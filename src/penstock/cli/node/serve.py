@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.node.dry_run import format_preview
+from penstock.cli.node.dry_run import format_port, format_preview
 from penstock.cli.node.logs import set_up_logging
 from penstock.cli.node.old_variables import log_old_variables
 from penstock.cli.node.settings import takes_settings
@@ -33,14 +33,16 @@ DryRun = Annotated[
 
 @takes_settings
 def serve(settings: Settings, dry_run: DryRun = False) -> None:
-    """Serve models to every OpenAI client.
+    """Serve models to every OpenAI client, or hold layers for other nodes.
 
+    A node that only holds layers (--no-ends) opens no port, unless --port or another setting of the server is set.
     Ctrl-C lets running answers finish (limits.drain_timeout) and exits; a second Ctrl-C exits at once.
     """
     config = settings.node
     set_up_logging(config.log.format, config.log.level)
     log_old_variables()
-    folder, owner_key = key_folder(config.server, os.environ), read_api_key(config.server, os.environ)
+    folder = key_folder(config.server, os.environ)
+    owner_key = read_api_key(config.server, os.environ) if config.opens_port else None
     _renew_certificate(config.network)
 
     from penstock.doors.access.keys import Keys
@@ -49,7 +51,7 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
     if dry_run:
         with ProgressBars() as bars:
             previews = Node(config, progress=bars).preview()
-        print("\n".join(map(format_preview, previews)), end="")
+        print("\n".join([*map(format_preview, previews), format_port(config)]), end="")
         return
     with ProgressBars() as bars:
         keys = Keys(folder, owner_key, always=config.server.keys is not None)
@@ -86,17 +88,24 @@ Penstock holds {_describe_layers(node)} for other nodes.
 {network}
 Ctrl-C to leave.
 """
+    contexts = [hosted.spec.context if node.membership else hosted.context for hosted in node.models]
+    served = "; ".join(
+        f"{hosted.name} on {hosted.device}, {hosted.dtype}, {context} tokens of context"
+        for hosted, context in zip(node.models, contexts, strict=True)
+    )
+    if not node.url:
+        return f"""
+Penstock works on the jobs of a workspace with {served}.
+
+{_workspace(node, command)}{network}
+Ctrl-C to leave.
+"""
     model, url = node.models[0].name, f"{node.url}/v1"
     header = ' \\\n  -H "Authorization: Bearer $PENSTOCK_API_KEY"' if has_key else ""
     imports, key = ("import os\n", 'os.environ["PENSTOCK_API_KEY"]') if has_key else ("", '"none"')
-    contexts = [hosted.spec.context if node.membership else hosted.context for hosted in node.models]
-    served = [
-        f"{hosted.name} on {hosted.device}, {hosted.dtype}, {context} tokens of context"
-        for hosted, context in zip(node.models, contexts, strict=True)
-    ]
     messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
     return f"""
-Penstock serves {"; ".join(served)}.
+Penstock serves {served}.
 
   Base URL   {url}
 {_keys(node, command)}{_workspace(node, command)}{network}
@@ -141,7 +150,7 @@ def _keys(node: Node, command: str) -> str:
 
 
 def _workspace(node: Node, command: str) -> str:
-    if node.workspace is None or node.config.workspace.by_default:
+    if node.workspace is None or (node.config.workspace.by_default and node.url):
         return ""
     path = shlex.quote(str(node.workspace.path))
     return f'  Workspace  {path}; try: {command} work {path} "{QUESTION}"\n'
@@ -166,7 +175,10 @@ def _network(node: Node, command: str) -> str:
         path = hosted.engine.pipe.path()
         if path is not None and (exposed := exposure(path.hops, node.config.node_id)):
             lines.append(f"  Note       {exposed}")
-    lines.append(f"  Status     {command} network status --url {node.url}")
+    if node.url:
+        lines.append(f"  Status     {command} network status --url {node.url}")
+    else:
+        lines.append(f"  API        none; nodes with one show this one too: {command} network status")
     if warning := membership.expiry_warning():
         lines.append(f"  Warning    {warning}")
     return "\n".join(lines) + "\n"

@@ -79,6 +79,29 @@ def ignoring_signals() -> Iterator[None]:
             signal.signal(sig, handler)
 
 
+@contextmanager
+def handling_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    nohup = [sig for sig in SIGNALS[2:] if signal.getsignal(sig) is signal.SIG_IGN]  # started with nohup
+    before = {sig: signal.signal(sig, handle) for sig in SIGNALS if sig not in nohup}
+    try:
+        yield
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)
+
+
+def wait_for_signal(*, on_ready: Callable[[], None], on_leaving: Callable[[], None]) -> None:
+    """Wait until a node without a port is asked to leave. A second signal ends the process as usual."""
+    leaving = threading.Event()
+    with handling_signals(lambda sig, frame: leaving.set()):
+        on_ready()
+        leaving.wait()
+    on_leaving()
+
+
 class Listener(uvicorn.Server):
     """Runs a server on a bound socket until SIGINT, SIGTERM or SIGHUP.
 
@@ -144,13 +167,5 @@ class Listener(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals without raising them again at the end, as uvicorn does: a drained server exits with 0."""
-        if threading.current_thread() is not threading.main_thread():
+        with handling_signals(self.handle_exit):
             yield
-            return
-        nohup = [sig for sig in SIGNALS[2:] if signal.getsignal(sig) is signal.SIG_IGN]  # started with nohup
-        before = {sig: signal.signal(sig, self.handle_exit) for sig in SIGNALS if sig not in nohup}
-        try:
-            yield
-        finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)
