@@ -157,7 +157,7 @@ def _cellar(shape: str) -> NodeRecord:
         node="cellar",
         process="1.0",
         model=MODEL,
-        pipe=f"{MODEL}/{shape}",
+        pipe="3f2a",
         shape=shape,
         num_layers=LAYERS,
         layers=LayerRange(2, LAYERS),

@@ -43,7 +43,9 @@ class Loads:
 
 
 class FleetNode:
-    def __init__(self, hub: Hub, name: str, model: Path, room: int, loads: Loads, **settings: object) -> None:
+    def __init__(
+        self, hub: Hub, name: str, model: Path, room: int, loads: Loads, *, max_pipes: int = 1, **settings: object
+    ) -> None:
         self.name, self._loads = name, loads
         hosted = HostedModelConfig(
             id=str(model),
@@ -53,7 +55,8 @@ class FleetNode:
             max_memory=memory_for(model, room),
             **settings,  # type: ignore[arg-type]
         )
-        self.config = NodeConfig(node_id=name, models=(hosted,), network=NETWORK, engine=EngineConfig(block_size=8))
+        engine = EngineConfig(block_size=8)
+        self.config = NodeConfig(node_id=name, models=(hosted,), network=NETWORK, engine=engine, max_pipes=max_pipes)
         self.membership = Membership(InProcessRouter(hub, name), NETWORK, node=name, epoch=time.time_ns())
         self.placing: PlacementAgent | None = None
         self.hosted: HostedLayers | None = None

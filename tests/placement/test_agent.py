@@ -12,6 +12,7 @@ import pytest
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, NotEnoughMemory
 from penstock.network.in_process import Hub
+from penstock.pipes.pipe_ids import split
 from penstock.placement import controller as placer
 from tests.network.nets import wait_for
 from tests.placement.fleet import LAYERS, FleetNode, Loads, running
@@ -63,6 +64,32 @@ def test_four_nodes_started_at_the_same_instant_make_a_whole_pipe_and_load_nothi
         assert held(*nodes) == set(range(LAYERS))
         wait_for(lambda: all(map(complete, nodes)), "all to hear of it")
         assert nodes[0]._loads.wasted == []
+        wait_for(lambda: len(pipes_seen(nodes[0])) == 1, "one pipe, whoever opened it first")
+
+
+def pipes_seen(node: FleetNode) -> dict[str, set[str]]:
+    """The nodes of each pipe, by its id."""
+    (found,) = node.membership.pipes.pipes()
+    return {name: {segment.node for segment in part.segments} for name, part in split(found).items()}
+
+
+def test_nodes_join_a_pipe_by_its_id_open_another_where_max_pipes_allows_it_and_then_copy(
+    node: Callable[..., FleetNode], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "penstock.network")
+    a, b, c = node("a", 5), node("b", 7), node("c", 5)
+    other, more = node("d", 12, max_pipes=2), node("e", 12, max_pipes=2)
+    with running(a), running(b), running(c):
+        wait_for(lambda: [*pipes_seen(a).values()] == [{"a", "b", "c"}], "the copy in the only pipe")
+        (first,) = pipes_seen(a)
+        assert f"this node opens pipe {first} with layers 0:5" in caplog.text
+        assert f"this node joins pipe {first} with layers 5:12" in caplog.text
+        with running(other), running(more):
+            assert other.held == ["5:12"], "the copy is a start for the second pipe"
+            wait_for(lambda: sorted(map(len, pipes_seen(a).values()))[0] > 1 and len(pipes_seen(a)) == 2, "the second pipe")
+            assert {"c", "d"} <= next(nodes for name, nodes in pipes_seen(a).items() if name != first)
+            wait_for(lambda: "e" in set().union(*pipes_seen(a).values()), "the last one, which copies")
+            assert len(pipes_seen(a)) == 2, "max_pipes counts them"
 
 
 def test_the_second_node_takes_what_the_first_has_no_room_for(node: Callable[..., FleetNode]) -> None:

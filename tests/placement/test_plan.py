@@ -144,6 +144,17 @@ def test_no_more_pipes_are_opened_than_are_allowed() -> None:
     assert kinds == {"a": DecisionKind.NOTHING, "b": DecisionKind.PIPE, "c": DecisionKind.PIPE, "d": DecisionKind.REPLICA}
 
 
+def test_pipes_are_counted_by_their_ids() -> None:
+    """By their ranges alone, a and c would be one pipe, and b and d would lack 10:15 for another."""
+    held = {"a": ("0:15", "aaaa"), "b": ("0:10", "bbbb"), "c": ("10:30", "bbbb"), "d": ("15:30", "aaaa")}
+    nameless = [member(node, layers) for node, (layers, _) in held.items()]
+    named = [replace(one, pipes={one.held[0]: held[one.node][1]}) for one in nameless]
+    newcomer = member("e", room=30, max_pipes=2)
+    assert decided("e", *nameless, newcomer).kind is DecisionKind.PIPE
+    assert decided("e", *named, newcomer).kind is DecisionKind.REPLICA
+    assert planned(*named, replace(newcomer, max_pipes=3)) == {"e": "0:30"}
+
+
 def test_smaller_nodes_open_a_pipe_together_and_cut_it_where_the_other_is_cut() -> None:
     first = [member("a", "0:15"), member("b", "15:30")]
     together = [member("c", room=20, max_pipes=2), member("d", room=20, max_pipes=2)]

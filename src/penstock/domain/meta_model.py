@@ -9,7 +9,7 @@ from penstock.domain.topology import LayerRange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetaModel:
-    """A loaded segment. `pipe` names the segments that can work together: same model, same architecture."""
+    """A loaded segment. `pipe` is the short id of the pipe that it belongs to (pipes/pipe_ids.py)."""
 
     node: str
     process: str  # unique per loaded segment and start of the node

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from penstock import __version__
@@ -24,7 +25,8 @@ from penstock.network.router import Router
 from penstock.network.trust.listening import reachable_endpoints
 from penstock.network.trust.peers import save_endpoints, valid_endpoints
 from penstock.network.wire import Wire
-from penstock.pipes.meta_pipe import WeightsOf, differs
+from penstock.pipes.meta_pipe import MetaPipe, WeightsOf, differs
+from penstock.pipes.pipe_ids import PipeIds, pipe_of
 from penstock.pipes.pipe_manager import PipeManager
 from penstock.weights.fetcher import WeightsFetcher
 from penstock.weights.manifest import Manifest
@@ -62,6 +64,7 @@ class Membership:
         self._hosted: list[HostedLayers] = []
         self._offers: dict[str, Offer] = {}  # by model
         self._retired: set[tuple[str, LayerRange]] = set()  # segments about to be dropped
+        self._pipe_ids = PipeIds(node, epoch)
         self.placements: dict[str, str] = {}
         self.wire = Wire(router, on_lost=self._on_lost)
         self.receiver = JobReceiver(decode, self.engines, self.wire.send, self._on_weights)
@@ -248,7 +251,7 @@ class Membership:
         for node, epoch in sorted(now.keys() - before):
             if node != self.node:
                 self._met_peer = True
-                layers = ", ".join(f"{meta.layers} of {meta.model}" for meta in now[node, epoch].segments)
+                layers = ", ".join(f"{meta.layers} of {meta.model} (pipe {pipe_of(meta)})" for meta in now[node, epoch].segments)
                 logger.info("node %s has joined%s", node, f" with layers {layers}" if layers else "")
         for record in found:
             for meta in record.segments:
@@ -332,12 +335,12 @@ class Membership:
 
     def _segments(self, hosted: HostedLayers) -> list[MetaModel]:
         engine, load = hosted.engine, self._load(hosted)
-        return [
+        found = [
             MetaModel(
                 node=self.node,
                 process=f"{self.epoch}.{start}",
                 model=hosted.name,
-                pipe=f"{hosted.name}/{engine.pipe.shape}",
+                pipe="",
                 shape=engine.pipe.shape,
                 num_layers=engine.pipe.num_layers,
                 layers=stage.segment.layers,
@@ -354,6 +357,14 @@ class Membership:
             for start, stage in sorted(engine.stages.items())
             if (hosted.name, stage.segment.layers) not in self._retired
         ]
+        offer = self._offers.get(hosted.name)
+        return self._pipe_ids.assign(found, self._usable_peers(engine), 1 if offer is None else offer.max_pipes)
+
+    def _usable_peers(self, engine: Engine) -> MetaPipe:
+        """The segments of other nodes that can work with this one's."""
+        pipe = self.pipes.find(engine.pipe.model, engine.pipe.shape, engine.pipe.num_layers).sharing(engine.config.block_size)
+        expected = self.expected_weights.get(pipe.model)
+        return replace(pipe, segments=tuple(s for s in pipe.segments if s.node != self.node and not differs(s, expected)))
 
     def _load(self, hosted: HostedLayers) -> float:
         """Return the share of time since the last call in which the engine was busy, to a tenth."""

@@ -15,6 +15,7 @@ from penstock.engine.routing.stage_progress import prompt_progress
 from penstock.network.trust.listening import reachable_endpoints
 from penstock.peers.membership import Membership
 from penstock.pipes.meta_pipe import MetaPipe, weights_differ
+from penstock.pipes.pipe_ids import pipe_of, split
 
 Json = dict[str, Any]
 
@@ -70,6 +71,10 @@ def _pipe(membership: Membership, pipe: MetaPipe) -> Json:
         "explain": pipe.explain(),
         "warnings": [*warnings, *_exposed(origin, membership.node)],
         "segments": [_segment(meta) for meta in pipe.segments],
+        "pipes": [
+            {"id": name, "complete": not part.missing(), "missing": [list(layers) for layers in part.missing()]}
+            for name, part in split(pipe).items()
+        ],
         "loading": {node: [list(claim) for claim in offer.claims] for node, offer in sorted(offers.items()) if offer.claims},
         "room": {node: offer.room for node, offer in sorted(offers.items()) if offer.room},
         "placement": membership.placements.get(pipe.model, ""),
@@ -106,6 +111,7 @@ def _segment(meta: MetaModel) -> Json:
     return {
         "node": meta.node,
         "layers": list(meta.layers),
+        "pipe": pipe_of(meta),
         "device": meta.device,
         "dtype": meta.dtype,
         "kv_tokens": meta.kv_blocks * size,
@@ -130,6 +136,7 @@ def _route(origin: Origin) -> dict[str, Any]:
             for hop, processed in zip(hops, reading.processed, strict=True)
         ],
         "reading": {"prompts": reading.prompts, "tokens": reading.tokens},
+        "pipes": list(current.pipes) if current else [],
         "why": current.why if current else origin.opener.trouble,
         "in_flight": len(origin.in_flight),
         "window": origin.window.size,

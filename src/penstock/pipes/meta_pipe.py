@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from penstock.domain.meta_model import MetaModel
+from penstock.domain.route import Hop
 from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
 from penstock.pipes.path import Path, Reach, best_path, listed, narrowed
 
@@ -87,6 +88,14 @@ class MetaPipe:
         path = best_path(choices, self.num_layers, origin, avoid=avoid, round_trips=round_trips)
         return None if path is None else path._replace(kv_blocks=self._kv_blocks(path))
 
+    def holding(self, hop: Hop) -> MetaModel | None:
+        """The segment that a hop of a path passes."""
+        return next((segment for segment in self.segments if segment.node == hop.node and _within(hop.layers, segment)), None)
+
+    def holders(self, layer: int) -> list[MetaModel]:
+        """The usable segments with this layer."""
+        return [reach.segment for reach in self._usable() if reach.layers.start <= layer < reach.layers.end]
+
     def _usable(self) -> list[Reach]:
         """The segments that a path may use. Nodes that are leaving and impossible layer ranges are left out."""
         first, last = self.private.first, self.num_layers - self.private.last
@@ -102,7 +111,7 @@ class MetaPipe:
             segment.kv_blocks
             for hop in path.hops
             for segment in self.segments
-            if segment.node == hop.node and segment.layers.start <= hop.layers.start and hop.layers.end <= segment.layers.end
+            if segment.node == hop.node and _within(hop.layers, segment)
         )
 
     def _block_sizes(self) -> list[int]:
@@ -110,6 +119,10 @@ class MetaPipe:
 
     def _nodes_with(self, block_size: int) -> list[str]:
         return sorted({reach.segment.node for reach in self._usable() if reach.segment.block_size == block_size})
+
+
+def _within(layers: LayerRange, segment: MetaModel) -> bool:
+    return segment.layers.start <= layers.start and layers.end <= segment.layers.end
 
 
 def differs(segment: MetaModel, weights: WeightsOf | None) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from penstock.domain.messages import Control, Message
 from penstock.domain.route import Hop
@@ -13,6 +13,7 @@ from penstock.model.segment import Segment
 from penstock.pipes.hidden import pack
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.path import Path
+from penstock.pipes.pipe_ids import pipe_of
 
 
 class MessageSender(Protocol):
@@ -31,6 +32,15 @@ class View(Protocol):
 
     def draining(self) -> frozenset[str]:
         """Nodes that announced that they will leave."""
+
+
+class VirtualSegment(NamedTuple):
+    """A segment on another node: where it is, without its weights."""
+
+    node: str
+    layers: LayerRange
+    pipe: str  # the id of its pipe
+    process: str
 
 
 class Pipe:
@@ -59,9 +69,22 @@ class Pipe:
     def networked(self) -> bool:
         return self._view is not None
 
-    def get_layer(self, layer: int) -> Segment | None:
-        """The local segment that holds this layer."""
-        return next((segment for segment in self.segments if segment.layers.start <= layer < segment.layers.end), None)
+    def get_layer(self, layer: int) -> Segment | VirtualSegment | None:
+        """The segment that holds this layer: a local one, else the one on the best path, else any. None if no node has it."""
+        if local := self._local(layer):
+            return local
+        if self._view is None:
+            return None
+        pipe, path = self._view.pipe(), self.path()
+        hops = () if path is None else path.hops
+        on_path = [pipe.holding(hop) for hop in hops if hop.layers.start <= layer < hop.layers.end]
+        found = next(iter([*filter(None, on_path), *pipe.holders(layer)]), None)
+        return None if found is None else VirtualSegment(found.node, found.layers, pipe_of(found), found.process)
+
+    def pipe_ids(self, hops: Iterable[Hop]) -> tuple[str, ...]:
+        """The ids of the pipes that a path passes, in order; none without a network."""
+        found = () if self._view is None else map(self._view.pipe().holding, hops)
+        return tuple(dict.fromkeys(pipe_of(segment) for segment in found if segment is not None))
 
     def is_complete(self) -> bool:
         """Whether some path leads from the first layer to the last."""
@@ -113,6 +136,9 @@ class Pipe:
         assert self._wire is not None, "a pipe without a network cannot send"
         self._wire.send(node, message)
 
+    def _local(self, layer: int) -> Segment | None:
+        return next((segment for segment in self.segments if segment.layers.start <= layer < segment.layers.end), None)
+
     def _local_kv_blocks(self) -> int:
         return min((segment.kv_blocks for segment in self.segments), default=0)
 
@@ -120,7 +146,7 @@ class Pipe:
         hops: list[Hop] = []
         layer = 0
         while layer < self.num_layers:
-            segment = self.get_layer(layer)
+            segment = self._local(layer)
             if segment is None:
                 return None
             hops.append(Hop(LayerRange(layer, segment.layers.end), self.node))

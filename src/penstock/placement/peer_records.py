@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from penstock.domain.meta_model import NodeRecord, Offer
 from penstock.domain.topology import LayerRange
 from penstock.model.sources import catalogue
 from penstock.pipes.meta_pipe import WeightsOf, differs
+from penstock.pipes.pipe_ids import pipe_of
 from penstock.pipes.router_pipes import RouterPipes
 from penstock.placement.plan import Member
 
@@ -25,22 +27,23 @@ def members_of(
     """
     members = []
     for record in records:
-        held = tuple(
-            segment.layers
+        held = {
+            segment.layers: pipe_of(segment)
             for segment in record.segments
             if (segment.model, segment.shape, segment.num_layers, segment.block_size) == (*key, block_size)
             and not differs(segment, weights)
-        )
+        }
         offer = next((offer for offer in record.offers if (offer.model, offer.shape, offer.num_layers) == key), None)
         if not record.draining and (held or offer):
             members.append(_member(record.node, held, offer))
     return members
 
 
-def _member(node: str, held: tuple[LayerRange, ...], offer: Offer | None) -> Member:
+def _member(node: str, pipes: Mapping[LayerRange, str], offer: Offer | None) -> Member:
+    member = Member(node=node, held=tuple(pipes), pipes=pipes)
     if offer is None:
-        return Member(node=node, held=held)
-    return Member(node=node, held=held, claims=offer.claims, pinned=offer.pinned, room=offer.room, max_pipes=offer.max_pipes)
+        return member
+    return replace(member, claims=offer.claims, pinned=offer.pinned, room=offer.room, max_pipes=offer.max_pipes)
 
 
 def agreed_weights(records: Iterable[NodeRecord], model: str, exclude: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, auto
 from itertools import pairwise
 from typing import NamedTuple
@@ -28,6 +28,7 @@ class Member:
     pinned: tuple[LayerRange, ...] = ()  # those of held and claims that its settings ask for: it never drops them
     room: int = 0  # layers that would fit in addition
     max_pipes: int = 1
+    pipes: Mapping[LayerRange, str] = field(default_factory=dict, compare=False)  # of those held; another id is no news
 
     @property
     def is_fresh(self) -> bool:
@@ -207,9 +208,18 @@ def _extras(members: Sequence[Member], pieces: Collection[_Piece], num_layers: i
 
 
 def _next_pipe(pieces: Iterable[_Piece], num_layers: int, max_pipes: int) -> tuple[int, tuple[LayerRange, ...]]:
-    """Count the whole pipes, up to `max_pipes`, and return what is missing for the next one, made of the rest."""
+    """Count the whole pipes, up to `max_pipes`, and return what is missing for the next one, made of the rest.
+
+    Pipes are counted by their ids, then among the pieces that are left: claims, which have none yet, and replicas.
+    """
     rest = {*pieces}
-    for depth in range(max_pipes):
+    whole = 0
+    for name in sorted({piece.pipe for piece in rest if piece.pipe}):
+        way = _best_way([piece for piece in rest if piece.pipe == name], num_layers)
+        if not way.lacking:
+            whole += 1
+            rest -= {*way.pieces}  # its replicas are a start for the next pipe
+    for depth in range(whole, max_pipes):
         way = _best_way(rest, num_layers)
         if way.lacking:
             return depth, way.gaps
@@ -270,6 +280,7 @@ class _Piece(NamedTuple):
     layers: LayerRange
     hold: _Hold
     node: str
+    pipe: str = ""  # its id; empty for a claim
 
 
 class _Way(NamedTuple):
@@ -287,7 +298,8 @@ def _pieces(members: Iterable[Member], num_layers: int) -> set[_Piece]:
         for layers in {*member.held, *member.claims}:
             if 0 <= layers.start < layers.end <= num_layers:
                 hold = _Hold.HELD if layers in member.held else _Hold.CLAIMED
-                found.add(_Piece(layers, _Hold.PINNED if layers in member.pinned else hold, member.node))
+                hold = _Hold.PINNED if layers in member.pinned else hold
+                found.add(_Piece(layers, hold, member.node, member.pipes.get(layers, "")))
     return found
 
 

@@ -369,3 +369,21 @@ def test_the_commands_explain_themselves(args: list[str]) -> None:
     done = network(*args)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: penstock {' '.join(['network', *args[:-1]])}")
+
+
+# ---- pipes by their ids ----
+
+
+def test_each_pipe_is_shown_by_its_id_with_its_segments() -> None:
+    segments = [segment("a", "0:10", pipe="3f2a"), segment("b", "10:30", pipe="3f2a"), segment("c", "0:10", pipe="9c01")]
+    pipes = [{"id": "3f2a", "complete": True, "missing": []}, {"id": "9c01", "complete": False, "missing": [[10, 30]]}]
+    there = pipe(*segments, pipes=pipes, route=route(("a", "0:10"), ("b", "10:30"), pipes=["3f2a"]))
+    text = render(status(there, nodes=[node("a"), node("b"), node("c")]), 100)
+    assert "  pipe 3f2a  complete: a 0:10, b 10:30\n" in text
+    assert "  pipe 9c01  lacks 10:30: c 0:10\n" in text
+    assert "a 0:10 → b 10:30 → a (pipe 3f2a)\n" in text
+
+
+def test_a_server_that_names_no_pipes_is_shown_without_them() -> None:
+    text = render(status(pipe(segment("a", "0:30"), route=route(("a", "0:30"))), nodes=[node("a")]), 100)
+    assert "  pipe " not in text

@@ -122,7 +122,7 @@ def _pipe(pipe: Json, here: str, named: dict[str, str], width: int, ink: Ink, *,
         rows = [_segment(segment, named) for segment in segments]
         lines += ["", *table(SEGMENTS, rows, width, ink, numbers=[3, 4, 5, 6, 7], elastic=[0])]
     lines.append("")
-    for name, text in [*_route(pipe, here, named), *_placement(pipe, here, named)]:
+    for name, text in [*_pipes(pipe, named), *_route(pipe, here, named), *_placement(pipe, here, named)]:
         lines += _fact(name, text, width, ink)
     for warning in pipe.get("warnings", ()):
         lines += ["", *(ink("yellow", line) for line in wrapped(f"warning: {_tied(warning)}", width))]
@@ -151,6 +151,17 @@ def _segment(segment: Json, named: dict[str, str]) -> list[str]:
     ]
 
 
+def _pipes(pipe: Json, named: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Describe each pipe of the model by its id: which segments belong to it, and what it lacks."""
+    for part in pipe.get("pipes") or ():
+        held = sorted(
+            (segment["layers"], named[segment["node"]]) for segment in pipe["segments"] if segment["pipe"] == part["id"]
+        )
+        lacks = ", ".join(f"{start}:{end}" for start, end in part["missing"])
+        state = "complete" if part["complete"] else f"lacks {lacks}"
+        yield f"pipe {part['id']}", f"{state}: " + ", ".join(f"{node} {start}:{end}" for (start, end), node in held)
+
+
 def _route(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, str]]:
     route = pipe["route"]
     if route is None:
@@ -160,7 +171,8 @@ def _route(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, 
     hops = [f"{named[hop['node']]} {hop['layers'][0]}:{hop['layers'][1]}" for hop in route["hops"]]
     if hops:
         home = [named[here]] if here and route["hops"][-1]["node"] != here else []
-        state = "" if route["state"] == "open" else f" ({route['state']})"
+        marks = [*([] if route["state"] == "open" else [route["state"]]), *(f"pipe {name}" for name in route.get("pipes") or ())]
+        state = f" ({', '.join(marks)})" if marks else ""
         yield "route", " → ".join([*hops, *home]) + state
     else:
         yield "route", route["state"]

@@ -36,6 +36,7 @@ class ActiveRoute:
     reach: int  # blocks of the smallest segment: what a sequence could have if no other origin had any
     epochs: Mapping[str, int]  # of each node when the route was opened
     choices: frozenset[Hop] = frozenset()  # that the path was chosen from
+    pipes: tuple[str, ...] = ()  # ids of the pipes that it passes
     waiting: list[str] = field(default_factory=list)  # nodes that have not made an offer, in the order of their names
     first_asked_at: float = 0.0  # when the first of them was first asked
     last_asked_at: float = 0.0  # ... and last
@@ -59,7 +60,8 @@ class ActiveRoute:
         return min(self.reach, *self.granted.values(), *self.shares.values())
 
     def __str__(self) -> str:
-        return " → ".join(f"{hop.node} {hop.layers}" for hop in self.hops)
+        pipes = f" (pipe {', '.join(self.pipes)})" if self.pipes else ""
+        return " → ".join(f"{hop.node} {hop.layers}" for hop in self.hops) + pipes
 
 
 class RouteOpener:
@@ -105,6 +107,7 @@ class RouteOpener:
             reach=min(MAX_LEASE_BLOCKS, path.kv_blocks),
             epochs={hop.node: epochs.get(hop.node, -1) for hop in path.hops},
             choices=choices,
+            pipes=self._pipe.pipe_ids(path.hops),
         )
         route.waiting = sorted(route.nodes)
         self.opening = route
