@@ -110,7 +110,6 @@ def test_a_statement_has_a_test_or_a_reason_and_its_tests_exist(row: Row) -> Non
         assert len(row.reason) > MIN_REASON, "the words say why it is not so"
 
 
-@pytest.mark.xfail(strict=True, reason="cells that wait for their test")
 def test_no_cell_waits_for_its_test() -> None:
     assert [row.number for row in ROWS if PENDING.search(row.proof)] == []
 
