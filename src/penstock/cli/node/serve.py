@@ -85,7 +85,7 @@ def _welcome(node: Node, *, has_key: bool) -> str:
     if not node.models:
         return f"""
 Penstock holds {_describe_layers(node)} for other nodes.
-{network}
+{_memory(node)}{network}
 Ctrl-C to leave.
 """
     contexts = [hosted.spec.context if node.membership else hosted.context for hosted in node.models]
@@ -97,7 +97,7 @@ Ctrl-C to leave.
         return f"""
 Penstock works on the jobs of a workspace with {served}.
 
-{_workspace(node, command)}{network}
+{_memory(node)}{_workspace(node, command)}{network}
 Ctrl-C to leave.
 """
     model, url = node.models[0].name, f"{node.url}/v1"
@@ -108,7 +108,7 @@ Ctrl-C to leave.
 Penstock serves {served}.
 
   Base URL   {url}
-{_keys(node, command)}{_workspace(node, command)}{network}
+{_memory(node)}{_keys(node, command)}{_workspace(node, command)}{network}
 Try it:
 
 curl {url}/chat/completions{header} \\
@@ -140,6 +140,16 @@ def _describe_layers(node: Node) -> str:
 def _layers(hosted: HostedLayers) -> str:
     segments = [str(segment.layers) for segment in hosted.engine.pipe.segments]
     return f"layers {', '.join(segments)}" if segments else "no layers"
+
+
+def _memory(node: Node) -> str:
+    """How much text fits the KV memory here, all requests together."""
+    rooms = []
+    for hosted in node.hosted:
+        if segments := hosted.engine.pipe.segments:
+            tokens = min(segment.kv_blocks for segment in segments) * hosted.engine.config.block_size
+            rooms.append(f"{tokens:,} tokens of text" + (f" of {hosted.name}" if len(node.hosted) > 1 else ""))
+    return f"  Memory     room for {', '.join(rooms)}, all requests together\n" if rooms else ""
 
 
 def _keys(node: Node, command: str) -> str:
