@@ -19,6 +19,7 @@ class EngineConfig:
     idle_chunk: prompt tokens per step while none does; None for four times `chunk`.
     step_target: seconds; replaces `chunk` by as many tokens as keep the predicted step time below it.
     window: NetworkJobs in flight at once; None for one per segment.
+    time_parts: record how long each part of an answer takes; `print_times` does so, too, and logs it.
     """
 
     policy: str = "lrs"
@@ -30,6 +31,7 @@ class EngineConfig:
     prefix_cache: bool = True
     window: int | None = None
     print_times: bool = False
+    time_parts: bool = False
 
     def __post_init__(self) -> None:
         if self.policy not in POLICY_NAMES:

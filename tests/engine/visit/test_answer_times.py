@@ -87,13 +87,20 @@ def test_print_times_logs_a_table_for_each_answer(world: World, caplog: pytest.L
     assert rows[3].split()[1:6] == ["a", "→", "b", "→", "a"]
 
 
-def test_without_print_times_the_parts_are_known_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(*PLACES, config=replace(CONFIG, print_times=False))
+def test_parts_can_be_timed_without_printing_them(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(*PLACES, config=replace(CONFIG, print_times=False, time_parts=True))
     with caplog.at_level(logging.INFO, "penstock.engine"):
         asked = world.ask("a", PROMPT)
         world.finish()
     assert "tokens/s" not in caplog.text
     assert len(parts_of(asked)) == 5
+
+
+def test_parts_that_nobody_asked_for_cost_nothing() -> None:
+    world = World(*PLACES, config=replace(CONFIG, print_times=False))
+    asked = world.ask("a", PROMPT)
+    world.finish()
+    assert parts_of(asked) == {}
 
 
 def test_the_log_tells_when_a_job_is_taken_and_when_its_prompt_is_read(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -77,7 +77,11 @@ def run(
     from penstock.llm import LLM
 
     started = time.perf_counter()
-    with ProgressBars() as bars, LLM(model, dtype=dtype, device=device, segments=ranges, progress=bars) as llm:
+    timed = as_json or print_times
+    with (
+        ProgressBars() as bars,
+        LLM(model, dtype=dtype, device=device, segments=ranges, progress=bars, time_parts=timed) as llm,
+    ):
         load = time.perf_counter() - started
 
         def show(text: str) -> None:

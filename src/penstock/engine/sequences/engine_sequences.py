@@ -157,7 +157,10 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             if seq is None:
                 continue
             cursors = seq.stages_processed
-            cursors[: stage + 1] = [max(cursor, span.end) for cursor in cursors[: stage + 1]]
+            if cursors[stage] >= span.end:
+                continue
+            for passed_stage in range(stage, -1, -1):
+                cursors[passed_stage] = max(cursors[passed_stage], span.end)
             # a preempted sequence computes its generated tokens again too
             done = seq.prompt_len if seq.prompt_stage_processing_finished else seq.stage_processed
             if seq.index == 0 and seq.job.prefilled < done:
@@ -167,10 +170,12 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
 
     def on_step_completed(self, steps: Iterable[Step]) -> None:
         """Record that Spans passed all stages. Only here are tokens appended, stops detected and text produced."""
+        now = self._clock()
         for step in steps:
             seq = self.get(step.span)
             if seq is None:
                 continue  # cancelled or preempted since
+            seq.job.last_update = now
             seq.in_flight -= 1
             if step.span.end <= seq.step_processed:
                 continue  # a later chunk of its prompt returned first

@@ -1,4 +1,4 @@
-"""AnswerTimes: when a job last moved, and how long its tokens spent in each part of their way."""
+"""AnswerTimes: how long the tokens of an answer spent in each part of their way."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from penstock.domain.job import Sequence as Output
 from penstock.domain.part_times import Part, format_part_times
 from penstock.domain.route import Hop
 from penstock.domain.span import NetworkJob, Span
+from penstock.engine.visit.head import ReturnedSpan
 from penstock.engine.visit.job_context import JobContext
 
 JobPhases = frozenset[tuple[Job, bool]]  # jobs of a NetworkJob, each with whether it decodes there or reads its prompt
@@ -17,36 +18,32 @@ JobPhases = frozenset[tuple[Job, bool]]  # jobs of a NetworkJob, each with wheth
 class AnswerTimes:
     def __init__(self, context: JobContext) -> None:
         self._context = context
+        self._enabled = context.config.print_times or context.config.time_parts
 
     def phases_of(self, job: NetworkJob) -> JobPhases:
-        """The jobs of a NetworkJob, if it is one of ours."""
-        if not self._context.is_ours(job.route):
+        """The jobs of a NetworkJob, if it is one of ours and parts are to be timed."""
+        if not self._enabled or not self._context.is_ours(job.route):
             return frozenset()
         found = ((span, self._context.sequences.get(span)) for span in job.spans)
         return frozenset((seq.job, decodes(seq, span)) for span, seq in found if seq is not None)
 
-    def touch(self, phases: JobPhases) -> None:
-        """Record that these jobs moved."""
-        now = self._context.clock()
-        for job, _ in phases:
-            job.last_update = now
-
-    def record_embedding(self, job: NetworkJob, phases: JobPhases, seconds: float) -> None:
+    def record_embedding(self, job: NetworkJob, seconds: float) -> None:
         """Record how long the tokens of a NetworkJob took to embed. It is counted when the NetworkJob returns."""
         sent = self._context.own_origin.in_flight.get(job.number)
         if sent is not None:
             sent.embedding = seconds
-        self.touch(phases)
 
     def record_returned(self, job: NetworkJob, phases: JobPhases) -> None:
         """Count the parts that a NetworkJob has passed since it was granted."""
         route, sent = self._context.own_origin.route, self._context.own_origin.in_flight.get(job.number)
-        if route is not None and sent is not None:
+        if phases and route is not None and sent is not None:
             elapsed = self._context.clock() - sent.sent
             self._add(phases, trip_parts(route.hops, self._context.pipe.node, job.services, elapsed, sent.embedding))
 
-    def record_head(self, phases: JobPhases, seconds: float) -> None:
-        self._add(phases, [(Part("head", (self._context.pipe.node,)), seconds)])
+    def record_head(self, returned: Iterable[ReturnedSpan], seconds: float) -> None:
+        if self._enabled:
+            phases = frozenset((one.seq.job, decodes(one.seq, one.span)) for one in returned)
+            self._add(phases, [(Part("head", (self._context.pipe.node,)), seconds)])
 
     def log_prompt_read(self, jobs: Iterable[Job]) -> None:
         """Log how long the prompts of these jobs took: all of them have just passed the last layer."""
@@ -75,7 +72,6 @@ class AnswerTimes:
         )
 
     def _add(self, phases: JobPhases, parts: Sequence[tuple[Part, float]]) -> None:
-        self.touch(phases)
         for job, decode in phases:
             job.part_times.add(parts, decode=decode)
 

@@ -20,7 +20,7 @@ from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Span, Verdict
 from penstock.engine.routing.route_host import RoutePart
 from penstock.engine.sequences.engine_sequences import Step
-from penstock.engine.visit.answer_times import AnswerTimes, JobPhases, decodes
+from penstock.engine.visit.answer_times import AnswerTimes, JobPhases
 from penstock.engine.visit.head import Head, ReturnedSpan
 from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError
@@ -171,7 +171,7 @@ class JobProcessor:
             if tokens:
                 with _Timed(self._context, [visit]) as timed:
                     job.hidden = self._context.own_end_model.compute_embed(tokens)
-                self._times.record_embedding(job, visit.phases, timed.elapsed)
+                self._times.record_embedding(job, timed.elapsed)
             visit.state = next_state(JobState.EMBED, Facts(step=job.step, next_layer=where))
             job.step = ComputeStep.LAYER
 
@@ -192,11 +192,10 @@ class JobProcessor:
         """Record that a stage is done. After the last one, drop the rows that are not wanted."""
         job, context = visit.job, self._context
         ours = context.is_ours(job.route)
-        self._times.touch(visit.phases)
         if ours:
             context.own_origin.on_layers_passed(job.current_layer, job.spans)
         if first and ours:
-            self._cancel_unreachable(job.spans)
+            self._cancel_unreachable(_chunks(job))
         where = context.next_layer(job)
         if where is NextLayer.COMPLETE:
             job.step = ComputeStep.NORM
@@ -233,7 +232,7 @@ class JobProcessor:
             return
         self._times.record_returned(job, visit.phases)
         origin.on_layers_passed(self._context.pipe.num_layers, job.spans)
-        self._cancel_unreachable(job.spans)
+        self._cancel_unreachable(_chunks(job))
         after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
         # a chunk at EMBED may be granted again, which its completed step brings about
         chunks = [Step(span) for span, state in zip(job.spans, after, strict=True) if state is not JobState.HEAD]
@@ -261,7 +260,7 @@ class JobProcessor:
             for visit in batch:
                 visit.job.step = ComputeStep.HEAD
             steps = self._at_head.steps(returned, normed)
-        self._times.record_head(frozenset((one.seq.job, decodes(one.seq, one.span)) for one in returned), timed.elapsed)
+        self._times.record_head(returned, timed.elapsed)
         context.sequences.on_step_completed(steps)
         context.stats.generated_tokens += sum(step.token_id is not None for step in steps)
         origin.ends_seconds = 0.8 * origin.ends_seconds + 0.2 * timed.elapsed
@@ -306,7 +305,7 @@ class JobProcessor:
         context = self._context
         for span in spans:
             seq = context.sequences.get(span)
-            if seq is None:
+            if seq is None or seq.job.reachable:
                 continue
             facts = Facts(step=ComputeStep.EMBED, update_sent=seq.job.reachable, next_layer=where)
             if next_state(JobState.EMBED, facts) is JobState.DONE:
@@ -368,6 +367,11 @@ class _Timed:
         self._stats.compute += self.elapsed
         for visit in self._visits:
             visit.seconds += self.elapsed / len(self._visits)
+
+
+def _chunks(job: NetworkJob) -> list[Span]:
+    """The Spans whose passing is told to a client. Single tokens are told at the head."""
+    return [span for span in job.spans if span.n > 1]
 
 
 def _keep_wanted_rows(job: NetworkJob) -> None:
