@@ -13,6 +13,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.job import Sequence
 from penstock.domain.messages import Message, StageProgress
 from penstock.domain.route import RouteId
+from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import Position
 from penstock.domain.topology import PrivateLayers
 from penstock.domain.updates import FinishReason, JobDone, JobUpdate, OutputFinished, PrefillProgress
@@ -236,3 +237,15 @@ def test_a_client_that_is_gone_is_noticed_while_its_prompt_is_elsewhere(reading:
     assert not asked.job.open
     assert sequence(asked).finish is FinishReason.CANCELLED
     assert not any(isinstance(update, JobDone | OutputFinished) for update in asked.updates)
+
+
+def test_a_chunk_leaves_its_stage_before_the_next_one_is_computed() -> None:
+    """Eight chunks, two stages, a second a pass: with both at work some nine seconds, one after the other sixteen."""
+    config = EngineConfig(block_size=4, chunk=8, idle_chunk=8, window=8)
+    places = (Place("a", ends=True), Place("b", ((0, 2),), seconds=1.0), Place("c", ((2, 4),), seconds=1.0))
+    world = World(*places, config=config)
+    world.open_routes("a")
+    asked = world.ask("a", list(range(1, 65)), SamplingParams(max_tokens=1, ignore_eos=True))
+    began = world.now
+    world.run_until(lambda: asked.final is not None)
+    assert world.now - began < 12

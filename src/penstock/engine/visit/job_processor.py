@@ -111,7 +111,8 @@ class JobProcessor:
         known = self._drop_closed()
         if not known:
             return []
-        first = known[0]
+        # what is done here leaves before the next pass: other nodes wait for it
+        first = next((visit for visit in known if visit.state is JobState.SEND), known[0])
         if first.isolated:
             self._visits.remove(first)
             return [first]
