@@ -55,7 +55,7 @@ INNER_FLOORS = {
         ("sequences",),
         ("routing",),
         ("visit",),
-        ("commands",),
+        ("commands", "fault_handler"),
         ("engine",),
         ("job_factory", "job_receiver"),
         ("hosted_model",),

@@ -42,6 +42,7 @@ class EngineStats:
     jobs: dict[str, int] = field(default_factory=dict)  # ended jobs by outcome: done, cancelled, or an error code
     refused: dict[str, int] = field(default_factory=dict)  # messages of other nodes that were rejected, by reason
     unreachable_clients: int = 0  # jobs cancelled because their client took no more updates
+    faults: int = 0  # errors of ours in the compute thread, which goes on after them
     lost_jobs: int = 0  # NetworkJobs that never came home
     recoveries: int = 0  # how often running answers paused because a route broke
     last_pause: float = 0.0  # seconds until the first answer continued after the last break

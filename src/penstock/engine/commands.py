@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from penstock.domain.job import Job
@@ -41,13 +41,13 @@ class NetworkChanged:
 @dataclass(frozen=True, slots=True)
 class AddSegment:
     segment: Segment
-    done: threading.Event
+    result: Future[None]
 
 
 @dataclass(frozen=True, slots=True)
 class DropSegment:
     layers: LayerRange
-    done: threading.Event
+    result: Future[None]
 
 
 @dataclass(frozen=True, slots=True)

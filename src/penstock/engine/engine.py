@@ -3,12 +3,15 @@ the node has the model's ends, is the origin of its own jobs."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
@@ -30,6 +33,7 @@ from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobFailed
 from penstock.engine.commands import AddSegment, Cancel, Command, Deliver, DropSegment, NetworkChanged, Stop, Submit, Unsent
+from penstock.engine.fault_handler import FaultHandler
 from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
@@ -99,6 +103,7 @@ class Engine:
                 self.origin.open_route()
         self._context = JobContext(config, pipe, self.host, self.stats, self._predictor, ends, self.origin, logger, clock, device)
         self._processor = JobProcessor(self._context)
+        self._faults = FaultHandler(self.origin, self.stats, networked=pipe.networked)
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -163,16 +168,17 @@ class Engine:
         if self._thread is None:
             self._add(segment)
         else:
-            self._run_on_compute_thread(AddSegment(segment, threading.Event()))
+            self._run_on_compute_thread(AddSegment(segment, Future()))
 
     def drop_segment(self, layers: LayerRange) -> None:
         """Stop running these layers, and close all routes through them. Waits for the compute thread."""
-        self._run_on_compute_thread(DropSegment(layers, threading.Event()))
+        self._run_on_compute_thread(DropSegment(layers, Future()))
 
     def _run_on_compute_thread(self, command: AddSegment | DropSegment) -> None:
         self._inbox.put(command)
-        while self.running and not command.done.wait(IDLE_POLL_S):
-            pass
+        while self.running and not command.result.done():
+            with contextlib.suppress(TimeoutError):
+                command.result.result(IDLE_POLL_S)
 
     @property
     def running(self) -> bool:
@@ -195,13 +201,18 @@ class Engine:
     # ---- the compute thread ----
 
     def _run(self) -> None:
-        idle = True
+        idle = running = True
         try:
-            while self.take_commands(wait=idle):
-                started = time.perf_counter()
-                idle = not self.turn()
-                if not idle:
-                    self.stats.busy += time.perf_counter() - started
+            while running:
+                try:
+                    running = self.take_commands(wait=idle)
+                    started = time.perf_counter()
+                    idle = not running or not self.turn()
+                    if not idle:
+                        self.stats.busy += time.perf_counter() - started
+                except Exception as error:
+                    self._faults.handle(error)
+                    idle = False
         except BaseException as error:
             logger.critical("the compute thread failed", exc_info=error)
             self._end_all(EngineError(f"The engine failed: {type(error).__name__}: {error}.", hint="Start it again."))
@@ -274,12 +285,10 @@ class Engine:
                     self._on_unsent(node, message)
                 case NetworkChanged():
                     self._on_change()
-                case AddSegment(segment, done):
-                    self._add(segment)
-                    done.set()
-                case DropSegment(layers, done):
-                    self._drop(layers)
-                    done.set()
+                case AddSegment(segment, result):
+                    _settle(result, partial(self._add, segment))
+                case DropSegment(layers, result):
+                    _settle(result, partial(self._drop, layers))
                 case Stop():
                     return False
 
@@ -402,6 +411,16 @@ class Engine:
                 else:
                     self.pipe.send_control(pong.route.origin, pong)
         self.origin.tick()
+
+
+def _settle(result: Future[None], action: Callable[[], None]) -> None:
+    """Do what another thread waits for. An error is that thread's."""
+    try:
+        action()
+    except Exception as error:
+        result.set_exception(error)
+    else:
+        result.set_result(None)
 
 
 def _size(message: Message) -> int:

@@ -49,6 +49,7 @@ class EngineCollector(Collector):
         stages = counter("stage_seconds", "Compute time of each segment of layers", "layers")
         jobs = counter("jobs", "Finished jobs, by outcome", "outcome")
         unreachable = counter("unreachable_clients", "Jobs cancelled because their client took no more updates")
+        faults = counter("engine_faults", "Unexpected errors in the compute thread")
         lost = counter("lost_network_jobs", "NetworkJobs that never returned")
         recoveries = counter("recoveries", "Pauses of running answers because a route broke")
         shared = counter("shared_passes", "Passes of a segment with work of more than one origin", "layers")
@@ -63,6 +64,7 @@ class EngineCollector(Collector):
             for stage in list(hosted.engine.stages.values()):
                 shared.add_metric([name, str(stage.segment.layers)], stage.shared_passes)
             unreachable.add_metric([name], stats.unreachable_clients)
+            faults.add_metric([name], stats.faults)
             lost.add_metric([name], stats.lost_jobs)
             recoveries.add_metric([name], stats.recoveries)
             for reason, count in list(stats.refused.items()):
@@ -75,7 +77,7 @@ class EngineCollector(Collector):
             for outcome, count in list(stats.jobs.items()):
                 jobs.add_metric([name, outcome], count)
         yield from (prompt, cached, generated, preemptions, steps, busy, compute, stages, jobs)
-        yield from (unreachable, lost, recoveries, shared, refused)
+        yield from (unreachable, faults, lost, recoveries, shared, refused)
 
     def _gauges(self) -> Iterator[Metric]:
         def gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:

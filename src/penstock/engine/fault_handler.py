@@ -1,0 +1,47 @@
+"""FaultHandler: keeps the compute thread running after an error that nobody expected.
+
+One bad request or message must not end the answers of all others. What the error left behind is unknown, so the first remedy is
+to give up the route: all sequences are computed again, on new memory. If the very next step fails too, the jobs themselves are
+to blame, and they fail. An engine that cannot even do that stops.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.engine.routing.no_origin import NoOrigin
+from penstock.engine.routing.origin import Origin
+from penstock.errors import EngineError
+from penstock.stats import EngineStats
+
+logger = logging.getLogger("penstock.engine")
+
+MAX_FAULTS = 5  # in a row, without a step in between
+
+
+class FaultHandler:
+    def __init__(self, origin: Origin | NoOrigin, stats: EngineStats, *, networked: bool) -> None:
+        self._origin = origin
+        self._stats = stats
+        self._networked = networked
+        self._in_a_row = 0
+        self._steps = -1  # completed when the last fault occurred
+
+    def handle(self, error: Exception) -> None:
+        """Recover from an error in a turn. Raises it again if that is hopeless."""
+        self._stats.faults += 1
+        self._in_a_row = self._in_a_row + 1 if self._stats.steps == self._steps else 1
+        self._steps = self._stats.steps
+        logger.error("an unexpected error in the compute thread (%d so far)", self._stats.faults, exc_info=error)
+        if self._in_a_row > MAX_FAULTS:
+            raise error
+        origin = self._origin
+        if isinstance(origin, NoOrigin):
+            return
+        if self._in_a_row > 1:
+            told = EngineError(f"The engine failed: {type(error).__name__}: {error}.", hint="Try the request again.")
+            for job in origin.jobs():
+                origin.sequences.fail(job, told)
+        origin.lose_route("an unexpected error on this node")
+        if not self._networked:
+            origin.open_route()
