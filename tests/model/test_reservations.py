@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +77,44 @@ def test_a_folder_that_cannot_be_used_reserves_nothing(tmp_path: Path) -> None:
     with reservations.locked():
         reservations.reserve(SIZE, reservations)
         assert reservations.unused() == 0
+
+
+@pytest.mark.parametrize("planted", ["another user's", "writable by all", "a link"])
+def test_a_folder_that_is_not_this_users_alone_is_not_used(planted: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (tmp_path / "real").mkdir()
+    (tmp_path / "precious").write_text("precious")
+    if planted == "a link":
+        folder.symlink_to(tmp_path / "real")
+    else:
+        folder.mkdir()
+        (folder / "lock").symlink_to(tmp_path / "precious")
+        (folder / "1.a.bytes").write_text(str(SIZE))
+        if planted == "another user's":
+            if os.getuid() != 0:
+                pytest.skip("only root can give a folder away")
+            os.chown(folder, 65534, 65534)
+        else:
+            folder.chmod(0o777)
+    reservations = Reservations(folder)
+    with reservations.locked():
+        reservations.reserve(SIZE, reservations)
+        assert reservations.unused() == 0
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert list((tmp_path / "real").iterdir()) == []
+
+
+def test_files_that_are_no_reservations_are_ignored(tmp_path: Path) -> None:
+    for name, content in {"notes.bytes": b"x", "1.a.bytes": b"abc", "1.b.bytes": b"\xff\xfe", "1.c.bytes": b"-5"}.items():
+        (tmp_path / name).write_bytes(content)
+    assert Reservations(tmp_path).unused() == 0
+
+
+def test_a_lock_that_is_held_for_too_long_does_not_hold_up_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.model.reservations.LOCK_TIMEOUT_S", 0.1)
+    with Reservations(tmp_path).locked(), Reservations(tmp_path).locked():
+        pass
+    (tmp_path / "lock").unlink()
+    os.mkfifo(tmp_path / "lock")
+    with Reservations(tmp_path).locked():
+        pass

@@ -1,4 +1,4 @@
-"""Memory that other Penstock processes of this user have reserved and not used yet.
+"""Memory that Penstock processes of this user have reserved and not used yet.
 
 KV memory is taken only when it is written, so free memory alone does not show what processes that run already will need.
 A reservation is a file named after its process; those of dead processes do not count and are removed.
@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
+import stat
 import tempfile
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -17,44 +20,70 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PROC = Path("/proc")
+LOCK_TIMEOUT_S = 5.0
+NAME = re.compile(r"(\d+)\.[0-9a-f]+\.bytes")
 
 
 class Reservations:
-    """Does nothing where the system does not show the memory of other processes, or the folder cannot be used."""
+    """Does nothing where the system does not show the memory of other processes, or the folder is not this user's alone."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or Path(tempfile.gettempdir()) / f"penstock-memory-{os.getuid()}"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process reads or adds reservations meanwhile."""
+        """No other process reads or adds reservations meanwhile, unless one holds the lock for too long."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 self._folder.mkdir(mode=0o700, exist_ok=True)
-                lock = stack.enter_context((self._folder / "lock").open("wb"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                if self._is_ours():
+                    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                    lock = os.open(self._folder / "lock", flags, 0o600)
+                    stack.callback(os.close, lock)
+                    _wait_for(lock)
             yield
 
-    def unused(self) -> int:
-        """Bytes that other live processes have reserved and not taken yet."""
+    def unused(self, *, own: bool = False) -> int:
+        """Bytes that live processes have reserved and not taken yet. own: those of this process, too."""
         reserved: Counter[int] = Counter()
         with contextlib.suppress(OSError):
-            for file in self._folder.glob("*.bytes"):
-                pid = int(file.name.split(".")[0])
+            for file in self._folder.iterdir() if self._is_ours() else ():
+                named = NAME.fullmatch(file.name)
+                if named is None:
+                    continue
+                pid = int(named[1])
                 if not (PROC / str(pid)).exists():
                     file.unlink(missing_ok=True)
-                elif pid != os.getpid():
-                    reserved[pid] += int(file.read_text() or 0)
+                elif own or pid != os.getpid():
+                    with contextlib.suppress(ValueError):
+                        reserved[pid] += max(0, int(file.read_text()))
         return sum(max(0, size - _resident(pid)) for pid, size in reserved.items())
 
     def reserve(self, size: int, owner: object) -> None:
         """Reserve memory until `owner` is gone."""
-        if not PROC.exists():
-            return
         with contextlib.suppress(OSError):
-            file = self._folder / f"{os.getpid()}.{id(owner):x}.bytes"
-            file.write_text(str(size))
-            weakref.finalize(owner, _remove, file, os.getpid())
+            if PROC.exists() and self._is_ours():
+                file = self._folder / f"{os.getpid()}.{id(owner):x}.bytes"
+                file.unlink(missing_ok=True)
+                with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as out:
+                    out.write(str(size))
+                weakref.finalize(owner, _remove, file, os.getpid())
+
+    def _is_ours(self) -> bool:
+        """Whether the folder is a real one that only this user can write to: others could plant links and numbers there."""
+        found = self._folder.lstat()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _wait_for(lock: int) -> None:
+    until = time.monotonic() + LOCK_TIMEOUT_S
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _remove(file: Path, process: int) -> None:

@@ -85,13 +85,20 @@ class ModelManager:
             total = min(max_memory or int(free * USABLE_SHARE * share), free)
             kv_share = _kv_share(found.device) if max_memory is None else 1.0
             budget = Budget(self._footprint(found), total, ends=ends, kv_memory=kv_memory, layers=layers, kv_share=kv_share)
-            self._reservations.reserve(budget.full, budget)
+            self._reserve(budget.full, budget, found.device)
         return budget
 
-    def _free(self, device: torch.device) -> int:
-        """Bytes that can be used, less those that other nodes on this machine have yet to take."""
+    def _free(self, device: torch.device, *, own: bool = False) -> int:
+        """Bytes that can be used, less those that other nodes on this machine have yet to take.
+
+        own: and other models of this process, where they do not share its memory by `share`.
+        """
         free = available_memory(device)
-        return max(0, free - self._reservations.unused()) if device.type == "cpu" else free
+        return max(0, free - self._reservations.unused(own=own)) if device.type == "cpu" else free
+
+    def _reserve(self, size: int, owner: object, device: torch.device) -> None:
+        if device.type == "cpu":  # memory of a GPU is taken at once
+            self._reservations.reserve(size, owner)
 
     def _footprint(self, found: FoundModel) -> Footprint:
         spec, size, config = found.spec, found.dtype.itemsize, self._config
@@ -166,9 +173,9 @@ class ModelManager:
             blocks = self._kv_blocks(found, layers, weights, kv_memory, max_memory)
             files = WeightFiles(folder)
             size = weights + self._footprint(found).kv_block * layers * blocks
-            self._reservations.reserve(size, files)  # which are dropped when all is loaded
+            self._reserve(size, files, where)  # which are dropped when all is loaded
         loaded = [self._segment(found, layers, files, blocks) for layers in ranges]
-        self._reservations.reserve(size, loaded[0])
+        self._reserve(size, loaded[0], where)
         ends = EndModel(spec, folder, files, dtype=kind, device=where) if load_ends else None
         if where.type == "cpu":
             use_huge_pages()
@@ -178,7 +185,7 @@ class ModelManager:
         """How many KV blocks of this many layers fit beside this many bytes of weights."""
         spec, device, footprint = found.spec, found.device, self._footprint(found)
         per_block = footprint.kv_block * layers
-        free = self._free(device)
+        free = self._free(device, own=True)
         smallest = weights + footprint.peak + footprint.kv(layers, MIN_BLOCKS)
         if max_memory is not None and smallest + (kv_memory or 0) > max_memory:
             raise NotEnoughMemory(

@@ -227,11 +227,6 @@ def test_an_answer_is_not_lost_while_other_origins_read_long_prompts_on_the_same
     assert all(isinstance(one.final, JobDone) for one in world.asked)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="A pass takes a chunk of every origin, however many there are, before its bound is looked at.",
-)
 def test_a_pass_stays_bounded_however_many_origins_share_a_node() -> None:
     world = many_origins(6, EngineConfig(block_size=16, chunk=64, idle_chunk=64, policy="lrs"))
     for number in range(6):

@@ -171,6 +171,7 @@ class Origin:
         for position in report.positions:
             seq = self.sequences.get(position)
             if seq is not None and not seq.job.reachable:
+                self.stats.unreachable_clients += 1
                 self.sequences.cancel(seq.job)  # its client went away: free its memory at once
         return True
 

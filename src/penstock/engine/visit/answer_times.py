@@ -78,7 +78,7 @@ class AnswerTimes:
 
 def decodes(seq: Output, span: Span) -> bool:
     """Whether a Span generates the next token, and is not of the prompt or computed again."""
-    return span.start_pos >= seq.prompt_len
+    return span.start_pos >= seq.prompt_len and span.end == len(seq.tokens)
 
 
 def trip_parts(

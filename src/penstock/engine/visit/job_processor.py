@@ -105,27 +105,31 @@ class JobProcessor:
                 self._context.own_origin.done(visit.job)
 
     def _take_batch(self) -> list[Visit]:
-        """Take the oldest visit and those that wait for the same work: one of each route, then more while there is room, so that
+        """Take the oldest visit and those that wait for the same work: one of each route, then more, while there is room, so that
         a busy origin holds up no other. Within a route the order is kept: its part of the batch ends before a second Span of one
         sequence, and before a notice that frees the memory of a sequence in the batch."""
         known = self._drop_closed()
         if not known:
             return []
+        blocked = {visit.job.route for visit in known if visit.isolated}
+        free = [visit for visit in known if visit.job.route not in blocked]
         # what is done here leaves before the next pass: other nodes wait for it
-        first = next((visit for visit in known if visit.state is JobState.SEND), known[0])
+        first = next((visit for visit in free if visit.state is JobState.SEND), known[0])
         if first.isolated:
             self._visits.remove(first)
             return [first]
         lines: dict[RouteId, list[Visit]] = {}
-        blocked, key = {visit.job.route for visit in known if visit.isolated}, self._batch_key(first)
-        for visit in known:
-            if visit.job.route in blocked:
-                continue
+        key = self._batch_key(first)
+        for visit in free:
             if self._batch_key(visit) == key:
                 lines.setdefault(visit.job.route, []).append(visit)
-        batch = [line[0] for line in lines.values()]
-        room = 2 * self._context.config.chunk - sum(visit.tokens for visit in batch)
-        for line in lines.values():
+        batch: list[Visit] = []
+        room = 2 * self._context.config.chunk
+        for line in lines.values():  # those that find no room are the oldest in a later pass
+            if not batch or line[0].tokens <= room:
+                batch.append(line[0])
+                room -= line[0].tokens
+        for line in [lines[visit.job.route] for visit in batch]:
             seen = {span.seq_id for span in line[0].job.spans}
             for visit in line[1:]:
                 ids = {span.seq_id for span in visit.job.spans}
