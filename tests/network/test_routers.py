@@ -68,7 +68,9 @@ def test_a_name_of_no_router_is_an_error_that_lists_those_that_are_installed(pac
 
 def test_a_router_that_cannot_be_imported_is_an_error_with_the_reason(package) -> None:
     package("broken", "broken_router:Router", broken_router="import no_such_library")
-    with pytest.raises(ConfigError, match=r"\(broken_router:Router\) cannot be loaded: No module named 'no_such_library'"):
+    with pytest.raises(
+        ConfigError, match=r"\(broken_router:Router\) cannot be loaded: ModuleNotFoundError: No module named 'no_such_library'"
+    ):
         make_router(named("broken"), "one", 1)
 
 

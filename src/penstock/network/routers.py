@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from penstock.config.network import NetworkConfig
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.network.router import Router
 
 GROUP = "penstock.routers"
@@ -27,7 +27,13 @@ def make_router(config: NetworkConfig, node_id: str, epoch: int) -> Router:
             hint=f"Installed are: {', '.join(found)}. Use one of them, or install the package that has it.",
         )
     point = _only(config.router, found[config.router])
-    router = _load(point)(config, node_id, epoch)
+    make = _load(point)
+    try:
+        router = make(config, node_id, epoch)
+    except (PenstockError, OSError):
+        raise
+    except Exception as error:
+        raise _unusable(point, error) from error
     missing = [name for name in _methods() if not hasattr(router, name)]
     if missing:
         raise ConfigError(
@@ -56,12 +62,16 @@ def _only(name: str, points: list[EntryPoint]) -> EntryPoint:
 def _load(point: EntryPoint) -> MakeRouter:
     try:
         make: MakeRouter = point.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"The router '{point.name}' ({point.value}) cannot be loaded: {error}.",
-            hint="Install its package again, or use network.router = 'zenoh'.",
-        ) from error
+    except Exception as error:  # the code of another package: anything may happen there
+        raise _unusable(point, error) from error
     return make
+
+
+def _unusable(point: EntryPoint, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"The router '{point.name}' ({point.value}) cannot be loaded: {type(error).__name__}: {error}.",
+        hint="Install its package again, or use network.router = 'zenoh'.",
+    )
 
 
 def _methods() -> list[str]:

@@ -81,26 +81,27 @@ class ModelManager:
         layers: how many to hold, if known.
         """
         with self._reservations.locked():
-            free = self._free(found.device)
-            total = min(max_memory or int(free * USABLE_SHARE * share), free)
+            free = available_memory(found.device)
+            total = min(max_memory or int(self._unreserved(found.device) * USABLE_SHARE * share), free)
             kv_share = _kv_share(found.device) if max_memory is None else 1.0
-            budget = Budget(self._footprint(found), total, ends=ends, kv_memory=kv_memory, layers=layers, kv_share=kv_share)
+            budget = Budget(self.footprint(found), total, ends=ends, kv_memory=kv_memory, layers=layers, kv_share=kv_share)
             self._reserve(budget.full, budget, found.device)
         return budget
 
-    def _free(self, device: torch.device, *, own: bool = False) -> int:
-        """Bytes that can be used, less those that other nodes on this machine have yet to take.
+    def _unreserved(self, device: torch.device, *, own: bool = False) -> int:
+        """Bytes that are free, less those that other nodes on this machine have yet to take. At least half of the free ones:
+        nodes that reserve much and use little must not keep others from starting.
 
         own: and other models of this process, where they do not share its memory by `share`.
         """
         free = available_memory(device)
-        return max(0, free - self._reservations.unused(own=own)) if device.type == "cpu" else free
+        return max(free - self._reservations.unused(own=own), free // 2) if device.type == "cpu" else free
 
     def _reserve(self, size: int, owner: object, device: torch.device) -> None:
         if device.type == "cpu":  # memory of a GPU is taken at once
             self._reservations.reserve(size, owner)
 
-    def _footprint(self, found: FoundModel) -> Footprint:
+    def footprint(self, found: FoundModel) -> Footprint:
         spec, size, config = found.spec, found.dtype.itemsize, self._config
         context = -(-spec.context // config.block_size)
         experts = [one for one in map(spec.experts_of, range(spec.num_layers)) if one is not None]
@@ -166,13 +167,11 @@ class ModelManager:
         found = self.find(model, folder, dtype=dtype, device=device)
         spec, kind, where = found.spec, found.dtype, found.device
         ranges = _ranges(segments, spec, whole)
-        layers = sum(layers.size for layers in ranges)
-        held = sum(layer_params(spec, index) for found_range in ranges for index in found_range.layers())
-        weights = held * kind.itemsize + (end_bytes(spec, kind, where) if load_ends else 0)
+        layers, weights = _sizes(found, ranges, ends=load_ends)
         with self._reservations.locked():
             blocks = self._kv_blocks(found, layers, weights, kv_memory, max_memory)
             files = WeightFiles(folder)
-            size = weights + self._footprint(found).kv_block * layers * blocks
+            size = weights + self.footprint(found).kv_block * layers * blocks
             self._reserve(size, files, where)  # which are dropped when all is loaded
         loaded = [self._segment(found, layers, files, blocks) for layers in ranges]
         self._reserve(size, loaded[0], where)
@@ -181,11 +180,18 @@ class ModelManager:
             use_huge_pages()
         return found.with_parts(loaded, ends)
 
+    def kv_blocks(
+        self, found: FoundModel, segments: Sequence[tuple[int, int]] | None, kv_memory: int | None, max_memory: int | None
+    ) -> int:
+        """How many KV blocks `load` would take for these segments, or for all layers. Raises what it would raise."""
+        layers, weights = _sizes(found, _ranges(segments, found.spec, whole=True), ends=True)
+        return self._kv_blocks(found, layers, weights, kv_memory, max_memory)
+
     def _kv_blocks(self, found: FoundModel, layers: int, weights: int, kv_memory: int | None, max_memory: int | None) -> int:
         """How many KV blocks of this many layers fit beside this many bytes of weights."""
-        spec, device, footprint = found.spec, found.device, self._footprint(found)
+        spec, device, footprint = found.spec, found.device, self.footprint(found)
         per_block = footprint.kv_block * layers
-        free = self._free(device, own=True)
+        free = available_memory(device)
         smallest = weights + footprint.peak + footprint.kv(layers, MIN_BLOCKS)
         if max_memory is not None and smallest + (kv_memory or 0) > max_memory:
             raise NotEnoughMemory(
@@ -201,9 +207,10 @@ class ModelManager:
                 hint="Close other programs, choose a smaller model or dtype, or spread the layers over more machines.",
             )
         if kv_memory is None:
-            left = min(max_memory or free, free) - weights - footprint.peak
-            if max_memory is None:
-                left = int(left * _kv_share(device))
+            if max_memory is not None:
+                left = min(max_memory, free) - weights - footprint.peak
+            else:
+                left = int((self._unreserved(device, own=True) - weights - footprint.peak) * _kv_share(device))
             return max(MIN_BLOCKS, min(footprint.blocks_within(left, layers), footprint.max_blocks))
         if type(kv_memory) is not int or kv_memory < 2 * per_block:
             raise ConfigError(
@@ -217,6 +224,14 @@ class ModelManager:
                 hint="Give less kv_memory.",
             )
         return kv_memory // per_block
+
+
+def _sizes(found: FoundModel, ranges: Sequence[LayerRange], *, ends: bool) -> tuple[int, int]:
+    """How many layers these are, and the bytes of their weights."""
+    spec, size = found.spec, found.dtype.itemsize
+    layers = [index for layers in ranges for index in layers.layers()]
+    weights = sum(layer_params(spec, index) for index in layers) * size
+    return len(layers), weights + (end_bytes(spec, found.dtype, found.device) if ends else 0)
 
 
 def _bounding_range(segments: Sequence[tuple[int, int]]) -> LayerRange:

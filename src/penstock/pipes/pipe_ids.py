@@ -4,7 +4,7 @@ A node that loads layers which a pipe lacks joins that pipe. If no pipe lacks th
 `max_pipes`, and beyond that it is a replica in the pipe that has these layers least often. Nodes that start at once may open two
 pipes where one is enough: while its pipe is incomplete, a segment moves to a pipe with a lower id that lacks its layers, so all
 end up in the one with the lowest. When there are as many whole pipes as may be, segments of an incomplete one become replicas,
-and a replica moves to a pipe that it completes.
+and a replica moves to a pipe that it completes. While nothing else changes, no segment moves back to a pipe that it has left.
 
 An id is a name for people and for counting. Routes may pass segments of several pipes.
 """
@@ -46,17 +46,29 @@ class PipeIds:
     def __init__(self, node: str, epoch: int) -> None:
         self._new_ids = (_short(f"{node}/{epoch}/{number}") for number in count())
         self._ids: dict[tuple[str, LayerRange], str] = {}
+        self._left: dict[tuple[str, LayerRange], set[str]] = {}  # pipes that a segment has moved out of
+        self._layouts: dict[str, frozenset[tuple[str, LayerRange]]] = {}  # what other nodes hold of each model
 
     def assign(self, own: Sequence[MetaModel], others: MetaPipe, max_pipes: int) -> list[MetaModel]:
         """Return the segments that this node has of a model, each with its pipe. `others` are those of other nodes."""
         held = {(meta.model, meta.layers) for meta in own}
         self._ids = {key: name for key, name in self._ids.items() if key in held or key[0] != others.model}
+        layout = frozenset((other.node, other.layers) for other in others.segments)
+        if self._layouts.get(others.model) != layout:
+            self._layouts[others.model] = layout
+            self._left = {key: left for key, left in self._left.items() if key[0] != others.model}
         for meta in own:
             key = (meta.model, meta.layers)
             beside = [other for other in self._named(own) if other is not meta and other.layers != meta.layers]
             pipes = split(replace(others, segments=(*others.segments, *beside)))
             before = self._ids.get(key, "")
-            self._ids[key] = _choose(meta, before, pipes, max_pipes) or next(name for name in self._new_ids if name not in pipes)
+            chosen = _choose(meta, before, pipes, max_pipes) or next(name for name in self._new_ids if name not in pipes)
+            left = self._left.setdefault(key, set())
+            if before and chosen in left:
+                chosen = before  # two nodes that move at once, each because of the other, would never end
+            elif before != chosen:
+                left.add(before)
+            self._ids[key] = chosen
             _log(meta, before, self._ids[key], opened=self._ids[key] not in pipes)
         return list(self._named(own))
 

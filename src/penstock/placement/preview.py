@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.config.node import HostedModelConfig, NodeConfig
 from penstock.domain.topology import LayerRange
+from penstock.model.memory import available_memory
 from penstock.model.sources import local
 from penstock.pipes.footprint import Budget
 from penstock.pipes.model_manager import FoundModel, ModelManager
@@ -61,8 +62,19 @@ def preview_alone(model: HostedModelConfig, node: NodeConfig, progress: Progress
     if folder is None:
         raise not_available(model.id)
     found = manager.find(model.id, folder, dtype=model.dtype, device=model.device)
-    budget = manager.budget(found, ends=True, kv_memory=model.kv_memory, max_memory=model.max_memory)
+    blocks = manager.kv_blocks(found, model.segments, model.kv_memory, model.max_memory)
+    footprint, free = manager.footprint(found), available_memory(found.device)
     layers = model.segments or (LayerRange(0, found.spec.num_layers),)
     why = "This node is not in a network, so it holds all layers."
-    decision, size = Decision(DecisionKind.FILL, layers, why), node.engine.block_size
-    return preview(found, budget, decision, block_size=size, pinned=(), ends=True, source=str(folder))
+    return Preview(
+        model=found.name,
+        num_layers=found.spec.num_layers,
+        decision=Decision(DecisionKind.FILL, layers, why),
+        pinned=(),
+        budget=min(model.max_memory or free, free),
+        ends=footprint.ends,
+        layer=footprint.layer,
+        kv=blocks * footprint.kv_block,
+        kv_tokens=blocks * node.engine.block_size,
+        source=str(folder),
+    )
