@@ -6,7 +6,7 @@ import hashlib
 import heapq
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -39,6 +39,7 @@ from penstock.workspace.store.tokens import count_saved_tokens
 from penstock.workspace.work import key_file
 
 MIN_POLL_S, MAX_POLL_S = 0.01, 0.1  # the pause between two looks grows
+SERVER_CHECK_S = 1.0  # how often a wait looks whether a server still works on the queue
 
 
 class Status(StrEnum):
@@ -115,8 +116,10 @@ class Flow:
     print(flow.wait(job).text)
     """
 
-    def __init__(self, workspace: str | Path | Workspace) -> None:
+    def __init__(self, workspace: str | Path | Workspace, on_unserved: Callable[[], None] | None = None) -> None:
+        """on_unserved: called during a wait when the last server of the queue is gone."""
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+        self.on_unserved = on_unserved
 
     @property
     def path(self) -> Path:
@@ -325,12 +328,17 @@ class Flow:
 
     def _polls(self, timeout: float | None) -> Iterator[None]:
         until, pause = None if timeout is None else time.monotonic() + timeout, MIN_POLL_S
+        served, looked = self.is_served(), time.monotonic()
         while True:
             yield
             if until is not None and time.monotonic() >= until:
                 return
             time.sleep(pause)
             pause = min(MAX_POLL_S, pause * 1.2)
+            if self.on_unserved is not None and time.monotonic() - looked > SERVER_CHECK_S:
+                before, served, looked = served, self.is_served(), time.monotonic()
+                if before and not served:
+                    self.on_unserved()
 
 
 def _request_of(folder: int) -> WorkRequest | None:

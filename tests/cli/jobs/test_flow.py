@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_the_exit_code_tells_done_failed_missing_and_not_ready(ws: Path, quickly
     expected = {
         broken: (1, "error: The pump is broken. Call the plumber."),
         waits: (2, f"not ready: The job {waits} is queued. Wait for it: penstock flow {ws} --wait {waits}"),
-        runs: (2, f"not ready: The job {runs} is running."),
+        runs: (2, f"not ready: The job {runs} was interrupted: its server is gone."),
         NOWHERE: (1, f"error: There is no job {NOWHERE} in {ws}."),
         "../../etc/passwd": (1, "error: '../../etc/passwd' is not a job id."),
         "": (1, "error: '' is not a job id."),
@@ -272,6 +273,20 @@ def test_wait_prints_the_result_once_it_is_there(ws: Path) -> None:
         done = cli("flow", ws, "-w", job, "--timeout", "30s")
     thread.join()
     assert (done.returncode, done.stdout, done.stderr) == (0, b"at last", b"")
+
+
+def test_a_wait_tells_when_the_server_is_gone(ws: Path) -> None:
+    job = Work(ws).submit("hi")
+    told = threading.Event()
+    flow = Flow(ws, on_unserved=told.set)
+    waiting = threading.Thread(target=flow.wait, args=(job, 60))
+    with Workspace(ws).serving():
+        waiting.start()
+        assert not told.wait(1.5)
+    assert told.wait(30)
+    finish(ws, job, "at last")
+    waiting.join(30)
+    assert not waiting.is_alive()
 
 
 def test_a_wait_that_takes_too_long_is_not_ready(ws: Path, quickly: Run) -> None:

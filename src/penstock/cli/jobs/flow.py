@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.jobs import flow_job
 from penstock.cli.jobs.flow_jobs import for_each, named_jobs, not_ready_is_2, time_left
-from penstock.cli.jobs.workspaces import WorkspaceArgument, describe_counts
+from penstock.cli.jobs.workspaces import WorkspaceArgument, describe_counts, no_server_hint
 from penstock.cli.options import JsonOption
 from penstock.cli.prompt import STDIN, is_piped
 from penstock.cli.ui.durations import METAVAR, age, parse_duration_option
@@ -144,7 +144,7 @@ def flow(
 
     with wrap_os_errors(workspace):
         place = Workspace(workspace)
-    queue = Flow(place)
+    queue = Flow(place, lambda: print(no_server_hint(place.path), file=sys.stderr, flush=True))
     with not_ready_is_2():
         match action:
             case Action.LIST:

@@ -32,15 +32,18 @@ def show(flow: Flow, job: str, as_json: bool, *, lines: bool = False) -> None:
         try:
             result = flow.get(job)
         except NotFinished as error:
+            state = error.message
             if not flow.is_served():
                 note(no_server_hint(flow.path))
+                if flow.status(job) == "running":
+                    state = f"The job {job} was interrupted: its server is gone."
             how = f"penstock flow {shlex.quote(str(flow.path))} --wait {job}"
             if why := flow.why_it_will_fail(job):
                 hint = "Submit it again, after a job that succeeded."
-                raise NotFinished(f"{error.message} It will fail: {why}", hint=hint) from None
+                raise NotFinished(f"{state} It will fail: {why}", hint=hint) from None
             parents = ", ".join(flow.describe(job).waits_for)
             waits = f" It waits for {parents}." if parents else ""
-            raise NotFinished(f"{error.message}{waits}", hint=f"Wait for it: {how}") from None
+            raise NotFinished(f"{state}{waits}", hint=f"Wait for it: {how}") from None
     _print_result(result, lines)
 
 
