@@ -125,7 +125,7 @@ def _api(sources: Mapping[str, Sourced], models: int) -> Sourced:
         in_file = source.startswith("file ")  # where a flag overrides it, and every setting may be written with its default
         ignored = not in_file or (api.source == source and value != setting.default)
         if api.value is False and source != "default" and ignored:
-            name, off = source.partition(" ")[2], api.source.partition(" ")[2]
+            name, off = source.partition(" ")[2], api.source.partition(" ")[2].replace("--api", "--no-api")
             raise ConfigError(
                 f"{setting.key} is set ({name}), but server.api is false ({off}): there would be no port.",
                 hint="Leave one of them out.",

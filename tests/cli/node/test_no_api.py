@@ -44,7 +44,7 @@ def test_any_setting_of_the_server_opens_the_port_of_such_a_node(tmp_path: Path)
 
 @pytest.mark.parametrize("other", [{"server__port": 9}, {"environ": {"PENSTOCK_PORT": "9"}}])
 def test_a_port_beside_no_api_is_refused(other: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"server\.port is set .* but server\.api is false \(--api\)"):
+    with pytest.raises(ConfigError, match=r"server\.port is set .* but server\.api is false \(--no-api\)"):
         settings(server__api=False, **other)
 
 

@@ -34,7 +34,8 @@ def format_preview(preview: Preview) -> str:
 def format_port(config: NodeConfig) -> str:
     if config.opens_port:
         return f"The API would listen on {config.server.host}, port {config.server.port}.\n"
-    return "No port would be opened; --port PORT opens one.\n"
+    how = "" if config.server.api is False else "; --port PORT opens one"
+    return f"No port would be opened{how}.\n"
 
 
 def _row(name: str, text: str) -> str:
