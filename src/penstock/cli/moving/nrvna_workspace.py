@@ -36,7 +36,7 @@ EXTRAS = {
 
 
 @dataclass(slots=True)
-class Survey:
+class NrvnaSurvey:
     """What a workspace holds.
 
     orphans: jobs that nrvnad left in `processing`; they will run again.
@@ -84,11 +84,11 @@ class Survey:
         }
 
 
-def survey(path: Path) -> Survey:
+def survey(path: Path) -> NrvnaSurvey:
     if not (path / Place.READY).is_dir():
         what = "is no workspace of nrvna-ai: it has no folder input/ready" if path.is_dir() else "does not exist"
         raise WorkspaceError(f"{path} {what}.", hint="Name the folder that nrvnad, wrk and flw were given.")
-    found = Survey(path, daemon=_daemon(path), model=_model(path))
+    found = NrvnaSurvey(path, daemon=_daemon(path), model=_model(path))
     for place in STATES:
         jobs = _jobs(found, place)
         found.counts[place] = len(jobs)
@@ -97,7 +97,7 @@ def survey(path: Path) -> Survey:
     return found
 
 
-def describe(found: Survey) -> Iterator[str]:
+def describe(found: NrvnaSurvey) -> Iterator[str]:
     """The survey for people."""
     counts = ", ".join(f"{found.counts[place]} {state}" for place, state in STATES.items() if found.counts[place])
     yield f"{found.path}: {counts or 'no jobs'}. Penstock works on it in place."
@@ -126,7 +126,7 @@ def _list(heading: str, lines: list[str]) -> Iterator[str]:
         yield f"  and {len(lines) - SHOWN} more"
 
 
-def _jobs(found: Survey, place: Place) -> list[str]:
+def _jobs(found: NrvnaSurvey, place: Place) -> list[str]:
     """Ids of the jobs at a place, oldest first; everything else there is a stray."""
     jobs = []
     with suppress(FileNotFoundError), os.scandir(found.path / place) as entries:
@@ -138,7 +138,7 @@ def _jobs(found: Survey, place: Place) -> list[str]:
     return sorted(jobs, key=order)
 
 
-def _look_at(found: Survey, place: Place, job_id: str) -> None:
+def _look_at(found: NrvnaSurvey, place: Place, job_id: str) -> None:
     try:
         folder = os.open(found.path / place / job_id, FOLDER)
     except FileNotFoundError:  # it has just moved on
