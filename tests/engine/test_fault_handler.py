@@ -11,6 +11,8 @@ import pytest
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.job import Job
+from penstock.domain.messages import CloseRoute
+from penstock.domain.route import RouteId
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
@@ -112,6 +114,23 @@ def test_an_engine_that_cannot_be_saved_ends_every_job(engine: Engine) -> None:
         jobs[-1][2].wait(0.1)
     assert all(ended.wait(30) for _, _, ended in jobs)
     assert all(isinstance(updates[-1], JobFailed) for _, updates, _ in jobs)
+
+
+def test_messages_that_raise_end_no_engine_however_many_there_are(engine: Engine) -> None:
+    engine._handle = Failing(engine._handle, 4 * MAX_FAULTS)  # type: ignore[method-assign]
+    for _ in range(4 * MAX_FAULTS):
+        engine.deliver("b", CloseRoute(RouteId("b", 1, 0)))
+    assert [tokens(updates) for updates in answers(engine)] == [right(prompt) for prompt in PROMPTS]
+    assert engine.stats.faults == 4 * MAX_FAULTS
+    assert engine.running
+
+
+def test_a_job_whose_start_raises_ends_with_the_reason(engine: Engine) -> None:
+    engine.pipe.explain = Failing(engine.pipe.explain, 1)  # type: ignore[method-assign]
+    _, updates, ended = submitted(engine, PROMPTS[0])
+    assert ended.wait(30)
+    assert isinstance(updates[-1], JobFailed)
+    assert "a bug" in updates[-1].error.message
 
 
 def test_layers_that_cannot_be_dropped_are_an_error_of_the_caller(engine: Engine) -> None:

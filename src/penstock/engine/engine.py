@@ -206,13 +206,18 @@ class Engine:
             while running:
                 try:
                     running = self.take_commands(wait=idle)
-                    started = time.perf_counter()
-                    idle = not running or not self.turn()
-                    if not idle:
-                        self.stats.busy += time.perf_counter() - started
                 except Exception as error:
-                    self._faults.handle(error)
+                    self._faults.on_command_failed(error)
+                started = time.perf_counter()
+                try:
+                    idle = not running or not self.turn()
+                except Exception as error:
+                    self._faults.on_turn_failed(error)
                     idle = False
+                else:
+                    self._faults.on_turn_completed()
+                if not idle:
+                    self.stats.busy += time.perf_counter() - started
         except BaseException as error:
             logger.critical("the compute thread failed", exc_info=error)
             self._end_all(EngineError(f"The engine failed: {type(error).__name__}: {error}.", hint="Start it again."))
@@ -300,28 +305,27 @@ class Engine:
 
     def _enter(self, job: Job) -> None:
         """Take a new job from VALIDATING to EMBED, where it waits for the scheduler."""
-        missing = self.pipe.explain()  # read once, since the network may change at any time
-        facts = Facts(step=ComputeStep.TOKENIZE, pipe_complete=not missing)
-        if next_state(JobState.VALIDATING, facts) is JobState.DONE:
-            hint = "`penstock network status` shows which node holds what, and what to run."
-            self.sequences.fail(job, NotReady(missing, hint=hint))
-        else:
-            try:
-                # fixed here, so that later predictions do not reorder jobs
-                reading = self._predictor.prefill(len(job.prompt_ids) + len(job.request.resume), self.config.chunk)
-                wanted = job.request.deadline or fair_deadline(reading)
-                job.deadline = max(wanted, reading)  # an impossible deadline would come before all possible ones
-                self.sequences.add(job)
-                logger.debug(
-                    "job %s taken: %d prompt tokens, at most %d to generate, priority %d",
-                    job.job_id,
-                    len(job.prompt_ids),
-                    job.max_tokens,
-                    job.priority,
-                )
-            except Exception as error:
-                known = error if isinstance(error, PenstockError) else EngineError(f"The job could not be started: {error}.")
-                self.sequences.fail(job, known)
+        try:
+            missing = self.pipe.explain()  # read once, since the network may change at any time
+            facts = Facts(step=ComputeStep.TOKENIZE, pipe_complete=not missing)
+            if next_state(JobState.VALIDATING, facts) is JobState.DONE:
+                hint = "`penstock network status` shows which node holds what, and what to run."
+                raise NotReady(missing, hint=hint)
+            # fixed here, so that later predictions do not reorder jobs
+            reading = self._predictor.prefill(len(job.prompt_ids) + len(job.request.resume), self.config.chunk)
+            wanted = job.request.deadline or fair_deadline(reading)
+            job.deadline = max(wanted, reading)  # an impossible deadline would come before all possible ones
+            self.sequences.add(job)
+            logger.debug(
+                "job %s taken: %d prompt tokens, at most %d to generate, priority %d",
+                job.job_id,
+                len(job.prompt_ids),
+                job.max_tokens,
+                job.priority,
+            )
+        except Exception as error:
+            known = error if isinstance(error, PenstockError) else EngineError(f"The job could not be started: {error}.")
+            self.sequences.fail(job, known)
 
     def _end_all(self, error: EngineError) -> None:
         """Fail all open jobs with this error, and those submitted in the meantime."""

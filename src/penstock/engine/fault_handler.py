@@ -16,7 +16,7 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.engine")
 
-MAX_FAULTS = 5  # in a row, without a step in between
+MAX_FAULTS = 5  # turns that fail in a row
 
 
 class FaultHandler:
@@ -25,23 +25,33 @@ class FaultHandler:
         self._stats = stats
         self._networked = networked
         self._in_a_row = 0
-        self._steps = -1  # completed when the last fault occurred
+        self._steps = -1  # completed when the last turn failed
 
-    def handle(self, error: Exception) -> None:
+    def on_turn_completed(self) -> None:
+        self._in_a_row = 0
+
+    def on_command_failed(self, error: Exception) -> None:
+        """Record an error in a command, such as a message from another node. It is dropped, and the next one is taken."""
+        self._record(error)
+
+    def on_turn_failed(self, error: Exception) -> None:
         """Recover from an error in a turn. Raises it again if that is hopeless."""
-        self._stats.faults += 1
-        self._in_a_row = self._in_a_row + 1 if self._stats.steps == self._steps else 1
-        self._steps = self._stats.steps
-        logger.error("an unexpected error in the compute thread (%d so far)", self._stats.faults, exc_info=error)
+        self._record(error)
+        self._in_a_row += 1
         if self._in_a_row > MAX_FAULTS:
             raise error
         origin = self._origin
         if isinstance(origin, NoOrigin):
             return
-        if self._in_a_row > 1:
+        again, self._steps = self._stats.steps == self._steps, self._stats.steps
+        if again:
             told = EngineError(f"The engine failed: {type(error).__name__}: {error}.", hint="Try the request again.")
             for job in origin.jobs():
                 origin.sequences.fail(job, told)
         origin.lose_route("an unexpected error on this node")
         if not self._networked:
             origin.open_route()
+
+    def _record(self, error: Exception) -> None:
+        self._stats.faults += 1
+        logger.error("an unexpected error in the compute thread (%d so far)", self._stats.faults, exc_info=error)
