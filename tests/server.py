@@ -137,7 +137,7 @@ def running_server(*args: str, config: str = "", ready: bool = True, **env: str)
             yield server
             if process.returncode is None:
                 assert server.leave() == 0, server.log()
-            assert "Traceback" not in server.log()
+            assert "Traceback" not in server.log(), server.log()
         finally:
             process.kill()
             process.wait()

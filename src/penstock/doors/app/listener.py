@@ -152,7 +152,10 @@ class Listener(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._signals += 1
         self._door.draining = self.should_exit = True
-        if self._signals == 1:
+        if self._signals == 1 and self._loop is not None:
+            # not here: the signal may have interrupted a write to the log, into which nothing else can be written
+            self._loop.call_soon_threadsafe(self._on_leaving)
+        elif self._signals == 1:
             self._on_leaving()
         elif self._signals == 2:
             self._abort_all()
