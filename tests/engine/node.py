@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
 from penstock.engine.engine import Engine
 from penstock.engine.job_receiver import JobReceiver
 from penstock.engine.routing.config import RoutingConfig
+from penstock.engine.routing.heartbeat import Heartbeat
 from penstock.engine.routing.origin import Origin
 from penstock.model.attention import BatchPiece
 from penstock.network.codec import PROTOCOL, decode
@@ -70,7 +72,9 @@ class Node:
         self.world, self.place, self.name, self.epoch = world, place, place.name, epoch
         self.alive = True
         self.draining = False
+        self.stopped = False  # all its threads, as by SIGSTOP
         self.local = world.now  # until when it computes
+        self._elsewhere = False
         self.records: tuple[NodeRecord, ...] = ()
         self._issue = -1
         self._pipe: MetaPipe | None = None
@@ -87,10 +91,29 @@ class Node:
             routing=RoutingConfig(epoch=epoch, lease=world.lease, recovery_timeout=world.recovery_timeout),
             clock=self.clock,
         )
-        self.receiver = JobReceiver(decode, {MODEL: self.engine}, self.send)
+        self.engine.heartbeat = self.engine.host._heartbeat = self.engine._context.heartbeat = _PassingTime(self)
+        self.receiver = JobReceiver(decode, {MODEL: self.engine}, self.send, clock=self.clock)
 
     def clock(self) -> float:
-        return max(self.world.now, self.local)
+        """The compute thread is as far as its present pass; the others are where the world is."""
+        return self.world.now if self._elsewhere else max(self.world.now, self.local)
+
+    @contextmanager
+    def other_thread(self) -> Iterator[None]:
+        """What is done here is done by the threads of the network, also while the node computes."""
+        self._elsewhere = True
+        try:
+            yield
+        finally:
+            self._elsewhere = False
+
+    def receive(self, sender: str, data: bytes) -> None:
+        with self.other_thread():
+            self.receiver.on_message(sender, data)
+
+    def keep_alive(self) -> None:
+        with self.other_thread():
+            self.engine.keep_alive()
 
     def send(self, node: str, message: Message) -> None:
         self.world.post(self, node, message)
@@ -156,6 +179,26 @@ class Node:
         place = self.place
         if place.seconds or place.per_token:
             self.local = self.clock() + place.seconds + place.per_token * tokens
+
+
+class _PassingTime(Heartbeat):
+    """A pass is computed at its beginning, and takes until `local`: in between, its beginning was the last sign of life."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node.clock)
+        self._node = node
+        self._began = 0.0
+
+    @property
+    def age(self) -> float:
+        return super().age if self._node.local <= self._node.world.now else self._node.world.now - self._began
+
+    @contextmanager
+    def in_pass(self, expected: float) -> Iterator[None]:
+        self._began = self._clock()
+        with super().in_pass(expected):
+            yield
+        self.expected = expected if self._node.local > self._node.world.now else 0.0
 
 
 class _View:

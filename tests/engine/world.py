@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +17,10 @@ from functools import partial
 from typing import Any
 
 from penstock.config.engine import EngineConfig
+from penstock.domain.fsm import ComputeStep
 from penstock.domain.job import HOLDS_KV, QUEUED, TERMINAL, Job
 from penstock.domain.job import Sequence as Answer
-from penstock.domain.messages import Message
+from penstock.domain.messages import Mark, Message
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob
 from penstock.domain.updates import (
@@ -41,6 +43,7 @@ from tests.network.faults import _flipped
 
 TICK = 0.01  # seconds: how often a node looks at its clock when nothing comes
 NEWS = 0.05  # seconds at most until a change has reached every node
+Lane = tuple[str, str, bool]  # sender, destination, and whether it is the stream of hidden states
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
@@ -104,10 +107,13 @@ class World:
         lease: float = 10.0,
         recovery_timeout: float = 30.0,
         latency: float = 0.0005,
+        tokens_per_second: float = math.inf,
     ) -> None:
+        """tokens_per_second: hidden states that each link carries, one NetworkJob after the other."""
         self.layers, self.lease, self.recovery_timeout = layers, lease, recovery_timeout
         self.config = config or EngineConfig(block_size=4, chunk=8, policy="fcfs")
-        self.faults, self.latency = faults or Faults(), latency
+        self.faults, self.latency, self.tokens_per_second = faults or Faults(), latency, tokens_per_second
+        self._free: dict[Lane, float] = {}  # when a link has sent what it was given
         self.dice = random.Random(seed)
         random.seed(seed)  # how long origins wait before they try again
         self.now = 1000.0
@@ -118,7 +124,7 @@ class World:
         self.watching = False
         self._order = itertools.count()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
-        self._due: dict[tuple[str, str], float] = {}
+        self._due: dict[Lane, float] = {}  # when the last message arrives, by stream
         self._epochs = itertools.count(1)
         self._before: dict[tuple[str, int, int], tuple[int, int, int, int, int]] = {}
         self._next_news = self.now + 1.0
@@ -192,7 +198,7 @@ class World:
     # ---- messages ----
 
     def post(self, sender: Node, destination: str, message: Message) -> None:
-        data = encode(message)
+        data = encode(message, sender.clock())
         if self.watching:
             self.seen.append((sender.name, destination, decode(data)))
         if destination not in {record.node for record in sender.records}:
@@ -207,24 +213,38 @@ class World:
             return
         if corrupt < faults.corrupt:
             data = _flipped(data, [(dice.uniform(*faults.part), dice.randrange(1, 256)) for _ in range(dice.randint(1, 4))])
-        pair = (sender.name, destination)
-        due = now + self.latency * (1 + 2 * dice.random())
+        lane = self._lane(sender, destination, message)
+        due = self._transferred(lane, message, now) + self.latency * (1 + 2 * dice.random())
         if reorder < faults.reorder:
             due += dice.uniform(*faults.hold)
         else:
-            due = max(due, self._due.get(pair, 0.0))
+            due = max(due, self._due.get(lane, 0.0))
             if delay < faults.delay:
                 due += dice.uniform(*faults.hold)
-            self._due[pair] = due
+            self._due[lane] = due
         for _ in range(2 if duplicate < faults.duplicate else 1):
             self.at(due, lambda: self.deliver(sender.name, destination, data))
             due += dice.uniform(0, 2 * self.latency)
 
+    def _transferred(self, lane: Lane, message: Message, now: float) -> float:
+        tokens = 0
+        if isinstance(message, NetworkJob):
+            tokens = sum(span.n if message.step is ComputeStep.LAYER else span.rows for span in message.spans)
+        self._free[lane] = max(now, self._free.get(lane, 0.0)) + tokens / self.tokens_per_second
+        return self._free[lane]
+
+    @staticmethod
+    def _lane(sender: Node, destination: str, message: Message) -> Lane:
+        """Hidden states do not hold up other messages, nor the other way round."""
+        return sender.name, destination, isinstance(message, NetworkJob | Mark)
+
     def deliver(self, sender: str, destination: str, data: bytes) -> None:
         node = self.nodes.get(destination)
-        if node is not None and node.alive:
+        if node is not None and node.alive and node.stopped:
+            self.at(self.now + TICK, lambda: self.deliver(sender, destination, data))  # its machine keeps it
+        elif node is not None and node.alive:
             self._count_refusals(destination, data)
-            node.receiver.on_message(sender, data)
+            node.receive(sender, data)
 
     def _count_refusals(self, destination: str, data: bytes) -> None:
         try:
@@ -240,6 +260,9 @@ class World:
         while self._later and self._later[0][0] <= self.now:
             heapq.heappop(self._later)[2]()
         for node in self:
+            if node.stopped:
+                continue
+            node.keep_alive()
             if node.local <= self.now:
                 node.work()
         if self.now >= self._next_news:

@@ -11,6 +11,9 @@ from penstock.domain.messages import (
     Bounce,
     BounceReason,
     CloseRoute,
+    Lease,
+    LegReport,
+    Mark,
     Message,
     OpenRoute,
     Ping,
@@ -67,6 +70,7 @@ def network_jobs(draw: st.DrawFn) -> NetworkJob:
         draw(st.lists(notices, max_size=3)),
         draw(st.lists(refusals, max_size=3)),
         draw(st.lists(seconds, max_size=3)),
+        draw(st.lists(seconds, max_size=3)),
         step,
         draw(st.integers(0, 4096)),
         hidden,
@@ -93,12 +97,17 @@ reports = st.builds(
     st.integers(1, 4096),
     st.lists(positions, min_size=1, max_size=3, unique_by=lambda position: position.seq_id).map(tuple),
 )
+numbers = st.lists(counts, max_size=3).map(tuple)
+layers = st.integers(0, 4096)
+leg_reports = st.builds(LegReport, layers, counts | st.just(-1), counts, numbers, numbers)
 controls = st.one_of(
     open_routes,
     st.builds(RouteOffer, routes, counts, counts, st.text(st.characters(codec="utf-8")), seconds),
     st.builds(CloseRoute, routes),
-    st.builds(Ping, routes, clocks, counts),
-    st.builds(Pong, routes, clocks, counts, counts),
+    st.builds(Ping, routes, clocks, counts, counts | st.just(-1)),
+    st.builds(Pong, routes, clocks, seconds, seconds, counts, st.lists(leg_reports, max_size=3).map(tuple)),
+    st.builds(Lease, routes, clocks, counts, counts),
+    st.builds(Mark, routes, layers, counts),
     reports,
     st.builds(Bounce, routes, counts | st.just(-1), st.sampled_from(BounceReason)),
 )

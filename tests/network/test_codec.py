@@ -15,14 +15,19 @@ from hypothesis import strategies as st
 
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import (
+    MAX_LISTED,
     MAX_PIECE_BYTES,
     MAX_POSITIONS,
     AskWeights,
     BounceReason,
     CloseRoute,
+    Lease,
+    LegReport,
+    Mark,
     Message,
     OpenRoute,
     Ping,
+    Pong,
     RouteOffer,
     StageProgress,
     WeightsPart,
@@ -115,8 +120,8 @@ def test_the_numbers_of_enums_and_kinds_are_part_of_the_protocol() -> None:
     assert (frame.unpack(encode(ASK)).kind, frame.unpack(encode(WeightsPart(1, reason="busy"))).kind) == (9, 10)
     assert frame.unpack(encode(PROGRESS)).kind == 11
     assert encode(CloseRoute(ROUTE)) == bytes.fromhex(
-        "504e534b 02 04 0c000000 00000000"
-        "3733f4d7f74fce0036ff76823c166b140f6978733091d9e564a44bdfc5689385"
+        "504e534b 03 04 0c000000 00000000"
+        "59924340f89debe4bb7425e0b0efe1e743408652f8db79ac2045807ea303e3f9"
         "91 93 a7 6b69746368656e 07 01"
     )
 
@@ -337,6 +342,16 @@ HIDDEN = JOB.hidden
         replace(OPEN_ROUTE, blocks=-1),
         replace(OPEN_ROUTE, lease=float("inf")),
         Ping(ROUTE, 2**62, 1),
+        Ping(ROUTE, 1, 1, -2),
+        Mark(ROUTE, 1, -1),
+        Mark(ROUTE, codec.MAX_LAYERS + 1, 1),
+        Lease(ROUTE, 1, -1, 1),
+        Pong(ROUTE, 1, age=-1.0),
+        Pong(ROUTE, 1, age=float("nan")),
+        Pong(ROUTE, 1, legs=(LegReport(0, -2, 0),)),
+        Pong(ROUTE, 1, legs=(LegReport(0, 1, 0, (-1,)),)),
+        Pong(ROUTE, 1, legs=(LegReport(0, 1, 0, tuple(range(MAX_LISTED + 1))),)),
+        Pong(ROUTE, 1, legs=(LegReport(0, 1, 0),) * (codec.MAX_LEGS + 1)),
         RouteOffer(ROUTE, blocks=2**48),
         *(replace(PROGRESS, layer=layer) for layer in (-1, 0, codec.MAX_LAYERS + 1)),
         replace(PROGRESS, positions=()),
@@ -368,9 +383,9 @@ def test_a_value_beyond_its_limit_is_malformed(message: Message) -> None:
 
 @pytest.mark.parametrize("step", [step.value for step in ComputeStep if step not in (ComputeStep.LAYER, ComputeStep.HEAD)])
 def test_only_layer_and_head_travel(step: int) -> None:
-    header = [ROUTE, 1, [], [], [], [], step, 0, None]
+    header = [ROUTE, 1, [], [], [], [], [], step, 0, None, 0.0]
     assert "is never sent" in str(refused(framed(1, header)))
-    header[6] = ComputeStep.LAYER.value
+    header[7] = ComputeStep.LAYER.value
     assert decode(framed(1, header)) == NetworkJob(ROUTE, 1, [], step=ComputeStep.LAYER)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Position
+
+MAX_HIDDEN_BYTES = 1 << 27  # of hidden states in one NetworkJob: 2048 tokens, 16384 numbers wide, in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +47,57 @@ class CloseRoute:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Keeps a route open. Answered by the compute thread, so that a hanging computation is noticed."""
+    """Keeps a route open, and asks how its NetworkJobs get on."""
 
     route: RouteId
     stamp: int  # the origin's clock; the Pong repeats it
     blocks: int  # wanted
+    settled: int = -1  # the origin waits for no NetworkJob up to this number
+
+
+MAX_LISTED = 512  # NetworkJobs in one list of a LegReport
+
+
+class LegReport(NamedTuple):
+    """What a node has seen of the leg that begins at `layer`."""
+
+    layer: int
+    newest: int  # number of the newest NetworkJob that its sender has handed over, as far as known here; -1 for none
+    received: int  # bytes that came from the sender so far, for any route
+    here: tuple[int, ...] = ()  # NetworkJobs that have arrived and did not leave yet
+    missing: tuple[int, ...] = ()  # ... and older ones than `newest` that did not arrive, although there was time to
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """Answers a Ping, or recalls blocks unasked."""
+    """Answers a Ping at once, also during a pass."""
+
+    route: RouteId
+    stamp: int  # of the Ping
+    age: float = 0.0  # seconds since the compute thread last gave a sign of life
+    expected: float = 0.0  # seconds that its present pass is predicted to take; 0 between passes
+    passes: int = 0  # that it has completed
+    legs: tuple[LegReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Answers a Ping between two passes: the blocks that a route has. Sent unasked, it recalls some."""
 
     route: RouteId
     stamp: int  # of the Ping; 0 for a recall
     blocks: int  # that the origin may use
     target: int  # blocks that it should come down to; not below `blocks` unless other origins need some
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Follows the NetworkJobs of a leg in their stream: those up to `number` were handed over before it."""
+
+    route: RouteId
+    layer: int  # where the leg begins; the number of layers for the way back to the origin
+    number: int
+    sent: float = 0.0  # the sender's clock
 
 
 MAX_POSITIONS = 256  # sequences in one StageProgress
@@ -120,5 +159,5 @@ class WeightsPart:
     data: bytes | bytearray | memoryview = b""
 
 
-Control = OpenRoute | RouteOffer | CloseRoute | Ping | Pong | StageProgress | Bounce
-Message = Control | NetworkJob | AskWeights | WeightsPart
+Control = OpenRoute | RouteOffer | CloseRoute | Ping | Pong | Lease | StageProgress | Bounce
+Message = Control | NetworkJob | Mark | AskWeights | WeightsPart

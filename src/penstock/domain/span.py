@@ -98,9 +98,11 @@ class NetworkJob:
     notices: list[Notice] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     services: list[float] = field(default_factory=list)  # seconds of compute at each segment passed so far
+    transfers: list[float] = field(default_factory=list)  # seconds on the links between nodes that it has crossed so far
     step: ComputeStep = ComputeStep.EMBED
     current_layer: int = 0
     hidden: Any = None  # a tensor, or PackedHidden off the wire
+    sent: float = field(default=0.0, compare=False)  # the clock of the node that sent it last
 
 
 class PackedHidden(NamedTuple):

@@ -25,6 +25,7 @@ class Cancel:
 class Deliver:
     sender: str
     message: Message
+    at: float  # when it came
 
 
 @dataclass(frozen=True, slots=True)

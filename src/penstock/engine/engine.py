@@ -21,6 +21,9 @@ from penstock.domain.messages import (
     Bounce,
     BounceReason,
     CloseRoute,
+    Control,
+    Lease,
+    Mark,
     Message,
     OpenRoute,
     Ping,
@@ -35,6 +38,7 @@ from penstock.domain.updates import JobFailed
 from penstock.engine.commands import AddSegment, Cancel, Command, Deliver, DropSegment, NetworkChanged, Stop, Submit, Unsent
 from penstock.engine.fault_handler import FaultHandler
 from penstock.engine.routing.config import RoutingConfig
+from penstock.engine.routing.heartbeat import Heartbeat
 from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.route_host import RouteHost
@@ -54,6 +58,7 @@ logger = logging.getLogger("penstock.engine")
 
 MAX_PENDING_BYTES = 1 << 29  # hidden states that may wait for the compute thread, of all senders together
 IDLE_POLL_S = 0.05  # while there is work that cannot continue yet
+KEEP_ALIVE_S = 0.05  # between looks whether a Ping is due
 TICK_S = 0.01  # between checks of timeouts in a network
 RECALL_INTERVAL_S = 0.25
 
@@ -78,6 +83,7 @@ class Engine:
         self.stats = EngineStats()
         self._clock = clock
         self._epoch = routing.epoch
+        self.heartbeat = Heartbeat(clock)
         self._predictor = StepTimePredictor()
         self.stages = {segment.layers.start: self._stage(segment) for segment in pipe.segments}
         self.host = RouteHost(
@@ -86,6 +92,7 @@ class Engine:
             shape=pipe.shape,
             width=routing.width,
             block_size=config.block_size,
+            heartbeat=self.heartbeat,
             clock=clock,
         )
         self.origin: Origin | NoOrigin = NoOrigin()
@@ -101,12 +108,15 @@ class Engine:
             self.origin = Origin(config, routing, pipe, self.host, sequences, self._predictor, self.stats, clock=clock)
             if not pipe.networked and pipe.is_complete():
                 self.origin.open_route()
-        self._context = JobContext(config, pipe, self.host, self.stats, self._predictor, ends, self.origin, logger, clock, device)
+        self._context = JobContext(
+            config, pipe, self.host, self.stats, self._predictor, ends, self.origin, self.heartbeat, logger, clock, device
+        )
         self._processor = JobProcessor(self._context)
         self._faults = FaultHandler(self.origin, self.stats, networked=pipe.networked)
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._ended = threading.Event()
         self._closing = threading.Lock()  # a job is either seen by the loop or refused, never lost in between
         self._next_tick = 0.0
         self._next_recall = 0.0
@@ -128,6 +138,8 @@ class Engine:
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="penstock-compute", daemon=True)
         self._thread.start()
+        if self.pipe.networked:
+            threading.Thread(target=self._keep_alive_loop, name="penstock-keeper", daemon=True).start()
 
     def submit(self, job: Job) -> None:
         with self._closing:
@@ -138,17 +150,56 @@ class Engine:
     def cancel(self, job: Job) -> None:
         self._inbox.put(Cancel(job))
 
-    def deliver(self, sender: str, message: Message) -> None:
-        """Queue a decoded message from another node. It is dropped if too much is waiting: its origin notices the loss."""
+    def deliver(self, sender: str, message: Message, size: int = 0) -> None:
+        """Take a decoded message from another node; called on the network's thread. It is dropped if too much is waiting: its
+        origin notices the loss.
+
+        size: bytes that it had on the wire.
+        """
         if self._stopped:
             return
-        size = _size(message)
-        with self._counting:
-            if size and self._pending + size > MAX_PENDING_BYTES:
-                self.count_refused("backlog", sender)
+        match message:
+            case Mark():
+                self.origin.on_mark(sender, message) if message.route.origin == self.pipe.node else self.host.on_mark(
+                    sender, message
+                )
                 return
-            self._pending += size
-        self._inbox.put(Deliver(sender, message))
+            case Ping():
+                self._answer(sender, message)
+            case NetworkJob():
+                waiting = _size(message)
+                with self._counting:
+                    if waiting and self._pending + waiting > MAX_PENDING_BYTES:
+                        self.count_refused("backlog", sender)
+                        return
+                    self._pending += waiting
+                (self.origin if message.step is ComputeStep.HEAD else self.host).on_arrival(sender, message, size)
+        self._inbox.put(Deliver(sender, message, self._clock()))
+
+    def _answer(self, sender: str, ping: Ping) -> None:
+        """Answer a Ping at once: the compute thread may be in a long pass."""
+        for node, mark in self.host.marks(ping):
+            self.pipe.send_mark(node, mark)
+        self._reply(sender, self.host.answer(sender, ping))
+
+    def _reply(self, node: str, message: Control) -> None:
+        """Send a message to an origin, which may be this node's own."""
+        if node != self.pipe.node:
+            self.pipe.send_control(node, message)
+        else:
+            self._inbox.put(Deliver(node, message, self._clock()))
+
+    def keep_alive(self) -> None:
+        """Keep this node's route open, unless the compute thread hangs: then other nodes should have their memory back."""
+        if self.heartbeat.silent:
+            return
+        own = self.origin.ping()
+        if own is not None:
+            self.deliver(self.pipe.node, own)
+
+    def _keep_alive_loop(self) -> None:
+        while not self._ended.wait(KEEP_ALIVE_S):
+            self.keep_alive()
 
     def count_refused(self, why: str, sender: str, detail: str = "") -> None:
         """Count a message from another node that was not accepted. Each kind is logged now and then."""
@@ -225,6 +276,7 @@ class Engine:
         else:
             self._end_all(EngineStopped("The engine was stopped before the job was done.", hint="Submit it again."))
         finally:
+            self._ended.set()
             if self.pipe.networked:
                 self._leave()
 
@@ -259,9 +311,11 @@ class Engine:
     def turn(self) -> bool:
         """Grant what can be granted, then run one batch. Returns False if there was nothing to do."""
         if self.pipe.networked:
+            self.heartbeat.beat()
             self._tick()
         job, decided = self.origin.grant()
         if job is not None:
+            self.host.on_granted(job)
             self._processor.accept(job)
         if not self._processor.in_flight:
             return decided
@@ -282,10 +336,10 @@ class Engine:
                     self._enter(job)
                 case Cancel(job):
                     self.sequences.cancel(job)
-                case Deliver(sender, message):
+                case Deliver(sender, message, at):
                     with self._counting:
                         self._pending -= _size(message)
-                    self._handle(sender, message)
+                    self._handle(sender, message, at)
                 case Unsent(node, message):
                     self._on_unsent(node, message)
                 case NetworkChanged():
@@ -346,7 +400,7 @@ class Engine:
 
     # ---- the network ----
 
-    def _handle(self, sender: str, message: Message) -> None:
+    def _handle(self, sender: str, message: Message, at: float) -> None:
         match message:
             case NetworkJob():
                 self._handle_job(sender, message)
@@ -356,11 +410,14 @@ class Engine:
                 if route.origin == sender:
                     self.host.close(route)
             case Ping():
-                self.pipe.send_control(sender, self.host.ping(sender, message))
+                if (lease := self.host.renew(sender, message)) is not None:
+                    self._reply(sender, lease)
             case RouteOffer():
                 self.origin.on_offer(sender, message)
             case Pong():
-                self.origin.on_pong(sender, message)
+                self.origin.on_pong(sender, message, at)
+            case Lease():
+                self.origin.on_lease(sender, message)
             case StageProgress():
                 if not self.origin.on_stage_progress(sender, message):
                     self.count_refused(BounceReason.MALFORMED.name.lower(), sender)
@@ -409,11 +466,8 @@ class Engine:
         if now >= self._next_recall:
             self._next_recall = now + RECALL_INTERVAL_S
             self.host.expire()
-            for pong in self.host.recalls():
-                if pong.route.origin == self.pipe.node:
-                    self.origin.on_pong(self.pipe.node, pong)
-                else:
-                    self.pipe.send_control(pong.route.origin, pong)
+            for recall in self.host.recalls():
+                self._reply(recall.route.origin, recall)
         self.origin.tick()
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.messages import AskWeights, Bounce, BounceReason, Control, Message, OpenRoute, RouteOffer, WeightsPart
+from penstock.domain.messages import AskWeights, Bounce, BounceReason, Control, Mark, Message, OpenRoute, RouteOffer, WeightsPart
 from penstock.domain.span import NetworkJob
 from penstock.engine.engine import Engine
 from penstock.errors import BadMessage, DamagedMessage
+from penstock.network.link_meter import LinkMeter
+
+MAX_METERS = 256  # senders
+MAX_TRANSFER_S = 3600.0
 
 
 class JobReceiver:
@@ -16,6 +21,7 @@ class JobReceiver:
 
     decode: checks length, version, checksum and shape before anything else is read.
     engines: by model; may grow at any time.
+    on_transfer: called with the sender, bytes and seconds of every NetworkJob.
     """
 
     def __init__(
@@ -24,11 +30,16 @@ class JobReceiver:
         engines: Mapping[str, Engine],
         send: Callable[[str, Message], None],
         on_weights: Callable[[str, AskWeights | WeightsPart], None] = lambda sender, message: None,
+        on_transfer: Callable[[str, int, float], None] = lambda sender, size, seconds: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._decode = decode
         self._engines = engines
         self._send = send
         self._on_weights = on_weights
+        self._on_transfer = on_transfer
+        self._clock = clock
+        self._meters: dict[str, LinkMeter] = {}  # by sender
 
     def on_message(self, sender: str, data: bytes) -> None:
         try:
@@ -54,10 +65,21 @@ class JobReceiver:
             and not self._is_from_predecessor(sender, message)
         ):
             message.hidden = None  # it will be refused: free its memory now
+        if isinstance(message, NetworkJob | Mark):
+            self._measure(sender, message, len(data))
         for engine in self._engines_of(message):
-            engine.deliver(sender, message)
+            engine.deliver(sender, message, len(data))
 
-    def _engines_of(self, message: Control | NetworkJob) -> list[Engine]:
+    def _measure(self, sender: str, message: NetworkJob | Mark, size: int) -> None:
+        """Record how long a message was on its way, in the NetworkJob itself: its origin adds up the legs."""
+        if sender not in self._meters and len(self._meters) >= MAX_METERS:
+            self._meters.clear()
+        seconds = min(MAX_TRANSFER_S, self._meters.setdefault(sender, LinkMeter()).observe(message.sent, self._clock()))
+        if isinstance(message, NetworkJob):
+            message.transfers.append(seconds)
+            self._on_transfer(sender, size, seconds)
+
+    def _engines_of(self, message: Control | NetworkJob | Mark) -> list[Engine]:
         """The engines that a message is for. Only OpenRoute names the model; the first engine answers for an unknown route."""
         if isinstance(message, OpenRoute):
             return [self._engines[message.model]]

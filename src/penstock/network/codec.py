@@ -15,12 +15,16 @@ from msgspec import Meta
 
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import (
+    MAX_LISTED,
     MAX_PIECE_BYTES,
     MAX_POSITIONS,
     AskWeights,
     Bounce,
     BounceReason,
     CloseRoute,
+    Lease,
+    LegReport,
+    Mark,
     Message,
     OpenRoute,
     Ping,
@@ -91,14 +95,21 @@ WireJob = tuple[
     Annotated[list[WireNotice], Meta(max_length=MAX_NOTICES)],
     Annotated[list[WireRefusal], Meta(max_length=MAX_REFUSALS)],
     Annotated[list[Seconds], Meta(max_length=MAX_LAYERS)],
+    Annotated[list[Seconds], Meta(max_length=MAX_LAYERS)],
     ComputeStep,
     Layer,
     WireHidden | None,
+    Seconds,
 ]
 WireLegs = Annotated[tuple[WireLeg, ...], Meta(min_length=1, max_length=MAX_LEGS)]
 WireOpenRoute = tuple[WireRoute, Model, Name, WireLegs, Width, BlockSize, Count, bool, Seconds]
 WireOffer = tuple[WireRoute, Count, Count, Reason, Seconds]
-WireBounce = tuple[WireRoute, Annotated[int, Meta(ge=-1, lt=MAX_COUNT)], BounceReason]
+Number = Annotated[int, Meta(ge=-1, lt=MAX_COUNT)]  # of a NetworkJob; -1 for none
+WireNumbers = Annotated[tuple[Count, ...], Meta(max_length=MAX_LISTED)]
+WireLegReport = tuple[Layer, Number, Count, WireNumbers, WireNumbers]
+WirePing = tuple[WireRoute, Clock, Count, Number]
+WirePong = tuple[WireRoute, Clock, Seconds, Seconds, Count, Annotated[tuple[WireLegReport, ...], Meta(max_length=MAX_LEGS)]]
+WireBounce = tuple[WireRoute, Number, BounceReason]
 WirePosition = tuple[Count, Count, Count, Positive]
 WireProgress = tuple[WireRoute, Layer, Annotated[tuple[WirePosition, ...], Meta(min_length=1, max_length=MAX_POSITIONS)]]
 WireSegment = tuple[
@@ -129,10 +140,13 @@ class JobHeaderPrefix(msgspec.Struct, array_like=True):
     number: Count
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, sent: float = 0.0) -> bytes:
+    """Encode a message. `sent` is the time by this node's clock, for those that are used to measure a link."""
     codec = _BY_TYPE[type(message)]
     if isinstance(message, NetworkJob):
-        return frame.pack(codec.kind, *_parts_of_job(message))
+        return frame.pack(codec.kind, *_parts_of_job(message, sent))
+    if isinstance(message, Mark):
+        message = replace(message, sent=sent)
     if isinstance(message, RouteOffer | WeightsPart) and len(message.reason) > MAX_REASON:
         message = replace(message, reason=message.reason[:MAX_REASON])
     if isinstance(message, WeightsPart):
@@ -219,17 +233,18 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _Inconsi
 # ---- NetworkJobs ----
 
 
-def _parts_of_job(job: NetworkJob) -> tuple[bytes, Bytes]:
+def _parts_of_job(job: NetworkJob, sent: float) -> tuple[bytes, Bytes]:
     hidden = job.hidden
     assert job.step in (ComputeStep.LAYER, ComputeStep.HEAD), "only these two are sent"
     assert hidden is None or isinstance(hidden, PackedHidden), "a tensor is packed before it is sent"
     wire = hidden and hidden[:3]
-    header = (job.route, job.number, job.spans, job.notices, job.refusals, job.services, job.step, job.current_layer, wire)
+    about = (job.route, job.number, job.spans, job.notices, job.refusals, job.services, job.transfers)
+    header = (*about, job.step, job.current_layer, wire, sent)
     return _encode(header), hidden.data if hidden else b""
 
 
 def _job(header: Any, tensor: memoryview) -> NetworkJob:
-    route, number, spans, notices, refusals, services, step, current_layer, wire = header
+    route, number, spans, notices, refusals, services, transfers, step, current_layer, wire, sent = header
     if step is ComputeStep.LAYER:
         rows = sum([span[5] for span in spans])
     elif step is ComputeStep.HEAD:
@@ -254,9 +269,11 @@ def _job(header: Any, tensor: memoryview) -> NetworkJob:
         [Notice(*notice) for notice in notices],
         [Refusal(*refusal) for refusal in refusals],
         services,
+        transfers,
         step,
         current_layer,
         hidden,
+        sent,
     )
 
 
@@ -273,6 +290,11 @@ def _open_route(header: Any) -> OpenRoute:
     route, model, shape, legs, *rest = header
     found = tuple(Leg(_range(layers), before, after) for layers, before, after in legs)
     return OpenRoute(RouteId(*route), model, shape, found, *rest)
+
+
+def _pong(header: Any) -> Pong:
+    route, stamp, age, expected, passes, legs = header
+    return Pong(RouteId(*route), stamp, age, expected, passes, tuple(LegReport(*leg) for leg in legs))
 
 
 def _stage_progress(header: Any) -> StageProgress:
@@ -360,12 +382,14 @@ _CODECS = (
     _codec(2, OpenRoute, WireOpenRoute, _open_route),
     _codec(3, RouteOffer, WireOffer),
     _codec(4, CloseRoute, tuple[WireRoute]),
-    _codec(5, Ping, tuple[WireRoute, Clock, Count]),
-    _codec(6, Pong, tuple[WireRoute, Clock, Count, Count]),
+    _codec(5, Ping, WirePing),
+    _codec(6, Pong, WirePong, _pong),
     _codec(7, Bounce, WireBounce),
     _codec(9, AskWeights, WireAskWeights, _ask_weights),
     _codec(10, WeightsPart, WireWeightsPart),
     _codec(11, StageProgress, WireProgress, _stage_progress),
+    _codec(14, Lease, tuple[WireRoute, Clock, Count, Count]),
+    _codec(12, Mark, tuple[WireRoute, Layer, Count, Seconds]),
 )
 _BY_TYPE = {codec.type: codec for codec in _CODECS}
 _BY_KIND = {codec.kind: codec for codec in _CODECS}

@@ -11,7 +11,7 @@ from penstock.config.network import NAME
 from penstock.errors import ConfigError, Unreachable
 
 MAX_RECORD_BYTES = 1 << 20
-MAX_MESSAGE_BYTES = 1 << 28  # twice a chunk of 2048 tokens, 16384 numbers wide, in float32
+MAX_MESSAGE_BYTES = 1 << 28  # twice what a NetworkJob has of hidden states
 
 OnMessage = Callable[[str, bytes], None]  # sender, data
 OnChange = Callable[[], None]

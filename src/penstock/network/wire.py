@@ -45,7 +45,7 @@ class Wire:
         self,
         router: Router,
         *,
-        encode: Callable[[Message], bytes] = encode,
+        encode: Callable[[Message], bytes] = lambda message: encode(message, sent=time.monotonic()),
         on_lost: OnLost = lambda node, message: None,
         capacity: int = MAX_QUEUED,
         capacity_bytes: int = MAX_QUEUED_BYTES,

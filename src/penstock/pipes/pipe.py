@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from penstock.domain.messages import Control, Message
+from penstock.domain.messages import Control, Mark, Message
 from penstock.domain.route import Hop
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
@@ -125,6 +125,10 @@ class Pipe:
 
     def send_control(self, node: str, message: Control) -> None:
         self._send(node, message)
+
+    def send_mark(self, node: str, mark: Mark) -> None:
+        """Send a Mark after the NetworkJobs that were sent before it."""
+        self._send(node, mark)
 
     @property
     def kv_blocks(self) -> int:

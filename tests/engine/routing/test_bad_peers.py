@@ -13,7 +13,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer, StageProgress
+from penstock.domain.messages import (
+    Bounce,
+    BounceReason,
+    CloseRoute,
+    Lease,
+    LegReport,
+    Mark,
+    Message,
+    OpenRoute,
+    Ping,
+    Pong,
+    RouteOffer,
+    StageProgress,
+)
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Span
 from penstock.domain.topology import LayerRange
@@ -88,7 +101,10 @@ def test_nobody_speaks_for_another_origin() -> None:
         send(world, "b", Ping(route, 1, 1))
         send(world, "a", job(route, number, [Span(0, 0, 0, 0, 0, 1, 1)], step=ComputeStep.HEAD, current_layer=4))
         send(world, "a", RouteOffer(route, 1, 1))
-        send(world, "a", Pong(route, 0, 1, 1))
+        send(world, "a", Lease(route, 0, 1, 1))
+        send(world, "a", Pong(route, 1, 0.0, 0.0, 0, (LegReport(0, number, HUGE, (), (number,)),)))
+        send(world, "a", Mark(route, 4, number))
+        send(world, "b", Mark(route, 0, number))
         send(world, "a", StageProgress(route, 2, (Position(0, 0, 0, 1),)))
         for reason in BounceReason:
             send(world, "a", Bounce(route, number, reason))
@@ -204,7 +220,17 @@ def test_whatever_an_origin_sends_on_its_own_route_others_get_right_answers_and_
 
 messages = st.one_of(
     st.builds(RouteOffer, st.just(0), blocks, blocks, st.just("why"), st.sampled_from([0.0, 1e9])),
-    st.builds(Pong, st.just(0), st.sampled_from([0, 1, 2**61]), blocks, blocks),
+    st.builds(Lease, st.just(0), st.sampled_from([0, 1, 2**61]), blocks, blocks),
+    st.builds(
+        Pong,
+        st.just(0),
+        st.sampled_from([0, 1, 2**61]),
+        st.sampled_from([0.0, 1e9]),
+        st.sampled_from([0.0, 1e9]),
+        blocks,
+        st.lists(st.builds(LegReport, st.integers(0, 5), numbers, blocks, st.tuples(numbers), st.tuples(numbers))).map(tuple),
+    ),
+    st.builds(Mark, st.just(0), st.integers(0, 5), numbers),
     st.builds(
         lambda layer, place: StageProgress(RouteId("x", 0, 0), layer, (place,)),
         st.integers(1, 5),
@@ -343,8 +369,8 @@ def test_a_pass_that_fails_because_of_one_origin_fails_for_nobody_else() -> None
             raise RuntimeError("out of memory")
         return process(hidden, pieces, layers)
 
-    def at_the_same_moment(sender: str, message: Message) -> None:
-        deliver(sender, message)
+    def at_the_same_moment(sender: str, message: Message, size: int = 0) -> None:
+        deliver(sender, message, size)
         if isinstance(message, NetworkJob) and message.spans and not own:
             own.append(world.ask("a", PROMPT[:7], GREEDY))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.messages import Bounce, BounceReason, Message, Pong, RouteOffer
+from penstock.domain.messages import Bounce, BounceReason, Lease, Message, RouteOffer
 from penstock.domain.span import NetworkJob, PackedHidden, Refusal, Span, Verdict
 from penstock.domain.updates import JobFailed
 from penstock.engine.routing import route_opener as route
@@ -125,8 +125,8 @@ def test_silly_numbers_in_offers_and_pongs_are_not_believed(number: int, stamp: 
     def lie(message: Message) -> list[Message]:
         if isinstance(message, RouteOffer):
             return [replace(message, blocks=max(2, number), credits=number)]
-        if isinstance(message, Pong):
-            return [Pong(message.route, stamp, number, number), Pong(message.route, 0, number, HUGE)]
+        if isinstance(message, Lease):
+            return [Lease(message.route, stamp, number, number), Lease(message.route, 0, number, HUGE)]
         return [message]
 
     world = with_a_liar(lie, window=2)
@@ -154,7 +154,7 @@ def test_a_record_with_absurd_memory_is_not_believed(monkeypatch: pytest.MonkeyP
     liar = world["x"]
     liar.record = boasting  # type: ignore[method-assign]
     tell = liar.send
-    liar.send = lambda node, m: tell(node, replace(m, blocks=HUGE) if isinstance(m, RouteOffer | Pong) else m)  # type: ignore[method-assign]
+    liar.send = lambda node, m: tell(node, replace(m, blocks=HUGE) if isinstance(m, RouteOffer | Lease) else m)  # type: ignore[method-assign]
     world.start(Place("b"))
     world.run(0.2)
     world["a"].origin.lose_route("a test")

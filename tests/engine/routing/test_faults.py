@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.messages import Bounce, CloseRoute, Message, OpenRoute, Ping, Pong, RouteOffer, StageProgress
+from penstock.domain.messages import Bounce, CloseRoute, Lease, Mark, Message, OpenRoute, Ping, Pong, RouteOffer, StageProgress
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob
 from tests.engine import layouts
@@ -79,7 +79,7 @@ def test_a_fifth_of_everything_may_go_wrong(seed: int) -> None:
     answer_some(world)
 
 
-@pytest.mark.parametrize("kind", [OpenRoute, RouteOffer, CloseRoute, Ping, Pong, StageProgress, Bounce])
+@pytest.mark.parametrize("kind", [OpenRoute, RouteOffer, CloseRoute, Ping, Pong, Lease, Mark, StageProgress, Bounce])
 def test_each_kind_of_message_may_be_lost_repeated_and_late(kind: type) -> None:
     faults = Faults(drop=0.3, duplicate=0.3, reorder=0.3, hits=lambda sender, destination, message: isinstance(message, kind))
     world = three(faults)

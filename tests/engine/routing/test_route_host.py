@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.messages import Bounce, BounceReason, OpenRoute, Ping, Pong
+from penstock.domain.messages import Bounce, BounceReason, Lease, OpenRoute, Ping
 from penstock.domain.route import Hop, Leg, RouteId, legs_of
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Span
 from penstock.domain.topology import LayerRange
-from penstock.engine.routing.route_host import CREDITS, RECALL_TIMEOUT_S, REORDER_TIMEOUT_S, Arrivals, RouteHost
+from penstock.engine.routing.arrivals import CREDITS, Arrivals
+from penstock.engine.routing.leg_log import REORDER_TIMEOUT_S
+from penstock.engine.routing.route_host import RECALL_TIMEOUT_S, RouteHost
 from penstock.engine.routing.stage import Stage
 from tests.engine.fakes import FakeSegment
 
@@ -194,14 +196,14 @@ def test_spans_come_from_the_predecessor_at_the_leg_and_in_the_width_that_were_a
 
 def test_a_route_that_nobody_opened_is_unknown(host: RouteHost) -> None:
     assert host.arrive("a", job()) == Bounce(ROUTE, 0, BounceReason.UNKNOWN_ROUTE)
-    assert host.ping("a", Ping(ROUTE, 1, 1)) == Bounce(ROUTE, -1, BounceReason.UNKNOWN_ROUTE)
+    assert host.answer("a", Ping(ROUTE, 1, 1)) == Bounce(ROUTE, -1, BounceReason.UNKNOWN_ROUTE)
 
 
 def test_more_than_the_credits_is_a_flood(host: RouteHost) -> None:
     host.open("a", ask())
     assert all(host.arrive("a", job(number)) for number in range(CREDITS))
     assert host.arrive("a", job(CREDITS)) == Bounce(ROUTE, CREDITS, BounceReason.FLOOD)
-    host.on_job_left(ROUTE)
+    host.on_job_left(job(0), arrived=True)
     assert isinstance(host.arrive("a", job(CREDITS)), list)
 
 
@@ -227,15 +229,15 @@ def test_the_first_gets_all_and_is_asked_for_the_half_when_a_second_comes(host: 
     refused = host.open("c", ask(other))
     assert refused.blocks == 0
     assert refused.retry_after > 0
-    assert host.recalls() == [Pong(ROUTE, 0, 16, 8)]
+    assert host.recalls() == [Lease(ROUTE, 0, 16, 8)]
     resize(host, ROUTE, 8, 0)
     assert host.open("c", ask(other)).blocks == 8
     assert not host.recalls()
-    assert host.ping("a", Ping(ROUTE, 5, 16)) == Pong(ROUTE, 5, 8, 8)
+    assert host.renew("a", Ping(ROUTE, 5, 16)) == Lease(ROUTE, 5, 8, 8)
     host.close(other)
     clock.now += 60.0
     host.recalls()
-    assert host.ping("a", Ping(ROUTE, 6, 16)) == Pong(ROUTE, 6, 16, 16)
+    assert host.renew("a", Ping(ROUTE, 6, 16)) == Lease(ROUTE, 6, 16, 16)
 
 
 def test_an_origin_that_has_nothing_to_do_gives_back_what_another_needs(host: RouteHost) -> None:
@@ -245,13 +247,13 @@ def test_an_origin_that_has_nothing_to_do_gives_back_what_another_needs(host: Ro
     host.recalls()
     resize(host, ROUTE, 8, 0)
     host.open("c", ask(other))
-    host.ping("c", Ping(other, 5, 4))  # idle: it would like to have four
-    assert host.ping("a", Ping(ROUTE, 5, 16)) == Pong(ROUTE, 5, 8, 12)
-    assert host.recalls() == [Pong(other, 0, 8, 4)]
+    host.renew("c", Ping(other, 5, 4))  # idle: it would like to have four
+    assert host.renew("a", Ping(ROUTE, 5, 16)) == Lease(ROUTE, 5, 8, 12)
+    assert host.recalls() == [Lease(other, 0, 8, 4)]
     resize(host, other, 4, 0)
-    assert host.ping("a", Ping(ROUTE, 6, 16)) == Pong(ROUTE, 6, 12, 12)
-    assert host.ping("c", Ping(other, 7, 8)) == Pong(other, 7, 4, 8)  # it has work again: the half is its right
-    assert host.recalls() == [Pong(ROUTE, 0, 12, 8)]
+    assert host.renew("a", Ping(ROUTE, 6, 16)) == Lease(ROUTE, 6, 12, 12)
+    assert host.renew("c", Ping(other, 7, 8)) == Lease(other, 7, 4, 8)  # it has work again: the half is its right
+    assert host.recalls() == [Lease(ROUTE, 0, 12, 8)]
 
 
 def test_an_origin_keeps_its_place_while_it_tries_elsewhere(host: RouteHost, clock: Clock) -> None:
@@ -262,7 +264,7 @@ def test_an_origin_keeps_its_place_while_it_tries_elsewhere(host: RouteHost, clo
     resize(host, ROUTE, 8, 0)
     host.open("c", ask(other))
     host.close(other)
-    assert host.ping("a", Ping(ROUTE, 5, 16)) == Pong(ROUTE, 5, 8, 8)
+    assert host.renew("a", Ping(ROUTE, 5, 16)) == Lease(ROUTE, 5, 8, 8)
     clock.now += 2.5
     assert host.open("c", ask(RouteId("c", 1, 1))).blocks == 8
 
@@ -271,7 +273,7 @@ def test_an_origin_that_keeps_what_is_called_back_loses_its_route(host: RouteHos
     host.open("a", ask())
     until = clock.now + RECALL_TIMEOUT_S + 1.0
     while clock.now < until:
-        host.ping("a", Ping(ROUTE, 1, 16))
+        host.renew("a", Ping(ROUTE, 1, 16))
         host.open("c", ask(RouteId("c", 1, 0)))
         host.recalls()
         clock.now += 0.25
@@ -293,7 +295,7 @@ def test_an_origin_can_count_on_what_it_likes_and_has_no_more_than_its_lease(hos
 def test_a_lease_ends_after_its_time_of_silence(host: RouteHost, clock: Clock) -> None:
     host.open("a", ask())
     clock.now += 9.0
-    host.ping("a", Ping(ROUTE, 1, 16))
+    host.renew("a", Ping(ROUTE, 1, 16))
     clock.now += 9.0
     assert host.expire() == []
     host.arrive("a", job())
@@ -307,7 +309,8 @@ def test_a_lease_ends_after_its_time_of_silence(host: RouteHost, clock: Clock) -
 def test_only_the_origin_keeps_its_route_open(host: RouteHost, clock: Clock) -> None:
     host.open("a", ask())
     clock.now += 9.0
-    assert isinstance(host.ping("x", Ping(ROUTE, 1, 16)), Bounce)
+    assert isinstance(host.answer("x", Ping(ROUTE, 1, 16)), Bounce)
+    assert host.renew("x", Ping(ROUTE, 1, 16)) is None
     assert isinstance(host.arrive("x", job()), Bounce)
     clock.now += 2.0
     assert host.expire() == [ROUTE]

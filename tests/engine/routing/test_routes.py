@@ -8,12 +8,12 @@ import pytest
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.messages import Ping, Pong
+from penstock.domain.messages import Lease, Ping, Pong
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import PrivateLayers
 from penstock.domain.updates import JobDone
-from penstock.engine.routing.route_host import CREDITS
+from penstock.engine.routing.arrivals import CREDITS
 from tests.engine import layouts
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, Faults, World
@@ -93,7 +93,7 @@ def test_an_origin_needs_no_layers_of_its_own() -> None:
 
 
 def test_an_origin_that_keeps_only_the_last_layers_answers_for_as_long_as_it_is_asked() -> None:
-    world = World(Place("a", ((2, 4),), ends=True, blocks=40), Place("b", ((0, 2),), blocks=40))
+    world = World(Place("a", ((2, 4),), ends=True, blocks=120), Place("b", ((0, 2),), blocks=120))
     asked = world.ask("a", PROMPT, replace(GREEDY, max_tokens=3 * CREDITS))
     world.finish()
     assert len(asked.said()) == 3 * CREDITS
@@ -231,7 +231,7 @@ def test_blocks_that_an_origin_has_and_does_not_count_on_are_given_back_when_the
     origin = world["a"].origin
     assert origin.route is not None
     assert not origin.sequences.has_new_notices
-    origin.on_pong("x", Pong(origin.route.id, 0, 30, 24))
+    origin.on_lease("x", Lease(origin.route.id, 0, 30, 24))
     assert origin.sequences.has_new_notices, "the stages hear again what it counts on"
 
 
@@ -241,8 +241,8 @@ def test_an_origin_grows_only_by_what_was_granted_after_it_gave_something_back()
     world.run(1.0)
     origin = world["a"].origin
     assert origin.route is not None
-    origin.on_pong("x", Pong(origin.route.id, 0, 24, 12))
-    origin.on_pong("x", Pong(origin.route.id, int(world.now * 1e9), 24, 24))  # said before it was given back
+    origin.on_lease("x", Lease(origin.route.id, 0, 24, 12))
+    origin.on_lease("x", Lease(origin.route.id, int(world.now * 1e9), 24, 24))  # said before it was given back
     assert origin.sequences.pool.capacity == 12
     world.run(2.0)
     assert origin.sequences.pool.capacity == 24
@@ -253,7 +253,7 @@ def test_an_origin_grows_only_by_what_was_granted_after_it_gave_something_back()
 def test_late_news_about_memory_makes_nobody_count_on_what_is_gone(seed: int) -> None:
     world = shared("abc")
     world.faults = Faults(
-        reorder=0.7, hold=(0.1, 2.0), hits=lambda sender, destination, message: isinstance(message, Ping | Pong)
+        reorder=0.7, hold=(0.1, 2.0), hits=lambda sender, destination, message: isinstance(message, Ping | Pong | Lease)
     )
     world.dice.seed(seed)
     world.open_routes("a", "b", "c")

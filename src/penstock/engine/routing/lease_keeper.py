@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.domain.messages import Bounce, Ping, Pong
-from penstock.engine.routing.route_host import RouteHost
+from penstock.domain.messages import Lease, Mark, Ping, Pong
+from penstock.engine.routing.route_health import PING_INTERVAL_S
 from penstock.engine.routing.route_opener import ActiveRoute
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 from penstock.pipes.pipe import Pipe
 
-PING_INTERVAL_S = 0.5
 IDLE_BLOCKS = 64  # that an origin without work asks for
 
 
@@ -20,49 +19,44 @@ class LeaseKeeper:
     def __init__(
         self,
         pipe: Pipe,
-        host: RouteHost,
         sequences: EngineSequenceManager,
         round_trips: dict[str, float],
         clock: Callable[[], float],
     ) -> None:
         self._pipe = pipe
-        self._host = host
         self._sequences = sequences
         self._round_trips = round_trips
         self._clock = clock
         self._ping_at = 0.0
 
-    def ping(self, route: ActiveRoute, now: float) -> Bounce | None:
-        """Ping all nodes of the route when it is time. Returns a Bounce if this node itself no longer knows the route."""
+    def ping(self, route: ActiveRoute) -> Ping | None:
+        """Ping the other nodes of the route when it is time. Returns the Ping if this node is one of them and must answer too."""
+        now = self._clock()
         if now < self._ping_at:
             return None
         self._ping_at = now + PING_INTERVAL_S
-        wanted = self._wanted(route)
-        for node in sorted(route.nodes):
-            ping = Ping(route.id, int(now * 1e9), wanted)
-            if node != self._pipe.node:
-                self._pipe.send_control(node, ping)
-                continue
-            answer = self._host.ping(node, ping)
-            if isinstance(answer, Bounce):
-                return answer
-            self.on_pong(route, node, answer)
-        return None
+        route.health.pings += 1
+        ping = Ping(route.id, int(now * 1e9), self._wanted(route), route.health.settled)
+        first = route.hops[0].node
+        if first != self._pipe.node and route.handed > ping.settled:
+            self._pipe.send_mark(first, Mark(route.id, 0, route.handed))
+        for node in sorted(route.nodes - {self._pipe.node}):
+            self._pipe.send_control(node, ping)
+        return ping if self._pipe.node in route.nodes else None
 
-    def on_pong(self, route: ActiveRoute, sender: str, pong: Pong) -> None:
-        now, sent_at, remote = self._clock(), pong.stamp / 1e9, sender != self._pipe.node
-        if remote:
-            route.last_heard[sender] = now
-        route.shares[sender] = max(1, pong.target)
-        if route.settled_at is not None and sent_at >= route.settled_at:
-            route.granted[sender] = max(1, pong.blocks)
-        if pong.stamp and remote:
-            self._round_trips[sender] = max(0.0, now - sent_at)
-            route.last_answered[sender] = max(route.last_answered[sender], min(sent_at, now))
+    def on_pong(self, route: ActiveRoute, sender: str, pong: Pong, at: float) -> None:
+        took = route.health.on_pong(sender, pong, at)
+        if took is not None:
+            self._round_trips[sender] = took
+
+    def on_lease(self, route: ActiveRoute, sender: str, lease: Lease) -> None:
+        route.shares[sender] = max(1, lease.target)
+        if route.settled_at is not None and lease.stamp / 1e9 >= route.settled_at:
+            route.granted[sender] = max(1, lease.blocks)
         capacity = self._sequences.pool.capacity
-        if not pong.stamp and pong.target < capacity:  # not an answer: the node recalls blocks
+        if not lease.stamp and lease.target < capacity:  # not an answer: the node recalls blocks
             self._shrink(route)
-        elif not pong.stamp and pong.blocks > capacity and route.settled_at is not None:
+        elif not lease.stamp and lease.blocks > capacity and route.settled_at is not None:
             self._resize(route, capacity)  # ... that we do not use anyway, since other nodes granted fewer
         if route.blocks > self._sequences.pool.capacity:
             self._resize(route, route.blocks)

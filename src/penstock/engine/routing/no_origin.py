@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.domain.job import Job
-from penstock.domain.messages import Bounce, Pong, RouteOffer, StageProgress
+from penstock.domain.messages import Bounce, Lease, Mark, Pong, RouteOffer, StageProgress
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
@@ -34,7 +34,17 @@ class NoOrigin:
 
     def on_offer(self, sender: str, offer: RouteOffer) -> None: ...
 
-    def on_pong(self, sender: str, pong: Pong) -> None: ...
+    def ping(self) -> None: ...
+
+    def on_arrival(self, sender: str, job: NetworkJob, size: int) -> None: ...
+
+    def on_mark(self, sender: str, mark: Mark) -> None: ...
+
+    def on_pong(self, sender: str, pong: Pong, at: float) -> None: ...
+
+    def on_lease(self, sender: str, lease: Lease) -> None: ...
+
+    def on_handed_over(self, job: NetworkJob) -> None: ...
 
     def on_stage_progress(self, sender: str, report: StageProgress) -> bool:
         return False  # it has sent nothing that a stage could report

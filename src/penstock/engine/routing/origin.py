@@ -7,14 +7,25 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.config.engine import EngineConfig
+from penstock.config.engine import MAX_CHUNK, EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.job import HOLDS_KV, Job, Sequence
-from penstock.domain.messages import Bounce, BounceReason, CloseRoute, Pong, RouteOffer, StageProgress
+from penstock.domain.messages import (
+    MAX_HIDDEN_BYTES,
+    Bounce,
+    BounceReason,
+    CloseRoute,
+    Lease,
+    Mark,
+    Ping,
+    Pong,
+    RouteOffer,
+    StageProgress,
+)
 from penstock.domain.route import RouteId, legs_of
 from penstock.domain.span import NetworkJob, Position, Refusal, Span, Verdict
 from penstock.engine.routing.config import RoutingConfig
-from penstock.engine.routing.lease_keeper import PING_INTERVAL_S, LeaseKeeper
+from penstock.engine.routing.lease_keeper import LeaseKeeper
 from penstock.engine.routing.outage import Outage, WaitLimits
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.route_opener import ActiveRoute, RouteOpener
@@ -29,13 +40,9 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.route")
 
-MIN_LOSS_TIMEOUT_S = 2.0  # never declare a NetworkJob lost sooner than this
-LOSS_TIMEOUT_FACTOR = 5.0  # ... or sooner than this multiple of its predicted time
-UNMEASURED_TIMEOUT_S = 60.0  # until a first NetworkJob has returned; doubles after each false alarm
-OWN_STALL_S = 0.1  # a longer gap between ticks means our own thread was busy, not the network
-OVERTAKEN_TIMEOUT_S = 0.25  # for a NetworkJob that a later one has overtaken
-MIN_SILENCE_TIMEOUT_S = 4.0  # never drop a node whose compute thread answers no pings sooner than this
 MAX_CONSECUTIVE_LOSSES = 3  # then the route counts as broken
+ITEM_BYTES = 4  # of a number in a hidden state, at most
+STALLED_S = 30.0  # without anything arriving anywhere, a route that has never worked counts as none; before, it is waited for
 REROUTE_REFUSALS = 24  # refusals of one sequence in a row, weighted, after which another route is tried
 MAX_REFUSALS = 64  # ... and after which its job fails
 REFUSAL_WEIGHT = 8  # of a refusal that no lost message explains
@@ -46,7 +53,6 @@ class InFlight:
     spans: tuple[Span, ...]
     tokens: int
     sent: float
-    deadline: float
     notice: int  # number of the newest notice it carries
     embedding: float = 0.0  # seconds that its tokens took to embed
     returned: bool = False  # it is back, and waits for the compute thread
@@ -70,7 +76,7 @@ class Origin:
         self.stats = stats
         self.route: ActiveRoute | None = None
         self.in_flight: dict[int, InFlight] = {}
-        self.returned: set[int] = set()  # numbers of NetworkJobs that came back and are not sampled from yet
+        self.returned: dict[int, float] = {}  # NetworkJobs that came back and are not sampled from yet, with their trip's seconds
         self.ends_seconds = 0.0  # seconds that embedding and head take, smoothed
         self.opener = RouteOpener(config, routing, pipe, host, clock)
         self._config = config
@@ -81,11 +87,11 @@ class Origin:
         self._outage = Outage(stats)
         self._wait_limits = WaitLimits(pipe, sequences, routing.recovery_timeout)
         self._next_number = 0
-        self._lease = LeaseKeeper(pipe, host, sequences, self.opener.round_trips, clock)
-        self._last_tick = 0.0
+        self._lease = LeaseKeeper(pipe, sequences, self.opener.round_trips, clock)
         self._losses = 0
         self._last_return = 0.0  # when a NetworkJob last returned
-        self._suspect = ""  # node that returned something wrong since then
+        self._last_loss = 0.0  # ... or was given up
+        self._suspects: set[str] = set()  # nodes that may have lost something since then, or returned something wrong
         self._failed_routes = 0  # routes in a row on which no NetworkJob returned
 
     @property
@@ -127,6 +133,7 @@ class Origin:
             window=window,
             pipelined=len(route.nodes) > 1,
             reach=route.reach,
+            max_chunk=self._max_chunk(route),
         )
         self.stats.prompt_tokens += sum(grant.n for grant in output.grants if not grant.seq.decoding)
         spans = sequences.on_schedule(output)
@@ -137,7 +144,8 @@ class Origin:
         self._next_number += 1
         tokens = sum(span.n for span in spans)
         newest = job.notices[-1].number if job.notices else -1
-        self.in_flight[job.number] = InFlight(tuple(spans), tokens, now, now + self._loss_timeout(tokens), newest)
+        self.in_flight[job.number] = InFlight(tuple(spans), tokens, now, newest)
+        route.health.on_sent(job.number, tokens * self._width * ITEM_BYTES, now)
         return job, True
 
     def _window(self, route: ActiveRoute) -> int:
@@ -145,13 +153,21 @@ class Origin:
             return min(self._config.window, route.credits)
         if route.nodes == {self._pipe.node}:
             return len(route.hops)
-        return self.window.size
-
-    def _loss_timeout(self, tokens: int) -> float:
-        """Seconds after which a NetworkJob of this many tokens counts as lost."""
         if not self.window.measured:
-            return UNMEASURED_TIMEOUT_S * 2.0 ** min(self._losses + self._failed_routes, 8)
-        return max(MIN_LOSS_TIMEOUT_S, LOSS_TIMEOUT_FACTOR * (self.window.predicted(tokens) + self.window.round_trip))
+            return len(route.nodes)
+        return min(route.credits, max(self.window.size, self.window.for_chunks(chunk) if (chunk := self._reading()) else 1))
+
+    def _reading(self) -> int:
+        """Tokens of the chunks in which prompts are being read; 0 if there are none."""
+        reading = self.sequences.queued or any(seq.remaining > 1 for seq in self.sequences.holders.values())
+        return min(self._config.chunk, self.window.max_chunk) if reading else 0
+
+    def _max_chunk(self, route: ActiveRoute) -> int:
+        """Tokens of prompts that fit into a NetworkJob, and that the links carry well."""
+        if route.nodes == {self._pipe.node}:
+            return MAX_CHUNK
+        largest = MAX_HIDDEN_BYTES // (self._width * ITEM_BYTES) - self._config.max_sequences
+        return max(1, min(largest, self.window.max_chunk))
 
     # ---- passing stages ----
 
@@ -205,8 +221,9 @@ class Origin:
         if sent is None or self.route is None:
             return
         now = self._clock()
-        self.returned.add(job.number)
-        self._losses, self._failed_routes, self._suspect = 0, 0, ""
+        self.returned[job.number] = now - sent.sent
+        self._losses, self._failed_routes, self._suspects = 0, 0, set()
+        self.route.health.on_settled(job.number)
         self.opener.on_success()
         self.route.served, self._last_return = True, now
         self.sequences.acknowledge(sent.notice)
@@ -214,9 +231,6 @@ class Origin:
             self.route.settled_at = now
         if sent.tokens and self.route.nodes != {self._pipe.node}:
             self._measure(self.route, sent, job, now)
-        for number, other in self.in_flight.items():
-            if number < job.number:  # overtaken, so probably lost
-                other.deadline = min(other.deadline, now + OVERTAKEN_TIMEOUT_S)
         last = self.route.hops[-1].node
         self._on_refusals(self.route, job.refusals)
         for span in {*sent.spans} - {*job.spans}:  # dropped by a stage that did not refuse it
@@ -226,7 +240,7 @@ class Origin:
 
     def done(self, job: NetworkJob) -> None:
         """Forget a NetworkJob that is fully processed: its sequences can be granted again."""
-        self.returned.discard(job.number)
+        self.returned.pop(job.number, None)
 
     def on_progress(self, seqs: Iterable[Sequence]) -> None:
         """Record that these sequences got a token, or rows of an embedding: an outage is over for them."""
@@ -234,14 +248,38 @@ class Origin:
 
     def _measure(self, route: ActiveRoute, sent: InFlight, job: NetworkJob, now: float) -> None:
         elapsed = now - sent.sent
+        services, transfers = self._times(route, job, elapsed)
+        decodes = sent.tokens == len(sent.spans)  # a prompt of one token counts as a decode
+        ends = (self._pipe.node, self.ends_seconds)
+        self.window.observe(sent.tokens, elapsed, services, transfers, decodes=decodes, ends=ends)
+        decoding = sum(seq.decoding for seq in self.sequences.holders.values())
+        self.window.aim(decoding, self._reading(), route.credits)
+
+    def step_times(self, job: NetworkJob, here: float) -> tuple[float, float]:
+        """Seconds of a NetworkJob at the slowest node or link of its way, and in all other places together.
+
+        here: seconds of compute on this node since it returned.
+        """
+        route = self.route
+        if route is None or route.nodes == {self._pipe.node} or job.number not in self.returned:
+            return here, 0.0
+        services, transfers = self._times(route, job, self.returned[job.number])
+        services[self._pipe.node] = services.get(self._pipe.node, 0.0) + here
+        places = [*services.values(), *transfers.values()]
+        return max(places), sum(places) - max(places) + self.window.hops
+
+    def _times(self, route: ActiveRoute, job: NetworkJob, elapsed: float) -> tuple[dict[str, float], dict[str, float]]:
+        """By node: seconds of compute, and of the transfer to it. Reported by other nodes, so no more than has passed."""
         services: dict[str, float] = {}
         for hop, seconds in zip(route.hops, job.services, strict=False):
-            services[hop.node] = services.get(hop.node, 0.0) + min(seconds, elapsed)  # reported by other nodes: not trusted
-        decodes = sent.tokens == len(sent.spans)  # a prompt of one token counts as a decode
-        self.window.observe(sent.tokens, elapsed, services, decodes=decodes, ends=(self._pipe.node, self.ends_seconds))
-        holders = self.sequences.holders.values()
-        reading = bool(self.sequences.queued) or any(seq.remaining > 1 for seq in holders)
-        self.window.aim(sum(seq.decoding for seq in holders), self._config.chunk if reading else 0, route.credits)
+            services[hop.node] = services.get(hop.node, 0.0) + min(seconds, elapsed)
+        ends = [station.node for station in route.health.stations]
+        if ends[0] == self._pipe.node:
+            del ends[0]  # where it was granted
+        transfers: dict[str, float] = {}
+        for node, seconds in zip(ends, job.transfers, strict=False):
+            transfers[node] = transfers.get(node, 0.0) + min(seconds, elapsed)
+        return services, transfers
 
     def _on_refusals(self, route: ActiveRoute, refusals: Iterable[Refusal]) -> None:
         for refusal in refusals:
@@ -283,6 +321,8 @@ class Origin:
         sent = self.in_flight.pop(number, None)
         if sent is None:
             return
+        if self.route is not None:
+            self.route.health.on_settled(number)
         self.stats.lost_jobs += 1
         self.sequences.resend_notices()
         self._rewind_spans(sent.spans)
@@ -292,12 +332,18 @@ class Origin:
         sent = self.in_flight.get(number)
         if sent is None:
             return
-        self._losses, self._suspect = self._losses + 1, node
+        self._count_loss(sent, self._clock())
+        self._suspects = {node}
         for span in sent.spans:
             seq = self.sequences.get(span)
             if seq is not None:
                 self._count_refusal(seq, node, "returned something wrong", 1)
         self.lose_job(number)
+
+    def _count_loss(self, sent: InFlight, now: float) -> None:
+        """Count a sign that the route is broken. One that was sent before another returned or was lost is no further one."""
+        self._losses += sent.sent >= max(self._last_return, self._last_loss)
+        self._last_loss = now
 
     def _rewind_spans(self, spans: Iterable[Span]) -> None:
         for span in spans:
@@ -327,7 +373,6 @@ class Origin:
             self.opener.back_off()
         self.in_flight.clear()
         self.returned.clear()
-        self.window = Window()
         for seq in list(self.sequences.holders.values()):
             if seq.state in HOLDS_KV:  # the job may just have failed with another of its outputs
                 self.sequences.preempt_seq(seq)
@@ -360,8 +405,7 @@ class Origin:
     def _use(self, route: ActiveRoute | None) -> None:
         if route is None:
             return
-        self.route, self._next_number = route, 0
-        route.last_answered = dict.fromkeys(route.last_heard, self._clock())
+        self.route, self._next_number, self.window = route, 0, Window()
         pool = BlockPool(route.blocks, self._config.block_size, prefix_cache=self._config.prefix_cache)
         self.sequences.use(pool, len(route.hops))
         if self._pipe.networked:
@@ -369,9 +413,39 @@ class Origin:
 
     # ---- keeping the route ----
 
-    def on_pong(self, sender: str, pong: Pong) -> None:
+    def ping(self) -> Ping | None:
+        """Ping the other nodes of the route when it is time; called on a thread that never computes.
+
+        Returns the Ping if this node is one of them and must answer too.
+        """
+        route = self.route
+        return None if route is None else self._lease.ping(route)
+
+    def on_arrival(self, sender: str, job: NetworkJob, size: int) -> None:
+        """Record a NetworkJob that has returned; called on the network's thread."""
+        route = self.route
+        if route is not None and job.route == route.id and sender == route.hops[-1].node:
+            route.received += size
+            route.returns.arrived(job.number)
+
+    def on_mark(self, sender: str, mark: Mark) -> None:
+        """Record what should have returned by now; called on the network's thread."""
+        route = self.route
+        if route is not None and mark.route == route.id and sender == route.hops[-1].node:
+            route.returns.marked(mark.number)
+
+    def on_pong(self, sender: str, pong: Pong, at: float) -> None:
         if self.route is not None and pong.route == self.route.id and sender in self.route.nodes:
-            self._lease.on_pong(self.route, sender, pong)
+            self._lease.on_pong(self.route, sender, pong, at)
+
+    def on_lease(self, sender: str, lease: Lease) -> None:
+        if self.route is not None and lease.route == self.route.id and sender in self.route.nodes:
+            self._lease.on_lease(self.route, sender, lease)
+
+    def on_handed_over(self, job: NetworkJob) -> None:
+        """Record a NetworkJob that was given to the wire for the first node of the route."""
+        if self.route is not None and job.route == self.route.id and job.current_layer == 0:
+            self.route.handed = max(self.route.handed, job.number)
 
     def on_bounce(self, sender: str, bounce: Bounce) -> None:
         route = self.route
@@ -404,7 +478,7 @@ class Origin:
         if self.route is not None and self._is_idle() and self.opener.has_better_path(self.route):
             logger.info("closing the route %s: there is a better one", self.route)
             self.opener.close(self.route)
-            self.route, self.window = None, Window()
+            self.route = None
         if self.route is None:
             self.opener.retry_now()
 
@@ -423,51 +497,30 @@ class Origin:
 
     def tick(self) -> None:
         now = self._clock()
-        gap, self._last_tick = now - self._last_tick, now
-        if gap > OWN_STALL_S and self.route is not None:
-            self._excuse_own_stall(self.route, gap, now)
         if self.route is None:
             self._use(self.opener.tick())
-        overdue = [number for number, sent in self.in_flight.items() if self._is_overdue(sent, now)]
-        for number in overdue:
-            # if a later one has returned since, only this one was lost
-            self._losses += self.in_flight[number].sent >= self._last_return
-            self.lose_job(number)
-        if self.route is not None and self._pipe.networked:
+        if self.route is not None and self.route.nodes != {self._pipe.node}:
             self._check_health(self.route, now)
         if self.route is not None and (leaving := self._leaving(self.route)):
             self.lose_route(f"node {leaving} is leaving")
-        works = self.route is not None and (self.route.served or not self._failed_routes)
-        self._wait_limits.enforce(self.route if works else None, self.opener.trouble or self.stats.last_break, now)
-
-    def _excuse_own_stall(self, route: ActiveRoute, stall: float, now: float) -> None:
-        """Extend all deadlines by a time in which our own thread was in a pass and could not take answers."""
-        for sent in self.in_flight.values():
-            sent.deadline += stall
-        for clocks in (route.last_heard, route.last_answered):
-            for node in clocks:
-                clocks[node] += stall
-        route.stalled_at = now
-
-    def _is_overdue(self, sent: InFlight, now: float) -> bool:
-        if sent.returned or self.route is None or self.route.nodes == {self._pipe.node}:
-            return False
-        if sent.deadline <= now or self.window.measured:
-            return sent.deadline <= now
-        # nothing was measured yet, but all nodes answered their pings, so it is not in a long pass
-        return now - max(sent.sent, self.route.stalled_at) > MIN_LOSS_TIMEOUT_S * 2.0 ** min(self._losses, 8)
+        route = self.route
+        works = route is not None and (route.served or not self._failed_routes)
+        if works or route is None or self._losses or now - route.health.progress > STALLED_S:
+            self._wait_limits.enforce(route if works else None, self.opener.trouble or self.stats.last_break, now)
 
     def _check_health(self, route: ActiveRoute, now: float) -> None:
-        unknown_here = self._lease.ping(route, now)
-        if unknown_here is not None:
-            self.on_bounce(self._pipe.node, unknown_here)
-            return
-        if any(now - last_answered > MIN_LOSS_TIMEOUT_S - PING_INTERVAL_S for last_answered in route.last_answered.values()):
-            route.stalled_at = now
-        timeout = max(MIN_SILENCE_TIMEOUT_S, self._loss_timeout(self._config.chunk))
-        silent = [node for node, last_heard in route.last_heard.items() if now - last_heard > timeout]
-        if silent:
-            self.lose_route(f"node {' and '.join(silent)} does not answer", avoid=silent)
+        health, back = route.health, route.health.stations[-1]
+        if back.node == self._pipe.node:
+            health.on_report(back, route.returns.report(route.received), now)
+        for number in health.lost(now):
+            if self.in_flight[number].returned:
+                continue
+            self._count_loss(self.in_flight[number], now)
+            self._suspects.update(health.suspects(number))
+            self.lose_job(number)
+        rates = {station: self.window.tokens_per_second(station.node) * self._width * ITEM_BYTES for station in health.stations}
+        trouble = health.trouble(now, rates)
+        if trouble is not None:
+            self.lose_route(trouble.reason, avoid=trouble.nodes)
         elif self._losses >= MAX_CONSECUTIVE_LOSSES:
-            slowest = min(route.last_heard, key=lambda node: route.last_heard[node], default="")
-            self.lose_route("no NetworkJob returns", avoid={self._suspect or slowest} - {""})
+            self.lose_route("no NetworkJob returns", avoid=self._suspects)

@@ -3,75 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.domain.messages import Bounce, BounceReason, OpenRoute, Ping, Pong, RouteOffer, StageProgress
+from penstock.domain.messages import (
+    Bounce,
+    BounceReason,
+    Lease,
+    Mark,
+    OpenRoute,
+    Ping,
+    Pong,
+    RouteOffer,
+    StageProgress,
+)
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
+from penstock.engine.routing.arrivals import CREDITS, Arrivals
+from penstock.engine.routing.heartbeat import Heartbeat
+from penstock.engine.routing.leg_log import LegLog
 from penstock.engine.routing.stage import Stage
 
-CREDITS = 32  # NetworkJobs of one leg on this node at once
 MAX_ROUTES = 64  # of all origins together
 MAX_LEASE_S = 600.0  # whatever an origin requests
-REORDER_TIMEOUT_S = 0.03  # how long to hold jobs back for an earlier one that is missing
 MIN_LEASE_BLOCKS = 2  # a smaller lease is of no use
 RECALL_RETRY_S = 0.3  # recalled blocks should be back after this
 RECALL_TIMEOUT_S = 30.0  # an origin that keeps recalled blocks for longer loses its route
 PROGRESS_INTERVAL_S = 0.1  # between two reports about one route
 WAITING_TTL_S = 4.0  # how long an origin that found no memory is remembered: longer than it waits before it asks again
-
-
-class Arrivals:
-    """Puts the NetworkJobs of one leg back into the order in which the origin sent them.
-
-    Waits a little for a missing one, then lets the others continue; the missing one may still follow.
-    """
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._held: dict[int, tuple[NetworkJob, float]] = {}
-        self._skipped: set[int] = set()
-
-    def take(self, job: NetworkJob, now: float) -> list[NetworkJob]:
-        """Add a NetworkJob, and return those that can be run now. A duplicate is dropped."""
-        number = job.number
-        if number < self._next:
-            if number not in self._skipped:
-                return []
-            self._skipped.remove(number)
-            return [job]
-        if number in self._held:
-            return []
-        before: list[NetworkJob] = []
-        if number > self._next + CREDITS:  # far ahead: those missing before it are lost
-            before = [self._held.pop(held)[0] for held in sorted(self._held)]
-            self._next = number
-        self._held[number] = (job, now + REORDER_TIMEOUT_S)
-        return [*before, *self._ready()]
-
-    def overdue(self, now: float) -> list[NetworkJob]:
-        """Return those that have waited long enough for the ones before them."""
-        ready: list[NetworkJob] = []
-        while self._held and min(until for _, until in self._held.values()) <= now:
-            first = min(self._held)
-            self._skipped.update(range(self._next, first))
-            while len(self._skipped) > 4 * CREDITS:
-                self._skipped.remove(min(self._skipped))
-            self._next = first
-            ready += self._ready()
-        return ready
-
-    @property
-    def waiting(self) -> bool:
-        return bool(self._held)
-
-    def _ready(self) -> Iterator[NetworkJob]:
-        while self._next in self._held:
-            yield self._held.pop(self._next)[0]
-            self._next += 1
 
 
 class RoutePart(NamedTuple):
@@ -92,6 +53,8 @@ class HostedRoute:
     wants: int = 0  # blocks
     overdue_since: float | None = None  # since when it keeps recalled blocks
     arrivals: dict[int, Arrivals] = field(default_factory=dict)
+    logs: dict[int, LegLog] = field(default_factory=dict)  # one for each leg, by its first layer
+    handed: dict[int, int] = field(default_factory=dict)  # number of the newest NetworkJob sent on, by the last layer of its leg
     jobs_here: int = 0  # NetworkJobs that are on this node now
     next_report: float = 0.0  # when its origin may be sent the next StageProgress
 
@@ -109,6 +72,7 @@ class RouteHost:
         shape: str,
         width: int,
         block_size: int,
+        heartbeat: Heartbeat | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.routes: dict[RouteId, HostedRoute] = {}
@@ -121,6 +85,8 @@ class RouteHost:
         self._block_size = block_size
         self._width = width
         self._clock = clock
+        self._heartbeat = heartbeat or Heartbeat(clock)
+        self._received: dict[str, int] = {}  # bytes of NetworkJobs by the node that sent them
 
     def open(self, sender: str, request: OpenRoute) -> RouteOffer:
         """Lease blocks to a route, or refuse with a reason."""
@@ -134,7 +100,8 @@ class RouteHost:
             if len(self.routes) >= MAX_ROUTES:
                 return RouteOffer(route, reason="too many routes pass it", retry_after=1.0)
             parts = [part for leg in request.legs for part in self._parts(leg)]
-            blocks = min(request.blocks, *(part.stage.unleased for part in parts))
+            others = len(self._waiting.keys() - {sender, *(known.origin for known in self.routes)})  # leave them their part
+            blocks = min(request.blocks, *(part.stage.unleased // (1 + others) for part in parts))
             if (blocks < MIN_LEASE_BLOCKS or sender in self._waiting) and len(self._waiting) < MAX_ROUTES:
                 self._waiting[sender] = self._clock() + WAITING_TTL_S
             if blocks < MIN_LEASE_BLOCKS:
@@ -159,19 +126,20 @@ class RouteHost:
         for route in [route for route in self.routes if route.origin in gone or alive.get(route.origin, 0) > route.epoch]:
             self.close(route)
 
-    def ping(self, sender: str, ping: Ping) -> Pong | Bounce:
+    def renew(self, sender: str, ping: Ping) -> Lease | None:
+        """Extend the lease of a route as far as its origin wants and others allow. None if the route is unknown."""
         route = self.routes.get(ping.route)
         if route is None or sender != ping.route.origin:
-            return Bounce(ping.route, -1, BounceReason.UNKNOWN_ROUTE)
+            return None
         route.last_heard, route.wants = self._clock(), ping.blocks
         share = self._share(route)
         for stage in self._leased(route):
             if not self.draining:
                 stage.extend(route.id, min(ping.blocks, share))
-        return Pong(route.id, ping.stamp, self._granted(route), share)
+        return Lease(route.id, ping.stamp, self._granted(route), share)
 
-    def recalls(self) -> list[Pong]:
-        """Make a Pong for every origin that has more than its share while another has less than its own, or nothing.
+    def recalls(self) -> list[Lease]:
+        """Make a Lease for every origin that has more than its share while another has less than its own, or nothing.
 
         Closes routes that have ignored a recall for too long.
         """
@@ -182,12 +150,12 @@ class RouteHost:
             have = {}
         # origins that want less than they have give that back first
         have = {route: (granted, min(share, max(route.wants, MIN_LEASE_BLOCKS))) for route, (granted, share) in have.items()}
-        over = {route: pong for route, pong in have.items() if pong[0] > pong[1]}
+        over = {route: figures for route, figures in have.items() if figures[0] > figures[1]}
         for route in list(self.routes.values()):
             route.overdue_since = None if route not in over else now if route.overdue_since is None else route.overdue_since
             if route.overdue_since is not None and now - route.overdue_since > RECALL_TIMEOUT_S:
                 self.close(route.id)
-        return [Pong(route.id, 0, granted, share) for route, (granted, share) in over.items() if route.id in self.routes]
+        return [Lease(route.id, 0, granted, share) for route, (granted, share) in over.items() if route.id in self.routes]
 
     def take_progress(self) -> list[StageProgress]:
         """Make reports about prompts that stages have processed more of, for routes whose last report is long enough ago."""
@@ -236,11 +204,26 @@ class RouteHost:
         """Whether NetworkJobs are held back for earlier ones."""
         return any(arrivals.waiting for route in self.routes.values() for arrivals in route.arrivals.values())
 
-    def on_job_left(self, route: RouteId) -> None:
-        """Count a NetworkJob that has left this node."""
-        found = self.routes.get(route)
-        if found is not None:
-            found.jobs_here -= 1
+    def on_granted(self, job: NetworkJob) -> None:
+        """Record a NetworkJob of this node's own that begins its way here."""
+        route = self.routes.get(job.route)
+        if route is not None and job.current_layer in route.logs:
+            route.logs[job.current_layer].arrived(job.number)
+
+    def on_handed_over(self, job: NetworkJob) -> None:
+        """Record a NetworkJob that was given to the wire, after all older ones of its leg."""
+        route = self.routes.get(job.route)
+        if route is not None:
+            route.handed[job.current_layer] = max(job.number, route.handed.get(job.current_layer, -1))
+
+    def on_job_left(self, job: NetworkJob, *, arrived: bool) -> None:
+        """Record that a visit has ended. `arrived`: it came from another node."""
+        route = self.routes.get(job.route)
+        if route is None:
+            return
+        route.jobs_here -= arrived
+        for log in route.logs.values():
+            log.left(job.number)
 
     def expire(self) -> list[RouteId]:
         """Close the routes whose origins were silent for longer than their lease."""
@@ -249,6 +232,47 @@ class RouteHost:
         for route in gone:
             self.close(route)
         return gone
+
+    # ---- on the network's thread, also during a pass ----
+
+    def answer(self, sender: str, ping: Ping) -> Pong | Bounce:
+        """Report what has arrived on the route's legs here, and how the compute thread is. Keeps the route open."""
+        route = self.routes.get(ping.route)
+        if route is None or sender != ping.route.origin:
+            return Bounce(ping.route, -1, BounceReason.UNKNOWN_ROUTE)
+        route.last_heard = self._clock()
+        for log in route.logs.values():
+            log.settle(ping.settled)
+        legs = tuple(log.report(self._received.get(route.legs[start].predecessor, 0)) for start, log in route.logs.items())
+        beat = self._heartbeat
+        return Pong(route.id, ping.stamp, beat.age, beat.expected, beat.passes, legs)
+
+    def marks(self, ping: Ping) -> list[tuple[str, Mark]]:
+        """For each leg with NetworkJobs that the origin still waits for: a Mark for the node that comes next."""
+        route = self.routes.get(ping.route)
+        if route is None:
+            return []
+        handed = [(leg, route.handed.get(leg.layers.end, -1)) for leg in route.legs.values()]
+        return [
+            (leg.successor, Mark(route.id, leg.layers.end, number)) for leg, number in handed if number > max(ping.settled, -1)
+        ]
+
+    def on_arrival(self, sender: str, job: NetworkJob, size: int) -> None:
+        log = self._log(sender, job.route, job.current_layer)
+        if log is not None:
+            self._received[sender] = self._received.get(sender, 0) + size
+            log.arrived(job.number)
+
+    def on_mark(self, sender: str, mark: Mark) -> None:
+        log = self._log(sender, mark.route, mark.layer)
+        if log is not None:
+            log.marked(mark.number)
+
+    def _log(self, sender: str, route: RouteId, layer: int) -> LegLog | None:
+        """The log of a leg, if the sender hands its NetworkJobs over."""
+        found = self.routes.get(route)
+        leg = None if found is None else found.legs.get(layer)
+        return None if found is None or leg is None or leg.predecessor != sender else found.logs[layer]
 
     # ---- inside ----
 
@@ -297,6 +321,7 @@ class RouteHost:
             request.route, legs, by_layer, request.width, min(request.lease, MAX_LEASE_S), self._clock(), request.blocks
         )
         route.arrivals = {start: Arrivals() for start in legs}
+        route.logs = {start: LegLog(start, self._clock) for start in legs}
         self.routes[request.route] = route
 
     def _leased(self, route: HostedRoute) -> list[Stage]:

@@ -1,4 +1,4 @@
-"""RouteOpener: opens a route for an origin over the best path, node by node, all or nothing."""
+"""RouteOpener: opens a route for an origin over the best path, all or nothing."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.messages import CloseRoute, OpenRoute, RouteOffer
 from penstock.domain.route import Hop, RouteId, legs_of
 from penstock.engine.routing.config import RoutingConfig
+from penstock.engine.routing.leg_log import LegLog
+from penstock.engine.routing.route_health import RouteHealth
 from penstock.engine.routing.route_host import RouteHost
 from penstock.pipes.path import Path
 from penstock.pipes.pipe import Pipe
 
 logger = logging.getLogger("penstock.route")
 
-OFFER_TIMEOUT_S = 10.0  # for an offer: the node may be in the middle of a long pass
-QUICK_OFFER_TIMEOUT_S = 1.0  # ... if there is another path over nodes that did not fail recently
-RESEND_INTERVAL_S = 1.0  # the request or its answer may have been lost
+ONLY_OFFER_TIMEOUT_S = 30.0  # for an offer of a node that every path needs: it may be in the middle of a long pass
+OFFER_TIMEOUT_S = 5.0  # ... if there is another path
+QUICK_OFFER_TIMEOUT_S = 1.0  # ... over nodes that did not fail recently
+RESEND_INTERVAL_S = 0.3  # the request or its answer may have been lost
 AVOID_S = 30.0  # how long a node that failed is used only if there is no other
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 2.0  # between attempts to open a route
 MAX_BUSY_REFUSALS = 5  # in a row, from a node that expects to have memory soon; then it is avoided
@@ -37,18 +41,19 @@ class ActiveRoute:
     epochs: Mapping[str, int]  # of each node when the route was opened
     choices: frozenset[Hop] = frozenset()  # that the path was chosen from
     pipes: tuple[str, ...] = ()  # ids of the pipes that it passes
-    waiting: list[str] = field(default_factory=list)  # nodes that have not made an offer, in the order of their names
-    first_asked_at: float = 0.0  # when the first of them was first asked
-    last_asked_at: float = 0.0  # ... and last
+    waiting: set[str] = field(default_factory=set)  # nodes that have not made an offer
+    first_asked_at: float = 0.0
+    last_asked_at: float = 0.0
     granted: dict[str, int] = field(default_factory=dict)  # blocks, by node
     shares: dict[str, int] = field(default_factory=dict)  # ... and the fair share that each allows
     credits: int = 1 << 16
-    last_heard: dict[str, float] = field(default_factory=dict)  # by remote node
-    last_answered: dict[str, float] = field(default_factory=dict)  # by remote node: when the newest answered ping was sent
-    stalled_at: float = 0.0  # when a node last failed to answer: it is in the middle of a pass
     served: bool = False  # a NetworkJob has returned
+    handed: int = -1  # number of the newest NetworkJob that was sent to the first node
+    received: int = 0  # bytes of NetworkJobs that have returned
     resized: int = 0  # number of the notice with our present size
     settled_at: float | None = None  # when all stages had it: later grants take it into account
+    health: RouteHealth = field(init=False)
+    returns: LegLog = field(init=False)  # of the way back
 
     @property
     def nodes(self) -> set[str]:
@@ -64,9 +69,16 @@ class ActiveRoute:
         return " → ".join(f"{hop.node} {hop.layers}" for hop in self.hops) + pipes
 
 
+class Failures(NamedTuple):
+    """Of a node, which is avoided for a while."""
+
+    until: float
+    times: int
+
+
 class RouteOpener:
-    """Asks the nodes of a path for a lease, in the order of their names, so that two origins which want the same memory never
-    wait for each other. If one refuses, all leases are given back and the attempt is repeated later."""
+    """Asks all nodes of a path for a lease at once. If one refuses, all leases are given back and the attempt is repeated after a
+    time that chance decides, so that two origins which want the same memory do not meet for ever."""
 
     def __init__(
         self,
@@ -86,16 +98,15 @@ class RouteOpener:
         self._clock = clock
         self._retry_at = 0.0
         self._retry_wait = 0.0
-        self._avoid: dict[str, float] = {}  # node -> until when
+        self._failures: dict[str, Failures] = {}  # by node
         self._refusals: dict[str, int] = {}  # by node, in a row
 
     def open(self) -> ActiveRoute | None:
         """Start opening a route. Returns it if all layers are on this node; otherwise `on_offer` returns it later."""
         now = self._clock()
-        avoid = [node for node, until in self._avoid.items() if until > now]
         # read before the path: if the network changes in between, the next `on_change` notices
         epochs, choices = self._pipe.epochs(), self._pipe.choices()
-        path = self._best(avoid)
+        path = self._best_path()
         if path is None:
             self.trouble = self._pipe.explain()
             self._retry_at = now + MAX_RETRY_S  # a change of the network triggers a retry at once
@@ -109,37 +120,37 @@ class RouteOpener:
             choices=choices,
             pipes=self._pipe.pipe_ids(path.hops),
         )
-        route.waiting = sorted(route.nodes)
+        route.waiting = set(route.nodes)
+        route.first_asked_at = now
+        route.health = RouteHealth.of(path.hops, self._pipe.node, now)
+        route.returns = LegLog(path.hops[-1].layers.end, self._clock)
         self.opening = route
-        return self._request_next(route)
+        return self._request(route)
 
     def on_offer(self, sender: str, offer: RouteOffer) -> ActiveRoute | None:
         """Take an offer. Returns the route if this was the last one missing."""
         route = self.opening
-        if route is None or offer.route != route.id or not route.waiting or sender != route.waiting[0]:
+        if route is None or offer.route != route.id or sender not in route.waiting:
             return None
-        return self._request_next(route) if self._take_offer(route, sender, offer) else None
+        return self._completed(route) if self._take_offer(route, sender, offer) else None
 
     def tick(self) -> ActiveRoute | None:
         """Start an attempt when it is time, repeat a request, or give up on a node that does not answer."""
         now, route = self._clock(), self.opening
         if route is None:
             return self.open() if now >= self._retry_at else None
-        node = route.waiting[0]
-        if now - route.first_asked_at > OFFER_TIMEOUT_S or (
-            now - route.first_asked_at > QUICK_OFFER_TIMEOUT_S and self._can_do_without(node, now)
-        ):
-            self.give_up(f"node {node} does not answer", avoid=[node])
+        if now - route.first_asked_at > self._offer_timeout(route):
+            self.give_up(f"node {' and '.join(sorted(route.waiting))} does not answer", avoid=sorted(route.waiting))
             self.back_off()
         elif now - route.last_asked_at > RESEND_INTERVAL_S:
-            self._request_next(route)
+            return self._request(route)
         return None
 
     def give_up(self, reason: str, avoid: Iterable[str] = ()) -> None:
         """Drop the attempt to open a route, and retry at once unless `back_off` is called."""
         now = self._clock()
         for node in avoid:
-            self._avoid[node] = now + AVOID_S
+            self._record_failure(node)
         if self.opening is not None:
             self.close(self.opening)
         self.opening, self.trouble, self._retry_at = None, reason, now
@@ -166,7 +177,7 @@ class RouteOpener:
         choices = self._pipe.choices()
         if choices == route.choices:
             return False
-        route.choices, path = choices, self._best([node for node, until in self._avoid.items() if until > self._clock()])
+        route.choices, path = choices, self._best_path()
         return path is not None and path.hops != route.hops
 
     def other_path(self, without: set[str]) -> bool:
@@ -176,16 +187,38 @@ class RouteOpener:
 
     # ---- inside ----
 
+    def _record_failure(self, node: str) -> None:
+        before = self._failing().get(node, 0)
+        self._failures[node] = Failures(self._clock() + AVOID_S, before + 1)
+
+    def _failing(self) -> dict[str, int]:
+        """How often each node has failed of late."""
+        return {node: failures.times for node, failures in self._failures.items() if failures.until > self._clock()}
+
+    def _best_path(self) -> Path | None:
+        """The best path over nodes that did not fail recently, else over those that failed least often."""
+        failing = self._failing()
+        for least in sorted({1, *failing.values()}):
+            avoid = {node for node, count in failing.items() if count >= least}
+            path = self._best(avoid)
+            if path is None or not avoid & {hop.node for hop in path.hops}:
+                break
+        return path
+
     def _best(self, avoid: Collection[str]) -> Path | None:
         return self._pipe.path(avoid=avoid, round_trips=self.round_trips, block_size=self._config.block_size)
 
-    def _can_do_without(self, node: str, now: float) -> bool:
-        return self.other_path({node, *(other for other, until in self._avoid.items() if until > now)})
+    def _offer_timeout(self, route: ActiveRoute) -> float:
+        """How long to wait for nodes that make no offer: the less, the better the path without them."""
+        if self.other_path({*route.waiting, *self._failing()}):
+            return QUICK_OFFER_TIMEOUT_S
+        return OFFER_TIMEOUT_S if self.other_path(route.waiting) else ONLY_OFFER_TIMEOUT_S
 
-    def _request_next(self, route: ActiveRoute) -> ActiveRoute | None:
+    def _request(self, route: ActiveRoute) -> ActiveRoute | None:
+        """Ask all nodes that have made no offer. Returns the route if this node was the only one."""
+        route.last_asked_at = self._clock()
         legs = legs_of(route.hops, self._pipe.node)
-        while route.waiting:
-            node = route.waiting[0]
+        for node in sorted(route.waiting):
             request = OpenRoute(
                 route=route.id,
                 model=self._pipe.model,
@@ -198,12 +231,14 @@ class RouteOpener:
                 lease=self._routing.lease,
             )
             if node != self._pipe.node:
-                route.last_asked_at = self._clock()
-                route.first_asked_at = route.first_asked_at or route.last_asked_at
                 self._pipe.send_control(node, request)
+            elif not self._take_offer(route, node, self._host.open(node, request)):
                 return None
-            if not self._take_offer(route, node, self._host.open(node, request)):
-                return None
+        return self._completed(route)
+
+    def _completed(self, route: ActiveRoute) -> ActiveRoute | None:
+        if route.waiting:
+            return None
         self.opening, self.trouble = None, ""
         return route
 
@@ -211,20 +246,17 @@ class RouteOpener:
         if offer.blocks <= 0:
             logger.info("node %s refused a route: %s", node, offer.reason)
             # all or nothing; the node that refused remembers that we wait
-            self._close(route.id, route.nodes - {*route.waiting, node})
+            self._close(route.id, route.nodes - {node})
             self.opening, self.trouble = None, f"node {node} refused: {offer.reason}"
             self._refusals[node] = self._refusals.get(node, 0) + 1
             if not offer.retry_after or self._refusals[node] >= MAX_BUSY_REFUSALS:
-                self._avoid[node] = self._clock() + AVOID_S
+                self._record_failure(node)
             self.back_off(min(offer.retry_after, MAX_RETRY_S))
             return False
         self._refusals.pop(node, None)
         route.waiting.remove(node)
-        route.first_asked_at = 0.0
         route.granted[node] = offer.blocks
         route.credits = max(1, min(route.credits, offer.credits))
-        if node != self._pipe.node:
-            route.last_heard[node] = self._clock()
         return True
 
     def _close(self, route: RouteId, nodes: Iterable[str]) -> None:

@@ -11,6 +11,8 @@ from penstock.domain.blocks import BlockPool
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
+from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
+from penstock.engine.routing.window import LinearFit
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
 from penstock.model.attention import BatchPiece
 from penstock.model.segment import Segment
@@ -41,6 +43,7 @@ class Stage:
         self.leases: dict[RouteId, WorkerSequenceManager] = {}
         self.seconds = 0.0  # of compute in total
         self.mean_pass_seconds = 0.0  # of a pass through all layers, smoothed
+        self._pass_seconds = LinearFit()  # by tokens
         self.passes = 0
         self.shared_passes = 0  # with Spans of more than one origin
 
@@ -52,6 +55,11 @@ class Stage:
     def held(self) -> int:
         """Blocks that sequences hold."""
         return sum(lease.pool.held for lease in list(self.leases.values()))  # other threads read this too
+
+    def expected_seconds(self, jobs: Sequence[NetworkJob]) -> float:
+        """Predict how long a pass with these NetworkJobs takes."""
+        tokens = sum(span.n for job in jobs for span in job.spans)
+        return self._pass_seconds.at(tokens) if self.passes else UNKNOWN_PASS_S
 
     def open(self, route: RouteId, blocks: int, *, prefix_cache: bool) -> None:
         pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache)
@@ -103,6 +111,7 @@ class Stage:
             self.mean_pass_seconds = (
                 through_all if not self.mean_pass_seconds else 0.9 * self.mean_pass_seconds + 0.1 * through_all
             )
+            self._pass_seconds.observe(sum(span.n for job in full for span in job.spans), through_all)
             self.passes += 1
             self.shared_passes += len({job.route.origin for job in full}) > 1
 

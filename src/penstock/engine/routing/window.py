@@ -1,22 +1,28 @@
-"""Window: measures how many NetworkJobs to keep in flight.
+"""Window: measures how many NetworkJobs to keep in flight, and how large a chunk of a prompt may be.
 
 With M in flight and B decodes, one cycle, in which every node runs all sequences once, takes
-max(M * t_max(B / M), hops + sum of t(B / M)): either the slowest node is always busy, or the trip around the route takes longer.
-M is chosen for the shortest cycle, so decodes are split into micro-batches only where that makes them faster.
+max(M * t_max(B / M), hops + sum of t(B / M)): either the slowest node or link is always busy, or the trip around the route takes
+longer. M is chosen for the shortest cycle, so decodes are split into micro-batches only where that makes them faster.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
-MAX_IN_FLIGHT = 16  # whatever was measured
+FIRST_CHUNK = 128  # tokens of a prompt until links were measured: a slow one would be busy with a large chunk for long
+MAX_GROWTH = 4  # of chunks beyond what was measured
+CHUNK_TRANSFER_S = 0.25  # that a chunk may take on a link: what comes after it waits as long
+MIN_CHUNK = 32  # tokens, however slow the link
 MIN_GAIN = 0.95  # another size must bring the cycle below this share of the present one
+SLACK = 0.15  # of the time in which the slowest node may be idle
 VOTES = 4  # NetworkJobs in a row that must agree: steps are noisy, and changing has a cost
 DECAY = 0.98  # weight of all earlier observations at each new one
 SPLIT_PRIOR = 16.0  # until sizes vary, assume that a step of this many tokens takes twice as long as an empty one
 RECENT_HOPS = 64  # measurements kept
+SIZES = sorted({*range(1, 17), *(int(16 * 1.25**step) for step in range(1, 12))})  # that are tried; a finer choice gains nothing
 
 
 class LinearFit:
@@ -37,40 +43,63 @@ class LinearFit:
     def at(self, tokens: float) -> float:
         if not self._n:
             return 0.0
+        return max(0.0, self._y / self._n + self.slope * (tokens - self._x / self._n))
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """Seconds for no tokens, and for each."""
+        slope = self.slope
+        return (max(0.0, (self._y - slope * self._x) / self._n) if self._n else 0.0), slope
+
+    @property
+    def slope(self) -> float:
+        """Seconds for each further token."""
+        if not self._n:
+            return 0.0
         x, y = self._x / self._n, self._y / self._n
         variance = self._xx / self._n - x * x
         if variance < 0.05 * max(x, 1.0):
-            slope = y / (x + SPLIT_PRIOR)
-        else:
-            slope = min(max(0.0, (self._xy / self._n - x * y) / variance), y / max(x, 1e-9))
-        return max(0.0, y + slope * (tokens - x))
+            return y / (x + SPLIT_PRIOR)
+        return min(max(0.0, (self._xy / self._n - x * y) / variance), y / max(x, 1e-9))
 
 
 class Window:
     def __init__(self) -> None:
         self.size = 1  # how many may be in flight
         self.round_trip = 0.0  # of the last NetworkJob
+        self._largest = 0  # tokens of a NetworkJob that has returned
         self._lines: dict[str, LinearFit] = {}  # by node, over all steps
         self._decoding: dict[str, LinearFit] = {}  # ... over steps without prompts: each token costs more there
+        self._links: dict[str, LinearFit] = {}  # by the node at their end, over all steps
         self._hops: deque[float] = deque(maxlen=RECENT_HOPS)
         self._votes = 0  # above zero for a larger size, below for a smaller one
 
     def observe(
-        self, tokens: int, elapsed: float, services: Mapping[str, float], *, decodes: bool, ends: tuple[str, float] = ("", 0.0)
+        self,
+        tokens: int,
+        elapsed: float,
+        services: Mapping[str, float],
+        transfers: Mapping[str, float] | None = None,
+        *,
+        decodes: bool,
+        ends: tuple[str, float] = ("", 0.0),
     ) -> None:
         """Record a NetworkJob that returned.
 
-        services: seconds that the segments of each node took. The rest of `elapsed` is hops and queues; the shortest recent one
-            counts as free of queues (including queues, the window would feed itself).
+        services: seconds that the segments of each node took.
+        transfers: ... and that it took to carry the hidden states to each node. The rest of `elapsed` is latency and queues; the
+            shortest recent one counts as free of queues (including queues, the window would feed itself).
         decodes: whether it held no prompts.
         ends: the node with the model's ends, and how long they take afterwards.
         """
+        transfers = transfers or {}
         self.round_trip = elapsed
-        self._hops.append(max(0.0, elapsed - sum(services.values())))
+        self._largest = max(self._largest, tokens)
+        self._hops.append(max(0.0, elapsed - sum(services.values()) - sum(transfers.values())))
         node, seconds = ends
         services = {**services, node: services.get(node, 0.0) + seconds} if node else services
-        for lines in (self._lines, self._decoding) if decodes else (self._lines,):
-            for node, seconds in services.items():
+        for lines, times in ((self._lines, services), (self._decoding, services if decodes else {}), (self._links, transfers)):
+            for node, seconds in times.items():
                 if node not in lines:
                     lines[node] = LinearFit()
                 lines[node].observe(tokens, seconds)
@@ -91,34 +120,64 @@ class Window:
 
     def predicted(self, tokens: float) -> float:
         """Predicted seconds until a NetworkJob of this many tokens returns, without queues."""
-        return self.hops + sum(line.at(tokens) for line in self._lines.values())
+        return self.hops + sum(self._stations(tokens))
+
+    def slowest(self, tokens: float) -> float:
+        """Predicted seconds that the slowest node or link is busy with this many tokens."""
+        return max(self._stations(tokens), default=0.0)
+
+    def tokens_per_second(self, node: str) -> float:
+        """How many tokens the link to a node carries; 0 if that is not known."""
+        line = self._links.get(node)
+        return 0.0 if line is None else 1 / max(line.slope, 1e-9)
+
+    @property
+    def max_chunk(self) -> int:
+        """Tokens of a prompt that a NetworkJob should not exceed."""
+        trusted = max(FIRST_CHUNK, MAX_GROWTH * self._largest)
+        slopes = [line.slope for line in self._links.values()]
+        return min(trusted, max(MIN_CHUNK, int(CHUNK_TRANSFER_S / max([*slopes, 1e-9]))))
+
+    def _stations(self, tokens: float) -> list[float]:
+        return [line.at(tokens) for line in (*self._lines.values(), *self._links.values())]
 
     def aim(self, decodes: int, chunk: int, limit: int) -> None:
         """Move the size by at most one towards the best for this many decodes. `chunk` is 0 while no prompt is being read."""
-        max_size = max(1, min(limit, MAX_IN_FLIGHT))
-        wanted = self._for_chunks(chunk) if chunk else 1
+        max_size = max(1, limit)
+        wanted = self.for_chunks(chunk) if chunk else 1
         if self.size < min(wanted, max_size):
-            self.size, self._votes = self.size + 1, 0
+            self.size, self._votes = min(wanted, max_size, 2 * self.size), 0
             return
         best = max(min(wanted, max_size), self._for_decodes(decodes, max_size))
         vote = (best > self.size) - (best < self.size)
         self._votes = self._votes + vote if vote * self._votes > 0 else vote
         if abs(self._votes) >= VOTES or self.size > max_size:
-            self.size, self._votes = self.size + vote, 0
+            step = max(1, self.size // 2)
+            self.size, self._votes = min(max(best, self.size - step), self.size + step), 0
 
     def cycle(self, decodes: int, size: int) -> float:
-        part = decodes / size
-        seconds = [line.at(part) for line in (self._decoding or self._lines).values()]
-        return max(size * max(seconds, default=0.0), self.hops + sum(seconds))
+        return self._cycles(decodes, [size])[0]
+
+    def _cycles(self, decodes: int, sizes: Sequence[int]) -> list[float]:
+        """The cycle for each size."""
+        lines = [line.line for line in (*(self._decoding or self._lines).values(), *self._links.values())]
+        cycles = []
+        for size in sizes:
+            part = decodes / size
+            seconds = [start + slope * part for start, slope in lines]
+            cycles.append(max(size * max(seconds, default=0.0), self.hops + sum(seconds)))
+        return cycles
 
     def _for_decodes(self, decodes: int, max_size: int) -> int:
         """The size with the shortest cycle, or the present one if that is hardly worse."""
-        sizes = range(1, max(1, min(decodes, max_size)) + 1)
-        best = min(sizes, key=lambda size: self.cycle(decodes, size))
-        present = min(self.size, sizes[-1])
-        return best if self.cycle(decodes, best) < MIN_GAIN * self.cycle(decodes, present) else present
+        largest = max(1, min(decodes, max_size))
+        present = min(self.size, largest)
+        sizes = [present, *(size for size in SIZES if size < largest), largest]
+        cycles = self._cycles(decodes, sizes)
+        best = min(range(len(sizes)), key=lambda index: (cycles[index], sizes[index]))
+        return sizes[best] if cycles[best] < MIN_GAIN * cycles[0] else present
 
-    def _for_chunks(self, chunk: int) -> int:
-        """The size that keeps the slowest node busy. Chunks are all of one size, so this is trip time over its service time."""
-        slowest = max((line.at(chunk) for line in self._lines.values()), default=0.0)
-        return -(-int(1e6 * self.predicted(chunk)) // max(1, int(1e6 * slowest)))
+    def for_chunks(self, chunk: int) -> int:
+        """The size that keeps the slowest node or link busy, all but SLACK of the time: one more would hold up what comes next.
+        Chunks are all of one size, so this is trip time over its time."""
+        return max(1, math.ceil(self.predicted(chunk) / max(1e-6, self.slowest(chunk)) - SLACK))

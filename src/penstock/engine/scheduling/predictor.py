@@ -24,8 +24,15 @@ class StepTimePredictor:
         self._covariance = np.eye(3) * 1e3
         self._weights = PRIOR
         self._seen = 0
+        self._beyond = 0.0  # smoothed
 
-    def observe(self, tokens: int, context: int, seconds: float) -> None:
+    def observe(self, tokens: int, context: int, seconds: float, beyond: float = 0.0) -> None:
+        """Record a step.
+
+        seconds: at the slowest node or link of its way, which decides how soon the next step may follow.
+        beyond: ... and in all other places, which decides how long the first one takes.
+        """
+        self._beyond = beyond if not self._seen else 0.9 * self._beyond + 0.1 * beyond
         self._seen += 1
         if self._seen > WARMUP_STEPS:  # another process had the machine for a moment
             seconds = min(seconds, OUTLIER_FACTOR * max(self.step(tokens, context), 1e-4))
@@ -47,7 +54,7 @@ class StepTimePredictor:
         if tokens <= 0:
             return 0.0
         a, b, _ = self._weights
-        return a * -(-tokens // max(chunk, 1)) + b * tokens
+        return self._beyond + a * -(-tokens // max(chunk, 1)) + b * tokens
 
     def chunk_within(self, seconds: float, decodes: int, context: int) -> int:
         """The most prefill tokens that keep a step with these decodes under `seconds`."""

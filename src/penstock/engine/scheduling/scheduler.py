@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from penstock.config.engine import EngineConfig
+from penstock.config.engine import MAX_CHUNK, EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.job import Job, Sequence, SequenceState
 from penstock.engine.scheduling.policies import POLICIES, to_promote
@@ -56,6 +56,7 @@ class Scheduler:
         window: int = 1,
         pipelined: bool = False,
         reach: int | None = None,
+        max_chunk: int = MAX_CHUNK,
     ) -> SchedulerOutput:
         """Decide one batch.
 
@@ -64,6 +65,7 @@ class Scheduler:
         window: NetworkJobs that may be in flight; each carries its part of the decodes.
         pipelined: there are several nodes to keep busy.
         reach: blocks that the pool may grow to; a prompt that would fit then waits for them.
+        max_chunk: tokens of prompts that the links of the route carry well in one NetworkJob.
         """
         round_ = _Round(pool, self._config, holders, lambda seq: self._urgency(seq, now), reach or pool.capacity)
         round_.out.promoted = to_promote([*queued, *holders], now)
@@ -77,7 +79,7 @@ class Scheduler:
             decodes = decodes[:part]
         for seq in decodes:
             round_.decode(seq)
-        round_.budget = self._chunk(decodes, holders, pipelined=pipelined or window > 1)
+        round_.budget = min(max_chunk, self._chunk(decodes, holders, pipelined=pipelined or window > 1))
         prompts = [seq for seq in ready if not seq.decoding]
         admitting = round_.may_admit()
         if admitting:

@@ -15,6 +15,7 @@ from penstock.domain.fsm import NextLayer
 from penstock.domain.messages import BounceReason
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob
+from penstock.engine.routing.heartbeat import Heartbeat
 from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.route_host import RouteHost, RoutePart
@@ -53,6 +54,7 @@ class JobContext:
     predictor: StepTimePredictor
     end_model: Ends | None
     origin: Origin | NoOrigin
+    heartbeat: Heartbeat
     logger: logging.Logger
     clock: Callable[[], float] = time.monotonic
     device: str = "cpu"

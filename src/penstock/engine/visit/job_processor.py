@@ -99,8 +99,7 @@ class JobProcessor:
         for visit in batch:
             if visit.state is not JobState.DONE:
                 continue
-            if visit.arrived:
-                self._context.host.on_job_left(visit.job.route)
+            self._context.host.on_job_left(visit.job, arrived=visit.arrived)
             if self._context.is_ours(visit.job.route):
                 self._context.own_origin.done(visit.job)
 
@@ -124,7 +123,7 @@ class JobProcessor:
             if self._batch_key(visit) == key:
                 lines.setdefault(visit.job.route, []).append(visit)
         batch: list[Visit] = []
-        room = 2 * self._context.config.chunk
+        room = 2 * self._context.config.chunk + self._context.config.max_sequences  # so that two with a chunk and decodes fit
         for line in lines.values():  # those that find no room are the oldest in a later pass
             if not batch or line[0].tokens <= room:
                 batch.append(line[0])
@@ -186,7 +185,7 @@ class JobProcessor:
         part = context.part(jobs[0])
         assert part is not None, "a batch at PROCESS_LAYERS has an open route and a local part"
         stage, layers = part
-        with _Timed(context, batch) as timed:
+        with context.heartbeat.in_pass(stage.expected_seconds(jobs)), _Timed(context, batch) as timed:
             stage.run(jobs, layers)
         name = str(stage.segment.layers)
         context.stats.stages[name] = context.stats.stages.get(name, 0.0) + timed.elapsed
@@ -214,6 +213,8 @@ class JobProcessor:
             if job.step is ComputeStep.NORM:
                 job.step = ComputeStep.HEAD  # so the wire calls what goes back to its origin
             self._context.pipe.send_job(self._context.successor(job), job)
+            self._context.host.on_handed_over(job)
+            self._context.origin.on_handed_over(job)
             visit.state = next_state(JobState.SEND, Facts())
 
     def _validate(self, batch: list[Visit]) -> None:
@@ -320,7 +321,8 @@ class JobProcessor:
         stats = self._context.stats
         stats.steps += 1
         if visit.tokens:
-            self._context.predictor.observe(visit.tokens, visit.context, visit.seconds)
+            slowest, beyond = self._context.own_origin.step_times(visit.job, visit.seconds)
+            self._context.predictor.observe(visit.tokens, visit.context, slowest, beyond)
 
     def _split_batch(self, batch: list[Visit]) -> bool:
         """Isolate the visits of a failed pass that routes shared, so that only the faulty one fails. False if they did not."""

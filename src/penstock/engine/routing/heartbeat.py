@@ -1,0 +1,45 @@
+"""Heartbeat: signs of life of the compute thread, which other threads report to origins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+MIN_SILENCE_S = 4.0  # a compute thread is never given up sooner than this
+SILENCE_FACTOR = 4.0  # ... or sooner than this multiple of what its present pass was predicted to take
+MAX_SILENCE_S = 300.0  # ... but after this, whatever it says
+UNKNOWN_PASS_S = 15.0  # prediction for a pass before any was measured: the first one may load weights from a disk
+
+
+def is_silent(age: float, expected: float) -> bool:
+    """Whether a compute thread is given up whose last sign of life is this old."""
+    return age > min(MAX_SILENCE_S, max(MIN_SILENCE_S, SILENCE_FACTOR * expected))
+
+
+class Heartbeat:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last = clock()
+        self.expected = 0.0  # seconds for the present pass
+        self.passes = 0  # completed
+
+    def beat(self) -> None:
+        self._last = self._clock()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last beat."""
+        return max(0.0, self._clock() - self._last)
+
+    @property
+    def silent(self) -> bool:
+        return is_silent(self.age, self.expected)
+
+    @contextmanager
+    def in_pass(self, expected: float) -> Iterator[None]:
+        """Announce a pass that is predicted to take this long."""
+        self._last, self.expected = self._clock(), expected
+        try:
+            yield
+        finally:
+            self._last, self.expected, self.passes = self._clock(), 0.0, self.passes + 1

@@ -1,0 +1,208 @@
+"""RouteHealth: where the NetworkJobs of a route are, which of them are lost, and which node or leg of the route is dead.
+
+Nothing is lost because it takes long. A NetworkJob is lost when a node says that newer ones have arrived there and it has not, or
+when a node holds it and has nothing to do; a leg is dead when its sender has handed something over and nothing arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.domain.messages import LegReport, Pong
+from penstock.domain.route import Hop, legs_of
+from penstock.engine.routing.heartbeat import MIN_SILENCE_S, is_silent
+
+PING_INTERVAL_S = 0.5
+MIN_UNANSWERED = 4  # Pings; if fewer were sent in a silence, it was our own
+SILENCE_FACTOR = 4.0  # of the slowest recent answer to a Ping, or of a transfer
+SLOWEST_LINK = 125_000.0  # bytes per second; a leg of which nothing is known is not dead while this could explain it
+STUCK_PASSES = 64  # of a node that holds a NetworkJob: more than there are origins that take turns there
+MAX_TRAVEL_S = 600.0  # whatever nodes report
+
+
+class Station(NamedTuple):
+    """Where a leg begins: at a node of the route, or at the origin after the last layer."""
+
+    node: str
+    layer: int
+
+
+@dataclass(slots=True)
+class Watched:
+    """A NetworkJob in flight."""
+
+    sent: float
+    size: int  # bytes of its hidden states
+    seen_at: Station | None = None  # the node that holds it
+    first_passes: int = 0  # of that node when it was first seen there
+    passes: int = 0  # ... and when it was last seen
+    idle: int = 0  # Pongs in a row in which that node had it and nothing to do
+
+
+@dataclass(slots=True)
+class WatchedLeg:
+    """The newest report about a leg, and since when nothing has arrived on it although something should."""
+
+    report: LegReport
+    waiting_since: float | None = None
+    pings: int = 0  # sent until then
+
+
+@dataclass(slots=True)
+class WatchedNode:
+    heard: float  # when its last Pong came
+    pings: int = 0  # sent until then
+    age: float = 0.0  # of its compute thread's last sign of life
+    expected: float = 0.0
+    passes: int = 0
+    slowest: float = 0.0  # of its recent answers, decaying
+    stamp: int = -1  # of the last Ping that was answered
+
+
+class Trouble(NamedTuple):
+    reason: str
+    nodes: Collection[str]  # to avoid
+
+
+@dataclass(slots=True)
+class RouteHealth:
+    origin: str
+    stations: Sequence[Station]  # in the order of the route; the last one is the way back, if that is over the network
+    nodes: dict[str, WatchedNode]  # all but the origin
+    legs: dict[Station, WatchedLeg]
+    pings: int = 0  # rounds of Pings sent
+    in_flight: dict[int, Watched] = field(default_factory=dict)
+    progress: float = 0.0  # when something last arrived anywhere
+    settled: int = -1  # nothing up to this number is in flight
+    _newest: int = -1
+
+    @classmethod
+    def of(cls, hops: Sequence[Hop], origin: str, now: float) -> RouteHealth:
+        legs = legs_of(hops, origin)
+        stations = sorted((Station(node, leg.layers.start) for node, some in legs.items() for leg in some), key=_layer)
+        if stations[-1].node != origin:
+            stations.append(Station(origin, hops[-1].layers.end))
+        return cls(
+            origin,
+            stations,
+            {node: WatchedNode(now) for node in legs if node != origin},
+            {station: WatchedLeg(LegReport(station.layer, -1, 0)) for station in stations},
+            progress=now,
+        )
+
+    # ---- what happens ----
+
+    def on_sent(self, number: int, size: int, now: float) -> None:
+        self.in_flight[number] = Watched(now, size)
+        self._newest = max(self._newest, number)
+
+    def on_settled(self, number: int) -> None:
+        """Forget a NetworkJob that has returned or was given up."""
+        self.in_flight.pop(number, None)
+        self.settled = min(self.in_flight, default=self._newest + 1) - 1
+
+    def on_pong(self, sender: str, pong: Pong, at: float) -> float | None:
+        """Take a report that came at this time. Returns how long the answer took, if it is the first to its Ping."""
+        node = self.nodes.get(sender)
+        took = None
+        if node is not None:
+            node.heard, node.pings = max(node.heard, at), self.pings
+            if pong.stamp > node.stamp:
+                node.age, node.expected, node.passes, node.stamp = pong.age, pong.expected, pong.passes, pong.stamp
+                took = max(0.0, at - pong.stamp / 1e9)
+                node.slowest = max(took, 0.9 * node.slowest)
+        for report in pong.legs:
+            self.on_report(Station(sender, report.layer), report, at, idle=not pong.expected, passes=pong.passes)
+        return took
+
+    def on_report(self, station: Station, report: LegReport, at: float, *, idle: bool = False, passes: int = 0) -> None:
+        leg = self.legs.get(station)
+        if leg is None or report.newest < leg.report.newest or report.received < leg.report.received:
+            return  # not on the route, or older than what is known
+        if (report.newest, report.received) != (leg.report.newest, leg.report.received):
+            leg.waiting_since, self.progress = None, at
+        leg.report = report
+        for number in report.here:
+            job = self.in_flight.get(number)
+            if job is None:
+                continue
+            if job.seen_at != station:
+                job.seen_at, job.first_passes, job.passes, job.idle, self.progress = station, passes, passes, 0, at
+            elif passes != job.passes:
+                job.passes, job.idle, self.progress = passes, 0, at
+            else:
+                job.idle = job.idle + 1 if idle else 0
+
+    # ---- what follows from it ----
+
+    def lost(self, now: float) -> list[int]:
+        """The NetworkJobs that will not return."""
+        if not self.in_flight:
+            return []
+        missing = {number for leg in self.legs.values() for number in leg.report.missing}
+        return [number for number, job in self.in_flight.items() if number in missing or self._is_stuck(number, job, now)]
+
+    def suspects(self, number: int) -> Collection[str]:
+        """The nodes at the ends of the leg on which a NetworkJob was lost, or the one that holds it."""
+        job, before = self.in_flight.get(number), self.origin
+        for station in self.stations:
+            if number in self.legs[station].report.missing:
+                return {before, station.node} - {self.origin}
+            before = station.node
+        return set() if job is None or job.seen_at is None else {job.seen_at.node} - {self.origin}
+
+    def _is_stuck(self, number: int, job: Watched, now: float) -> bool:
+        if now - job.sent > MAX_TRAVEL_S:
+            return True
+        if job.seen_at is None or number not in self.legs[job.seen_at].report.here:
+            return False
+        node = self.nodes.get(job.seen_at.node)
+        done = 0 if node is None else node.passes - job.first_passes
+        return job.idle * PING_INTERVAL_S >= MIN_SILENCE_S or done >= STUCK_PASSES
+
+    def trouble(self, now: float, bytes_per_second: Mapping[Station, float]) -> Trouble | None:
+        """The node or the leg that is dead, if one is."""
+        silent = [name for name, node in self.nodes.items() if self._is_unheard(node, now)]
+        if silent:
+            return Trouble(f"node {' and '.join(silent)} does not answer", silent)
+        hung = [name for name, node in self.nodes.items() if is_silent(node.age, node.expected)]
+        if hung:
+            return Trouble(f"node {' and '.join(hung)} answers but computes nothing", hung)
+        before = self.origin
+        for station in self.stations:
+            if self._is_dead(station, now, bytes_per_second.get(station, 0.0)):
+                ends = {before, station.node} - {self.origin}
+                return Trouble(f"nothing arrives from node {before} at node {station.node}", ends)
+            before = station.node
+        return None
+
+    def _is_unheard(self, node: WatchedNode, now: float) -> bool:
+        timeout = max(MIN_SILENCE_S, SILENCE_FACTOR * node.slowest)
+        return now - node.heard > timeout and self.pings - node.pings >= MIN_UNANSWERED
+
+    def _is_dead(self, station: Station, now: float, bytes_per_second: float) -> bool:
+        leg = self.legs[station]
+        sizes = [self.in_flight[number].size for number in self._on_the_way_to(station)]
+        if not sizes:
+            leg.waiting_since = None
+            return False
+        if leg.waiting_since is None:
+            leg.waiting_since, leg.pings = now, self.pings
+        expected = SILENCE_FACTOR * sum(sizes) / bytes_per_second if bytes_per_second else sum(sizes) / SLOWEST_LINK
+        return now - leg.waiting_since > max(MIN_SILENCE_S, expected) and self.pings - leg.pings >= MIN_UNANSWERED
+
+    def _on_the_way_to(self, station: Station) -> Iterable[int]:
+        """NetworkJobs that have left the station before this one, and are not known to have arrived."""
+        index = self.stations.index(station)
+        newest = self.legs[station].report.newest
+        if index == 0:
+            return [number for number in self.in_flight if number > newest]
+        before = self.legs[self.stations[index - 1]].report
+        gone = {*before.here, *before.missing}
+        return [number for number in self.in_flight if newest < number <= before.newest and number not in gone]
+
+
+def _layer(station: Station) -> int:
+    return station.layer

@@ -1,0 +1,13 @@
+"""Some of the random networks of `random_worlds`, with everything that may go wrong in them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tests.engine.routing.random_worlds import run
+from tests.examples import examples
+
+
+@examples(few=6, many=200, seed=st.integers(0, 1 << 30))
+def test_every_job_in_a_random_network_ends_once_with_the_right_tokens(seed: int) -> None:
+    run(seed)
