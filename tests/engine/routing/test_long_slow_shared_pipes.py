@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from penstock.config.engine import MAX_CHUNK, EngineConfig
+from penstock.config.engine import MAX_CHUNK, POLICY_NAMES, EngineConfig
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, PackedHidden, Span
@@ -228,13 +228,8 @@ def test_a_pass_stays_bounded_however_many_origins_share_a_node() -> None:
     assert max(world.passes) <= 2 * 64 + world.config.max_sequences
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "edf", "lrs"])
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="A prompt that waits for memory which other origins have leased stops admission for all behind it.",
-)
-def test_a_prompt_that_waits_for_leased_memory_holds_up_no_shorter_ones(policy: str) -> None:
+def with_a_prompt_that_waits_for_leased_memory(policy: str) -> tuple[TimedWorld, Asked]:
+    """`a` and `b` have half of the memory each, and `a` has a prompt that needs more than that."""
     config = EngineConfig(block_size=16, chunk=512, policy=policy)
     world = TimedWorld(
         Place("s", ((0, 4),), blocks=40, seconds=0.05), Place("a", (), ends=True), Place("b", (), ends=True), config=config
@@ -244,7 +239,36 @@ def test_a_prompt_that_waits_for_leased_memory_holds_up_no_shorter_ones(policy: 
     world.ask_for("a", 30, 200, first=9)
     world.run_until(lambda: world["a"].origin.sequences.pool.capacity == 20, what="giving each its half of the memory")
     world.run(1.0)
-    world.ask_for("a", 480, 4, first=20)  # 31 of the 40 blocks
+    long = world.ask_for("a", 480, 4, first=20)  # 31 of the 40 blocks
     world.run(0.2)
+    return world, long
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_a_prompt_that_waits_for_leased_memory_holds_up_no_shorter_ones(policy: str) -> None:
+    world, long = with_a_prompt_that_waits_for_leased_memory(policy)
     shorts = [world.ask_for("a", 30, 2, first=30 + number) for number in range(3)]
     assert world.seconds_until_first_tokens(shorts, 3.0) < 2.0
+    assert not long.said()
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_a_prompt_that_waited_for_leased_memory_gets_it_though_shorter_ones_keep_coming(policy: str) -> None:
+    """Alone, the short ones would use all the memory that there is, all the time."""
+    world, long = with_a_prompt_that_waits_for_leased_memory(policy)
+    shorts: list[Asked] = []
+
+    def keep_coming(seconds: float) -> None:
+        until = world.now + seconds
+        while world.now < until and not long.said():
+            shorts.append(world.ask_for("a", 30, 40, first=len(shorts)))
+            world.run(0.1)
+
+    keep_coming(4.0)
+    waiting = [one for one in shorts if not one.said()]
+    if not waiting or len(waiting) == len(shorts):
+        pytest.fail("some of the short ones should be answered, and some should wait")
+    world.kill("b")
+    keep_coming(15.0)
+    assert long.said()
+    assert any(not one.said() for one in shorts), "it did not have to wait for them to end"

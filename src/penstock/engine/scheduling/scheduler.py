@@ -153,7 +153,11 @@ class _Round:
         if not self._holders or not queued:
             return
         lowest = min(seq.job.effective_priority for seq in self._holders)
-        above = [seq for seq in queued if seq.job.effective_priority > lowest and not self._waits_for_first_output(seq)]
+        above = [
+            seq
+            for seq in queued
+            if seq.job.effective_priority > lowest and self._fits_pool(seq) and not self._waits_for_first_output(seq)
+        ]
         if not above:
             return
         newcomer = min(above, key=self.urgency)
@@ -190,17 +194,18 @@ class _Round:
             self._promised -= need
 
     def admit(self, seq: Sequence) -> bool:
-        """Admit a new prompt if all of it fits. False ends admission: no prompt overtakes one that waits for memory."""
+        """Admit a new prompt if all of it fits. False ends admission: no prompt overtakes one that waits for running ones to free
+        memory. One that waits for other origins to give up theirs is passed, since nothing of ours holds it up."""
         if not self.may_admit():
             return False
         if self._waits_for_first_output(seq):
             return True
         pool = self._pool
-        whole = pool.blocks_for(len(seq.tokens))
-        if (needed := pool.blocks_for(seq.min_length)) > pool.capacity:
-            if needed > self.out.reach:
+        if not self._fits_pool(seq):
+            if pool.blocks_for(seq.min_length) > self.out.reach:
                 self.out.ignored.append(seq)
-            return needed > self.out.reach
+            return True
+        whole = pool.blocks_for(len(seq.tokens))
         hits = self._hits(seq)
         # a hit is free while another sequence holds the block
         need = whole - len(hits) + sum(1 for block in hits if pool.is_idle(block) or block in self._released)
@@ -255,6 +260,9 @@ class _Round:
         self._granted.add(seq.seq_id)
         self._free -= blocks
         self.out.grants.append(Grant(seq, n, hits))
+
+    def _fits_pool(self, seq: Sequence) -> bool:
+        return self._pool.blocks_for(seq.min_length) <= self._pool.capacity
 
     def _waits_for_first_output(self, seq: Sequence) -> bool:
         """Whether a further output of a job (n > 1) must wait for the first: to find its prompt in the cache, or because prompt
