@@ -19,7 +19,7 @@ from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobDone, JobUpdate, PrefillProgress, TokensOut
 from penstock.engine import engine as engine_module
 from penstock.engine.engine import Engine
-from penstock.engine.visit import job_processor
+from penstock.engine.visit import job_processor, visit_queue
 from penstock.errors import NotReady
 from penstock.model.attention import BatchPiece
 from penstock.pipes.pipe import Pipe
@@ -190,8 +190,8 @@ def test_production_reaches_every_row_of_the_table(monkeypatch: pytest.MonkeyPat
         reached.add(next(i for i, (row, conditions, _) in enumerate(ROWS) if row == state.name and all_hold(conditions, facts)))
         return next_state(state, facts)
 
-    monkeypatch.setattr(job_processor, "next_state", recorded)
-    monkeypatch.setattr(engine_module, "next_state", recorded)
+    for module in (job_processor, visit_queue, engine_module):
+        monkeypatch.setattr(module, "next_state", recorded)
     for places in (FIRST_HERE, FIRST_REMOTE, (Place("a", ((0, 2), (2, 3)), ends=True), Place("b", ((3, 4),)))):
         world = World(*places)
         world.open_routes("a")

@@ -1,0 +1,106 @@
+"""VisitQueue: the NetworkJobs that wait on this node for their next state, and which of them are run together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.domain.fsm import Facts, JobState, NextLayer, next_state
+from penstock.domain.route import RouteId
+from penstock.domain.span import NetworkJob, NoticeKind
+from penstock.engine.routing.route_host import RoutePart
+from penstock.engine.visit.answer_times import JobPhases
+from penstock.engine.visit.job_context import JobContext
+
+FREEING = (NoticeKind.PREEMPTED, NoticeKind.FREED)
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """A NetworkJob on this node, the state it waits in, and the compute time spent on it."""
+
+    job: NetworkJob
+    state: JobState
+    tokens: int = 0
+    context: int = 0
+    seconds: float = 0.0
+    phases: JobPhases = frozenset()  # the jobs of our own NetworkJob
+    arrived: bool = False  # from another node
+    isolated: bool = False  # a pass shared with other routes failed: the next one runs this visit alone
+
+
+class VisitQueue:
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._visits: deque[Visit] = deque()  # in the order in which they entered their present state
+
+    def __len__(self) -> int:
+        return len(self._visits)
+
+    def __iter__(self) -> Iterator[Visit]:
+        return iter(self._visits)
+
+    def append(self, visit: Visit) -> None:
+        self._visits.append(visit)
+
+    def append_left(self, visit: Visit) -> None:
+        self._visits.appendleft(visit)
+
+    def take_batch(self) -> list[Visit]:
+        """Take the oldest visit and those that wait for the same work: one of each route, then more, while there is room, so that
+        a busy origin holds up no other. Within a route the order is kept: its part of the batch ends before a second Span of one
+        sequence, and before a notice that frees the memory of a sequence in the batch."""
+        known = self._drop_closed()
+        if not known:
+            return []
+        blocked = {visit.job.route for visit in known if visit.isolated}
+        free = [visit for visit in known if visit.job.route not in blocked]
+        # what is done here leaves before the next pass: other nodes wait for it
+        first = next((visit for visit in free if visit.state is JobState.SEND), known[0])
+        if first.isolated:
+            self._visits.remove(first)
+            return [first]
+        lines: dict[RouteId, list[Visit]] = {}
+        key = self._batch_key(first)
+        for visit in free:
+            if self._batch_key(visit) == key:
+                lines.setdefault(visit.job.route, []).append(visit)
+        batch: list[Visit] = []
+        room = 2 * self._context.config.chunk + self._context.config.max_sequences  # so that two with a chunk and decodes fit
+        for line in lines.values():  # those that find no room are the oldest in a later pass
+            if not batch or line[0].tokens <= room:
+                batch.append(line[0])
+                room -= line[0].tokens
+        for line in [lines[visit.job.route] for visit in batch]:
+            seen = {span.seq_id for span in line[0].job.spans}
+            for visit in line[1:]:
+                ids = {span.seq_id for span in visit.job.spans}
+                freed = {notice.seq_id for notice in visit.job.notices if notice.kind in FREEING}
+                if (ids | freed) & seen or visit.tokens > room:
+                    break
+                seen |= ids
+                room -= visit.tokens
+                batch.append(visit)
+        for visit in batch:
+            self._visits.remove(visit)
+        return batch
+
+    def _drop_closed(self) -> list[Visit]:
+        """Return all visits but those whose route was closed. These end in whatever state they are."""
+        known: list[Visit] = []
+        for visit in self._visits:
+            if self._context.next_layer(visit.job) is not NextLayer.MISSING:
+                known.append(visit)
+                continue
+            visit.state = next_state(visit.state, Facts(step=visit.job.step, pipe_complete=False, next_layer=NextLayer.MISSING))
+            assert visit.state is JobState.DONE
+            if visit.arrived:
+                self._context.count_refused("closed_route", visit.job.route.origin, f"on the route {visit.job.route}")
+        if len(known) < len(self._visits):
+            self._visits = deque(known)
+        return known
+
+    def _batch_key(self, visit: Visit) -> tuple[JobState, int, RoutePart | None]:
+        """Visits with equal keys can be run together. Routes may enter a stage at one layer and leave it at different ones."""
+        return visit.state, visit.job.current_layer, self._context.part(visit.job)
