@@ -51,6 +51,7 @@ INNER_FLOORS = {
     ],
     "workspace": [("store",), ("batch",), ("work",), ("flow",), ("worker",)],
     "engine": [
+        ("halves",),
         ("scheduling",),
         ("sequences",),
         ("routing",),

@@ -186,7 +186,7 @@ class EngineError(PenstockError):
 
 
 class ComputeFailed(EngineError):
-    """A forward pass failed. Its jobs end with this error; the engine continues."""
+    """A forward pass failed for a job alone. The job ends with this error; the engine continues."""
 
     code = "compute_failed"
 

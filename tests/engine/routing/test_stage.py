@@ -100,3 +100,58 @@ def test_the_keys_and_values_of_a_real_segment_are_wiped() -> None:
     assert not torch.isfinite(kv).all()
     segment.wipe(piece)
     assert not kv.any()
+
+
+def test_a_real_pass_that_fails_in_its_last_layer_gives_the_same_in_parts() -> None:
+    """What its first layers have written is written again, and what is decoded from it later is the same, too."""
+    segment, clean = real(0, 2), real(0, 2)
+    mlp, sizes = segment._layers[-1].mlp, list[int]()
+
+    def small_only(normed: Tensor) -> Tensor:
+        sizes.append(len(normed))
+        if len(normed) > 20:
+            raise torch.OutOfMemoryError("out of memory")
+        return mlp(normed)
+
+    segment._layers[-1].mlp = small_only  # type: ignore[method-assign]
+    hidden = torch.randn(2, 18, segment.spec.hidden)
+    outputs: list[list[Tensor]] = []
+    for model in (segment, clean):
+        stage = Stage(model, 16, "b", shared=True)
+        for origin in "xy":
+            stage.open(RouteId(origin, 1, 0), 4, prefix_cache=True)
+        outputs.append([])
+        for number, (start, n) in enumerate([(0, 17), (17, 1)]):
+            jobs = [
+                NetworkJob(RouteId(origin, 1, 0), number, [Span(1, 0, 0, 0, start, n, 1)], hidden=rows[start : start + n])
+                for origin, rows in zip("xy", hidden, strict=True)
+            ]
+            failure = stage.run(jobs, model.layers)
+            assert (failure is not None) == (model is segment and n > 1)
+            assert failure is None or not failure.failed
+            outputs[-1] += [job.hidden for job in jobs]
+    assert sizes == [34, 17, 17, 2]
+    for one, other in zip(*outputs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_span_that_fails_alone_is_refused_wiped_and_undone_and_the_others_are_run() -> None:
+    class Picky(PassThrough):
+        def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
+            if 13.0 in hidden:
+                raise RuntimeError("out of memory")
+            return super().process(hidden, pieces, layers)
+
+    segment = Picky()
+    stage = Stage(segment, 4, "b", shared=True)
+    jobs = [job_of("w", 1.0), job_of("x", 13.0, 2.0), job_of("y", float("nan"), 1.0, 1.0), job_of("z", 4.0)]
+    for job in jobs:
+        stage.open(job.route, 2, prefix_cache=True)
+    failure = stage.run(jobs, LayerRange(0, 2))
+    assert failure is not None
+    assert [(job.route.origin, span.n, error.code) for job, span, error in failure.failed] == [("x", 2, "compute_failed")]
+    assert [job.hidden.flatten().tolist() for job in jobs] == [[2.0], [], [], [8.0]]
+    assert [[refusal.verdict for refusal in job.refusals] for job in jobs] == [[], [Verdict.FAILED], [Verdict.FAILED], []]
+    assert segment.wiped == [(0, 2), (0, 3)]
+    assert [stage.leases[job.route].pool.held for job in jobs] == [1, 0, 0, 1]
+    assert [job.current_layer for job in jobs] == [2] * 4

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from penstock.domain.blocks import BlockPool
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
+from penstock.engine.halves import join, run_in_halves
 from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
 from penstock.engine.routing.window import LinearFit
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
+from penstock.errors import PenstockError
 from penstock.model.attention import BatchPiece
 from penstock.model.segment import Segment
+
+
+class FailedPass(NamedTuple):
+    """A pass that failed as a whole and was run again in parts: the Spans that failed alone, and a trace of the first error."""
+
+    failed: Sequence[tuple[NetworkJob, Span, PenstockError]]
+    trace: str
 
 
 class Stage:
@@ -75,10 +87,10 @@ class Stage:
         if lease is not None:
             self._unleased += lease.all_blocks()
 
-    def run(self, jobs: Sequence[NetworkJob], layers: LayerRange) -> None:
-        """Run NetworkJobs through these layers of the segment in one pass.
+    def run(self, jobs: Sequence[NetworkJob], layers: LayerRange) -> FailedPass | None:
+        """Run NetworkJobs through these layers of the segment in one pass, or in parts if that fails.
 
-        Afterwards each holds only the Spans that were accepted, and its current layer is the end of the range.
+        Afterwards each holds only the Spans that were accepted and computed, and its current layer is the end of the range.
         """
         started = self._clock()
         for job in jobs:
@@ -86,34 +98,71 @@ class Stage:
             if any(verdict is not Verdict.APPEND for verdict in verdicts):
                 self._remove_spans(job, verdicts)
         full = [job for job in jobs if job.spans]
-        if full:
-            pieces = [BatchPiece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in full for s in job.spans]
-            hidden = full[0].hidden if len(full) == 1 else torch.cat([job.hidden for job in full])
-            out = self.segment.process(hidden, pieces, layers)
-            if self._shared and not torch.isfinite(out).all():
-                out = out[self._refuse_non_finite(full, pieces, torch.isfinite(out).all(1).tolist())]
-            row = 0
-            for job in full:
-                count = sum(span.n for span in job.spans)
-                job.hidden = out[row : row + count]
-                row += count
+        failure = self._process(full, layers) if full else None
         for job in jobs:
             job.current_layer = layers.end
             self.leases[job.route].on_stage_completed(job.spans)
-        self._observe(jobs, full, layers, self._clock() - started)
+        self._observe(jobs, full, layers, self._clock() - started, repeated=failure is not None)
+        return failure
 
-    def _observe(self, jobs: Sequence[NetworkJob], full: Sequence[NetworkJob], layers: LayerRange, took: float) -> None:
+    def refuse(self, job: NetworkJob) -> None:
+        """Refuse all Spans of a NetworkJob, and take back what they were to write."""
+        for span in job.spans:
+            self.leases[job.route].undo(span)
+            job.refusals.append(self._refusal(job, span, Verdict.FAILED))
+        job.spans, job.hidden = [], None
+
+    def _process(self, jobs: Sequence[NetworkJob], layers: LayerRange) -> FailedPass | None:
+        """Replace the hidden states of NetworkJobs by what the layers make of them. Spans that cannot be computed are refused.
+
+        A pass can be repeated in parts: each Span writes its own positions before it reads them, and no Span reads another's.
+        """
+        pieces = [BatchPiece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in jobs for s in job.spans]
+        rows = [0, *accumulate(piece.n for piece in pieces)]
+        hidden = join([job.hidden for job in jobs])
+
+        def run(start: int, end: int) -> Tensor:
+            return self.segment.process(hidden[rows[start] : rows[end]], pieces[start:end], layers)
+
+        result = run_in_halves(len(pieces), run)
+        failed: list[tuple[NetworkJob, Span, PenstockError]] = []
+        if result.errors:
+            spans = [(job, span) for job in jobs for span in job.spans]
+            failed = [(*spans[number], error) for number, error in result.errors.items()]
+            pieces = self._refuse_pieces(jobs, pieces, result.errors)
+        if result.outputs:
+            self._hand_out(jobs, pieces, join(result.outputs))
+        return FailedPass(failed, result.trace) if result.trace else None
+
+    def _hand_out(self, jobs: Sequence[NetworkJob], pieces: Sequence[BatchPiece], out: Tensor) -> None:
+        """Give each NetworkJob its rows of a pass. Where other nodes send hidden states too, refuse rows that are not finite."""
+        if self._shared and not torch.isfinite(out).all():
+            finite = torch.isfinite(out).all(1).tolist()
+            spans = [range(end - piece.n, end) for piece, end in zip(pieces, accumulate(p.n for p in pieces), strict=True)]
+            bad = {number for number, rows in enumerate(spans) if not all(finite[row] for row in rows)}
+            self._refuse_pieces(jobs, pieces, bad)
+            out = out[[row for number, rows in enumerate(spans) if number not in bad for row in rows]]
+        row = 0
+        for job in jobs:
+            count = sum(span.n for span in job.spans)
+            job.hidden = out[row : row + count]
+            row += count
+
+    def _observe(
+        self, jobs: Sequence[NetworkJob], full: Sequence[NetworkJob], layers: LayerRange, took: float, *, repeated: bool
+    ) -> None:
         for job in jobs:
             job.services.append(took if job.spans else 0.0)  # jobs of one pass all wait for the whole of it
         self.seconds += took
         if full:
+            self.passes += 1
+            self.shared_passes += len({job.route.origin for job in full}) > 1
+        if full and not repeated:
             through_all = took * self.segment.layers.size / layers.size
             self.mean_pass_seconds = (
                 through_all if not self.mean_pass_seconds else 0.9 * self.mean_pass_seconds + 0.1 * through_all
             )
             self._pass_seconds.observe(sum(span.n for job in full for span in job.spans), through_all)
-            self.passes += 1
-            self.shared_passes += len({job.route.origin for job in full}) > 1
 
     def _take(self, blocks: int) -> list[int]:
         """Take this many unleased blocks, or as many as there are."""
@@ -132,41 +181,35 @@ class Stage:
                 kept.append(span)
                 rows.extend(range(row, row + span.n))
             elif verdict not in (Verdict.DUPLICATE, Verdict.STALE):
-                job.refusals.append(self.refusal(job, span, verdict))
+                job.refusals.append(self._refusal(job, span, verdict))
             row += span.n
         job.spans = kept
         job.hidden = job.hidden[rows]
 
-    def undo(self, job: NetworkJob) -> None:
-        """Take back what a failed pass was to write."""
-        lease = self.leases.get(job.route)
-        if lease is not None:
-            for span in job.spans:
-                lease.undo(span)
+    def _refuse_pieces(
+        self, jobs: Sequence[NetworkJob], pieces: Sequence[BatchPiece], failed: Collection[int]
+    ) -> list[BatchPiece]:
+        """Refuse the Spans of these pieces, and return the other pieces.
 
-    def _refuse_non_finite(self, jobs: Sequence[NetworkJob], pieces: Sequence[BatchPiece], finite: Sequence[bool]) -> list[int]:
-        """Refuse Spans whose output is NaN or infinite, and return the rows of the others.
-
-        What they wrote is wiped: masked positions of a block are read too, so it would spoil the next owner's output.
+        What they wrote is wiped: masked positions of a block are read too, so it could spoil the next owner's output.
         """
-        rows: list[int] = []
-        row, remaining = 0, iter(pieces)
+        rest: list[BatchPiece] = []
+        numbered = enumerate(pieces)
         for job in jobs:
             verdicts = []
             for span in job.spans:
-                piece, end = next(remaining), row + span.n
-                if all(finite[row:end]):
+                number, piece = next(numbered)
+                if number not in failed:
                     verdicts.append(Verdict.APPEND)
-                    rows.extend(range(row, end))
-                else:
-                    verdicts.append(Verdict.FAILED)
-                    self.segment.wipe(piece)
-                    self.leases[job.route].undo(span)
-                row = end
+                    rest.append(piece)
+                    continue
+                verdicts.append(Verdict.FAILED)
+                self.segment.wipe(piece)
+                self.leases[job.route].undo(span)
             if Verdict.FAILED in verdicts:
                 self._remove_spans(job, verdicts)
-        return rows
+        return rest
 
-    def refusal(self, job: NetworkJob, span: Span, verdict: Verdict) -> Refusal:
+    def _refusal(self, job: NetworkJob, span: Span, verdict: Verdict) -> Refusal:
         length = self.leases[job.route].kv_len(span)
         return Refusal(span.seq_id, span.incarnation, span.attempt, verdict, length, self._node)

@@ -2,26 +2,30 @@
 
 Each visit waits in its state until its turn comes; visits that wait for the same work are run together. The actions do the
 work and gather the facts, and `next_state` decides every transition. A NetworkJob has Spans of many jobs: what becomes of each
-is decided with its own facts, and the visit continues with the Spans that stay in it. Only a visit whose pass failed stays in
-its state, to be run again by itself or without its Spans.
+is decided with its own facts, and the visit continues with the Spans that stay in it: those that could not be computed end
+their jobs, or are refused if the jobs are another origin's.
 """
 
 from __future__ import annotations
 
 import logging
+from itertools import accumulate
 
 import torch
 
 from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_state
 from penstock.domain.job import Job
-from penstock.domain.span import NetworkJob, PackedHidden, Span, Verdict
+from penstock.domain.span import NetworkJob, PackedHidden, Span
+from penstock.engine.halves import join, run_in_halves, to_compute_error
 from penstock.engine.sequences.engine_sequences import Step
 from penstock.engine.visit.answer_times import AnswerTimes
 from penstock.engine.visit.head import Head, ReturnedSpan
 from penstock.engine.visit.job_context import JobContext
 from penstock.engine.visit.visit_queue import Visit, VisitQueue
-from penstock.errors import ComputeFailed, PenstockError
+from penstock.errors import PenstockError
 from penstock.pipes.hidden import unpack
+
+PASSES = (JobState.PROCESS_LAYERS, JobState.HEAD)  # what is done for a batch at once; the rest is done for each visit
 
 
 class JobProcessor:
@@ -30,6 +34,7 @@ class JobProcessor:
         self._at_head = Head(context)
         self._times = AnswerTimes(context)
         self._visits = VisitQueue(context)
+        self._failed_passes = 0
         self._actions = {
             JobState.VALIDATING: self._validate,
             JobState.EMBED: self._embed,
@@ -69,24 +74,23 @@ class JobProcessor:
         batch = self._visits.take_batch()
         if not batch:
             return
+        action, gone = self._actions[batch[0].state], batch
         try:
-            self._actions[batch[0].state](batch)
-        except Exception as error:
-            if not self._split_batch(batch):
-                self._fail(batch, error)
-            for visit in reversed(batch):
-                if visit.state is not JobState.DONE:
-                    self._visits.append_left(visit)
-        else:
+            for part in [batch] if batch[0].state in PASSES else [[visit] for visit in batch]:
+                try:
+                    action(part)
+                except Exception as error:
+                    self._fail(part, error)
+                    action(part)  # without their Spans: later stages still need their notices, in order
+            gone = [visit for visit in batch if visit.state is JobState.DONE]
             for visit in batch:
                 if visit.state is not JobState.DONE:
                     self._visits.append(visit)
-        for visit in batch:
-            if visit.state is not JobState.DONE:
-                continue
-            self._context.host.on_job_left(visit.job, arrived=visit.arrived)
-            if self._context.is_ours(visit.job.route):
-                self._context.own_origin.done(visit.job)
+        finally:
+            for visit in gone:
+                self._context.host.on_job_left(visit.job, arrived=visit.arrived)
+                if self._context.is_ours(visit.job.route):
+                    self._context.own_origin.done(visit.job)
 
     # ---- actions: each takes a batch of visits in one state and leaves each in its next ----
 
@@ -100,11 +104,22 @@ class JobProcessor:
                 # a sequence that was cancelled since its grant keeps its rows; they are dropped when they return
                 tokens += seq.tokens[span.start_pos : span.end] if seq is not None else [0] * span.n
             if tokens:
-                with _Timed(self._context, [visit]) as timed:
-                    job.hidden = self._context.own_end_model.compute_embed(tokens)
-                self._times.record_embedding(job, timed.elapsed)
+                self._compute_embed(visit, tokens)
             visit.state = next_state(JobState.EMBED, Facts(step=job.step, next_layer=where))
             job.step = ComputeStep.LAYER
+
+    def _compute_embed(self, visit: Visit, tokens: list[int]) -> None:
+        job, end_model = visit.job, self._context.own_end_model
+        rows = [0, *accumulate(span.n for span in job.spans)]
+        with _Timed(self._context, [visit]) as timed:
+            result = run_in_halves(len(job.spans), lambda start, end: end_model.compute_embed(tokens[rows[start] : rows[end]]))
+        self._times.record_embedding(job, timed.elapsed)
+        if result.trace:
+            self._on_failed_pass([visit], result.trace)
+        for number, error in result.errors.items():
+            self._fail_job(job.spans[number], error)
+        job.spans = [span for number, span in enumerate(job.spans) if number not in result.errors]
+        job.hidden = join(result.outputs) if job.spans else None
 
     def _process_layers(self, batch: list[Visit]) -> None:
         context = self._context
@@ -113,9 +128,14 @@ class JobProcessor:
         assert part is not None, "a batch at PROCESS_LAYERS has an open route and a local part"
         stage, layers = part
         with context.heartbeat.in_pass(stage.expected_seconds(jobs)), _Timed(context, batch) as timed:
-            stage.run(jobs, layers)
+            failure = stage.run(jobs, layers)
         name = str(stage.segment.layers)
         context.stats.stages[name] = context.stats.stages.get(name, 0.0) + timed.elapsed
+        if failure is not None:
+            self._on_failed_pass(batch, failure.trace)
+            for job, span, error in failure.failed:
+                if context.is_ours(job.route):
+                    self._fail_job(span, error)
         for visit in batch:
             self._after_stage(visit, first=layers.start == 0)
 
@@ -132,7 +152,6 @@ class JobProcessor:
             job.step = ComputeStep.NORM
             _keep_wanted_rows(job)
         visit.state = next_state(JobState.PROCESS_LAYERS, Facts(step=job.step, next_layer=where, at_origin=ours))
-        visit.isolated = False
 
     def _send(self, batch: list[Visit]) -> None:
         for visit in batch:
@@ -178,7 +197,6 @@ class JobProcessor:
 
     def _head(self, batch: list[Visit]) -> None:
         context, origin = self._context, self._context.own_origin
-        hidden = torch.cat([visit.job.hidden for visit in batch]) if len(batch) > 1 else batch[0].job.hidden
         returned: list[ReturnedSpan] = []
         at = 0
         for visit in batch:
@@ -188,15 +206,9 @@ class JobProcessor:
                 if seq is not None:
                     returned.append(ReturnedSpan(span, seq, at - span.rows, at))
         self._times.log_prompt_read({one.seq.job for one in returned if one.wants_token and one.seq.job.first_token is None})
-        with _Timed(context, batch) as timed:
-            normed = context.own_end_model.compute_norm(hidden)
-            for visit in batch:
-                visit.job.step = ComputeStep.HEAD
-            steps = self._at_head.steps(returned, normed)
-        self._times.record_head(returned, timed.elapsed)
+        steps = self._compute_steps(batch, returned)
         context.sequences.on_step_completed(steps)
         context.stats.generated_tokens += sum(step.token_id is not None for step in steps)
-        origin.ends_seconds = 0.8 * origin.ends_seconds + 0.2 * timed.elapsed
         further = {step.span for step in steps if step.token_id is not None or step.row_sum is not None}
         origin.on_progress(one.seq for one in returned if one.span in further)
         for job in {one.seq.job for one in returned}:
@@ -205,6 +217,33 @@ class JobProcessor:
             visit.job.spans = []  # the next grant makes a new NetworkJob
             visit.state = next_state(JobState.HEAD, Facts(step=visit.job.step, job_exists=False))
             self._observe(visit)
+
+    def _compute_steps(self, batch: list[Visit], returned: list[ReturnedSpan]) -> list[Step]:
+        context, origin = self._context, self._context.own_origin
+        if not returned:
+            return []
+        hidden = join([visit.job.hidden for visit in batch])
+
+        def run(start: int, end: int) -> list[Step]:
+            first = returned[start].start
+            normed = context.own_end_model.compute_norm(hidden[first : returned[end - 1].end])
+            for visit in batch:
+                visit.job.step = ComputeStep.HEAD
+            some = returned[start:end]
+            if first:
+                some = [one._replace(start=one.start - first, end=one.end - first) for one in some]
+            return self._at_head.steps(some, normed)
+
+        with _Timed(context, batch) as timed:
+            result = run_in_halves(len(returned), run)
+        self._times.record_head(returned, timed.elapsed)
+        if result.trace:
+            self._on_failed_pass(batch, result.trace)
+        else:
+            origin.ends_seconds = 0.8 * origin.ends_seconds + 0.2 * timed.elapsed
+        for number, error in result.errors.items():
+            context.sequences.fail(returned[number].seq.job, error)
+        return [step for some in result.outputs for step in some]
 
     # ---- inside ----
 
@@ -247,39 +286,34 @@ class JobProcessor:
     def _observe(self, visit: Visit) -> None:
         stats = self._context.stats
         stats.steps += 1
-        if visit.tokens:
+        if visit.tokens and visit.measured:
             slowest, beyond = self._context.own_origin.step_times(visit.job, visit.seconds)
             self._context.predictor.observe(visit.tokens, visit.context, slowest, beyond)
 
-    def _split_batch(self, batch: list[Visit]) -> bool:
-        """Isolate the visits of a failed pass that routes shared, so that only the faulty one fails. False if they did not."""
-        if batch[0].state is not JobState.PROCESS_LAYERS or len({visit.job.route for visit in batch}) < 2:
-            return False
+    def _on_failed_pass(self, batch: list[Visit], trace: str) -> None:
+        """Log a pass that did not succeed as a whole, and take no measure of it."""
+        self._failed_passes += 1
+        self._context.log_throttled("failed pass", logging.ERROR, "a pass failed (%d so far): %s", self._failed_passes, trace)
         for visit in batch:
-            if (part := self._context.part(visit.job)) is not None:
-                part.stage.undo(visit.job)
-            visit.isolated = True
-        return True
+            visit.measured = False
+
+    def _fail_job(self, span: Span, error: PenstockError) -> None:
+        """Fail the job of a Span of ours."""
+        seq = self._context.sequences.get(span)
+        if seq is not None:
+            self._context.sequences.fail(seq.job, error)
 
     def _fail(self, batch: list[Visit], error: Exception) -> None:
-        """Fail the jobs of a failed batch. All others continue."""
-        self._context.logger.error("a forward pass failed: %s", error, exc_info=error)
-        if not isinstance(error, PenstockError):
-            error = ComputeFailed(f"The computation failed: {type(error).__name__}: {error}.", hint="Try the request again.")
+        """Fail the Spans of visits whose action raised an error that came from no pass."""
+        self._context.logger.error("a visit failed: %s", error, exc_info=error)
         for visit in batch:
-            job = visit.job
+            job, part = visit.job, self._context.part(visit.job)
             if self._context.is_ours(job.route):
                 for span in job.spans:
-                    seq = self._context.sequences.get(span)
-                    if seq is not None:
-                        self._context.sequences.fail(seq.job, error)
-            elif visit.state is JobState.PROCESS_LAYERS and (part := self._context.part(job)) is not None:
-                part.stage.undo(job)
-                job.refusals += [part.stage.refusal(job, span, Verdict.FAILED) for span in job.spans]
-            # it continues in place without its Spans: later stages still need its notices, in order
-            job.spans, job.hidden = [], None
-            if visit.state in (JobState.HEAD, JobState.SEND):
-                visit.state = next_state(visit.state, Facts(step=job.step, job_exists=False))
+                    self._fail_job(span, to_compute_error(error))
+            elif part is not None:
+                part.stage.refuse(job)
+            job.spans, job.hidden, visit.measured = [], None, False
 
 
 class _Timed:

@@ -27,7 +27,7 @@ class Visit:
     seconds: float = 0.0
     phases: JobPhases = frozenset()  # the jobs of our own NetworkJob
     arrived: bool = False  # from another node
-    isolated: bool = False  # a pass shared with other routes failed: the next one runs this visit alone
+    measured: bool = True  # its seconds tell how long a step takes: no pass of it failed
 
 
 class VisitQueue:
@@ -44,9 +44,6 @@ class VisitQueue:
     def append(self, visit: Visit) -> None:
         self._visits.append(visit)
 
-    def append_left(self, visit: Visit) -> None:
-        self._visits.appendleft(visit)
-
     def take_batch(self) -> list[Visit]:
         """Take the oldest visit and those that wait for the same work: one of each route, then more, while there is room, so that
         a busy origin holds up no other. Within a route the order is kept: its part of the batch ends before a second Span of one
@@ -54,16 +51,11 @@ class VisitQueue:
         known = self._drop_closed()
         if not known:
             return []
-        blocked = {visit.job.route for visit in known if visit.isolated}
-        free = [visit for visit in known if visit.job.route not in blocked]
         # what is done here leaves before the next pass: other nodes wait for it
-        first = next((visit for visit in free if visit.state is JobState.SEND), known[0])
-        if first.isolated:
-            self._visits.remove(first)
-            return [first]
+        first = next((visit for visit in known if visit.state is JobState.SEND), known[0])
         lines: dict[RouteId, list[Visit]] = {}
         key = self._batch_key(first)
-        for visit in free:
+        for visit in known:
             if self._batch_key(visit) == key:
                 lines.setdefault(visit.job.route, []).append(visit)
         batch: list[Visit] = []
