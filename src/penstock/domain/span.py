@@ -104,6 +104,11 @@ class NetworkJob:
     hidden: Any = None  # a tensor, or PackedHidden off the wire
     sent: float = field(default=0.0, compare=False)  # the clock of the node that sent it last
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of its hidden states as they came off the wire; 0 once they are a tensor."""
+        return len(self.hidden.data) if isinstance(self.hidden, PackedHidden) else 0
+
 
 class PackedHidden(NamedTuple):
     """Hidden states as bytes: `rows` rows of `width` numbers."""

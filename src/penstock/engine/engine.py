@@ -32,7 +32,7 @@ from penstock.domain.messages import (
     StageProgress,
 )
 from penstock.domain.route import RouteId
-from penstock.domain.span import NetworkJob, PackedHidden
+from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobFailed
 from penstock.engine.commands import AddSegment, Cancel, Command, Deliver, DropSegment, NetworkChanged, Stop, Submit, Unsent
@@ -121,7 +121,8 @@ class Engine:
         self._next_tick = 0.0
         self._next_recall = 0.0
         self._counting = threading.Lock()
-        self._pending = 0  # bytes of hidden states in the inbox
+        self._inbox_bytes = 0  # hidden states in the inbox
+        self._waiting_bytes = 0  # ... and those that were taken out of it and wait for earlier ones or for a pass
 
     @property
     def sequences(self) -> EngineSequenceManager:
@@ -160,19 +161,18 @@ class Engine:
             return
         match message:
             case Mark():
-                self.origin.on_mark(sender, message) if message.route.origin == self.pipe.node else self.host.on_mark(
-                    sender, message
-                )
+                back = message.layer == self.pipe.num_layers
+                (self.origin if back else self.host).on_mark(sender, message)
                 return
             case Ping():
                 self._answer(sender, message)
             case NetworkJob():
                 waiting = _size(message)
                 with self._counting:
-                    if waiting and self._pending + waiting > MAX_PENDING_BYTES:
+                    if waiting and self._inbox_bytes + self._waiting_bytes + waiting > MAX_PENDING_BYTES:
                         self.count_refused("backlog", sender)
                         return
-                    self._pending += waiting
+                    self._inbox_bytes += waiting
                 (self.origin if message.step is ComputeStep.HEAD else self.host).on_arrival(sender, message, size)
         self._inbox.put(Deliver(sender, message, self._clock()))
 
@@ -325,6 +325,7 @@ class Engine:
     def take_commands(self, *, wait: bool) -> bool:
         """Apply all commands in the inbox. `wait`: block until there is one. Returns False if the engine must stop."""
         timeout = self._idle_timeout()
+        self._count_pending()
         while True:
             try:
                 command = self._inbox.get(block=wait, timeout=timeout)
@@ -337,9 +338,11 @@ class Engine:
                 case Cancel(job):
                     self.sequences.cancel(job)
                 case Deliver(sender, message, at):
-                    with self._counting:
-                        self._pending -= _size(message)
-                    self._handle(sender, message, at)
+                    try:
+                        self._handle(sender, message, at)
+                    finally:
+                        if size := _size(message):
+                            self._count_pending(taken=size)
                 case Unsent(node, message):
                     self._on_unsent(node, message)
                 case NetworkChanged():
@@ -350,6 +353,14 @@ class Engine:
                     _settle(result, partial(self._drop, layers))
                 case Stop():
                     return False
+
+    def _count_pending(self, taken: int = 0) -> None:
+        """Count the hidden states that wait here, now that `taken` bytes have left the inbox. They are counted anew each time,
+        since there are many ways for them to be used or dropped."""
+        waiting = self._processor.pending_bytes + self.host.pending_bytes
+        with self._counting:
+            self._inbox_bytes -= taken
+            self._waiting_bytes = waiting
 
     def _idle_timeout(self) -> float | None:
         """Seconds that the thread may sleep when there is nothing to do; None for any time."""
@@ -483,4 +494,4 @@ def _settle(result: Future[None], action: Callable[[], None]) -> None:
 
 def _size(message: Message) -> int:
     """Bytes of hidden states in a message."""
-    return len(message.hidden.data) if isinstance(message, NetworkJob) and isinstance(message.hidden, PackedHidden) else 0
+    return message.packed_bytes if isinstance(message, NetworkJob) else 0

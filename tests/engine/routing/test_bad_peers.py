@@ -335,11 +335,6 @@ def test_a_flood_on_an_open_route_is_bounced_and_holds_up_nobody() -> None:
     assert world["b"].engine.stats.refused["flood"] > 9000
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Hidden states are counted only until they leave the inbox, not while they wait for a pass or for earlier ones.",
-)
 @pytest.mark.parametrize("gap", [False, True])
 def test_hidden_states_count_as_pending_until_a_pass_takes_them(monkeypatch: pytest.MonkeyPatch, gap: bool) -> None:
     world = World(Place("a", (), ends=True), Place("s", ((0, 4),)))

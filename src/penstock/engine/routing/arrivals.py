@@ -54,6 +54,11 @@ class Arrivals:
     def waiting(self) -> bool:
         return bool(self._held)
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the hidden states that wait for an earlier NetworkJob."""
+        return sum(job.packed_bytes for job, _ in self._held.values())
+
     def _ready(self) -> Iterator[NetworkJob]:
         while self._next in self._held:
             yield self._held.pop(self._next)[0]

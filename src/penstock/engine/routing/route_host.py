@@ -204,6 +204,11 @@ class RouteHost:
         """Whether NetworkJobs are held back for earlier ones."""
         return any(arrivals.waiting for route in self.routes.values() for arrivals in route.arrivals.values())
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the hidden states that are held back for earlier NetworkJobs."""
+        return sum(arrivals.pending_bytes for route in self.routes.values() for arrivals in route.arrivals.values())
+
     def on_granted(self, job: NetworkJob) -> None:
         """Record a NetworkJob of this node's own that begins its way here."""
         route = self.routes.get(job.route)

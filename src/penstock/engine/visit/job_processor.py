@@ -47,11 +47,16 @@ class JobProcessor:
     def in_flight(self) -> int:
         return len(self._visits)
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the hidden states from other nodes that wait for a pass."""
+        return self._visits.pending_bytes
+
     def accept(self, job: NetworkJob) -> None:
         """Start the visit of a NetworkJob that was granted here, or that came from another node to pass our layers."""
         tokens, context = sum(span.n for span in job.spans), sum(span.end for span in job.spans)
         visit = Visit(job, JobState.VALIDATING, tokens, context, arrived=job.step is ComputeStep.LAYER)
-        visit.phases = self._times.phases_of(job)
+        visit.phases, visit.pending_bytes = self._times.phases_of(job), job.packed_bytes
         if job.step is ComputeStep.EMBED:
             visit.state = next_state(visit.state, Facts(step=job.step))  # granted a moment ago: there is nothing to wait for
         self._visits.append(visit)
@@ -142,6 +147,7 @@ class JobProcessor:
     def _after_stage(self, visit: Visit, *, first: bool) -> None:
         """Record that a stage is done. After the last one, drop the rows that are not wanted."""
         job, context = visit.job, self._context
+        visit.pending_bytes = 0
         ours = context.is_ours(job.route)
         if ours:
             context.own_origin.on_layers_passed(job.current_layer, job.spans)

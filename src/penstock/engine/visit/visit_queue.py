@@ -27,6 +27,7 @@ class Visit:
     seconds: float = 0.0
     phases: JobPhases = frozenset()  # the jobs of our own NetworkJob
     arrived: bool = False  # from another node
+    pending_bytes: int = 0  # of hidden states from another node that no pass has taken yet
     measured: bool = True  # its seconds tell how long a step takes: no pass of it failed
 
 
@@ -40,6 +41,10 @@ class VisitQueue:
 
     def __iter__(self) -> Iterator[Visit]:
         return iter(self._visits)
+
+    @property
+    def pending_bytes(self) -> int:
+        return sum(visit.pending_bytes for visit in self._visits)
 
     def append(self, visit: Visit) -> None:
         self._visits.append(visit)
