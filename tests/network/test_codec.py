@@ -66,7 +66,8 @@ def test_every_message_arrives_as_it_was_sent(message: Message) -> None:
     arrived = decode(encode(message))
     assert type(arrived) is type(message)
     assert arrived == message
-    assert repr(arrived) == repr(message).replace(repr(_data(message)), repr(_data(arrived)))  # inner types too
+    before, data, after = repr(message).rpartition(repr(_data(message)))  # a key may have the same bytes
+    assert repr(arrived) == before + (repr(_data(arrived)) if data else "") + after  # inner types too
 
 
 def _data(message: Message) -> object:
