@@ -12,6 +12,7 @@ from penstock.domain.messages import (
     Bounce,
     BounceReason,
     CloseRoute,
+    Echo,
     Lease,
     LegReport,
     Mark,
@@ -23,7 +24,7 @@ from penstock.domain.messages import (
     StageProgress,
     WeightsPart,
 )
-from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
+from penstock.domain.meta_model import Link, MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
@@ -73,6 +74,8 @@ MESSAGES: dict[str, Message] = {
     "ask for a manifest": AskWeights(2, "smollm2-135m", "", "manifest", 0, 4096),
     "a part of weights": WeightsPart(1, 1024, 8192, data=b"weights"),
     "refused weights": WeightsPart(1, reason="busy", retry_after=2.0),
+    "echo": Echo(123_456_789),
+    "answer to an echo": Echo(123_456_789, answer=True),
 }
 RECORDS = {
     "a node's record": NodeRecord(
@@ -118,6 +121,7 @@ RECORDS = {
                 gives=True,
             ),
         ),
+        links=(Link("attic", 0.0012, 2.4e6), Link("cellar", 0.03)),
     ),
     "the record of a node that just started": NodeRecord(node="attic", epoch=7, version="0.1.0", protocol=PROTOCOL, pid=1),
 }

@@ -11,6 +11,7 @@ from penstock.domain.messages import (
     Bounce,
     BounceReason,
     CloseRoute,
+    Echo,
     Lease,
     LegReport,
     Mark,
@@ -22,7 +23,7 @@ from penstock.domain.messages import (
     StageProgress,
     WeightsPart,
 )
-from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
+from penstock.domain.meta_model import Link, MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
@@ -129,7 +130,9 @@ def weights_parts(draw: st.DrawFn) -> WeightsPart:
     return WeightsPart(request, offset, offset + len(data) + draw(st.integers(0, 2**40)), data=data)
 
 
-messages: st.SearchStrategy[Message] = controls | network_jobs() | asks | weights_parts()
+echoes = st.builds(Echo, clocks, st.booleans())
+messages: st.SearchStrategy[Message] = controls | network_jobs() | asks | weights_parts() | echoes
+links = st.builds(Link, node_ids, seconds, st.floats(0, 1e15))
 
 
 @st.composite
@@ -186,6 +189,7 @@ def records(draw: st.DrawFn) -> NodeRecord:
         endpoints=tuple(draw(st.lists(names, max_size=2))),
         segments=tuple(draw(st.lists(segments(node), max_size=2))),
         offers=tuple(draw(st.lists(offers(), max_size=2, unique_by=lambda offer: offer.model))),
+        links=tuple(draw(st.lists(links, max_size=2, unique_by=lambda link: link.node))),
     )
 
 

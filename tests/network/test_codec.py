@@ -21,6 +21,7 @@ from penstock.domain.messages import (
     AskWeights,
     BounceReason,
     CloseRoute,
+    Echo,
     Lease,
     LegReport,
     Mark,
@@ -32,7 +33,7 @@ from penstock.domain.messages import (
     StageProgress,
     WeightsPart,
 )
-from penstock.domain.meta_model import NodeRecord
+from penstock.domain.meta_model import Link, NodeRecord
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Position, Span, Verdict
 from penstock.domain.topology import LayerRange
@@ -120,6 +121,7 @@ def test_the_numbers_of_enums_and_kinds_are_part_of_the_protocol() -> None:
     assert (ComputeStep.LAYER.value, ComputeStep.HEAD.value) == (3, 5)
     assert (frame.unpack(encode(ASK)).kind, frame.unpack(encode(WeightsPart(1, reason="busy"))).kind) == (9, 10)
     assert frame.unpack(encode(PROGRESS)).kind == 11
+    assert frame.unpack(encode(Echo(1))).kind == 13
     assert encode(CloseRoute(ROUTE)) == bytes.fromhex(
         "504e534b 03 04 0c000000 00000000"
         "59924340f89debe4bb7425e0b0efe1e743408652f8db79ac2045807ea303e3f9"
@@ -375,6 +377,8 @@ HIDDEN = JOB.hidden
         WeightsPart(1, 8, 10, data=b"xyz"),
         WeightsPart(1, 0, 2**40, data=bytes(MAX_PIECE_BYTES + 1)),
         WeightsPart(1, reason="busy", retry_after=float("inf")),
+        Echo(-1),
+        Echo(2**62),
     ],
     ids=lambda message: repr(message)[:200],
 )
@@ -419,3 +423,25 @@ def test_a_record_that_cannot_be_is_refused(record: NodeRecord, data: st.DataObj
     )
     error = refused(encode_record(replace(record, segments=(wrong,))), decode_record)
     assert isinstance(error, MalformedMessage)
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        (Link("*"),),
+        *((Link("attic", round_trip=figure),) for figure in (-1.0, float("nan"), float("inf"), 2 * codec.MAX_SECONDS)),
+        *((Link("attic", 0.1, figure),) for figure in (-1.0, float("nan"), float("inf"), 2 * codec.MAX_BYTES_PER_SECOND)),
+        (Link("attic", 0.1), Link("attic", 0.2)),
+        tuple(Link(f"n{number}") for number in range(codec.MAX_LINKS + 1)),
+    ],
+    ids=lambda links: repr(links)[:80],
+)
+def test_links_that_cannot_be_are_refused(links: tuple[Link, ...]) -> None:
+    assert isinstance(refused(encode_record(replace(RECORD, links=links)), decode_record), MalformedMessage)
+
+
+def test_a_record_may_leave_its_links_out_but_nothing_else_and_has_no_more_fields() -> None:
+    header = msgspec.msgpack.decode(frame.unpack(encode_record(RECORD)).header)
+    assert decode_record(framed(8, header[:-1])) == RECORD
+    assert isinstance(refused(framed(8, header[:-2]), decode_record), MalformedMessage)
+    assert isinstance(refused(framed(8, [*header, 1]), decode_record), MalformedMessage)

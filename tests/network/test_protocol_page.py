@@ -10,7 +10,7 @@ import pytest
 
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import MAX_PIECE_BYTES, BounceReason, LegReport, Message
-from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
+from penstock.domain.meta_model import Link, MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span
 from penstock.engine.routing.route_health import PING_INTERVAL_S
@@ -20,7 +20,7 @@ from penstock.network.trust.keyring import Envelope
 
 PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text(encoding="utf-8")
 MESSAGES = {kind.__name__: kind for kind in (*typing.get_args(Message), NodeRecord)}
-PARTS = {kind.__name__: kind for kind in (Span, Notice, Refusal, Position, LegReport, RouteId, Leg, MetaModel, Offer)}
+PARTS = {kind.__name__: kind for kind in (Span, Notice, Refusal, Position, LegReport, RouteId, Leg, MetaModel, Offer, Link)}
 NUMBERS = {one.type.__name__: one.kind for one in codec._CODECS} | {"NodeRecord": codec._RECORD}
 
 
@@ -40,8 +40,8 @@ def test_every_message_is_on_the_page_with_its_number() -> None:
     headings = dict(re.findall(r"^### (\w+) \((\d+)\)$", PAGE, flags=re.MULTILINE))
     assert {name: int(number) for name, number in headings.items()} == NUMBERS
     assert headings.keys() == MESSAGES.keys()
-    assert len(headings) == 13
-    assert "thirteen kinds of messages" in PAGE
+    assert len(headings) == 14
+    assert "fourteen kinds of messages" in PAGE
 
 
 @pytest.mark.parametrize("name", MESSAGES)

@@ -1,4 +1,4 @@
-"""Messages between nodes besides NetworkJobs: opening, keeping and closing routes, and fetching weights."""
+"""Messages between nodes besides NetworkJobs: opening, keeping and closing routes, fetching weights, and measuring links."""
 
 from __future__ import annotations
 
@@ -159,5 +159,13 @@ class WeightsPart:
     data: bytes | bytearray | memoryview = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """Measures the round trip to a node, which answers at once with the same stamp. An answer is never answered."""
+
+    stamp: int  # any number
+    answer: bool = False
+
+
 Control = OpenRoute | RouteOffer | CloseRoute | Ping | Pong | Lease | StageProgress | Bounce
-Message = Control | NetworkJob | Mark | AskWeights | WeightsPart
+Message = Control | NetworkJob | Mark | AskWeights | WeightsPart | Echo

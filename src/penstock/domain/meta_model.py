@@ -45,6 +45,15 @@ class Offer:
     gives: bool = False  # whether it sends weights to other nodes
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a node has measured between itself and another one. A figure is 0 while it is unknown."""
+
+    node: str  # the other one
+    round_trip: float = 0.0  # seconds
+    bytes_per_second: float = 0.0  # of hidden states that come from there
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """Describes a node. `serves` are the models that its API offers (it has their ends); `endpoints` are its addresses."""
@@ -59,3 +68,4 @@ class NodeRecord:
     endpoints: tuple[str, ...] = ()
     segments: tuple[MetaModel, ...] = ()
     offers: tuple[Offer, ...] = ()
+    links: tuple[Link, ...] = ()

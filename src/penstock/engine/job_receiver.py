@@ -6,7 +6,18 @@ import time
 from collections.abc import Callable, Mapping
 
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.messages import AskWeights, Bounce, BounceReason, Control, Mark, Message, OpenRoute, RouteOffer, WeightsPart
+from penstock.domain.messages import (
+    AskWeights,
+    Bounce,
+    BounceReason,
+    Control,
+    Echo,
+    Mark,
+    Message,
+    OpenRoute,
+    RouteOffer,
+    WeightsPart,
+)
 from penstock.domain.span import NetworkJob
 from penstock.engine.engine import Engine
 from penstock.errors import BadMessage, DamagedMessage
@@ -30,6 +41,7 @@ class JobReceiver:
         engines: Mapping[str, Engine],
         send: Callable[[str, Message], None],
         on_weights: Callable[[str, AskWeights | WeightsPart], None] = lambda sender, message: None,
+        on_echo: Callable[[str, Echo], None] = lambda sender, echo: None,
         on_transfer: Callable[[str, int, float], None] = lambda sender, size, seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -37,6 +49,7 @@ class JobReceiver:
         self._engines = engines
         self._send = send
         self._on_weights = on_weights
+        self._on_echo = on_echo
         self._on_transfer = on_transfer
         self._clock = clock
         self._meters: dict[str, LinkMeter] = {}  # by sender
@@ -49,6 +62,9 @@ class JobReceiver:
                 engine.count_refused(error.code, sender, str(error))
             if isinstance(error, DamagedMessage) and error.route is not None and error.number is not None:
                 self._bounce(sender, Bounce(error.route, error.number, BounceReason.DAMAGED))
+            return
+        if isinstance(message, Echo):
+            self._on_echo(sender, message)
             return
         if isinstance(message, AskWeights | WeightsPart):
             self._on_weights(sender, message)

@@ -22,6 +22,7 @@ from penstock.domain.messages import (
     Bounce,
     BounceReason,
     CloseRoute,
+    Echo,
     Lease,
     LegReport,
     Mark,
@@ -33,7 +34,7 @@ from penstock.domain.messages import (
     StageProgress,
     WeightsPart,
 )
-from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
+from penstock.domain.meta_model import Link, MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
@@ -47,6 +48,7 @@ from penstock.network.frame import Bytes
 MAX_COUNT = 1 << 48  # tokens, blocks, jobs, …
 MAX_CLOCK = 1 << 62  # epochs and time stamps, which may be nanoseconds
 MAX_SECONDS = 1e9
+MAX_BYTES_PER_SECOND = 1e15
 MAX_SPANS = 1 << 16
 MAX_NOTICES = 1 << 16
 MAX_REFUSALS = 1 << 16
@@ -61,6 +63,7 @@ MAX_REASON = 1024
 MAX_NAME = 128
 MAX_ENDPOINTS = 1 << 5  # per node
 MAX_SEGMENTS = 1 << 10  # per node; also its models
+MAX_LINKS = 1 << 8  # per node
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2}
 
@@ -119,18 +122,23 @@ WireAskWeights = tuple[Count, Model, WeightsHash, PartName, Count, Annotated[int
 WireWeightsPart = tuple[Count, Count, Count, Reason, Seconds]
 WireClaims = Annotated[tuple[WireRange, ...], Meta(max_length=MAX_LAYERS)]
 WireOfferOfLayers = tuple[Model, Name, Layer, Layer, WireClaims, WireClaims, Count, WeightsHash, bool]
-WireRecord = tuple[
-    NodeId,
-    Clock,
-    Name,
-    Count,
-    Count,
-    bool,
-    Annotated[tuple[Model, ...], Meta(max_length=MAX_SEGMENTS)],
-    Annotated[tuple[Name, ...], Meta(max_length=MAX_ENDPOINTS)],
-    Annotated[tuple[WireSegment, ...], Meta(max_length=MAX_SEGMENTS)],
-    Annotated[tuple[WireOfferOfLayers, ...], Meta(max_length=MAX_SEGMENTS)],
-]
+WireLink = tuple[NodeId, Seconds, Annotated[float, Meta(ge=0, le=MAX_BYTES_PER_SECOND)]]
+
+
+class WireRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A NodeRecord; a node that measures no links may leave them out."""
+
+    node: NodeId
+    epoch: Clock
+    version: Name
+    protocol: Count
+    pid: Count
+    draining: bool
+    serves: Annotated[tuple[Model, ...], Meta(max_length=MAX_SEGMENTS)]
+    endpoints: Annotated[tuple[Name, ...], Meta(max_length=MAX_ENDPOINTS)]
+    segments: Annotated[tuple[WireSegment, ...], Meta(max_length=MAX_SEGMENTS)]
+    offers: Annotated[tuple[WireOfferOfLayers, ...], Meta(max_length=MAX_SEGMENTS)]
+    links: Annotated[tuple[WireLink, ...], Meta(max_length=MAX_LINKS)] = ()
 
 
 class JobHeaderPrefix(msgspec.Struct, array_like=True):
@@ -174,8 +182,10 @@ def decode(data: Bytes) -> Message:
 
 
 def encode_record(record: NodeRecord) -> bytes:
-    segments, offers = tuple(map(_SEGMENT_FIELDS, record.segments)), tuple(map(_OFFER_FIELDS, record.offers))
-    return frame.pack(_RECORD, _encode((*_RECORD_FIELDS(record)[:-2], segments, offers)))
+    segments = tuple(map(_SEGMENT_FIELDS, record.segments))
+    offers = tuple(map(_OFFER_FIELDS, record.offers))
+    links = tuple(map(_LINK_FIELDS, record.links))
+    return frame.pack(_RECORD, _encode((*_RECORD_FIELDS(record)[:-3], segments, offers, links)))
 
 
 def decode_record(data: Bytes) -> NodeRecord:
@@ -324,14 +334,14 @@ def _plain(kind: type) -> Callable[[Any], Any]:
     return lambda header: kind(RouteId(*header[0]), *header[1:])
 
 
-def _record(header: Any) -> NodeRecord:
-    *plain, segments, offers = header
-    record = NodeRecord(
-        **dict(zip(_RECORD_NAMES, plain, strict=False)),
-        segments=tuple(_segment(segment, plain[0]) for segment in segments),
-        offers=tuple(_offer(offer) for offer in offers),
-    )
+def _record(header: WireRecord) -> NodeRecord:
+    fields = {name: getattr(header, name) for name in _RECORD_NAMES}
+    fields["segments"] = tuple(_segment(segment, header.node) for segment in header.segments)
+    fields["offers"] = tuple(map(_offer, header.offers))
+    fields["links"] = tuple(Link(*link) for link in header.links)
+    record = NodeRecord(**fields)
     _refuse(len({offer.model for offer in record.offers}) < len(record.offers), "it has two offers for one model")
+    _refuse(len({link.node for link in record.links}) < len(record.links), "it has two links to one node")
     _refuse(record.protocol != PROTOCOL, f"it speaks protocol version {record.protocol}, this node {PROTOCOL}")
     return record
 
@@ -390,6 +400,7 @@ _CODECS = (
     _codec(11, StageProgress, WireProgress, _stage_progress),
     _codec(14, Lease, tuple[WireRoute, Clock, Count, Count]),
     _codec(12, Mark, tuple[WireRoute, Layer, Count, Seconds]),
+    _codec(13, Echo, tuple[Clock, bool], lambda header: Echo(*header)),
 )
 _BY_TYPE = {codec.type: codec for codec in _CODECS}
 _BY_KIND = {codec.kind: codec for codec in _CODECS}
@@ -398,4 +409,5 @@ _RECORD_DECODER = msgspec.msgpack.Decoder(WireRecord)
 _RECORD_NAMES, _RECORD_FIELDS = _names(NodeRecord), _fields(NodeRecord)
 _SEGMENT_NAMES, _SEGMENT_FIELDS = _names(MetaModel), _fields(MetaModel)
 _OFFER_NAMES, _OFFER_FIELDS = _names(Offer), _fields(Offer)
+_LINK_FIELDS = _fields(Link)
 _encode = msgspec.msgpack.Encoder().encode
