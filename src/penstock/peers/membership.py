@@ -21,6 +21,7 @@ from penstock.engine.hosted_model import HostedLayers, HostedModel
 from penstock.engine.job_receiver import JobReceiver
 from penstock.errors import BadMessage, PenstockError
 from penstock.network.codec import PROTOCOL, decode, decode_record, encode_record
+from penstock.network.link_monitor import LinkMonitor
 from penstock.network.router import Router
 from penstock.network.trust.listening import reachable_endpoints
 from penstock.network.trust.peers import save_endpoints, valid_endpoints
@@ -50,6 +51,7 @@ class Membership:
     unreadable_peers: nodes whose records cannot be read, and why.
     incompatible_peers: nodes whose layers cannot be used, and why.
     expected_weights: by model, the hashes that its weights should have.
+    links: what was measured between this node and the others.
     loading: a lock to hold while loading layers.
     changed: notified when the network may have changed.
     """
@@ -67,7 +69,8 @@ class Membership:
         self._pipe_ids = PipeIds(node, epoch)
         self.placements: dict[str, str] = {}
         self.wire = Wire(router, on_lost=self._on_lost)
-        self.receiver = JobReceiver(decode, self.engines, self.wire.send, self._on_weights)
+        self.links = LinkMonitor(self.wire.send, time.monotonic)
+        self.receiver = JobReceiver(decode, self.engines, self.wire.send, self._on_weights, self.links.on_echo)
         self._weights: dict[str, tuple[Path, Manifest]] = {}  # served to other nodes, by model
         self.weights_server = WeightsServer(self._weights.get, self.wire.send, rate=config.weights_rate, unsent=self.wire.waiting)
         self.weights_fetcher = WeightsFetcher(self.wire.send, lambda: sorted(self.weights_peers()))
@@ -225,6 +228,7 @@ class Membership:
                     found.append(record)
             self._log_changes(found)
             self.pipes.update(found)
+            self.links.set_peers(record.node for record in found if record.node != self.node)
         for engine in list(self.engines.values()):
             engine.on_network_change()
         with self.changed:
@@ -307,6 +311,7 @@ class Membership:
                 where = ", ".join(self.config.connect) or ("multicast" if self.config.multicast else self.config.router)
                 logger.warning("no other node of the network '%s' found yet (%s); still trying", self.config.name, where)
             try:
+                self.links.tick()
                 self._publish()
                 self._save_peer_endpoints()
             except Exception as error:  # tried again in a second
@@ -331,6 +336,7 @@ class Membership:
             segments=tuple(segment for hosted in self._hosted if hosted.engine.running for segment in self._segments(hosted)),
             endpoints=self._endpoints,
             offers=tuple(self._offers.values()),
+            links=self.links.published(),
         )
 
     def _segments(self, hosted: HostedLayers) -> list[MetaModel]:
