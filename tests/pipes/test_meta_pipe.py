@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from math import inf, nan
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.domain.meta_model import MetaModel
+from penstock.domain.meta_model import Link, MetaModel
 from penstock.domain.route import Hop
 from penstock.domain.topology import LayerRange, PrivateLayers
 from penstock.pipes.meta_pipe import MetaPipe, weights_differ
@@ -313,7 +315,11 @@ segments = st.builds(
 pipes = st.lists(segments, max_size=8).map(lambda found: pipe(*_apart(found), num_layers=LAYERS))
 round_trips = st.dictionaries(st.sampled_from(NODES), st.sampled_from([0.0, 0.0005, 0.003]))
 avoided = st.sets(st.sampled_from(NODES))
+measured = st.builds(Link, st.sampled_from("abcx"), st.sampled_from([0.0, 1e-4, 0.002, 0.05]), st.sampled_from([0, 1e5, 1e7]))
+links = st.dictionaries(st.sampled_from("abcx"), st.lists(measured, max_size=4, unique_by=lambda link: link.node).map(tuple))
+TOKEN_BYTES = 4000
 
+Links = Mapping[str, tuple[Link, ...]]
 
 Parts = list[tuple[MetaModel, int, int]]
 
@@ -354,6 +360,24 @@ def parts_of(path: Path, whole: MetaPipe, size: int) -> Parts:
     return parts if len(parts) == len(path.hops) else []
 
 
+def hop_seconds(here: str, there: str, origin: str, trips: Mapping[str, float], links: Links) -> float:
+    """The plain way: what the two have measured, else what is known of their ways to the origin."""
+
+    def round_trip(one: str, other: str) -> float | None:
+        if origin in (one, other) and (pinged := trips.get(other if one == origin else one)) is not None:
+            return pinged
+        figures = [link.round_trip for a, b in ((one, other), (other, one)) for link in links.get(a, ()) if link.node == b]
+        return max(figures, default=0.0) or None
+
+    def far(node: str) -> float:
+        found = round_trip(origin, node)
+        return 0.0 if node == origin else 0.001 if found is None else found
+
+    found = round_trip(here, there)
+    speed = next((link.bytes_per_second for link in links.get(there, ()) if link.node == here), 0.0)
+    return (max(far(here), far(there)) if found is None else found) / 2 + (TOKEN_BYTES / speed if speed else 0.0)
+
+
 def cost(
     path: Parts, whole: MetaPipe, origin: str, avoid: set[str], trips: Mapping[str, float], sizes: set[int]
 ) -> tuple[float, float]:
@@ -365,7 +389,7 @@ def cost(
     stops = [origin, *(found.node for found, _, _ in path), origin]
     for here, there in pairwise(stops):
         if here != there:
-            seconds += max(trips.get(node, 0.001) for node in (here, there) if node != origin) / 2
+            seconds += hop_seconds(here, there, origin, trips, whole.links)
     for found, start, end in path:
         share = (end - start) / found.layers.size
         seconds += share * (found.seconds or per_layer * found.layers.size) / (1 - min(found.load, MAX_LOAD))
@@ -373,11 +397,19 @@ def cost(
     return seconds + trouble, seconds
 
 
-@given(whole=pipes, origin=st.sampled_from("abx"), avoid=avoided, trips=round_trips, size=st.sampled_from([None, 16, 32]))
+@given(
+    whole=pipes,
+    origin=st.sampled_from("abx"),
+    avoid=avoided,
+    trips=round_trips,
+    links=links,
+    size=st.sampled_from([None, 16, 32]),
+)
 def test_no_path_that_leaves_segments_at_their_ends_is_better_than_the_one_taken(
-    whole: MetaPipe, origin: str, avoid: set[str], trips: dict[str, float], size: int | None
+    whole: MetaPipe, origin: str, avoid: set[str], trips: dict[str, float], links: Links, size: int | None
 ) -> None:
-    found = whole.path(origin, avoid=avoid, round_trips=trips, block_size=size)
+    whole = replace(whole, links=links)
+    found = whole.path(origin, avoid=avoid, round_trips=trips, block_size=size, token_bytes=TOKEN_BYTES)
     sizes = {16, 32} if size is None else {size}
     paths = [path for one in sizes for path in all_paths(whole, origin, one)]
     if found is None:
@@ -391,21 +423,59 @@ def test_no_path_that_leaves_segments_at_their_ends_is_better_than_the_one_taken
         assert len({tuple((s.node, a, b) for s, a, b in path) for path in paths}) == 1
 
 
+def random_network(dice: random.Random) -> MetaPipe:
+    """Some segments of five nodes, and links of every kind: missing, near, far, slow, and different in both directions."""
+    names = "abcde"
+    held = [
+        segment(node, f"{min(ends)}:{max(ends)}", num_layers=LAYERS, seconds=dice.choice([0.001, 0.002, 0.004]))
+        for node in names * 2
+        for ends in [dice.sample(range(LAYERS + 1), 2)]
+    ]
+    links = {
+        node: tuple(
+            Link(other, dice.choice([0.0, 1e-4, 0.002, 0.05]), dice.choice([0, 0, 1e5, 1e6, 1e7]))
+            for other in names + "x"
+            if other != node and dice.random() < 0.8
+        )
+        for node in names + "x"
+    }
+    return replace(pipe(*_apart(held), num_layers=LAYERS), links=links)
+
+
+def test_no_such_path_is_better_in_random_networks_whose_links_obey_no_rule() -> None:
+    """More than the search above finds by itself: most of these have a path, and many have dozens."""
+    compared = 0
+    for seed in range(300):
+        dice = random.Random(seed)
+        whole, origin = random_network(dice), dice.choice("abx")
+        trips = {node: dice.choice([0.0, 0.0005, 0.003]) for node in "abcde" if dice.random() < 0.4}
+        found = whole.path(origin, round_trips=trips, token_bytes=TOKEN_BYTES)
+        costs = [cost(path, whole, origin, set(), trips, {16}) for path in all_paths(whole, origin, 16)]
+        if found is not None:
+            told, _ = cost(parts_of(found, whole, 16), whole, origin, set(), trips, {16})
+            assert told <= min(costs)[0] + 1e-6, f"seed {seed}"
+            assert found.seconds == pytest.approx(told, abs=1e-6), f"seed {seed}"
+            assert len(costs) == 1 or not found.why.startswith("It is the only one"), f"seed {seed}"
+            compared += len(costs)
+    assert compared > 1000
+
+
 @given(
     found=st.lists(segments, max_size=12),
     private=st.builds(PrivateLayers, st.integers(0, 2), st.integers(0, 2)),
     avoid=avoided,
     trips=round_trips,
+    links=links,
 )
 def test_a_path_covers_all_layers_exactly_and_passes_each_segment_once(
-    found: list[MetaModel], private: PrivateLayers, avoid: set[str], trips: dict[str, float]
+    found: list[MetaModel], private: PrivateLayers, avoid: set[str], trips: dict[str, float], links: Links
 ) -> None:
     """It exists just when some segment holds each layer that may be used for it."""
     whole = pipe(*_apart(found), num_layers=LAYERS).sharing(16).without("a", private=private, weights=None)
     usable = [one for one in whole.segments if not one.draining]
     secret = {layer for layers in private.ranges(LAYERS) for layer in layers.layers()}
     held = {layer for one in usable for layer in one.layers.layers() if one.node == "a" or layer not in secret}
-    path = whole.path("a", avoid=avoid, round_trips=trips)
+    path = replace(whole, links=links).path("a", avoid=avoid, round_trips=trips, token_bytes=TOKEN_BYTES)
     assert (path is not None) == whole.is_complete() == (held == set(range(LAYERS)))
     if path is not None:
         assert [layer for hop in path.hops for layer in hop.layers.layers()] == list(range(LAYERS))
@@ -446,11 +516,12 @@ def test_a_bridge_completes_the_pipe(whole: MetaPipe) -> None:
         assert pipe(*one_size.segments, segment("new", str(bridge), num_layers=LAYERS), num_layers=LAYERS).is_complete()
 
 
-@given(data=st.data(), whole=pipes, origin=st.sampled_from("abx"), trips=round_trips)
+@given(data=st.data(), whole=pipes, origin=st.sampled_from("abx"), trips=round_trips, links=links)
 def test_the_order_of_the_records_changes_nothing(
-    data: st.DataObject, whole: MetaPipe, origin: str, trips: dict[str, float]
+    data: st.DataObject, whole: MetaPipe, origin: str, trips: dict[str, float], links: Links
 ) -> None:
-    shuffled = pipe(*data.draw(st.permutations(whole.segments)), num_layers=LAYERS)
+    whole = replace(whole, links=links)
+    shuffled = replace(whole, segments=tuple(data.draw(st.permutations(whole.segments))))
     assert shuffled.path(origin, round_trips=trips) == whole.path(origin, round_trips=trips)
     assert shuffled.explain() == whole.explain()
 

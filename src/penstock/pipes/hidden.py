@@ -8,6 +8,7 @@ from torch import Tensor
 from penstock.domain.span import PackedHidden
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ITEM_BYTES = 4  # of one number on its way between nodes: float32
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 

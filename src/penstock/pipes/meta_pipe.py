@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from penstock.domain.meta_model import MetaModel
+from penstock.domain.meta_model import Link, MetaModel
 from penstock.domain.route import Hop
 from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
 from penstock.pipes.path import Path, Reach, best_path, listed, narrowed
@@ -36,6 +36,7 @@ class MetaPipe:
     segments: tuple[MetaModel, ...]
     owner: str = ""
     private: PrivateLayers = NOTHING_PRIVATE
+    links: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)  # by the node that has measured them
 
     def sharing(self, block_size: int) -> MetaPipe:
         """Keep only segments with this block size: all segments of a path must share it."""
@@ -80,12 +81,28 @@ class MetaPipe:
         *,
         avoid: Collection[str] = (),
         round_trips: Mapping[str, float] = {},
+        token_bytes: int = 0,
         block_size: int | None = None,
+        along: Sequence[Hop] = (),
     ) -> Path | None:
-        """The fastest predicted path from `origin` and back. `round_trips` are measured from the origin, in seconds."""
+        """The fastest predicted path from `origin` and back.
+
+        round_trips: seconds, measured from the origin.
+        token_bytes: size of the hidden state of one token.
+        along: the only hops to use, to learn what a path would take now.
+        """
         sizes = self._block_sizes() if block_size is None else [block_size]
         choices = [self.sharing(size)._usable() for size in sizes]
-        path = best_path(choices, self.num_layers, origin, avoid=avoid, round_trips=round_trips)
+        path = best_path(
+            choices,
+            self.num_layers,
+            origin,
+            avoid=avoid,
+            round_trips=round_trips,
+            links=self.links,
+            token_bytes=token_bytes,
+            along=along,
+        )
         return None if path is None else path._replace(kv_blocks=self._kv_blocks(path))
 
     def holding(self, hop: Hop) -> MetaModel | None:

@@ -10,20 +10,17 @@ from __future__ import annotations
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import NamedTuple
 
-from penstock.domain.meta_model import MetaModel
+from penstock.domain.meta_model import Link, MetaModel
 from penstock.domain.route import Hop
 from penstock.domain.topology import LayerRange
+from penstock.pipes.hop_times import MAX_TRUSTED_S, NS_PER_S, HopTimes, nanoseconds
 
 DEFAULT_LAYER_S = 0.001  # of a layer, if nothing was measured
-DEFAULT_ROUND_TRIP_S = 0.001  # to a node that was not pinged yet
 MAX_LOAD = 0.9  # higher loads count as this: 1 / (1 - load) would dominate the choice
-MAX_TRUSTED_S = 1e6  # larger values from peers are cut to this
 FAILED_PENALTY_S = 60.0  # for a node that failed recently: worse than any detour, better than no path
 FULL_PENALTY_S = 10.0  # for a node whose KV memory is all leased: it may free some, but asking takes time
-_NS_PER_S = 1_000_000_000  # costs are whole nanoseconds: sums are exact, so equal paths compare as equal
 
 
 class Path(NamedTuple):
@@ -47,21 +44,31 @@ def best_path(
     *,
     avoid: Collection[str],
     round_trips: Mapping[str, float],
+    links: Mapping[str, Sequence[Link]] = {},
+    token_bytes: int = 0,
+    along: Sequence[Hop] = (),
 ) -> Path | None:
-    """The path with the least predicted time from `origin` and back, within one of the choices."""
+    """The path with the least predicted time from `origin` and back, within one of the choices.
+
+    round_trips, links: as in HopTimes.
+    token_bytes: size of the hidden state of one token.
+    along: the only hops to use, to learn what a path would take now.
+    """
     choices = list(choices)
-    prices = _Prices([reach.segment for reaches in choices for reach in reaches], origin, avoid, round_trips)
+    segments = [reach.segment for reaches in choices for reach in reaches]
+    hop_times = HopTimes((segment.node for segment in segments), origin, round_trips, links, token_bytes)
+    prices = _Prices(segments, origin, avoid, hop_times)
     found: list[_Trip] = []
     keeps_ends = False
     for reaches in choices:
         kept = _keep_ends(reaches, num_layers, origin)
         keeps_ends |= kept != list(reaches)
-        found += prices.best_trips(kept, num_layers)
+        found += prices.best_trips(_cut_to(along, kept) if along else kept, num_layers)
     if not found:
         return None
     best, *others = sorted(found)
     other = next((trip for trip in others if trip.hops != best.hops), None)  # a node may have the same layers twice
-    return Path(best.hops, best.nanoseconds / _NS_PER_S, prices.reason(best, other, keeps_ends=keeps_ends))
+    return Path(best.hops, best.nanoseconds / NS_PER_S, prices.reason(best, other, keeps_ends=keeps_ends))
 
 
 def _keep_ends(reaches: Iterable[Reach], num_layers: int, origin: str) -> list[Reach]:
@@ -71,6 +78,15 @@ def _keep_ends(reaches: Iterable[Reach], num_layers: int, origin: str) -> list[R
     first = max((layers.end for layers in own if layers.start == 0), default=0)
     last = min((layers.start for layers in own if layers.end == num_layers), default=num_layers)
     return [reach for reach in (narrowed(one, origin, first, last) for one in reaches) if reach.layers.size > 0]
+
+
+def _cut_to(hops: Iterable[Hop], reaches: Collection[Reach]) -> list[Reach]:
+    return [
+        Reach(reach.segment, hop.layers)
+        for hop in hops
+        for reach in reaches
+        if reach.segment.node == hop.node and reach.layers.start <= hop.layers.start and hop.layers.end <= reach.layers.end
+    ]
 
 
 def narrowed(reach: Reach, owner: str, first: int, last: int) -> Reach:
@@ -124,33 +140,50 @@ class _Entry(NamedTuple):
     length: int
     stops: tuple[_Stop, ...]
     at: int
+    time: int  # of the hop
     trip: _Trip
 
     def leave(self, found: _Range, here: int) -> _Trip:
-        trip, size = self.trip, here - self.at
+        trip, time = self.trip, self.time + found.rate * (here - self.at)
         return _Trip(
-            trip.cost + found.rate * size,
-            trip.foreign + found.foreign * size,
+            trip.cost + found.toll + time,
+            trip.foreign + found.foreign * (here - self.at),
             trip.length + 1,
             (*trip.stops, _Stop(found.node, LayerRange(self.at, here), found.full)),
-            trip.nanoseconds + found.rate * size,
+            trip.nanoseconds + time,
             trip.shut if found.layers.end == here else (*trip.shut, found),
         )
 
 
-_Standing = tuple[int, _Range, _Entry]  # cost so far, the range it is in, and how it entered
+_Inside = tuple[_Range, list[_Entry]]  # a range, and the best trips that are in it
+
+
+class _Departures:
+    """Trips that may go on from a layer, the best first; apart from those to which nothing is shut, those with shut ranges. Of
+    the trips at one node the best two are enough: all have the same hops before them."""
+
+    def __init__(self, trips: Iterable[_Trip], origin: str) -> None:
+        self.free: list[tuple[str, _Trip]] = []
+        self.shut: list[tuple[str, _Trip]] = []
+        self._at: dict[tuple[str, bool], list[_Trip]] = defaultdict(list)
+        for trip in sorted(trips):
+            node = trip.stops[-1].node if trip.stops else origin
+            kept = self._at[node, bool(trip.shut)]
+            if len(kept) < 2:
+                kept.append(trip)
+                (self.shut if trip.shut else self.free).append((node, trip))
+
+    def at(self, node: str, *, shut: bool) -> Sequence[_Trip]:
+        return self._at.get((node, shut), ())
 
 
 class _Prices:
     """The costs of segments and hops for an origin, and the search with them."""
 
-    def __init__(
-        self, segments: Sequence[MetaModel], origin: str, avoid: Collection[str], round_trips: Mapping[str, float]
-    ) -> None:
+    def __init__(self, segments: Sequence[MetaModel], origin: str, avoid: Collection[str], hop_times: HopTimes) -> None:
         self._origin = origin
         self._avoid = avoid
-        self._ways = {s.node: _nanoseconds(round_trips.get(s.node, DEFAULT_ROUND_TRIP_S) / 2) for s in segments} | {origin: 0}
-        self._farthest = max(self._ways.values())
+        self._hop_times = hop_times
         measured = [segment for segment in segments if segment.seconds > 0]
         layers = sum(segment.layers.size for segment in measured)
         self._per_layer = sum(min(s.seconds, MAX_TRUSTED_S) for s in measured) / layers if layers else DEFAULT_LAYER_S
@@ -161,77 +194,49 @@ class _Prices:
 
         Of the trips into a range the best two are followed, and the best of those that left every range at its end: nothing is
         shut to that one, so it finds a path if there is any. To follow every combination of shut ranges would take too long, and
-        find a better path in about one of a thousand small random networks.
+        find a better path in about one of a thousand small random networks. Nor is a path tried that stops at a node for a
+        single layer only to get around a slow link, if the ranges allow more: in random networks of three sites one of forty
+        paths could be faster by that, by 2 % at most.
         """
         starting: dict[int, list[_Range]] = defaultdict(list)
         for found in sorted(self._ranges(reaches)):
             starting[found.layers.start].append(found)
-        inside: list[tuple[_Range, list[_Entry]]] = []
+        inside: list[_Inside] = []
         for here in sorted({0, num_layers, *starting, *(found.layers.end for some in starting.values() for found in some)}):
-            standing = [(entry.cost + found.rate * here, found, entry) for found, entries in inside for entry in entries]
-            ended = [one for one in standing if one[1].layers.end == here]
+            ended = [one for one in inside if one[0].layers.end == here]
             if here == num_layers:
-                return sorted(self._home(entry.leave(found, here)) for _, found, entry in ended)[:2]
-            inside = [(found, entries) for found, entries in inside if found.layers.end > here]
-            if onward := self._leaving(ended, here):
+                return sorted(map(self._home, _left(ended, here)))[:2]
+            onward = _left(inside if starting[here] else [], here) if here else [_Trip(0, 0, 0, (), 0)]
+            inside = [one for one in inside if one[0].layers.end > here]
+            if ended and inside:
+                departures = _Departures(_left(ended, here), self._origin)
                 for found, entries in inside:
-                    self._enter(found, here, onward, entries)
+                    self._enter(found, here, departures, entries)
             if starting[here]:
-                onward = self._leaving(standing, here) if here else [_Trip(0, 0, 0, (), 0)]
+                departures = _Departures(onward, self._origin)
                 for found in starting[here]:
                     inside.append((found, []))
-                    self._enter(found, here, onward, inside[-1][1])
+                    self._enter(found, here, departures, inside[-1][1])
         return []
 
-    def _leaving(self, standing: Collection[_Standing], here: int) -> list[_Trip]:
-        """The trips worth following, the best first. A trip is dropped if two others would reach its node at less cost; one
-        without shut ranges is only compared with its like."""
-        free = [one for one in standing if one[1].layers.end == here and not one[2].trip.shut]
-        others = [one for one in standing if one[1].layers.end > here or one[2].trip.shut]
-        kept: list[tuple[int, int, str]] = []
-        trips: list[_Trip] = []
-        for some in (free, others):
-            for cost, found, entry in sorted(some, key=itemgetter(0)):
-                if len(kept) > 1 and cost > kept[1][0] + self._farthest:
-                    break
-                way, node = self._ways[found.node], found.node
-                if not self._is_worse(cost, way, node, kept):
-                    kept.append((cost, way, node))
-                    trips.append(entry.leave(found, here))
-        return sorted(trips)
-
-    @staticmethod
-    def _is_worse(cost: int, way: int, node: str, others: Iterable[tuple[int, int, str]]) -> bool:
-        better = 0
-        for its_cost, its_way, its_node in others:
-            if its_cost + (0 if its_node == node else way if way > its_way else its_way) < cost:
-                better += 1
-                if better == 2:
-                    return True
-        return False
-
-    def _enter(self, found: _Range, here: int, trips: Iterable[_Trip], entries: list[_Entry]) -> None:
+    def _enter(self, found: _Range, here: int, departures: _Departures, entries: list[_Entry]) -> None:
         """Continue trips in a range, if they are among the best there."""
-        way, start = self._ways[found.node], found.toll - found.rate * here
-        for trip in trips:
-            last = None
-            if len(entries) > 1 and (trip.shut or not all(entry.trip.shut for entry in entries)):
-                last = entries[1 if trip.shut else -1].cost
-            if last is not None and not trip.shut and trip.cost + start > last:
-                break  # the rest cost more
-            node = trip.stops[-1].node if trip.stops else self._origin
-            time = 0 if node == found.node else max(way, self._ways[node])
-            cost = trip.cost + time + start
-            if (last is not None and cost > last) or found in trip.shut:
-                continue
-            onto = trip._replace(cost=trip.cost + time + found.toll, nanoseconds=trip.nanoseconds + time)
-            insort(entries, _Entry(cost, trip.foreign - found.foreign * here, trip.length, trip.stops, here, onto))
-            free = next((entry for entry in entries if not entry.trip.shut), entries[0])
-            entries[2:] = [free] if free not in entries[:2] else []
+        times, nearest = self._hop_times.into(found.node)
+        start = found.toll - found.rate * here
+        for shut, trips in ((False, departures.free), (True, departures.shut)):
+            for trip in departures.at(found.node, shut=shut):
+                _add(entries, trip, 0, found, here)
+            limit = _limit(entries, shut=shut)
+            for node, trip in trips:
+                if limit is not None and trip.cost + nearest + start > limit.cost:
+                    break  # the rest cost more
+                if node != found.node and (limit is None or trip.cost + times[node] + start <= limit.cost):
+                    _add(entries, trip, times[node], found, here)
+                    limit = _limit(entries, shut=shut)
 
     def _home(self, trip: _Trip) -> _Trip:
         """Add the hop back to the origin."""
-        time = self._ways[trip.stops[-1].node]
+        time = self._hop_times.into(self._origin).by_node[trip.stops[-1].node]
         return trip._replace(cost=trip.cost + time, nanoseconds=trip.nanoseconds + time)
 
     def _ranges(self, reaches: Iterable[Reach]) -> Iterable[_Range]:
@@ -265,14 +270,14 @@ class _Prices:
         segment = reach.segment
         foreign = segment.node != self._origin
         full = segment.kv_free < 1 and foreign
-        toll = _nanoseconds(FAILED_PENALTY_S * (segment.node in self._avoid) + FULL_PENALTY_S * full)
+        toll = nanoseconds(FAILED_PENALTY_S * (segment.node in self._avoid) + FULL_PENALTY_S * full)
         return _Range(reach.layers, segment.node, self._rate(segment), toll, foreign, full)
 
     def _rate(self, segment: MetaModel) -> int:
         """Nanoseconds of a token in each layer, beside the other work of the node."""
         per_layer = segment.seconds / segment.layers.size if segment.seconds > 0 else self._per_layer
         load = max(segment.load, 0.0) if segment.load < MAX_LOAD else MAX_LOAD
-        return _nanoseconds(per_layer / (1 - load))
+        return nanoseconds(per_layer / (1 - load))
 
     def _troubles(self, trip: _Trip) -> list[str]:
         failed = [f"{stop.node} failed recently" for stop in trip.stops if stop.node in self._avoid]
@@ -280,8 +285,28 @@ class _Prices:
         return list(dict.fromkeys([*failed, *full]))
 
 
-def _nanoseconds(seconds: float) -> int:
-    return round(min(max(seconds, 0.0), MAX_TRUSTED_S) * _NS_PER_S)
+def _left(inside: Iterable[_Inside], here: int) -> list[_Trip]:
+    """The trips, as they are when they leave their ranges here."""
+    return [entry.leave(found, here) for found, entries in inside for entry in entries]
+
+
+def _limit(entries: Sequence[_Entry], *, shut: bool) -> _Entry | None:
+    """The entry that another one must be better than to be followed, if there is one; `shut`: whether ranges are shut to it."""
+    if len(entries) < 2:
+        return None
+    if shut:
+        return entries[1]
+    return None if all(entry.trip.shut for entry in entries) else entries[-1]
+
+
+def _add(entries: list[_Entry], trip: _Trip, time: int, found: _Range, here: int) -> None:
+    """Keep the best two entries, and the best of those to which nothing is shut."""
+    if found in trip.shut:
+        return
+    cost = trip.cost + time + found.toll - found.rate * here
+    insort(entries, _Entry(cost, trip.foreign - found.foreign * here, trip.length, trip.stops, here, time, trip))
+    free = next((place for place, entry in enumerate(entries) if not entry.trip.shut), 0)
+    entries[2:] = entries[free : free + 1] if free >= 2 else []
 
 
 def _format_time(trip: _Trip) -> str:

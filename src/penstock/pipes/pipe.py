@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.domain.messages import Control, Mark, Message
+from penstock.domain.meta_model import Link
 from penstock.domain.route import Hop
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.model.segment import Segment
-from penstock.pipes.hidden import pack
+from penstock.pipes.hidden import ITEM_BYTES, pack
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.path import Path
 from penstock.pipes.pipe_ids import pipe_of
@@ -44,7 +45,7 @@ class VirtualSegment(NamedTuple):
 
 
 class Pipe:
-    """`segments` are the local ones. In a network, `view` has those of all nodes."""
+    """`segments` are the local ones. In a network, `view` has those of all nodes. `width` is that of a hidden state."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Pipe:
         *,
         node: str = "local",
         shape: str = "",
+        width: int = 0,
         wire: MessageSender | None = None,
         view: View | None = None,
     ) -> None:
@@ -61,6 +63,7 @@ class Pipe:
         self.num_layers = num_layers
         self.node = node
         self.shape = shape
+        self.token_bytes = width * ITEM_BYTES
         self.segments = sorted(segments, key=lambda segment: segment.layers)
         self._wire = wire
         self._view = view
@@ -97,19 +100,35 @@ class Pipe:
         return "" if self.is_complete() else f"Layers of {self.model} are missing."
 
     def path(
-        self, *, avoid: Collection[str] = (), round_trips: Mapping[str, float] | None = None, block_size: int | None = None
+        self,
+        *,
+        avoid: Collection[str] = (),
+        round_trips: Mapping[str, float] | None = None,
+        block_size: int | None = None,
+        along: Sequence[Hop] = (),
     ) -> Path | None:
-        """The path through all layers with the least predicted time."""
+        """The path through all layers with the least predicted time; `along`: as in `MetaPipe.path`."""
         if self._view is None:
             hops = self._local_hops()
             return None if hops is None else Path(hops, 0.0, "All layers are on this node.", self._local_kv_blocks())
-        return self._view.pipe().path(self.node, avoid=avoid, round_trips=round_trips or {}, block_size=block_size)
+        return self._view.pipe().path(
+            self.node,
+            avoid=avoid,
+            round_trips=round_trips or {},
+            token_bytes=self.token_bytes,
+            block_size=block_size,
+            along=along,
+        )
 
     def choices(self) -> frozenset[Hop]:
         """All hops that paths can be made of."""
         return (
             frozenset() if self._view is None else frozenset(Hop(meta.layers, meta.node) for meta in self._view.pipe().segments)
         )
+
+    def links(self) -> Mapping[str, tuple[Link, ...]]:
+        """What nodes have measured between them, by the node that has."""
+        return {} if self._view is None else self._view.pipe().links
 
     def epochs(self) -> Mapping[str, int]:
         return {} if self._view is None else self._view.epochs()

@@ -37,9 +37,18 @@ class PipeManager:
         weights: WeightsOf | None = None,
     ) -> Pipe:
         """The pipe of a loaded model over all segments with this block size that this node may use."""
-        shape, layers = fingerprint(loaded.spec), loaded.spec.num_layers
+        spec, shape, layers = loaded.spec, fingerprint(loaded.spec), loaded.spec.num_layers
         view = _View(self, (loaded.name, shape, layers), block_size, private, weights)
-        return Pipe(loaded.name, layers, loaded.segments, node=self.node, shape=shape, wire=self._wire, view=view)
+        return Pipe(
+            loaded.name,
+            layers,
+            loaded.segments,
+            node=self.node,
+            shape=shape,
+            width=spec.hidden,
+            wire=self._wire,
+            view=view,
+        )
 
     def find(self, model: str, shape: str, num_layers: int) -> MetaPipe:
         return self._router_pipes.find(model, shape, num_layers)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from penstock.domain.meta_model import MetaModel, NodeRecord
+from penstock.domain.meta_model import Link, MetaModel, NodeRecord
 from penstock.pipes.meta_pipe import MetaPipe
+
+Links = Mapping[str, tuple[Link, ...]]  # by the node that has measured them
 
 
 class RouterPipes:
@@ -21,12 +23,17 @@ class RouterPipes:
         groups: dict[tuple[str, str], list[MetaModel]] = {}
         for segment in self._segments():
             groups.setdefault((segment.model, segment.shape), []).append(segment)
-        return [_pipe(model, shape, _depth(found), found) for (model, shape), found in sorted(groups.items())]
+        links = self._links()
+        return [_pipe(model, shape, _depth(found), found, links) for (model, shape), found in sorted(groups.items())]
 
     def find(self, model: str, shape: str, num_layers: int) -> MetaPipe:
         """The pipe of a model, possibly without segments."""
         found = [segment for segment in self._segments() if (segment.model, segment.shape) == (model, shape)]
-        return _pipe(model, shape, num_layers, found)
+        return _pipe(model, shape, num_layers, found, self._links())
+
+    def _links(self) -> Links:
+        """What each node has measured, also those without segments: they may be origins."""
+        return {record.node: record.links for record in self._records() if record.links}
 
     def _segments(self) -> Iterator[MetaModel]:
         """All segments, marked as draining if their node is. Segments that a node publishes for another are ignored."""
@@ -36,9 +43,9 @@ class RouterPipes:
                     yield replace(segment, draining=True) if record.draining else segment
 
 
-def _pipe(model: str, shape: str, num_layers: int, segments: Iterable[MetaModel]) -> MetaPipe:
+def _pipe(model: str, shape: str, num_layers: int, segments: Iterable[MetaModel], links: Links) -> MetaPipe:
     fitting = [segment for segment in segments if segment.num_layers == num_layers]
-    return MetaPipe(model, shape, num_layers, tuple(sorted(fitting, key=lambda s: (s.layers, s.node, s.process))))
+    return MetaPipe(model, shape, num_layers, tuple(sorted(fitting, key=lambda s: (s.layers, s.node, s.process))), links=links)
 
 
 def _depth(segments: Iterable[MetaModel]) -> int:

@@ -59,7 +59,7 @@ def opener_over(view: ChangingView) -> RouteOpener:
     return RouteOpener(EngineConfig(), RoutingConfig(epoch=1), pipe_over(view), host, clock=lambda: 0.0)
 
 
-@pytest.mark.parametrize("reads", range(5))
+@pytest.mark.parametrize("reads", range(6))
 def test_a_route_over_a_node_that_leaves_while_it_is_opened_is_known_to_have_lost_it(reads: int) -> None:
     view = ChangingView(WHOLE, NOTHING, reads)
     opener = opener_over(view)
@@ -70,7 +70,7 @@ def test_a_route_over_a_node_that_leaves_while_it_is_opened_is_known_to_have_los
         assert route.epochs["b"] != view.epochs().get("b", -1)
 
 
-@pytest.mark.parametrize("reads", range(5))
+@pytest.mark.parametrize("reads", range(6))
 def test_a_node_that_joins_while_a_route_is_opened_is_compared_with_it_later(reads: int) -> None:
     view = ChangingView(WHOLE, TWO_NODES, reads)
     opener = opener_over(view)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.messages import CloseRoute, OpenRoute, RouteOffer
+from penstock.domain.meta_model import Link
 from penstock.domain.route import Hop, RouteId, legs_of
 from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.leg_log import LegLog
@@ -27,6 +28,7 @@ RESEND_INTERVAL_S = 0.3  # the request or its answer may have been lost
 AVOID_S = 30.0  # how long a node that failed is used only if there is no other
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 2.0  # between attempts to open a route
 MAX_BUSY_REFUSALS = 5  # in a row, from a node that expects to have memory soon; then it is avoided
+MIN_GAIN = 0.8  # share of the present path's time that another one must stay below when only links were measured anew
 MAX_LEASE_BLOCKS = 1 << 20  # whatever other nodes publish
 
 
@@ -40,6 +42,7 @@ class ActiveRoute:
     reach: int  # blocks of the smallest segment: what a sequence could have if no other origin had any
     epochs: Mapping[str, int]  # of each node when the route was opened
     choices: frozenset[Hop] = frozenset()  # that the path was chosen from
+    links: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)  # ... and with
     pipes: tuple[str, ...] = ()  # ids of the pipes that it passes
     waiting: set[str] = field(default_factory=set)  # nodes that have not made an offer
     first_asked_at: float = 0.0
@@ -105,7 +108,7 @@ class RouteOpener:
         """Start opening a route. Returns it if all layers are on this node; otherwise `on_offer` returns it later."""
         now = self._clock()
         # read before the path: if the network changes in between, the next `on_change` notices
-        epochs, choices = self._pipe.epochs(), self._pipe.choices()
+        epochs, choices, links = self._pipe.epochs(), self._pipe.choices(), self._pipe.links()
         path = self._best_path()
         if path is None:
             self.trouble = self._pipe.explain()
@@ -118,6 +121,7 @@ class RouteOpener:
             reach=min(MAX_LEASE_BLOCKS, path.kv_blocks),
             epochs={hop.node: epochs.get(hop.node, -1) for hop in path.hops},
             choices=choices,
+            links=links,
             pipes=self._pipe.pipe_ids(path.hops),
         )
         route.waiting = set(route.nodes)
@@ -139,11 +143,12 @@ class RouteOpener:
         now, route = self._clock(), self.opening
         if route is None:
             return self.open() if now >= self._retry_at else None
-        if now - route.first_asked_at > self._offer_timeout(route):
-            self.give_up(f"node {' and '.join(sorted(route.waiting))} does not answer", avoid=sorted(route.waiting))
-            self.back_off()
-        elif now - route.last_asked_at > RESEND_INTERVAL_S:
+        if now - route.last_asked_at <= RESEND_INTERVAL_S:
+            return None
+        if now - route.first_asked_at <= self._offer_timeout(route):
             return self._request(route)
+        self.give_up(f"node {' and '.join(sorted(route.waiting))} does not answer", avoid=sorted(route.waiting))
+        self.back_off()
         return None
 
     def give_up(self, reason: str, avoid: Iterable[str] = ()) -> None:
@@ -173,12 +178,18 @@ class RouteOpener:
         self._close(route.id, route.nodes)
 
     def has_better_path(self, route: ActiveRoute) -> bool:
-        """Whether there is a better path now than when the route was opened."""
-        choices = self._pipe.choices()
-        if choices == route.choices:
+        """Whether there is a better path now than when the route was opened. New figures of links must make it clearly better:
+        they vary, and opening a route takes time."""
+        choices, links = self._pipe.choices(), self._pipe.links()
+        same_choices = choices == route.choices
+        if same_choices and links == route.links:
             return False
-        route.choices, path = choices, self._best_path()
-        return path is not None and path.hops != route.hops
+        route.choices, route.links = choices, links
+        path = self._best_path()
+        if path is None or path.hops == route.hops:
+            return False
+        present = self._best(self._failing(), along=route.hops) if same_choices else None
+        return present is None or path.seconds < MIN_GAIN * present.seconds
 
     def other_path(self, without: set[str]) -> bool:
         """Whether there is a path that avoids these nodes."""
@@ -205,8 +216,8 @@ class RouteOpener:
                 break
         return path
 
-    def _best(self, avoid: Collection[str]) -> Path | None:
-        return self._pipe.path(avoid=avoid, round_trips=self.round_trips, block_size=self._config.block_size)
+    def _best(self, avoid: Collection[str], along: Sequence[Hop] = ()) -> Path | None:
+        return self._pipe.path(avoid=avoid, round_trips=self.round_trips, block_size=self._config.block_size, along=along)
 
     def _offer_timeout(self, route: ActiveRoute) -> float:
         """How long to wait for nodes that make no offer: the less, the better the path without them."""
