@@ -19,7 +19,7 @@ from penstock.config.engine import EngineConfig
 from penstock.config.network import NetworkConfig
 from penstock.config.node import WorkspaceConfig
 from penstock.domain.messages import CloseRoute
-from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
+from penstock.domain.meta_model import Link, MetaModel, NodeRecord, Offer
 from penstock.domain.request import JobRequest
 from penstock.domain.route import RouteId
 from penstock.domain.sampling import SamplingParams
@@ -170,4 +170,13 @@ def _cellar(shape: str) -> NodeRecord:
     )
     half = replace(held, process="1.1", model="half", pipe=f"half/{shape}")
     offer = Offer(model=MODEL, shape=shape, num_layers=LAYERS, room=2, claims=(LayerRange(0, 2),))
-    return NodeRecord(node="cellar", epoch=1, version="0", protocol=PROTOCOL, pid=1, segments=(held, half), offers=(offer,))
+    return NodeRecord(
+        node="cellar",
+        epoch=1,
+        version="0",
+        protocol=PROTOCOL,
+        pid=1,
+        segments=(held, half),
+        offers=(offer,),
+        links=(Link("kitchen", 0.0012, 2.4e6),),
+    )

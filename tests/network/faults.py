@@ -64,6 +64,9 @@ class FaultyRouter:
     def records(self) -> Mapping[str, bytes]:
         return self._router.records()
 
+    def refused(self) -> Mapping[str, int]:
+        return self._router.refused()
+
     def heal(self) -> None:
         """From now on nothing is harmed; what was delayed still comes late."""
         self.drop = self.duplicate = self.delay = self.reorder = self.corrupt = 0.0

@@ -55,6 +55,7 @@ def _node(record: NodeRecord, here: str, trips: dict[str, float]) -> Json:
         "starting": not (record.segments or record.serves),
         "loading": [f"{claim} of {offer.model}" for offer in record.offers for claim in offer.claims],
         "round_trip": trips.get(record.node),
+        "links": [asdict(link) for link in record.links],
     }
 
 
@@ -67,6 +68,7 @@ def _pipe(membership: Membership, pipe: MetaPipe) -> Json:
         "model": pipe.model,
         "num_layers": pipe.num_layers,
         "complete": pipe.is_complete(),
+        "kv_tokens": _text_room(membership, pipe, origin),
         "missing": [list(layers) for layers in pipe.missing()],
         "explain": pipe.explain(),
         "warnings": [*warnings, *_exposed(origin, membership.node)],
@@ -81,6 +83,20 @@ def _pipe(membership: Membership, pipe: MetaPipe) -> Json:
         "route": _route(origin) if isinstance(origin, Origin) else None,
         "run": _how_to_fill(membership, pipe),
     }
+
+
+def _text_room(membership: Membership, pipe: MetaPipe, origin: Origin | NoOrigin) -> int:
+    """How many tokens of text requests can use together: the KV memory of the smallest segment on the route, or on the path
+    that it would take. 0 without a path."""
+    engine = membership.engines.get(pipe.model)
+    if engine is None or engine.pipe.shape != pipe.shape:
+        path = pipe.path(membership.node)
+        first = None if path is None else pipe.holding(path.hops[0])
+        return 0 if path is None or first is None else path.kv_blocks * first.block_size
+    if origin.route is not None:
+        return origin.route.reach * engine.config.block_size
+    path = engine.pipe.path(block_size=engine.config.block_size)
+    return 0 if path is None else path.kv_blocks * engine.config.block_size
 
 
 def _exposed(origin: Origin | NoOrigin, here: str) -> list[str]:
@@ -152,7 +168,10 @@ def _route(origin: Origin) -> dict[str, Any]:
 
 
 def _round_trips(membership: Membership) -> dict[str, float]:
-    return {node: trip for engine in membership.engines.values() for node, trip in list(engine.origin.round_trips.items())}
+    """By node, from the pings of routes, or else from echoes."""
+    echoes = {link.node: link.round_trip for link in membership.links.links() if link.round_trip}
+    pings = {node: trip for engine in membership.engines.values() for node, trip in list(engine.origin.round_trips.items())}
+    return echoes | pings
 
 
 def _being_filled(membership: Membership, pipe: MetaPipe) -> bool:

@@ -27,8 +27,9 @@ TWO = status(
         segment("a", "0:10"),
         segment("b", "10:30", seconds=0.0, load=0.0, kv_used=0),
         route=route(("a", "0:10"), ("b", "10:30"), recoveries=1, last_pause=0.8, last_reason="node c is gone"),
+        kv_tokens=412_000,
     ),
-    nodes=[node("a"), node("b")],
+    nodes=[node("a"), node("b", links=[{"node": "a", "round_trip": 0.001, "bytes_per_second": 2.4e6}])],
 )
 
 
@@ -49,6 +50,8 @@ def test_two_nodes_are_shown_with_all_about_them() -> None:
         "  a      ready   smollm2-135m    this node   0.1.0",
         "  b      ready   layers only       0.40 ms   0.1.0",
         "",
+        "  slow link a → b: 2.4 MB/s",
+        "",
         "smollm2-135m · 30 layers on 2 nodes · ✓ complete",
         "",
         "     0                   10                                      30",
@@ -59,10 +62,25 @@ def test_two_nodes_are_shown_with_all_about_them() -> None:
         "  a      0:10     cpu bfloat16   2.10 ms   30 %      1.2k     100k    100k",
         "  b      10:30    cpu bfloat16         –    0 %         0     100k    100k",
         "",
+        "  memory     room for 412,000 tokens of text, all requests together",
         "  route      a 0:10 → b 10:30 → a",
         "  why        It is the only one.",
         "  in flight  2 of at most 2 steps; a round trip takes 30.0 ms",
         "  recovered  once; the last pause took 800 ms: node c is gone",
+    ]
+
+
+def test_only_the_slowest_links_are_shown_and_none_that_are_fast_or_unknown() -> None:
+    def link(name: str, speed: float) -> dict[str, Any]:
+        return {"node": name, "round_trip": 0.1, "bytes_per_second": speed}
+
+    slow = [link(f"n{number}", 1e6 * (9 - number)) for number in range(8)]
+    others = [link("b", 0.0), link("c", 1e8), link("gone", 1e3)]
+    names = ["a", "b", "c", *(one["node"] for one in slow)]
+    text = render(status(nodes=[node("a", links=[*slow, *others]), *map(node, names[1:])]), 80)
+    assert [line for line in text.splitlines() if "slow" in line or "more" in line] == [
+        *(f"  slow link n{number} → a: {9 - number} MB/s" for number in (7, 6, 5, 4, 3)),
+        "  … and 3 more",
     ]
 
 

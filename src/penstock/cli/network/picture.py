@@ -9,11 +9,13 @@ from typing import Any
 
 from penstock.cli.network.layer_bars import Held, layer_bars
 from penstock.cli.ui.columns import INDENT, TIED, Ink, breadth, harmless, labels, shortened, table, without_domain, wrapped
-from penstock.units import format_seconds
+from penstock.units import format_bytes, format_seconds
 
 Json = dict[str, Any]
 
 MIN_WIDTH = 40  # columns; nothing can be drawn in fewer
+SLOW_BYTES_PER_SECOND = 10e6  # links below this are shown: the hidden state of a token of a large model takes milliseconds there
+MAX_SLOW_LINKS = 5
 NODES = ["node", "state", "serves", "round trip", "version"]
 SEGMENTS = ["node", "layers", "computes on", "a pass", "load", "KV used", "leased", "total"]
 STANDALONE = """\
@@ -88,7 +90,7 @@ def _network(status: Json, named: dict[str, str], width: int, ink: Ink) -> list[
     if network.get("warning"):
         lines += [ink("yellow", line) for line in wrapped(f"warning: {network['warning']}", width)]
     rows = [_node(node, named) for node in nodes]
-    return [*lines, "", *table(NODES, rows, width, ink, numbers=[3], elastic=[0, 2])]
+    return [*lines, "", *table(NODES, rows, width, ink, numbers=[3], elastic=[0, 2]), *_slow_links(nodes, named, width, ink)]
 
 
 def _node(node: Json, named: dict[str, str]) -> list[str]:
@@ -99,6 +101,19 @@ def _node(node: Json, named: dict[str, str]) -> list[str]:
         "this node" if node["self"] else _time(node["round_trip"]),
         node["version"],
     ]
+
+
+def _slow_links(nodes: list[Json], named: dict[str, str], width: int, ink: Ink) -> list[str]:
+    found = sorted(
+        (link["bytes_per_second"], named[link["node"]], named[node["node"]])
+        for node in nodes
+        for link in node.get("links") or ()  # an older server does not say
+        if 0 < link["bytes_per_second"] < SLOW_BYTES_PER_SECOND and link["node"] in named
+    )
+    texts = [f"slow link {sender} → {receiver}: {format_bytes(round(speed))}/s" for speed, sender, receiver in found]
+    shown = texts[:MAX_SLOW_LINKS] + [f"… and {len(texts) - MAX_SLOW_LINKS} more"] * (len(texts) > MAX_SLOW_LINKS)
+    lines = [ink("yellow", line) for text in shown for line in wrapped(text, width)]
+    return ["", *lines] if lines else []
 
 
 def _state(node: Json) -> str:
@@ -122,7 +137,7 @@ def _pipe(pipe: Json, here: str, named: dict[str, str], width: int, ink: Ink, *,
         rows = [_segment(segment, named) for segment in segments]
         lines += ["", *table(SEGMENTS, rows, width, ink, numbers=[3, 4, 5, 6, 7], elastic=[0])]
     lines.append("")
-    for name, text in [*_pipes(pipe, named), *_route(pipe, here, named), *_placement(pipe, here, named)]:
+    for name, text in [*_memory(pipe), *_pipes(pipe, named), *_route(pipe, here, named), *_placement(pipe, here, named)]:
         lines += _fact(name, text, width, ink)
     for warning in pipe.get("warnings", ()):
         lines += ["", *(ink("yellow", line) for line in wrapped(f"warning: {_tied(warning)}", width))]
@@ -149,6 +164,11 @@ def _segment(segment: Json, named: dict[str, str]) -> list[str]:
         "draining" if segment["draining"] else f"{100 * segment['load']:.0f} %",
         *(_tokens(segment[name]) for name in ("kv_used", "kv_leased", "kv_tokens")),
     ]
+
+
+def _memory(pipe: Json) -> Iterator[tuple[str, str]]:
+    if tokens := pipe.get("kv_tokens"):  # an older server does not say
+        yield "memory", f"room for {tokens:,} tokens of text, all requests together"
 
 
 def _pipes(pipe: Json, named: dict[str, str]) -> Iterator[tuple[str, str]]:
