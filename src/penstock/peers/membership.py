@@ -70,7 +70,9 @@ class Membership:
         self.placements: dict[str, str] = {}
         self.wire = Wire(router, on_lost=self._on_lost)
         self.links = LinkMonitor(self.wire.send, time.monotonic)
-        self.receiver = JobReceiver(decode, self.engines, self.wire.send, self._on_weights, self.links.on_echo)
+        self.receiver = JobReceiver(
+            decode, self.engines, self.wire.send, self._on_weights, self.links.on_echo, self.links.observe_transfer
+        )
         self._weights: dict[str, tuple[Path, Manifest]] = {}  # served to other nodes, by model
         self.weights_server = WeightsServer(self._weights.get, self.wire.send, rate=config.weights_rate, unsent=self.wire.waiting)
         self.weights_fetcher = WeightsFetcher(self.wire.send, lambda: sorted(self.weights_peers()))
