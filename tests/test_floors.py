@@ -57,6 +57,8 @@ INNER_FLOORS = {
         ("routing",),
         ("visit",),
         ("commands", "fault_handler"),
+        ("inbox",),
+        ("reception",),
         ("engine",),
         ("job_factory", "job_receiver"),
         ("hosted_model",),

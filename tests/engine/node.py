@@ -91,7 +91,9 @@ class Node:
             routing=RoutingConfig(epoch=epoch, lease=world.lease, recovery_timeout=world.recovery_timeout),
             clock=self.clock,
         )
-        self.engine.heartbeat = self.engine.host._heartbeat = self.engine._context.heartbeat = _PassingTime(self)
+        beat = _PassingTime(self)
+        self.engine.heartbeat = self.engine.host._heartbeat = self.engine._context.heartbeat = beat
+        self.engine._reception._heartbeat = beat
         self.receiver = JobReceiver(decode, {MODEL: self.engine}, self.send, clock=self.clock)
 
     def clock(self) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import secrets
 import threading
 import time
@@ -21,9 +20,7 @@ from penstock.domain.messages import (
     Bounce,
     BounceReason,
     CloseRoute,
-    Control,
     Lease,
-    Mark,
     Message,
     OpenRoute,
     Ping,
@@ -35,8 +32,10 @@ from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobFailed
-from penstock.engine.commands import AddSegment, Cancel, Command, Deliver, DropSegment, NetworkChanged, Stop, Submit, Unsent
+from penstock.engine.commands import AddSegment, Cancel, Deliver, DropSegment, NetworkChanged, Stop, Submit, Unsent
 from penstock.engine.fault_handler import FaultHandler
+from penstock.engine.inbox import Inbox
+from penstock.engine.reception import Reception
 from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.heartbeat import Heartbeat
 from penstock.engine.routing.no_origin import NoOrigin
@@ -56,9 +55,7 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.engine")
 
-MAX_PENDING_BYTES = 1 << 29  # hidden states that may wait for the compute thread, of all senders together
 IDLE_POLL_S = 0.05  # while there is work that cannot continue yet
-KEEP_ALIVE_S = 0.05  # between looks whether a Ping is due
 TICK_S = 0.01  # between checks of timeouts in a network
 RECALL_INTERVAL_S = 0.25
 
@@ -113,16 +110,13 @@ class Engine:
         )
         self._processor = JobProcessor(self._context)
         self._faults = FaultHandler(self.origin, self.stats, networked=pipe.networked)
-        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._inbox = Inbox()
+        self._reception = Reception(pipe, self.host, self.origin, self.heartbeat, self._inbox, self.count_refused, clock)
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._ended = threading.Event()
         self._closing = threading.Lock()  # a job is either seen by the loop or refused, never lost in between
         self._next_tick = 0.0
         self._next_recall = 0.0
-        self._counting = threading.Lock()
-        self._inbox_bytes = 0  # hidden states in the inbox
-        self._waiting_bytes = 0  # ... and those that were taken out of it and wait for earlier ones or for a pass
 
     @property
     def sequences(self) -> EngineSequenceManager:
@@ -140,7 +134,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="penstock-compute", daemon=True)
         self._thread.start()
         if self.pipe.networked:
-            threading.Thread(target=self._keep_alive_loop, name="penstock-keeper", daemon=True).start()
+            threading.Thread(target=self._reception.run, name="penstock-keeper", daemon=True).start()
 
     def submit(self, job: Job) -> None:
         with self._closing:
@@ -152,54 +146,13 @@ class Engine:
         self._inbox.put(Cancel(job))
 
     def deliver(self, sender: str, message: Message, size: int = 0) -> None:
-        """Take a decoded message from another node; called on the network's thread. It is dropped if too much is waiting: its
-        origin notices the loss.
-
-        size: bytes that it had on the wire.
-        """
-        if self._stopped:
-            return
-        match message:
-            case Mark():
-                back = message.layer == self.pipe.num_layers
-                (self.origin if back else self.host).on_mark(sender, message)
-                return
-            case Ping():
-                self._answer(sender, message)
-            case NetworkJob():
-                waiting = _size(message)
-                with self._counting:
-                    if waiting and self._inbox_bytes + self._waiting_bytes + waiting > MAX_PENDING_BYTES:
-                        self.count_refused("backlog", sender)
-                        return
-                    self._inbox_bytes += waiting
-                (self.origin if message.step is ComputeStep.HEAD else self.host).on_arrival(sender, message, size)
-        self._inbox.put(Deliver(sender, message, self._clock()))
-
-    def _answer(self, sender: str, ping: Ping) -> None:
-        """Answer a Ping at once: the compute thread may be in a long pass."""
-        for node, mark in self.host.marks(ping):
-            self.pipe.send_mark(node, mark)
-        self._reply(sender, self.host.answer(sender, ping))
-
-    def _reply(self, node: str, message: Control) -> None:
-        """Send a message to an origin, which may be this node's own."""
-        if node != self.pipe.node:
-            self.pipe.send_control(node, message)
-        else:
-            self._inbox.put(Deliver(node, message, self._clock()))
+        """Take a decoded message from another node; called on the network's thread. `size`: bytes that it had on the wire."""
+        if not self._stopped:
+            self._reception.take(sender, message, size)
 
     def keep_alive(self) -> None:
-        """Keep this node's route open, unless the compute thread hangs: then other nodes should have their memory back."""
-        if self.heartbeat.silent:
-            return
-        own = self.origin.ping()
-        if own is not None:
-            self.deliver(self.pipe.node, own)
-
-    def _keep_alive_loop(self) -> None:
-        while not self._ended.wait(KEEP_ALIVE_S):
-            self.keep_alive()
+        """Keep this node's route open."""
+        self._reception.keep_alive()
 
     def count_refused(self, why: str, sender: str, detail: str = "") -> None:
         """Count a message from another node that was not accepted. Each kind is logged now and then."""
@@ -276,7 +229,7 @@ class Engine:
         else:
             self._end_all(EngineStopped("The engine was stopped before the job was done.", hint="Submit it again."))
         finally:
-            self._ended.set()
+            self._reception.stop()
             if self.pipe.networked:
                 self._leave()
 
@@ -327,9 +280,8 @@ class Engine:
         timeout = self._idle_timeout()
         self._count_pending()
         while True:
-            try:
-                command = self._inbox.get(block=wait, timeout=timeout)
-            except queue.Empty:
+            command = self._inbox.take(timeout if wait else 0.0)
+            if command is None:
                 return True
             wait = False
             match command:
@@ -341,8 +293,8 @@ class Engine:
                     try:
                         self._handle(sender, message, at)
                     finally:
-                        if size := _size(message):
-                            self._count_pending(taken=size)
+                        if isinstance(message, NetworkJob) and message.packed_bytes:
+                            self._count_pending(taken=message.packed_bytes)
                 case Unsent(node, message):
                     self._on_unsent(node, message)
                 case NetworkChanged():
@@ -357,10 +309,7 @@ class Engine:
     def _count_pending(self, taken: int = 0) -> None:
         """Count the hidden states that wait here, now that `taken` bytes have left the inbox. They are counted anew each time,
         since there are many ways for them to be used or dropped."""
-        waiting = self._processor.pending_bytes + self.host.pending_bytes
-        with self._counting:
-            self._inbox_bytes -= taken
-            self._waiting_bytes = waiting
+        self._inbox.count(taken, self._processor.pending_bytes + self.host.pending_bytes)
 
     def _idle_timeout(self) -> float | None:
         """Seconds that the thread may sleep when there is nothing to do; None for any time."""
@@ -398,9 +347,8 @@ class Engine:
             self._stopped = True
         open_jobs = self.origin.jobs()
         while True:
-            try:
-                command = self._inbox.get_nowait()
-            except queue.Empty:
+            command = self._inbox.take(0.0)
+            if command is None:
                 break
             if isinstance(command, Submit):
                 open_jobs.add(command.job)
@@ -422,7 +370,7 @@ class Engine:
                     self.host.close(route)
             case Ping():
                 if (lease := self.host.renew(sender, message)) is not None:
-                    self._reply(sender, lease)
+                    self._reception.reply(sender, lease)
             case RouteOffer():
                 self.origin.on_offer(sender, message)
             case Pong():
@@ -478,7 +426,7 @@ class Engine:
             self._next_recall = now + RECALL_INTERVAL_S
             self.host.expire()
             for recall in self.host.recalls():
-                self._reply(recall.route.origin, recall)
+                self._reception.reply(recall.route.origin, recall)
         self.origin.tick()
 
 
@@ -490,8 +438,3 @@ def _settle(result: Future[None], action: Callable[[], None]) -> None:
         result.set_exception(error)
     else:
         result.set_result(None)
-
-
-def _size(message: Message) -> int:
-    """Bytes of hidden states in a message."""
-    return message.packed_bytes if isinstance(message, NetworkJob) else 0

@@ -340,7 +340,7 @@ def test_hidden_states_count_as_pending_until_a_pass_takes_them(monkeypatch: pyt
     world = World(Place("a", (), ends=True), Place("s", ((0, 4),)))
     world.open_routes("a")
     route, engine = route_of(world, "a"), world["s"].engine
-    monkeypatch.setattr("penstock.engine.engine.MAX_PENDING_BYTES", 8 * 4096)
+    monkeypatch.setattr("penstock.engine.inbox.MAX_PENDING_BYTES", 8 * 4096)
     for number in range(2 if gap else 1, 31):
         engine.deliver("a", job(route, number, [Span(number, 0, 0, 0, 0, 1024, 0)]))
         engine.take_commands(wait=False)

@@ -179,9 +179,9 @@ def test_the_largest_chunk_fits_a_message_however_wide_the_model_is(width: int) 
     world.open_routes("a")
     world.answer(world.ask_for("a", 20, 4))
     origin = world["a"].origin
-    origin._width = width
+    origin.pacing._width = width
     assert origin.route is not None
-    rows = min(MAX_CHUNK, origin._max_chunk(origin.route)) + world.config.max_sequences
+    rows = min(MAX_CHUNK, origin.pacing.max_chunk(origin.route)) + world.config.max_sequences
     hidden = PackedHidden("float32", rows, width, bytes(4 * rows * width))
     encode(NetworkJob(RouteId("a", 1, 0), 5, [Span(1, 0, 0, 0, 0, rows, 0)], step=ComputeStep.LAYER, hidden=hidden))
 

@@ -87,7 +87,7 @@ class Host:
 
     @property
     def counted(self) -> int:
-        return self.engine._inbox_bytes + self.engine._waiting_bytes
+        return self.engine._inbox.pending_bytes
 
     def take(self) -> None:
         """Take all messages, and look for more, as the compute thread does before it waits."""
@@ -164,7 +164,7 @@ class Play:
 @examples(few=60, many=1000, script=st.lists(actions, max_size=60))
 def test_what_is_counted_is_what_is_in_memory_and_nothing_is_left_in_the_end(script: list[tuple[Any, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.engine.engine.MAX_PENDING_BYTES", LIMIT)
+        patch.setattr("penstock.engine.inbox.MAX_PENDING_BYTES", LIMIT)
         play = Play()
         host = play.host
         for action in script:
@@ -183,7 +183,7 @@ def test_a_pass_frees_what_it_took_for_others() -> None:
     route = host.open("x")
     host.engine.take_commands(wait=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.engine.engine.MAX_PENDING_BYTES", LIMIT)
+        patch.setattr("penstock.engine.inbox.MAX_PENDING_BYTES", LIMIT)
         for number in range(100):
             host.send(route, number, 20)
             host.work()
@@ -253,5 +253,5 @@ def test_no_node_of_a_bad_network_counts_anything_when_all_is_quiet(
         world.run(later)
     world.finish(600.0)
     world.run(1.0)
-    assert [(node.engine._inbox_bytes, node.engine._waiting_bytes) for node in world] == [(0, 0)] * len(list(world))
+    assert [node.engine._inbox.pending_bytes for node in world] == [0] * len(list(world))
     assert any(isinstance(node.engine.origin, Origin) for node in world)

@@ -239,7 +239,7 @@ def test_a_pass_that_was_repeated_is_not_measured() -> None:
     engine = make_engine(EngineConfig(block_size=2, chunk=64))
     (stage,) = engine.stages.values()
     observed: list[int] = []
-    engine._predictor.observe = lambda tokens, context, seconds: observed.append(tokens)  # type: ignore[method-assign]
+    engine._predictor.observe = lambda tokens, context, seconds, beyond: observed.append(tokens)  # type: ignore[method-assign]
     process, now = stage.segment.process, [0.0]
     stage._clock = lambda: now[0]
 

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.config.engine import MAX_CHUNK, EngineConfig
+from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.job import HOLDS_KV, Job, Sequence
 from penstock.domain.messages import (
-    MAX_HIDDEN_BYTES,
     Bounce,
     BounceReason,
     CloseRoute,
@@ -27,10 +26,10 @@ from penstock.domain.span import NetworkJob, Position, Refusal, Span, Verdict
 from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.lease_keeper import LeaseKeeper
 from penstock.engine.routing.outage import Outage, WaitLimits
+from penstock.engine.routing.pacing import Pacing
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.route_opener import ActiveRoute, RouteOpener
 from penstock.engine.routing.stage_progress import is_credible, stages_passed
-from penstock.engine.routing.window import Window
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
@@ -41,7 +40,6 @@ from penstock.stats import EngineStats
 logger = logging.getLogger("penstock.route")
 
 MAX_CONSECUTIVE_LOSSES = 3  # then the route counts as broken
-ITEM_BYTES = 4  # of a number in a hidden state, at most
 STALLED_S = 30.0  # without anything arriving anywhere, a route that has never worked counts as none; before, it is waited for
 REROUTE_REFUSALS = 24  # refusals of one sequence in a row, weighted, after which another route is tried
 MAX_REFUSALS = 64  # ... and after which its job fails
@@ -72,13 +70,13 @@ class Origin:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sequences = sequences
-        self.window = Window()
         self.stats = stats
         self.route: ActiveRoute | None = None
         self.in_flight: dict[int, InFlight] = {}
         self.returned: dict[int, float] = {}  # NetworkJobs that came back and are not sampled from yet, with their trip's seconds
         self.ends_seconds = 0.0  # seconds that embedding and head take, smoothed
         self.opener = RouteOpener(config, routing, pipe, host, clock)
+        self.pacing = Pacing(config, sequences, pipe.node, routing.width)
         self._config = config
         self._width = routing.width
         self._pipe = pipe
@@ -122,7 +120,7 @@ class Origin:
         if route is None or not (self.has_jobs or sequences.has_new_notices):
             return None, False
         now = self._clock()
-        window = self._window(route)
+        window = self.pacing.max_in_flight(route)
         if len(self.in_flight) + len(self.returned) >= window:
             return None, False
         output = self._scheduler.schedule(
@@ -133,7 +131,7 @@ class Origin:
             window=window,
             pipelined=len(route.nodes) > 1,
             reach=route.reach,
-            max_chunk=self._max_chunk(route),
+            max_chunk=self.pacing.max_chunk(route),
         )
         self.stats.prompt_tokens += sum(grant.n for grant in output.grants if not grant.seq.decoding)
         spans = sequences.on_schedule(output)
@@ -145,29 +143,8 @@ class Origin:
         tokens = sum(span.n for span in spans)
         newest = job.notices[-1].number if job.notices else -1
         self.in_flight[job.number] = InFlight(tuple(spans), tokens, now, newest)
-        route.health.on_sent(job.number, tokens * self._width * ITEM_BYTES, now)
+        route.health.on_sent(job.number, self.pacing.size(tokens), now)
         return job, True
-
-    def _window(self, route: ActiveRoute) -> int:
-        if self._config.window is not None:
-            return min(self._config.window, route.credits)
-        if route.nodes == {self._pipe.node}:
-            return len(route.hops)
-        if not self.window.measured:
-            return len(route.nodes)
-        return min(route.credits, max(self.window.size, self.window.for_chunks(chunk) if (chunk := self._reading()) else 1))
-
-    def _reading(self) -> int:
-        """Tokens of the chunks in which prompts are being read; 0 if there are none."""
-        reading = self.sequences.queued or any(seq.remaining > 1 for seq in self.sequences.holders.values())
-        return min(self._config.chunk, self.window.max_chunk) if reading else 0
-
-    def _max_chunk(self, route: ActiveRoute) -> int:
-        """Tokens of prompts that fit into a NetworkJob, and that the links carry well."""
-        if route.nodes == {self._pipe.node}:
-            return MAX_CHUNK
-        largest = MAX_HIDDEN_BYTES // (self._width * ITEM_BYTES) - self._config.max_sequences
-        return max(1, min(largest, self.window.max_chunk))
 
     # ---- passing stages ----
 
@@ -230,7 +207,8 @@ class Origin:
         if self.route.settled_at is None and sent.notice >= self.route.resized:
             self.route.settled_at = now
         if sent.tokens and self.route.nodes != {self._pipe.node}:
-            self._measure(self.route, sent, job, now)
+            decodes = sent.tokens == len(sent.spans)  # a prompt of one token counts as a decode
+            self.pacing.measure(self.route, job, sent.tokens, now - sent.sent, decodes=decodes, ends=self.ends_seconds)
         last = self.route.hops[-1].node
         self._on_refusals(self.route, job.refusals)
         for span in {*sent.spans} - {*job.spans}:  # dropped by a stage that did not refuse it
@@ -246,40 +224,14 @@ class Origin:
         """Record that these sequences got a token, or rows of an embedding: an outage is over for them."""
         self._outage.record_resumed(seqs, self._clock())
 
-    def _measure(self, route: ActiveRoute, sent: InFlight, job: NetworkJob, now: float) -> None:
-        elapsed = now - sent.sent
-        services, transfers = self._times(route, job, elapsed)
-        decodes = sent.tokens == len(sent.spans)  # a prompt of one token counts as a decode
-        ends = (self._pipe.node, self.ends_seconds)
-        self.window.observe(sent.tokens, elapsed, services, transfers, decodes=decodes, ends=ends)
-        decoding = sum(seq.decoding for seq in self.sequences.holders.values())
-        self.window.aim(decoding, self._reading(), route.credits)
-
     def step_times(self, job: NetworkJob, here: float) -> tuple[float, float]:
         """Seconds of a NetworkJob at the slowest node or link of its way, and in all other places together.
 
         here: seconds of compute on this node since it returned.
         """
-        route = self.route
-        if route is None or route.nodes == {self._pipe.node} or job.number not in self.returned:
+        if self.route is None or job.number not in self.returned:
             return here, 0.0
-        services, transfers = self._times(route, job, self.returned[job.number])
-        services[self._pipe.node] = services.get(self._pipe.node, 0.0) + here
-        places = [*services.values(), *transfers.values()]
-        return max(places), sum(places) - max(places) + self.window.hops
-
-    def _times(self, route: ActiveRoute, job: NetworkJob, elapsed: float) -> tuple[dict[str, float], dict[str, float]]:
-        """By node: seconds of compute, and of the transfer to it. Reported by other nodes, so no more than has passed."""
-        services: dict[str, float] = {}
-        for hop, seconds in zip(route.hops, job.services, strict=False):
-            services[hop.node] = services.get(hop.node, 0.0) + min(seconds, elapsed)
-        ends = [station.node for station in route.health.stations]
-        if ends[0] == self._pipe.node:
-            del ends[0]  # where it was granted
-        transfers: dict[str, float] = {}
-        for node, seconds in zip(ends, job.transfers, strict=False):
-            transfers[node] = transfers.get(node, 0.0) + min(seconds, elapsed)
-        return services, transfers
+        return self.pacing.step_times(self.route, job, self.returned[job.number], here)
 
     def _on_refusals(self, route: ActiveRoute, refusals: Iterable[Refusal]) -> None:
         for refusal in refusals:
@@ -405,7 +357,8 @@ class Origin:
     def _use(self, route: ActiveRoute | None) -> None:
         if route is None:
             return
-        self.route, self._next_number, self.window = route, 0, Window()
+        self.route, self._next_number = route, 0
+        self.pacing = Pacing(self._config, self.sequences, self._pipe.node, self._width)
         pool = BlockPool(route.blocks, self._config.block_size, prefix_cache=self._config.prefix_cache)
         self.sequences.use(pool, len(route.hops))
         if self._pipe.networked:
@@ -518,8 +471,7 @@ class Origin:
             self._count_loss(self.in_flight[number], now)
             self._suspects.update(health.suspects(number))
             self.lose_job(number)
-        rates = {station: self.window.tokens_per_second(station.node) * self._width * ITEM_BYTES for station in health.stations}
-        trouble = health.trouble(now, rates)
+        trouble = health.trouble(now, self.pacing.bytes_per_second)
         if trouble is not None:
             self.lose_route(trouble.reason, avoid=trouble.nodes)
         elif self._losses >= MAX_CONSECUTIVE_LOSSES:

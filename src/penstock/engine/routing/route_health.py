@@ -6,7 +6,7 @@ when a node holds it and has nothing to do; a leg is dead when its sender has ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -162,7 +162,7 @@ class RouteHealth:
         done = 0 if node is None else node.passes - job.first_passes
         return job.idle * PING_INTERVAL_S >= MIN_SILENCE_S or done >= STUCK_PASSES
 
-    def trouble(self, now: float, bytes_per_second: Mapping[Station, float]) -> Trouble | None:
+    def trouble(self, now: float, bytes_per_second: Callable[[Station], float]) -> Trouble | None:
         """The node or the leg that is dead, if one is."""
         silent = [name for name, node in self.nodes.items() if self._is_unheard(node, now)]
         if silent:
@@ -172,7 +172,7 @@ class RouteHealth:
             return Trouble(f"node {' and '.join(hung)} answers but computes nothing", hung)
         before = self.origin
         for station in self.stations:
-            if self._is_dead(station, now, bytes_per_second.get(station, 0.0)):
+            if self._is_dead(station, now, bytes_per_second(station)):
                 ends = {before, station.node} - {self.origin}
                 return Trouble(f"nothing arrives from node {before} at node {station.node}", ends)
             before = station.node

@@ -1,0 +1,90 @@
+"""Reception: what is done with messages as they arrive, and what keeps a route open, on threads that never compute."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from penstock.domain.fsm import ComputeStep
+from penstock.domain.messages import Control, Mark, Message, Ping
+from penstock.domain.span import NetworkJob
+from penstock.engine.commands import Deliver
+from penstock.engine.inbox import Inbox
+from penstock.engine.routing.heartbeat import Heartbeat
+from penstock.engine.routing.no_origin import NoOrigin
+from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.route_host import RouteHost
+from penstock.pipes.pipe import Pipe
+
+KEEP_ALIVE_S = 0.05  # between looks whether a Ping is due
+
+
+class Reception:
+    """count_refused: called with a reason and the sender of a message that is dropped."""
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        host: RouteHost,
+        origin: Origin | NoOrigin,
+        heartbeat: Heartbeat,
+        inbox: Inbox,
+        count_refused: Callable[[str, str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._pipe = pipe
+        self._host = host
+        self._origin = origin
+        self._heartbeat = heartbeat
+        self._inbox = inbox
+        self._count_refused = count_refused
+        self._clock = clock
+        self._ended = threading.Event()
+
+    def take(self, sender: str, message: Message, size: int) -> None:
+        """Log what arrives, answer Pings, and hand the rest to the compute thread.
+
+        A NetworkJob is dropped if too much is waiting: its origin notices the loss.
+        """
+        match message:
+            case Mark():
+                back = message.layer == self._pipe.num_layers
+                (self._origin if back else self._host).on_mark(sender, message)
+                return
+            case Ping():
+                self._answer(sender, message)
+            case NetworkJob():
+                if not self._inbox.reserve(message.packed_bytes):
+                    self._count_refused("backlog", sender)
+                    return
+                (self._origin if message.step is ComputeStep.HEAD else self._host).on_arrival(sender, message, size)
+        self._inbox.put(Deliver(sender, message, self._clock()))
+
+    def reply(self, node: str, message: Control) -> None:
+        """Send a message to an origin, which may be this node's own."""
+        if node != self._pipe.node:
+            self._pipe.send_control(node, message)
+        else:
+            self._inbox.put(Deliver(node, message, self._clock()))
+
+    def keep_alive(self) -> None:
+        """Keep this node's route open, unless the compute thread hangs: then other nodes should have their memory back."""
+        if self._heartbeat.silent:
+            return
+        own = self._origin.ping()
+        if own is not None:
+            self.take(self._pipe.node, own, 0)
+
+    def run(self) -> None:
+        """Keep the route open until `stop`."""
+        while not self._ended.wait(KEEP_ALIVE_S):
+            self.keep_alive()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _answer(self, sender: str, ping: Ping) -> None:
+        """Answer a Ping at once: the compute thread may be in a long pass."""
+        for node, mark in self._host.marks(ping):
+            self._pipe.send_mark(node, mark)
+        self.reply(sender, self._host.answer(sender, ping))

@@ -1,0 +1,85 @@
+"""Pacing: how many NetworkJobs an origin has in flight and how large they may be, from the times that its route takes."""
+
+from __future__ import annotations
+
+from penstock.config.engine import MAX_CHUNK, EngineConfig
+from penstock.domain.messages import MAX_HIDDEN_BYTES
+from penstock.domain.span import NetworkJob
+from penstock.engine.routing.route_health import Station
+from penstock.engine.routing.route_opener import ActiveRoute
+from penstock.engine.routing.window import Window
+from penstock.engine.sequences.engine_sequences import EngineSequenceManager
+
+ITEM_BYTES = 4  # of a number in a hidden state, at most
+
+
+class Pacing:
+    """Of one route; a new route is paced anew."""
+
+    def __init__(self, config: EngineConfig, sequences: EngineSequenceManager, node: str, width: int) -> None:
+        self.window = Window()
+        self._config = config
+        self._sequences = sequences
+        self._node = node
+        self._width = width
+
+    def size(self, tokens: int) -> int:
+        """Bytes of the hidden states of this many tokens, at most."""
+        return tokens * self._width * ITEM_BYTES
+
+    def max_in_flight(self, route: ActiveRoute) -> int:
+        if self._config.window is not None:
+            return min(self._config.window, route.credits)
+        if route.nodes == {self._node}:
+            return len(route.hops)
+        if not self.window.measured:
+            return len(route.nodes)
+        chunk = self._chunk()
+        return min(route.credits, max(self.window.size, self.window.for_chunks(chunk) if chunk else 1))
+
+    def max_chunk(self, route: ActiveRoute) -> int:
+        """Tokens of prompts that fit into a NetworkJob, and that the links carry well."""
+        if route.nodes == {self._node}:
+            return MAX_CHUNK
+        largest = MAX_HIDDEN_BYTES // self.size(1) - self._config.max_sequences
+        return max(1, min(largest, self.window.max_chunk))
+
+    def bytes_per_second(self, station: Station) -> float:
+        """What the link to a station carries; 0 if that is not known."""
+        return self.window.tokens_per_second(station.node) * self.size(1)
+
+    def measure(self, route: ActiveRoute, job: NetworkJob, tokens: int, elapsed: float, *, decodes: bool, ends: float) -> None:
+        """Record a NetworkJob of this many tokens that has returned. `ends`: seconds that embedding and head take."""
+        services, transfers = self._times(route, job, elapsed)
+        self.window.observe(tokens, elapsed, services, transfers, decodes=decodes, ends=(self._node, ends))
+        self.window.aim(sum(seq.decoding for seq in self._sequences.holders.values()), self._chunk(), route.credits)
+
+    def step_times(self, route: ActiveRoute, job: NetworkJob, elapsed: float, here: float) -> tuple[float, float]:
+        """Seconds of a NetworkJob at the slowest node or link of its way, and in all other places together.
+
+        here: seconds of compute on this node since it returned.
+        """
+        if route.nodes == {self._node}:
+            return here, 0.0
+        services, transfers = self._times(route, job, elapsed)
+        services[self._node] = services.get(self._node, 0.0) + here
+        places = [*services.values(), *transfers.values()]
+        return max(places), sum(places) - max(places) + self.window.hops
+
+    def _chunk(self) -> int:
+        """Tokens of the chunks in which prompts are being read; 0 if there are none."""
+        reading = self._sequences.queued or any(seq.remaining > 1 for seq in self._sequences.holders.values())
+        return min(self._config.chunk, self.window.max_chunk) if reading else 0
+
+    def _times(self, route: ActiveRoute, job: NetworkJob, elapsed: float) -> tuple[dict[str, float], dict[str, float]]:
+        """By node: seconds of compute, and of the transfer to it. Reported by other nodes, so no more than has passed."""
+        services: dict[str, float] = {}
+        for hop, seconds in zip(route.hops, job.services, strict=False):
+            services[hop.node] = services.get(hop.node, 0.0) + min(seconds, elapsed)
+        ends = [station.node for station in route.health.stations]
+        if ends[0] == self._node:
+            del ends[0]  # where it was granted
+        transfers: dict[str, float] = {}
+        for node, seconds in zip(ends, job.transfers, strict=False):
+            transfers[node] = transfers.get(node, 0.0) + min(seconds, elapsed)
+        return services, transfers
