@@ -268,7 +268,8 @@ class Engine:
             self._tick()
         job, decided = self.origin.grant()
         if job is not None:
-            self.host.on_granted(job)
+            if self.pipe.networked:
+                self.host.on_granted(job)
             self._processor.accept(job)
         if not self._processor.in_flight:
             return decided

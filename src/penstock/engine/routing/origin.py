@@ -30,6 +30,7 @@ from penstock.engine.routing.pacing import Pacing
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.route_opener import ActiveRoute, RouteOpener
 from penstock.engine.routing.stage_progress import is_credible, stages_passed
+from penstock.engine.routing.track_record import REFUSAL_WEIGHT, Consequence, TrackRecord, count_refusal
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
@@ -39,11 +40,7 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.route")
 
-MAX_CONSECUTIVE_LOSSES = 3  # then the route counts as broken
 STALLED_S = 30.0  # without anything arriving anywhere, a route that has never worked counts as none; before, it is waited for
-REROUTE_REFUSALS = 24  # refusals of one sequence in a row, weighted, after which another route is tried
-MAX_REFUSALS = 64  # ... and after which its job fails
-REFUSAL_WEIGHT = 8  # of a refusal that no lost message explains
 
 
 @dataclass(slots=True)
@@ -86,11 +83,7 @@ class Origin:
         self._wait_limits = WaitLimits(pipe, sequences, routing.recovery_timeout)
         self._next_number = 0
         self._lease = LeaseKeeper(pipe, sequences, self.opener.round_trips, clock)
-        self._losses = 0
-        self._last_return = 0.0  # when a NetworkJob last returned
-        self._last_loss = 0.0  # ... or was given up
-        self._suspects: set[str] = set()  # nodes that may have lost something since then, or returned something wrong
-        self._failed_routes = 0  # routes in a row on which no NetworkJob returned
+        self._record = TrackRecord()
 
     @property
     def has_jobs(self) -> bool:
@@ -199,10 +192,10 @@ class Origin:
             return
         now = self._clock()
         self.returned[job.number] = now - sent.sent
-        self._losses, self._failed_routes, self._suspects = 0, 0, set()
+        self._record.on_returned(now)
         self.route.health.on_settled(job.number)
         self.opener.on_success()
-        self.route.served, self._last_return = True, now
+        self.route.served = True
         self.sequences.acknowledge(sent.notice)
         if self.route.settled_at is None and sent.notice >= self.route.resized:
             self.route.settled_at = now
@@ -252,19 +245,15 @@ class Origin:
 
     def _count_refusal(self, seq: Sequence, node: str, what: str, weight: int) -> bool:
         """Count a refusal against a sequence. Returns True if that ended the route or the job, so the caller need not rewind."""
-        seq.refused += weight
-        if seq.refused >= MAX_REFUSALS:
+        consequence = count_refusal(seq, weight)
+        if consequence is Consequence.FAIL:
             self.sequences.fail(seq.job, ComputeFailed(f"Node {node} {what}." if node else what, hint="Try the request again."))
             return True
-        if (
-            seq.refused < REROUTE_REFUSALS
-            or self.route is None
-            or node not in self.route.nodes
-            or not self.opener.other_path({node})
-        ):
-            return False
-        self.lose_route(f"node {node} refuses work", avoid=[node])
-        return True
+        on_route = self.route is not None and node in self.route.nodes
+        if consequence is Consequence.REROUTE and on_route and self.opener.other_path({node}):
+            self.lose_route(f"node {node} refuses work", avoid=[node])
+            return True
+        return False
 
     # ---- losses ----
 
@@ -284,18 +273,12 @@ class Origin:
         sent = self.in_flight.get(number)
         if sent is None:
             return
-        self._count_loss(sent, self._clock())
-        self._suspects = {node}
+        self._record.on_lost(sent.sent, self._clock(), [node])
         for span in sent.spans:
             seq = self.sequences.get(span)
             if seq is not None:
                 self._count_refusal(seq, node, "returned something wrong", 1)
         self.lose_job(number)
-
-    def _count_loss(self, sent: InFlight, now: float) -> None:
-        """Count a sign that the route is broken. One that was sent before another returned or was lost is no further one."""
-        self._losses += sent.sent >= max(self._last_return, self._last_loss)
-        self._last_loss = now
 
     def _rewind_spans(self, spans: Iterable[Span]) -> None:
         for span in spans:
@@ -319,9 +302,9 @@ class Origin:
             self._outage.begin(since, self.sequences.holders.values())
             self.opener.close(self.route)
         self.opener.give_up(reason, avoid)
-        self.route, self._losses = None, 0
+        self.route = None
+        self._record.on_route_lost(served=lost.served)
         if not lost.served:
-            self._failed_routes += 1
             self.opener.back_off()
         self.in_flight.clear()
         self.returned.clear()
@@ -457,8 +440,8 @@ class Origin:
         if self.route is not None and (leaving := self._leaving(self.route)):
             self.lose_route(f"node {leaving} is leaving")
         route = self.route
-        works = route is not None and (route.served or not self._failed_routes)
-        if works or route is None or self._losses or now - route.health.progress > STALLED_S:
+        works = route is not None and (route.served or not self._record.failed_routes)
+        if works or route is None or self._record.losses or now - route.health.progress > STALLED_S:
             self._wait_limits.enforce(route if works else None, self.opener.trouble or self.stats.last_break, now)
 
     def _check_health(self, route: ActiveRoute, now: float) -> None:
@@ -468,11 +451,10 @@ class Origin:
         for number in health.lost(now):
             if self.in_flight[number].returned:
                 continue
-            self._count_loss(self.in_flight[number], now)
-            self._suspects.update(health.suspects(number))
+            self._record.on_lost(self.in_flight[number].sent, now, health.suspects(number))
             self.lose_job(number)
         trouble = health.trouble(now, self.pacing.bytes_per_second)
         if trouble is not None:
             self.lose_route(trouble.reason, avoid=trouble.nodes)
-        elif self._losses >= MAX_CONSECUTIVE_LOSSES:
-            self.lose_route("no NetworkJob returns", avoid=self._suspects)
+        elif self._record.is_broken:
+            self.lose_route("no NetworkJob returns", avoid=self._record.suspects)
