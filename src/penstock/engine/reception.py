@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -14,7 +15,10 @@ from penstock.engine.routing.heartbeat import Heartbeat
 from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.route_host import RouteHost
+from penstock.network.log_throttle import LogThrottle
 from penstock.pipes.pipe import Pipe
+
+logger = logging.getLogger("penstock.route")
 
 KEEP_ALIVE_S = 0.05  # between looks whether a Ping is due
 
@@ -40,6 +44,7 @@ class Reception:
         self._count_refused = count_refused
         self._clock = clock
         self._ended = threading.Event()
+        self._throttle = LogThrottle()
 
     def take(self, sender: str, message: Message, size: int) -> None:
         """Log what arrives, answer Pings, and hand the rest to the compute thread.
@@ -78,7 +83,11 @@ class Reception:
     def run(self) -> None:
         """Keep the route open until `stop`."""
         while not self._ended.wait(KEEP_ALIVE_S):
-            self.keep_alive()
+            try:
+                self.keep_alive()
+            except Exception:  # a bug, but without this thread every lease of this node would end
+                if self._throttle.should_log():
+                    logger.exception("failed to keep the route open")
 
     def stop(self) -> None:
         self._ended.set()

@@ -16,7 +16,7 @@ from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.engine.halves import join, run_in_halves
 from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
-from penstock.engine.routing.window import LinearFit
+from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
 from penstock.errors import PenstockError
 from penstock.model.attention import BatchPiece
@@ -55,7 +55,7 @@ class Stage:
         self.leases: dict[RouteId, WorkerSequenceManager] = {}
         self.seconds = 0.0  # of compute in total
         self.mean_pass_seconds = 0.0  # of a pass through all layers, smoothed
-        self._pass_seconds = LinearFit()  # by tokens
+        self._predictor = StepTimePredictor()
         self.passes = 0
         self.shared_passes = 0  # with Spans of more than one origin
 
@@ -69,9 +69,10 @@ class Stage:
         return sum(lease.pool.held for lease in list(self.leases.values()))  # other threads read this too
 
     def expected_seconds(self, jobs: Sequence[NetworkJob]) -> float:
-        """Predict how long a pass with these NetworkJobs takes."""
-        tokens = sum(span.n for job in jobs for span in job.spans)
-        return self._pass_seconds.at(tokens) if self.passes else UNKNOWN_PASS_S
+        """Predict how long a pass with these NetworkJobs takes, where other nodes want to know."""
+        if not self._shared:
+            return 0.0
+        return self._predictor.step(*_work(jobs)) if self.passes else UNKNOWN_PASS_S
 
     def open(self, route: RouteId, blocks: int, *, prefix_cache: bool) -> None:
         pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache)
@@ -162,7 +163,8 @@ class Stage:
             self.mean_pass_seconds = (
                 through_all if not self.mean_pass_seconds else 0.9 * self.mean_pass_seconds + 0.1 * through_all
             )
-            self._pass_seconds.observe(sum(span.n for job in full for span in job.spans), through_all)
+            if self._shared:  # other nodes are told
+                self._predictor.observe(*_work(full), through_all)
 
     def _take(self, blocks: int) -> list[int]:
         """Take this many unleased blocks, or as many as there are."""
@@ -213,3 +215,9 @@ class Stage:
     def _refusal(self, job: NetworkJob, span: Span, verdict: Verdict) -> Refusal:
         length = self.leases[job.route].kv_len(span)
         return Refusal(span.seq_id, span.incarnation, span.attempt, verdict, length, self._node)
+
+
+def _work(jobs: Sequence[NetworkJob]) -> tuple[int, int]:
+    """The tokens of NetworkJobs, and how many thousand pairs of tokens attention has to look at."""
+    spans = [span for job in jobs for span in job.spans]
+    return sum(span.n for span in spans), sum(span.n * span.end for span in spans) // 1000
