@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import BadMessage, ConfigError, Unreachable, Untrusted
+from penstock.network.stream import Stream
+from penstock.network.trust import keyring as keyring_module
 from penstock.network.trust import revocations
-from penstock.network.trust.keyring import MAX_EPOCHS_PER_NODE, REPLAY_WINDOW, Keyring, KnownPeer, OpenKeyring, Sealed
+from penstock.network.trust.keyring import (
+    MAX_EPOCHS_PER_NODE,
+    REPLAY_WINDOW,
+    Keyring,
+    KnownPeer,
+    OpenKeyring,
+    ReplayWindow,
+    Sealed,
+    read_envelope,
+)
 from tests.network.certificates import Authority, Papers, mutated
 
 
@@ -77,10 +89,10 @@ def test_a_letter_is_read_once(papers: dict[str, Papers]) -> None:
 
 @given(st.lists(st.integers(0, 3 * REPLAY_WINDOW), max_size=60))
 def test_a_number_is_never_taken_twice_and_a_late_one_within_the_window_is(numbers: list[int]) -> None:
-    sender = KnownPeer("a", 1, b"", b"", None, None, None)  # type: ignore[arg-type]
+    window = ReplayWindow()
     taken: set[int] = set()
     for number in numbers:
-        new = sender.is_new(number)
+        new = window.is_new(number)
         assert not (new and number in taken)
         assert new or number in taken or number <= max(taken) - REPLAY_WINDOW
         if new:
@@ -99,6 +111,115 @@ def test_any_change_of_a_letter_is_refused(papers: dict[str, Papers], data: st.D
     for envelope, body in ((whole[: len(sealed.envelope)], whole[len(sealed.envelope) :]), (whole[:cut], whole[cut:])):
         with pytest.raises(BadMessage):
             b.open("a", Sealed(bytes(envelope), bytes(body)))
+
+
+streams = st.sampled_from(list(Stream))
+
+
+@settings(max_examples=60)
+@given(data=st.data(), sent=st.lists(streams, min_size=1, max_size=80), closed=st.booleans())
+def test_messages_that_overtake_each_other_within_the_window_are_each_accepted_once(
+    papers: dict[str, Papers], data: st.DataObject, sent: list[Stream], closed: bool
+) -> None:
+    a, b = (papers["a"].keyring(1), papers["b"].keyring(2)) if closed else (OpenKeyring("a", 1), OpenKeyring("b", 2))
+    met(a, b)
+    sealed = [a.seal("b", 2, 0, b"%d" % number, stream) for number, stream in enumerate(sent)]
+    order = data.draw(st.permutations(range(len(sealed))))
+    accepted: set[int] = set()
+    for number in order:
+        assert b.open("a", sealed[number]) == b"%d" % number
+        accepted.add(number)
+        again = data.draw(st.sampled_from(sorted(accepted)))
+        with pytest.raises(BadMessage, match="received twice"):
+            b.open("a", sealed[again])
+
+
+@settings(max_examples=30)
+@given(busy=streams, other=streams.filter(lambda stream: stream is not Stream.CONTROL), count=st.integers(0, 3 * REPLAY_WINDOW))
+def test_a_busy_stream_pushes_nothing_out_of_the_window_of_another(busy: Stream, other: Stream, count: int) -> None:
+    a, b = OpenKeyring("a", 1), OpenKeyring("b", 2)
+    met(a, b)
+    late = a.seal("b", 2, 0, b"late", other)
+    for _ in range(count):
+        b.open("a", a.seal("b", 2, 0, b"", busy))
+    if busy is other and count >= REPLAY_WINDOW:
+        with pytest.raises(BadMessage, match="received twice"):
+            b.open("a", late)
+    else:
+        assert b.open("a", late) == b"late"
+
+
+def test_a_message_moved_to_another_stream_is_refused(papers: dict[str, Papers]) -> None:
+    a, b = papers["a"].keyring(1), papers["b"].keyring(1)
+    met(a, b)
+    sealed = a.seal("b", 1, 0, b"hello", Stream.DATA)
+    moved = read_envelope(sealed.envelope)._replace(stream=Stream.BULK).pack()
+    with pytest.raises(BadMessage, match="not sealed by it"):
+        b.open("a", Sealed(moved, sealed.body))
+    unknown = sealed.envelope[:1] + bytes([len(Stream)]) + sealed.envelope[2:]
+    with pytest.raises(BadMessage, match="unknown stream 3"):
+        b.open("a", Sealed(unknown, sealed.body))
+    assert b.open("a", sealed) == b"hello"
+
+
+def test_an_envelope_of_another_version_is_refused_and_says_so(papers: dict[str, Papers]) -> None:
+    with pytest.raises(BadMessage, match="has 25 bytes instead of 26; its sender may run another version"):
+        papers["b"].keyring(1).open("a", Sealed(bytes(25), b""))
+
+
+class NonceRecorder:
+    """A cipher that keeps the nonces, as those of an open network leave no trace of them."""
+
+    def __init__(self, nonces: list[bytes]) -> None:
+        self._nonces = nonces
+
+    def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes:
+        self._nonces.append(nonce)
+        return data
+
+    decrypt = encrypt
+
+
+@pytest.fixture
+def nonces(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    used: list[bytes] = []
+    monkeypatch.setattr(keyring_module, "_NoCipher", lambda: NonceRecorder(used))
+    return used
+
+
+def test_no_nonce_is_used_twice_by_several_threads(nonces: list[bytes]) -> None:
+    a, b = OpenKeyring("a", 1), OpenKeyring("b", 2)
+    met(a, b)
+
+    def seal() -> None:
+        for number in range(500):
+            a.seal("b", 2, 0, b"", Stream(number % 3))
+
+    threads = [threading.Thread(target=seal) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(nonces)) == len(nonces) == 2000
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(actions=st.lists(streams | st.sampled_from(["forget", "displace"]), max_size=60))
+def test_no_nonce_is_used_twice_with_a_session_that_was_forgotten_and_met_again(nonces: list[bytes], actions: list) -> None:
+    nonces.clear()
+    a, b = OpenKeyring("a", 1), OpenKeyring("b", 2)
+    met(a, b)
+    for action in actions:
+        if action == "forget":
+            a._forget(lambda peer: peer.node == "b")
+        elif action == "displace":
+            for epoch in range(10, 10 + MAX_EPOCHS_PER_NODE):
+                a.meet(OpenKeyring("b", epoch).card())
+            a._forget(lambda peer: peer.epoch >= 10)
+        else:
+            a.meet(b.card())
+            a.seal("b", 2, 0, b"", action)
+    assert len(set(nonces)) == len(nonces) == sum(isinstance(action, Stream) for action in actions)
 
 
 def test_a_life_that_was_not_met_cannot_be_written_to(papers: dict[str, Papers]) -> None:

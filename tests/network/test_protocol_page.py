@@ -16,6 +16,7 @@ from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, P
 from penstock.engine.routing.route_health import PING_INTERVAL_S
 from penstock.network import codec, frame
 from penstock.network.router import MAX_MESSAGE_BYTES, MAX_RECORD_BYTES
+from penstock.network.stream import Stream
 from penstock.network.trust.keyring import Envelope
 
 PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text(encoding="utf-8")
@@ -60,7 +61,7 @@ def test_sizes_versions_and_names_are_those_of_the_code() -> None:
     assert "at most 256 MiB, its header at most 16 MiB" in PAGE
     assert MAX_RECORD_BYTES == MAX_PIECE_BYTES == 1 << 20
     assert frame.OVERHEAD == 4 + 1 + 1 + 4 + 4 + 32
-    assert f"envelope of {len(Envelope(0, 0, 0, 0).pack())} bytes" in PAGE
+    assert f"envelope of {len(Envelope(0, Stream.CONTROL, 0, 0, 0).pack())} bytes" in PAGE
     assert frame.MAGIC.decode() in PAGE
     assert PING_INTERVAL_S == 0.5
     for kind in (*NoticeKind, *BounceReason):

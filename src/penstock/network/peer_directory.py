@@ -96,7 +96,8 @@ class PeerDirectory:
         if (peer.node, peer.epoch) != (node, epoch):
             raise Untrusted(f"Node '{peer.node}' answered a question to '{node}'.")
         sealed = Sealed(greeting.envelope, greeting.body)
-        if read_envelope(sealed.envelope)[:2] != (RECORD, epoch):
+        envelope = read_envelope(sealed.envelope)
+        if (envelope.kind, envelope.sender) != (RECORD, epoch):
             raise MalformedMessage(f"The answer of '{node}' has no record.")
         self._store_record(node, epoch, self._keyring.open(node, sealed))
 

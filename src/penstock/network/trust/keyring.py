@@ -30,23 +30,25 @@ from msgspec import Meta
 
 from penstock.errors import ConfigError, DamagedMessage, MalformedMessage, Untrusted
 from penstock.network.router import is_node_id, unreachable
+from penstock.network.stream import Stream
 from penstock.network.trust.certificates import load_certificate, load_der, load_identity, node_name, public_key, verify
 from penstock.network.trust.revocations import NO_REVOCATIONS, Revocations
 
 CARD_MARK = b"penstock card 1\n"  # signed with the card, so that the signature can be used for nothing else
-KEY_MARK = b"penstock keys 1\n"
+KEY_MARK = b"penstock keys 2\n"  # counts the versions of the envelope and of what is sealed
 MAX_CARD_BYTES = 16 << 10
 MAX_NODES = 4096
 MAX_EPOCHS_PER_NODE = 4  # the latest: a node may have been restarted, or started twice by mistake
-REPLAY_WINDOW = 1024  # messages may overtake each other by that many, when a new link is faster than the old one
+REPLAY_WINDOW = 1024  # messages of a stream may overtake each other by that many, when a new link is faster than the old one
 
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Envelope(NamedTuple):
-    """The unencrypted part of a sealed message, authenticated by the seal. The sender never uses a number twice."""
+    """The unencrypted part of a sealed message, authenticated by the seal. The sender uses a number once for each stream."""
 
     kind: int
+    stream: Stream
     sender: int  # its epoch
     receiver: int  # its epoch
     number: int
@@ -55,7 +57,8 @@ class Envelope(NamedTuple):
         return _ENVELOPE.pack(*self)
 
 
-_ENVELOPE = struct.Struct(">BQQQ")
+_ENVELOPE = struct.Struct(">BBQQQ")
+_NONCE = struct.Struct(">IQ")  # stream and number
 
 
 class Sealed(NamedTuple):
@@ -65,8 +68,14 @@ class Sealed(NamedTuple):
 
 def read_envelope(data: bytes) -> Envelope:
     if len(data) != _ENVELOPE.size:
-        raise MalformedMessage(f"The envelope of a message has {len(data)} bytes instead of {_ENVELOPE.size}.")
-    return Envelope(*_ENVELOPE.unpack(data))
+        raise MalformedMessage(
+            f"The envelope of a message has {len(data)} bytes instead of {_ENVELOPE.size}; its sender may run another version."
+        )
+    kind, stream, sender, receiver, number = _ENVELOPE.unpack(data)
+    try:
+        return Envelope(kind, Stream(stream), sender, receiver, number)
+    except ValueError:
+        raise MalformedMessage(f"A message has the unknown stream {stream}; its sender may run another version.") from None
 
 
 class Cipher(Protocol):
@@ -76,16 +85,9 @@ class Cipher(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class KnownPeer:
-    """A session that showed a valid card, and the ciphers to write to it and to read from it."""
+class ReplayWindow:
+    """The numbers that were received lately on one stream."""
 
-    node: str
-    epoch: int
-    card: bytes = field(repr=False)
-    session_key: bytes = field(repr=False)
-    certificate: x509.Certificate | None = field(repr=False)
-    outgoing: Cipher = field(repr=False)
-    incoming: Cipher = field(repr=False)
     _newest: int = -1
     _seen: int = 0  # one bit for each number in the window
 
@@ -102,6 +104,26 @@ class KnownPeer:
         return True
 
 
+@dataclass(slots=True, eq=False)
+class KnownPeer:
+    """A session that showed a valid card, and the ciphers to write to it and to read from it.
+
+    sent: the last number that was used for it, by stream.
+    """
+
+    node: str
+    epoch: int
+    card: bytes = field(repr=False)
+    session_key: bytes = field(repr=False)
+    certificate: x509.Certificate | None = field(repr=False)
+    outgoing: Cipher = field(repr=False)
+    incoming: Cipher = field(repr=False)
+    sent: dict[Stream, int] = field(default_factory=dict, repr=False)
+    received: dict[Stream, ReplayWindow] = field(
+        default_factory=lambda: {stream: ReplayWindow() for stream in Stream}, repr=False
+    )
+
+
 class Keyring(ABC):
     """What open and closed networks share: the sessions that were met, and message numbers. Thread-safe."""
 
@@ -110,7 +132,7 @@ class Keyring(ABC):
         self.epoch = epoch
         self._lock = threading.Lock()
         self._met: dict[str, dict[int, KnownPeer]] = {}
-        self._number = 0  # shared by all keys, so that none is ever used twice with the same number
+        self._highest = 0  # number of all: a session that is forgotten and met again has the same keys, and must not start anew
 
     @abstractmethod
     def card(self) -> bytes:
@@ -150,22 +172,24 @@ class Keyring(ABC):
                 del epochs[earliest]
             if peer.node not in self._met and len(self._met) >= MAX_NODES:
                 del self._met[next(name for name in self._met if name != self.node)]
+            peer.sent = dict.fromkeys(Stream, self._highest)
             self._met.setdefault(peer.node, epochs)[peer.epoch] = peer
             return peer
 
     def has_met(self, node: str, epoch: int) -> bool:
         return epoch in self._met.get(node, ())
 
-    def seal(self, node: str, epoch: int, kind: int, data: bytes) -> Sealed:
+    def seal(self, node: str, epoch: int, kind: int, data: bytes, stream: Stream = Stream.CONTROL) -> Sealed:
         """Encrypt a message for one session. Raises Unreachable if it was not met."""
         with self._lock:
             peer = self._met.get(node, {}).get(epoch)
             if peer is None:
                 raise unreachable(node)
-            self._number += 1
-            number = self._number
-        envelope = Envelope(kind, self.epoch, epoch, number).pack()
-        return Sealed(envelope, peer.outgoing.encrypt(_nonce(number), data, envelope))
+            number = peer.sent[stream] = peer.sent[stream] + 1
+            self._highest = max(self._highest, number)
+        envelope = Envelope(kind, stream, self.epoch, epoch, number)
+        packed = envelope.pack()
+        return Sealed(packed, peer.outgoing.encrypt(_nonce(envelope), data, packed))
 
     def open(self, node: str, sealed: Sealed) -> bytes:
         """Decrypt what `node` sealed for this session. Raises BadMessage."""
@@ -174,11 +198,11 @@ class Keyring(ABC):
         if peer is None or envelope.receiver != self.epoch:
             raise MalformedMessage(f"A message from '{node}' is from an unknown epoch of it, or for another epoch of this node.")
         try:
-            data = peer.incoming.decrypt(_nonce(envelope.number), sealed.body, sealed.envelope)
+            data = peer.incoming.decrypt(_nonce(envelope), sealed.body, sealed.envelope)
         except InvalidTag:
             raise DamagedMessage(f"A message from '{node}' was not sealed by it, or was damaged in transit.") from None
         with self._lock:
-            if not peer.is_new(envelope.number):
+            if not peer.received[envelope.stream].is_new(envelope.number):
                 raise MalformedMessage(f"A message from '{node}' was received twice.")
         return data
 
@@ -205,8 +229,8 @@ class Keyring(ABC):
             return out
 
 
-def _nonce(number: int) -> bytes:
-    return number.to_bytes(12, "big")
+def _nonce(envelope: Envelope) -> bytes:
+    return _NONCE.pack(envelope.stream, envelope.number)
 
 
 # ---- an open network ----
