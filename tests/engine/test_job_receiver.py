@@ -1,6 +1,9 @@
-"""JobReceiver: what becomes of a NetworkJob whose checksum is wrong."""
+"""JobReceiver: what becomes of a NetworkJob whose checksum is wrong, and of messages that several threads bring."""
 
 from __future__ import annotations
+
+import contextlib
+import threading
 
 import pytest
 
@@ -36,3 +39,28 @@ def test_a_damaged_job_is_not_run_and_its_origin_computes_the_tokens_again(hop: 
     assert asked.job.sequences[0].attempt == 1, "begun again from the last token that had passed all stages"
     assert isinstance(asked.final, JobDone)
     world.finish()  # compares the tokens with those of an undisturbed run
+
+
+class SharedCounts(dict[str, int]):
+    """Lets two threads read a count before either writes, unless they take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._both = threading.Barrier(2)
+
+    def get(self, key: str, default: int = 0) -> int:  # type: ignore[override]
+        found = super().get(key, default)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self._both.wait(0.2)
+        return found
+
+
+def test_bad_messages_of_two_streams_are_both_counted() -> None:
+    node = World(Place("a", ((0, 4),), ends=True), Place("b", ()))["a"]
+    node.engine.stats.refused = SharedCounts()
+    threads = [threading.Thread(target=node.receiver.on_message, args=("b", b"nonsense")) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert dict(node.engine.stats.refused) == {"malformed_message": 2}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import Unreachable
+from penstock.network.stream import Stream
 from tests.network.faults import FaultyRouter
 
 
@@ -18,6 +19,7 @@ class Recorder:
     def __init__(self) -> None:
         self.arrived: list[int] = []
         self.raw: list[bytes] = []
+        self.streams: list[Stream] = []
         self.dead = self.closed = False
 
     def start(self, on_message: object, on_change: object) -> None: ...
@@ -27,9 +29,10 @@ class Recorder:
     def records(self) -> dict[str, bytes]:
         return {"kitchen": b"record"}
 
-    def send(self, node: str, data: bytes) -> None:
+    def send(self, node: str, data: bytes, stream: Stream = Stream.DATA) -> None:
         if self.dead:
             raise Unreachable(node)
+        self.streams.append(stream)
         self.raw.append(data)
         self.arrived.append(int.from_bytes(data[:4], "big"))
 
@@ -93,6 +96,16 @@ def test_corruption_changes_every_message_that_it_hits(sent_through: Callable[..
     changed = [raw != number.to_bytes(4, "big") for number, raw in enumerate(inner.raw)]
     assert sum(changed) == faulty.counts["corrupted"] > 0
     assert all(len(raw) == 4 for raw in inner.raw)
+
+
+def test_a_message_stays_on_its_stream(sent_through: Callable[..., Sent]) -> None:
+    inner, faulty = sent_through(delay=1.0)
+    faulty.send("attic", b"\0\0\0\7", Stream.CONTROL)
+    deadline = time.monotonic() + 30
+    while len(inner.arrived) < COUNT + 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert inner.streams == [Stream.DATA] * COUNT + [Stream.CONTROL]
 
 
 def test_a_seed_repeats_itself(sent_through: Callable[..., Sent]) -> None:

@@ -17,6 +17,7 @@ import pytest
 from penstock.errors import Unreachable
 from penstock.network import isolation as solitude
 from penstock.network.peer_directory import RECORD, PeerDirectory
+from penstock.network.stream import Stream
 from penstock.network.trust import certificates, revocations
 from penstock.network.zenoh_router import ZenohRouter
 from penstock.network.zenoh_session import session_settings
@@ -67,7 +68,7 @@ class Session:
         self.reply_as = ""  # which life it says that it is, when everybody is asked
         self._declared = [
             self.zenoh.declare_subscriber("**", self._keep_letter),
-            self.zenoh.declare_subscriber(f"{self.root}/inbox/*/*", self._keep_letter),
+            self.zenoh.declare_subscriber(f"{self.root}/inbox/*/*/*", self._keep_letter),
             self.zenoh.liveliness().declare_subscriber("**", self._keep_life, history=True),
             self.zenoh.declare_queryable(f"{self.root}/meet/**", self._keep_question),
         ]
@@ -90,8 +91,8 @@ class Session:
     def declare(self, node: str, epoch: int) -> None:
         self._declared.append(self.zenoh.liveliness().declare_token(f"{self.root}/alive/{node}/{epoch}"))
 
-    def put(self, destination: str, sender: str, body: bytes, envelope: bytes = b"") -> None:
-        self.zenoh.put(f"{self.root}/inbox/{destination}/{sender}", body, attachment=envelope)
+    def put(self, destination: str, sender: str, body: bytes, envelope: bytes = b"", stream: str = "control") -> None:
+        self.zenoh.put(f"{self.root}/inbox/{destination}/{stream}/{sender}", body, attachment=envelope)
 
     def ask(self, selector: str, question: bytes = b"") -> list[bytes]:
         from zenoh import QueryTarget
@@ -159,7 +160,7 @@ def test_an_outsider_gets_nothing_and_is_not_seen(tmp_path: Path, protocol: str,
         assert outsider.ask("meet/**", b"") == []
         exchange(a, b, b"after it")
         assert outsider.lives <= {"c/1"}, "its own"
-        assert [key for key, _, _ in outsider.letters if not key.endswith("inbox/a/b")] == []
+        assert [key for key, _, _ in outsider.letters if not key.endswith("inbox/a/control/b")] == []
         assert {body for _, _, body in outsider.letters} <= {b"I am b"}, "its own"
         assert {sender for sender, _ in a.received} == {"b"}
         assert (a.router.refused(), b.router.refused()) == ({}, {}), "nothing of it got through"
@@ -197,8 +198,10 @@ def test_an_insider_cannot_speak_for_another(world: World) -> None:
     keyring.meet(cards["a"])
     before, had = dict(a.router.records()), list(a.received)
 
-    for key, envelope, body in list(insider.letters):  # all that it has heard, again
-        insider.put(*key.split("/")[-2:], body, envelope)
+    for key, envelope, body in list(insider.letters):  # all that it has heard, again, and on all streams
+        destination, _, sender = key.split("/")[-3:]
+        for stream in Stream:
+            insider.put(destination, sender, body, envelope, stream.name.lower())
     for data in (b"", b"I am b", bytes(2 << 20)):
         for kind in (0, RECORD):
             insider.put("a", "b", data)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,7 @@ from penstock.errors import BadMessage, ConfigError, PenstockError, Untrusted
 from penstock.network.blocklist import Blocklist
 from penstock.network.peer_directory import COUNTER, MAX_RECORD_BYTES, RECORD, PeerDirectory
 from penstock.network.roster import MAX_RETRY_S, RESEND_INTERVAL_S, Issue, Roster
+from penstock.network.stream import Stream
 from penstock.network.trust.keyring import Keyring, OpenKeyring, Sealed
 from tests.network.certificates import Authority, Papers
 
@@ -236,7 +240,41 @@ def test_after_one_question_both_can_write_and_the_asker_has_the_record(authorit
     a.sees(b)
     a.asks(b)
     assert a.roster.records()["b"] == b.record
-    assert b.known.open("a", a.known.seal("b", b"hello")) == b"hello"
+    assert b.known.open("a", a.known.seal("b", b"hello", Stream.DATA), Stream.DATA) == b"hello"
+
+
+def test_a_message_that_arrives_on_the_wrong_stream_is_refused(authority: Authority) -> None:
+    a, b = member(authority, "a"), member(authority, "b")
+    a.sees(b)
+    a.asks(b)
+    sealed = a.known.seal("b", b"hello", Stream.DATA)
+    for wrong in (Stream.CONTROL, Stream.BULK):
+        with pytest.raises(BadMessage, match="wrong stream"):
+            b.known.open("a", sealed, wrong)
+    assert b.known.open("a", sealed, Stream.DATA) == b"hello"
+
+
+class SharedCounts(Counter[str]):
+    """Lets two threads read a count before either writes, unless they take turns."""
+
+    both = threading.Barrier(2)
+
+    def __getitem__(self, key: str) -> int:
+        found = super().__getitem__(key)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.both.wait(0.2)
+        return found
+
+
+def test_what_two_threads_refuse_is_all_counted(authority: Authority) -> None:
+    a = member(authority, "a")
+    a.known.refused = SharedCounts()
+    threads = [threading.Thread(target=a.known.refuse, args=(Untrusted("no"),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert a.known.refused == {"untrusted": 2}
 
 
 def test_a_record_is_sent_again_until_there_is_a_receipt(authority: Authority) -> None:

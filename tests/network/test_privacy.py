@@ -27,6 +27,7 @@ from penstock.model.sources import DEFAULT_MODEL
 from penstock.network.codec import encode
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.network.router import OnChange, OnMessage
+from penstock.network.stream import Stream
 from penstock.peers.membership import Membership
 from penstock.pipes.model_manager import ModelManager
 from tests.engine.node import Place
@@ -160,9 +161,9 @@ class ListeningRouter:
     def records(self) -> Mapping[str, bytes]:
         return self._router.records()
 
-    def send(self, node: str, data: bytes) -> None:
+    def send(self, node: str, data: bytes, stream: Stream = Stream.DATA) -> None:
         self.left.append(data)
-        self._router.send(node, data)
+        self._router.send(node, data, stream)
 
     def refused(self) -> Mapping[str, int]:
         return self._router.refused()

@@ -16,7 +16,7 @@ from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, P
 from penstock.engine.routing.route_health import PING_INTERVAL_S
 from penstock.network import codec, frame
 from penstock.network.router import MAX_MESSAGE_BYTES, MAX_RECORD_BYTES
-from penstock.network.stream import Stream
+from penstock.network.stream import STREAMS, Stream
 from penstock.network.trust.keyring import Envelope
 
 PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text(encoding="utf-8")
@@ -66,6 +66,13 @@ def test_sizes_versions_and_names_are_those_of_the_code() -> None:
     assert PING_INTERVAL_S == 0.5
     for kind in (*NoticeKind, *BounceReason):
         assert kind.name in PAGE
+
+
+def test_each_message_travels_on_the_stream_that_the_page_says() -> None:
+    rows = dict(re.findall(r"^\| (CONTROL|DATA|BULK) \| ([^|]+) \|", PAGE, flags=re.MULTILINE))
+    for stream in (Stream.DATA, Stream.BULK):
+        assert {kind.__name__ for kind, found in STREAMS.items() if found is stream} == set(re.findall(r"\w+", rows[stream.name]))
+    assert rows[Stream.CONTROL.name] == "all other messages"
 
 
 def test_the_sizes_of_the_examples_are_right() -> None:

@@ -80,6 +80,25 @@ def test_something_that_is_no_router_is_an_error_that_says_what_it_lacks(package
         make_router(named("half"), "one", 1)
 
 
+def test_a_router_that_knows_no_streams_is_an_error_that_says_so(package) -> None:
+    package(
+        "old",
+        "old_router:OldRouter",
+        old_router="""
+from penstock.network.in_process import Hub, InProcessRouter
+
+class OldRouter(InProcessRouter):
+    def __init__(self, config, node_id, epoch):
+        super().__init__(Hub(), node_id)
+
+    def send(self, node, data):
+        super().send(node, data)
+""",
+    )
+    with pytest.raises(ConfigError, match=r"\(old_router:OldRouter\) cannot be used: its send takes no stream"):
+        make_router(named("old"), "one", 1)
+
+
 def test_a_name_that_two_packages_use_is_an_error_that_names_both(package) -> None:
     package("zenoh", "my_zenoh:Router", my_zenoh="Router = None")
     with pytest.raises(ConfigError, match=r"my_zenoh:Router and penstock\.network\.zenoh_router:ZenohRouter"):

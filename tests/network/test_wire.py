@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 
-from penstock.domain.messages import Message, Ping
+from penstock.domain.messages import AskWeights, Bounce, BounceReason, Message, Ping, WeightsPart
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob
 from penstock.errors import MalformedMessage, Unreachable
+from penstock.network import wire as wire_module
 from penstock.network.codec import decode
+from penstock.network.stream import Stream, stream_of
 from penstock.network.wire import Traffic, Wire
 from tests.network.messages import decode_job
 
@@ -31,14 +34,14 @@ def wait_until(true: Callable[[], object], seconds: float = 30.0) -> None:
 
 
 class FakeRouter:
-    """Nodes in `dead` cannot be reached; sending to those in `stuck` waits until it is let go."""
+    """Nodes in `dead` cannot be reached; sending to those in `stuck`, or on a stream there, waits until it is let go."""
 
     node_id = "kitchen"
 
     def __init__(self) -> None:
         self.arrived: dict[str, list[Message]] = {}
         self.dead: set[str] = set()
-        self.stuck: dict[str, threading.Event] = {}
+        self.stuck: dict[str | tuple[str, Stream], threading.Event] = {}
         self.entered: list[str] = []
         self.broken = False
 
@@ -49,15 +52,18 @@ class FakeRouter:
     def records(self) -> Mapping[str, bytes]:
         return {}
 
-    def send(self, node: str, data: bytes) -> None:
+    def send(self, node: str, data: bytes, stream: Stream = Stream.DATA) -> None:
         self.entered.append(node)
         if self.broken:
             raise RuntimeError("a defect")
         if node in self.dead:
             raise Unreachable(f"{node} is gone")
-        if node in self.stuck:
-            self.stuck[node].wait()
-        self.arrived.setdefault(node, []).append(decode(data))
+        for place in (node, (node, stream)):
+            if place in self.stuck:
+                self.stuck[place].wait()
+        message = decode(data)
+        assert stream is stream_of(message)
+        self.arrived.setdefault(node, []).append(message)
 
     def close(self) -> None: ...
 
@@ -148,15 +154,16 @@ def test_what_does_not_fit_is_told_and_counted(wire: Wire, router: FakeRouter, l
 
 def test_hidden_states_that_wait_are_bounded_in_bytes(wire: Wire, router: FakeRouter, lost: Lost) -> None:
     router.stuck["attic"] = threading.Event()
-    wire.send("attic", ping(0))
-    wait_until(lambda: router.entered)
     job = decode_job(1, 1024)  # 4096 bytes
+    wire.send("attic", job)
+    wait_until(lambda: router.entered)
     for _ in range(3):
         wire.send("attic", job)
     assert lost == [("attic", job)]
-    wire.send("attic", ping(1))  # small ones still fit
+    small = replace(job, spans=[], hidden=None)
+    wire.send("attic", small)  # this still fits
     router.stuck["attic"].set()
-    wait_until(lambda: router.arrived.get("attic") == [ping(0), job, job, ping(1)])
+    wait_until(lambda: router.arrived.get("attic") == [job, job, job, small])
     wire.send("attic", job)
     wait_until(lambda: len(router.arrived["attic"]) == 5)
 
@@ -184,7 +191,6 @@ def test_bytes_are_counted_per_node(wire: Wire, router: FakeRouter) -> None:
     from penstock.network.codec import encode
 
     wire.send("attic", ping(0))
-    wait_until(lambda: wire.waiting("attic") == 0)  # beside anything else, the next would be too much to wait
     wire.send("attic", decode_job())
     size = len(encode(ping(0))) + len(encode(decode_job()))
     wait_until(lambda: wire.traffic().get("attic") == Traffic(sent=2, sent_bytes=size))
@@ -234,6 +240,69 @@ def test_the_sender_may_send_again_when_it_is_told_of_a_loss(router: FakeRouter)
     wire.close()
 
 
+# ---- streams ----
+
+
+@pytest.mark.parametrize(
+    "message, stream",
+    [
+        (ping(0), Stream.CONTROL),
+        (Bounce(ROUTE, 0, BounceReason.FLOOD), Stream.CONTROL),
+        (AskWeights(0, "m", "", "manifest", 0, 1), Stream.CONTROL),
+        (decode_job(), Stream.DATA),
+        (WeightsPart(0, 0, 1, data=b"x"), Stream.BULK),
+    ],
+)
+def test_each_message_has_its_stream(message: Message, stream: Stream) -> None:
+    assert stream_of(message) is stream
+
+
+@pytest.mark.parametrize("stuck", [Stream.DATA, Stream.BULK])
+def test_a_stuck_stream_holds_up_no_other_stream_to_the_same_node(
+    wire: Wire, router: FakeRouter, lost: Lost, stuck: Stream
+) -> None:
+    router.stuck["attic", stuck] = threading.Event()
+    by_stream = {Stream.CONTROL: ping(0), Stream.DATA: decode_job(1, 64), Stream.BULK: WeightsPart(0, 0, 1, data=b"x")}
+    for _ in range(3):
+        for message in by_stream.values():
+            wire.send("attic", message)
+    others = [stream for stream in Stream if stream is not stuck]
+    wait_until(lambda: len(router.arrived.get("attic", [])) == 6)
+    for stream in others:
+        assert router.arrived["attic"].count(by_stream[stream]) == 3
+    wait_until(lambda: wire.waiting("attic") == 3)
+    router.stuck["attic", stuck].set()
+    wait_until(lambda: wire.traffic()["attic"].sent == 9)
+    assert wire.waiting("attic") == 0
+    assert lost == []
+
+
+def test_a_full_stream_takes_no_room_of_others(wire: Wire, router: FakeRouter, lost: Lost) -> None:
+    router.stuck["attic", Stream.DATA] = threading.Event()
+    wire.send("attic", decode_job())
+    wait_until(lambda: router.entered)
+    for _ in range(9):
+        wire.send("attic", replace(decode_job(), spans=[], hidden=None))
+    assert len(lost) == 1
+    for number in range(8):
+        wire.send("attic", ping(number))
+    wait_until(lambda: router.arrived.get("attic") == [ping(number) for number in range(8)])
+    assert len(lost) == 1
+
+
+def test_names_without_number_cost_a_bounded_number_of_threads(
+    router: FakeRouter, lost: Lost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_module, "MAX_OUTBOXES", 4)
+    wire = Wire(router, on_lost=lambda node, message: lost.append((node, message)))
+    for number in range(6):
+        wire.send(f"node-{number}", ping(number))
+    assert lost == [("node-4", ping(4)), ("node-5", ping(5))]
+    wire.send("node-0", ping(7))
+    wait_until(lambda: router.arrived.get("node-0") == [ping(0), ping(7)])
+    wire.close()
+
+
 # ---- ending ----
 
 
@@ -241,7 +310,7 @@ def test_an_outbox_that_nobody_uses_ends_and_comes_back(router: FakeRouter) -> N
     wire = Wire(router, idle=0.01)
     for number in range(3):
         wire.send("idle-node", ping(number))
-        wait_until(lambda: "outbox to idle-node" not in outboxes())
+        wait_until(lambda: "outbox to idle-node (control)" not in outboxes())
     assert router.arrived["idle-node"] == [ping(number) for number in range(3)]
     assert wire.traffic()["idle-node"].sent == 3
     wire.close()

@@ -28,7 +28,7 @@ MAX_TRANSFER_S = 3600.0
 
 
 class JobReceiver:
-    """Runs on the network's thread.
+    """Runs on threads of the network, one for each stream: `on_message` may be called by several at once.
 
     decode: checks length, version, checksum and shape before anything else is read.
     engines: by model; may grow at any time.

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 from penstock.errors import ConfigError, PenstockError, Unreachable
 from penstock.network.router import MAX_RECORD_BYTES, Router
+from penstock.network.stream import Stream
 
 TIMEOUT_S = 40.0  # long, because a busy machine is no failure
 BAD_NAMES = ("", "a/b", "*", "a*", "$*", "a#b", "a?b", "@a", "-a", ".a", "a b", "ä", "a" * 65, "a\n")
@@ -228,6 +229,77 @@ class RouterConformance:
         assert three.has_from("one") == sent
         assert three.has_from("two") == sent
         assert len(three.receiving_threads) == 1
+
+    def test_each_stream_keeps_its_order_on_one_thread(self) -> None:
+        one, two = self.network.join("one", b"1"), self.network.make("two")
+        received: dict[str, list[bytes]] = {stream.name: [] for stream in Stream}
+        threads: dict[str, set[int]] = {stream.name: set() for stream in Stream}
+
+        def take(sender: str, data: bytes) -> None:
+            name, _, message = data.partition(b":")
+            received[name.decode()].append(message)
+            threads[name.decode()].add(threading.get_ident())
+
+        two.publish(b"2")
+        two.start(take, lambda: None)
+        wait_for(lambda: one.sees("one", "two"), "two")
+        sent = [b"%d:" % number + os.urandom(number * 1000) for number in range(100)]
+
+        def send_all(stream: Stream) -> None:
+            for data in sent:
+                one.router.send("two", stream.name.encode() + b":" + data, stream)
+
+        senders = [threading.Thread(target=send_all, args=(stream,)) for stream in Stream]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join()
+        wait_for(lambda: all(len(messages) == len(sent) for messages in received.values()), "all messages")
+        assert received == {stream.name: sent for stream in Stream}
+        assert [len(found) for found in threads.values()] == [1] * len(Stream)
+
+    def test_a_slow_receiver_of_data_holds_up_no_control_message(self) -> None:
+        self._check_independent(slow=Stream.DATA, other=Stream.CONTROL)
+
+    def test_a_slow_receiver_of_bulk_holds_up_no_control_message(self) -> None:
+        self._check_independent(slow=Stream.BULK, other=Stream.CONTROL)
+
+    def test_a_slow_receiver_of_bulk_holds_up_no_data(self) -> None:
+        self._check_independent(slow=Stream.BULK, other=Stream.DATA)
+
+    def _check_independent(self, slow: Stream, other: Stream) -> None:
+        """A node that hangs over a message of one stream, while more of them are poured, still takes messages of the other."""
+        one, two = self.network.join("one", b"1"), self.network.make("two")
+        received: list[bytes] = []
+        hanging, release = threading.Event(), threading.Event()
+
+        def take(sender: str, data: bytes) -> None:
+            if data.startswith(b"slow"):
+                hanging.set()
+                release.wait(TIMEOUT_S)
+            received.append(data)
+
+        two.publish(b"2")
+        two.start(take, lambda: None)
+        wait_for(lambda: one.sees("one", "two"), "two")
+        poured = [b"slow %d" % number + bytes(1 << 20) for number in range(32)]
+
+        def pour() -> None:
+            for data in poured:
+                one.router.send("two", data, slow)
+
+        pouring = threading.Thread(target=pour)
+        pouring.start()
+        try:
+            wait_for(hanging.is_set, "the first message")
+            quick = [b"%d" % number for number in range(20)]
+            for data in quick:
+                one.router.send("two", data, other)
+            wait_for(lambda: received == quick, f"messages of {other.name}, past those of {slow.name}")
+        finally:
+            release.set()
+            pouring.join()
+        wait_for(lambda: received == quick + poured, f"messages of {slow.name}")
 
     def test_large_messages_arrive_whole(self) -> None:
         one, two = self.network.join("one", b"1"), self.network.join("two", b"2")

@@ -11,6 +11,9 @@ from types import MappingProxyType
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError
 from penstock.network.router import ChangeNotifier, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
+from penstock.network.stream import Stream
+
+Inbox = queue.SimpleQueue[tuple[str, bytes] | None]  # sender and data; None ends it
 
 logger = logging.getLogger("penstock.network")
 
@@ -74,10 +77,10 @@ class InProcessRouter:
     def __init__(self, hub: Hub, node_id: str) -> None:
         self._hub = hub
         self._node_id = check_node_id(node_id)
-        self._inbox: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
+        self._inboxes: dict[Stream, Inbox] = {stream: queue.SimpleQueue() for stream in Stream}
         self._record: bytes | None = None
         self._notifier: ChangeNotifier | None = None
-        self._receiver: threading.Thread | None = None
+        self._receivers: list[threading.Thread] = []
         self._closed = False
 
     @property
@@ -85,13 +88,13 @@ class InProcessRouter:
         return self._node_id
 
     def start(self, on_message: OnMessage, on_change: OnChange) -> None:
-        assert self._receiver is None and not self._closed, "a router starts once"
+        assert not self._receivers and not self._closed, "a router starts once"
         self._hub.join(self)
         self._notifier = ChangeNotifier(on_change, f"network-changes-{self._node_id}")
-        self._receiver = threading.Thread(
-            target=self._receive, args=(on_message,), name=f"network-inbox-{self._node_id}", daemon=True
-        )
-        self._receiver.start()
+        for stream, inbox in self._inboxes.items():
+            name = f"network-{stream.name.lower()}-{self._node_id}"
+            self._receivers.append(threading.Thread(target=self._receive, args=(inbox, on_message), name=name, daemon=True))
+            self._receivers[-1].start()
         if self._record is not None:
             self._hub.publish(self, self._record)
 
@@ -102,11 +105,11 @@ class InProcessRouter:
     def records(self) -> Mapping[str, bytes]:
         return self._hub.records() if self._hub.has(self) else MappingProxyType({})
 
-    def send(self, node: str, data: bytes) -> None:
+    def send(self, node: str, data: bytes, stream: Stream = Stream.DATA) -> None:
         other = self._hub.find(node)
         if other is None or not self._hub.has(self):
             raise unreachable(node)
-        other.deliver(self._node_id, data)
+        other.deliver(self._node_id, data, stream)
 
     def refused(self) -> Mapping[str, int]:
         return {}
@@ -116,23 +119,24 @@ class InProcessRouter:
             return
         self._closed = True
         self._hub.leave(self)
-        self._inbox.put(None)
+        for inbox in self._inboxes.values():
+            inbox.put(None)
         if self._notifier is not None:
             self._notifier.stop()
-        if self._receiver is not None:
-            join(self._receiver)
+        for receiver in self._receivers:
+            join(receiver)
 
     # ---- for the hub ----
 
-    def deliver(self, sender: str, data: bytes) -> None:
-        self._inbox.put((sender, data))
+    def deliver(self, sender: str, data: bytes, stream: Stream) -> None:
+        self._inboxes[stream].put((sender, data))
 
     def notify(self) -> None:
         if self._notifier is not None:
             self._notifier.notify()
 
-    def _receive(self, on_message: OnMessage) -> None:
-        while (message := self._inbox.get()) is not None:
+    def _receive(self, inbox: Inbox, on_message: OnMessage) -> None:
+        while (message := inbox.get()) is not None:
             if not self._hub.has(self):
                 continue  # left in the inbox of a node that was killed
             try:

@@ -31,6 +31,7 @@ from penstock.network.blocklist import Blocklist
 from penstock.network.log_throttle import LogThrottle
 from penstock.network.roster import Issue, Roster
 from penstock.network.router import MAX_RECORD_BYTES
+from penstock.network.stream import Stream
 from penstock.network.trust.keyring import MAX_CARD_BYTES, Keyring, Sealed, read_envelope
 from penstock.network.trust.revocations import MAX_LIST_BYTES
 
@@ -74,6 +75,7 @@ class PeerDirectory:
         self._on_revoked = on_revoked
         self._clock = clock
         self._revoking = threading.Lock()
+        self._counting = threading.Lock()
         self.refused: Counter[str] = Counter()
         self._throttle = LogThrottle(clock)
 
@@ -114,16 +116,21 @@ class PeerDirectory:
 
     # ---- sealed messages ----
 
-    def seal(self, node: str, data: bytes) -> Sealed:
+    def seal(self, node: str, data: bytes, stream: Stream) -> Sealed:
         """Seal a message for the current session of `node`. Raises Unreachable."""
         epoch = self._roster.current_epoch(node)
-        return self._keyring.seal(node, -1 if epoch is None else epoch, MESSAGE, data)
+        return self._keyring.seal(node, -1 if epoch is None else epoch, MESSAGE, data, stream)
 
-    def open(self, sender: str, sealed: Sealed) -> bytes | None:
-        """Return a message to hand on; None if it was for this directory itself. Raises Untrusted or BadMessage."""
+    def open(self, sender: str, sealed: Sealed, stream: Stream = Stream.CONTROL) -> bytes | None:
+        """Return a message to hand on; None if it was for this directory itself. Raises Untrusted or BadMessage.
+
+        stream: the one that it arrived on, which is not sealed. All that is for this directory itself arrives as CONTROL.
+        """
         envelope = read_envelope(sealed.envelope)
         if envelope.receiver != self._keyring.epoch:
             return None  # for an earlier session of this node
+        if envelope.stream is not stream:
+            raise MalformedMessage(f"A message from '{sender}' arrived on the wrong stream.")
         if not self._keyring.has_met(sender, envelope.sender):
             if self._roster.mark_unproven(sender, envelope.sender):
                 self._on_change()
@@ -221,6 +228,7 @@ class PeerDirectory:
 
     def refuse(self, error: PenstockError) -> None:
         """Count a refused message, and log it now and then: a hostile member must not fill the log."""
-        self.refused[error.code] += 1
-        level = logging.WARNING if self._throttle.should_log() else logging.DEBUG
-        logger.log(level, "refused a message from the network (%d so far): %s", self.refused.total(), error)
+        with self._counting:
+            self.refused[error.code] += 1
+            count, level = self.refused.total(), logging.WARNING if self._throttle.should_log() else logging.DEBUG
+        logger.log(level, "refused a message from the network (%d so far): %s", count, error)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from penstock.config.network import NAME
 from penstock.errors import ConfigError, Unreachable
+from penstock.network.stream import Stream
 
 MAX_RECORD_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 1 << 28  # twice what a NetworkJob has of hidden states
@@ -24,7 +25,7 @@ class Router(Protocol):
 
     docs/router.md has the whole contract, and `penstock.network.conformance` tests it.
 
-    on_message: called on one thread of the router, in order per sender.
+    on_message: called on one thread of the router for each stream, in order per sender and stream.
     on_change: called on another thread when `records` may have changed; several changes may share one call.
 
     Exceptions of these callbacks are logged, and the router goes on.
@@ -45,10 +46,11 @@ class Router(Protocol):
     def records(self) -> Mapping[str, bytes]:
         """Return the newest record of every live node, including this one, as a snapshot that never changes."""
 
-    def send(self, node: str, data: bytes) -> None:
+    def send(self, node: str, data: bytes, stream: Stream = Stream.DATA) -> None:
         """Hand `data` to the wire, waiting while it is full. Raises Unreachable if the node is not live.
 
-        If nothing is raised, it may still not arrive. The caller keeps to MAX_MESSAGE_BYTES.
+        Neither a call that waits nor a slow `on_message` holds up other streams, least of all CONTROL. If nothing is raised,
+        `data` may still not arrive. The caller keeps to MAX_MESSAGE_BYTES.
         """
 
     def refused(self) -> Mapping[str, int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, PenstockError
 from penstock.network.router import Router
+from penstock.network.stream import Stream
 
 GROUP = "penstock.routers"
 OWN = {  # as in pyproject.toml; they are here too for a source tree that is not installed
@@ -35,9 +37,10 @@ def make_router(config: NetworkConfig, node_id: str, epoch: int) -> Router:
     except Exception as error:
         raise _unusable(point, error) from error
     missing = [name for name in _methods() if not hasattr(router, name)]
-    if missing:
+    if missing or not _takes_stream(router):
+        lacks = f"it has no {', '.join(missing)}" if missing else "its send takes no stream"
         raise ConfigError(
-            f"The router '{config.router}' ({point.value}) cannot be used: it has no {', '.join(missing)}.",
+            f"The router '{config.router}' ({point.value}) cannot be used: {lacks}.",
             hint="docs/router.md says what a router must do. Ask those who maintain it for a newer version.",
         )
     return router
@@ -72,6 +75,17 @@ def _unusable(point: EntryPoint, error: Exception) -> ConfigError:
         f"The router '{point.name}' ({point.value}) cannot be loaded: {type(error).__name__}: {error}.",
         hint="Install its package again, or use network.router = 'zenoh'.",
     )
+
+
+def _takes_stream(router: Router) -> bool:
+    """Whether `send` can be called with a stream. Routers made before there were streams cannot."""
+    try:
+        signature(router.send).bind("node", b"", Stream.DATA)
+    except TypeError:
+        return False
+    except ValueError:  # a function that is not written in Python
+        return True
+    return True
 
 
 def _methods() -> list[str]:

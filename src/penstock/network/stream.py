@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 
-from penstock.domain.messages import Message, WeightsPart
+from penstock.domain.messages import Mark, Message, WeightsPart
 from penstock.domain.span import NetworkJob
 
 
@@ -17,7 +17,7 @@ class Stream(IntEnum):
     BULK = 2  # weights, which wait while there is DATA to send
 
 
-STREAMS: Mapping[type, Stream] = {NetworkJob: Stream.DATA, WeightsPart: Stream.BULK}
+STREAMS: Mapping[type, Stream] = {NetworkJob: Stream.DATA, Mark: Stream.DATA, WeightsPart: Stream.BULK}
 
 
 def stream_of(message: Message) -> Stream:

@@ -14,12 +14,13 @@ from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.errors import BadMessage, Unreachable
 from penstock.network.codec import encode
 from penstock.network.router import Router
+from penstock.network.stream import Stream, stream_of
 
 OnLost = Callable[[str, Message], None]
 
-MAX_QUEUED = 1024  # messages per node
-MAX_QUEUED_BYTES = 1 << 28  # per node
-MAX_OUTBOXES = 256  # each has a thread: a hostile peer that makes up names must not cost more of them
+MAX_QUEUED = 1024  # messages per node and stream
+MAX_QUEUED_BYTES = 1 << 28  # per node and stream
+MAX_OUTBOXES = 256 * len(Stream)  # each has a thread: a hostile peer that makes up names must not cost more of them
 IDLE_TIMEOUT_S = 60.0  # after which an unused outbox ends
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ class Traffic:
 
 
 class Wire:
-    """One outbox per destination, each with its own thread: a slow node delays no other, and messages to a node stay in order.
+    """One outbox per destination and stream, each with its own thread: neither a slow node nor a large message delays others.
+    Messages to a node stay in order within their stream.
 
     on_lost: called as `on_lost(node, message)` for a message that does not fit into its outbox or cannot be delivered, on the
         sender's or the outbox's thread. It must be quick. A message may get lost without it being called.
@@ -58,15 +60,16 @@ class Wire:
         self._capacity_bytes = capacity_bytes
         self._idle = idle
         self._lock = threading.Lock()
-        self._outboxes: dict[str, _Outbox] = {}
+        self._outboxes: dict[tuple[str, Stream], _Outbox] = {}
         self._traffic: dict[str, Traffic] = {}
         self._closed = False
 
     def send(self, node: str, message: Message) -> None:
         """Queue a message; never blocks. It must not be changed afterwards: another thread encodes it later."""
+        key = (node, stream_of(message))
         with self._lock:
-            known = node in self._outboxes or len(self._outboxes) < MAX_OUTBOXES
-            taken = known and not self._closed and self._outbox(node).put(message, self._capacity, self._capacity_bytes)
+            known = key in self._outboxes or len(self._outboxes) < MAX_OUTBOXES
+            taken = known and not self._closed and self._outbox(*key).put(message, self._capacity, self._capacity_bytes)
         if not taken:
             self._drop(node, message, "this node is leaving" if self._closed else "its queue is full")
 
@@ -78,8 +81,8 @@ class Wire:
     def waiting(self, node: str) -> int:
         """Count the messages to a node that were not handed to the router yet."""
         with self._lock:
-            outbox = self._outboxes.get(node)
-            return outbox.unsent if outbox else 0
+            outboxes = (self._outboxes.get((node, stream)) for stream in Stream)
+            return sum(outbox.unsent for outbox in outboxes if outbox is not None)
 
     def close(self, timeout: float = 1.0) -> None:
         """Send queued messages for up to `timeout` seconds in all, then drop the rest. Does not wait for a router that hangs."""
@@ -101,19 +104,20 @@ class Wire:
 
     # ---- outboxes; changed only under the lock ----
 
-    def _outbox(self, node: str) -> _Outbox:
-        if node not in self._outboxes:
-            outbox = _Outbox(node, self._lock)
-            outbox.thread = threading.Thread(target=self._run, args=(outbox,), name=f"outbox to {node}", daemon=True)
-            self._outboxes[node] = outbox
+    def _outbox(self, node: str, stream: Stream) -> _Outbox:
+        if (node, stream) not in self._outboxes:
+            outbox = _Outbox(node, stream, self._lock)
+            name = f"outbox to {node} ({stream.name.lower()})"
+            outbox.thread = threading.Thread(target=self._run, args=(outbox,), name=name, daemon=True)
+            self._outboxes[node, stream] = outbox
             outbox.thread.start()
-        return self._outboxes[node]
+        return self._outboxes[node, stream]
 
     def _run(self, outbox: _Outbox) -> None:
         while (message := self._next(outbox)) is not None:
             try:
                 data = self._encode(message)
-                self._router.send(outbox.node, data)
+                self._router.send(outbox.node, data, outbox.stream)
             except (Unreachable, BadMessage) as error:
                 self._drop(outbox.node, message, str(error))
             except Exception as error:  # a bug, but if the thread ended here the whole queue would be stuck
@@ -130,7 +134,7 @@ class Wire:
                 if self._closed or not outbox.more.wait(self._idle):
                     if outbox.messages:
                         continue  # it arrived just as the wait ended
-                    del self._outboxes[outbox.node]
+                    del self._outboxes[outbox.node, outbox.stream]
                     return None
             return outbox.take()
 
@@ -153,12 +157,13 @@ class Wire:
 
 
 class _Outbox:
-    """The queue of one node. `unsent` includes the message that its thread is sending now."""
+    """The queue of one node and stream. `unsent` includes the message that its thread is sending now."""
 
     thread: threading.Thread
 
-    def __init__(self, node: str, lock: threading.Lock) -> None:
+    def __init__(self, node: str, stream: Stream, lock: threading.Lock) -> None:
         self.node = node
+        self.stream = stream
         self.messages: deque[tuple[Message, int]] = deque()
         self.more = threading.Condition(lock)
         self.unsent = 0

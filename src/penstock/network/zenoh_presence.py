@@ -2,9 +2,9 @@
 
 Keys, all under `penstock/<network>/`:
 
-    alive/<node>/<epoch>           a liveliness token; it vanishes with the process, or when its machine is silent for a lease
-    meet/<node>/<epoch>/<asker>    questions to that epoch of a node, which it answers
-    inbox/<destination>/<sender>   sealed messages: the envelope as the attachment, and the body
+    alive/<node>/<epoch>                    a liveliness token; it vanishes with the process, or after a lease of silence
+    meet/<node>/<epoch>/<asker>             questions to that epoch of a node, which it answers
+    inbox/<destination>/<stream>/<sender>   sealed messages: the envelope as the attachment, and the body
 
 Any member of the network can declare and write any of them. PeerDirectory decides what to believe.
 """
@@ -17,16 +17,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.network.log_throttle import LogThrottle
 from penstock.network.router import is_node_id, join, unreachable
+from penstock.network.stream import Stream
 from penstock.network.trust.keyring import Sealed
 
 if TYPE_CHECKING:
     from zenoh import Publisher, Query, Reply, Sample
 
-INBOX_DEPTH = 4096  # messages; a full inbox would stall the link and everything else that the sender sends
+INBOX_DEPTH = 4096  # messages of a stream; a full inbox would stall the link and everything else that the sender sends
 EVENTS_DEPTH = 1024
 ANSWER_TIMEOUT_S = 2.0
 SUBSCRIBER_TIMEOUT_S = 2.0  # for the inbox of a node that has just appeared
@@ -49,9 +51,10 @@ class Address(NamedTuple):
 
 
 class PresenceListener(Protocol):
-    """Receives all that arrives. Each method is called on its own thread; its exceptions are logged, now and then."""
+    """Receives all that arrives. Methods are called on threads of their own; their exceptions are logged, now and then."""
 
-    def on_sealed(self, sender: str, sealed: Sealed) -> None: ...
+    def on_sealed(self, sender: str, stream: Stream, sealed: Sealed) -> None:
+        """Take a sealed message. Each stream has a thread of its own."""
 
     def on_question(self, question: bytes) -> bytes | None: ...
 
@@ -66,7 +69,7 @@ class Presence:
     def __init__(self, session: Any, address: Address) -> None:
         self.session = session
         self._address = address
-        self._publishers: dict[str, Publisher] = {}
+        self._publishers: dict[tuple[str, Stream], Publisher] = {}
         self._connecting = threading.Lock()
         self._ended = threading.Event()
         self._answers: queue.Queue[Reply | None] = queue.Queue(EVENTS_DEPTH)
@@ -78,9 +81,10 @@ class Presence:
         from zenoh.handlers import FifoChannel
 
         session, (root, node, epoch) = self.session, (self._address.root, self._address.node, self._address.epoch)
-        inbox = session.declare_subscriber(f"{root}/inbox/{node}/*", FifoChannel(INBOX_DEPTH))
+        for stream in Stream:
+            inbox = session.declare_subscriber(f"{root}/inbox/{node}/{_key_of(stream)}/*", FifoChannel(INBOX_DEPTH))
+            self._start_reader(_key_of(stream), inbox, partial(self._on_sample, stream, listener))
         questions = session.declare_queryable(f"{root}/meet/{node}/{epoch}/*", FifoChannel(EVENTS_DEPTH))
-        self._start_reader("inbox", inbox, lambda sample: self._on_sample(sample, listener))
         self._start_reader("questions", questions, lambda query: self._on_query(query, listener))
         self._start_reader("answers", iter(self._answers.get, None), lambda reply: self._on_reply(reply, listener))
         self._token = session.liveliness().declare_token(f"{root}/alive/{node}/{epoch}")
@@ -107,13 +111,13 @@ class Presence:
 
     # ---- receiving ----
 
-    def _on_sample(self, sample: Sample, listener: PresenceListener) -> None:
+    def _on_sample(self, stream: Stream, listener: PresenceListener, sample: Sample) -> None:
         sender = str(sample.key_expr).rpartition("/")[2]
         envelope = sample.attachment.to_bytes() if sample.attachment is not None else b""
         if not is_node_id(sender):
             logger.debug("dropped a message without a sender (%.80s)", sample.key_expr)
             return
-        listener.on_sealed(sender, Sealed(envelope, sample.payload.to_bytes()))
+        listener.on_sealed(sender, stream, Sealed(envelope, sample.payload.to_bytes()))
 
     def _on_query(self, query: Query, listener: PresenceListener) -> None:
         with query:  # leaving it tells the asker that no more answers come
@@ -138,7 +142,8 @@ class Presence:
             return
         if sample.kind != SampleKind.PUT:
             with self._connecting:
-                self._publishers.pop(session_id[0], None)
+                for stream in Stream:
+                    self._publishers.pop((session_id[0], stream), None)
         listener.on_liveliness(*session_id, alive=sample.kind == SampleKind.PUT)
 
     def _parse_key(self, key: str, kind: str) -> tuple[str, int] | None:
@@ -168,7 +173,7 @@ class Presence:
         return [(*session_id, answer) for session_id, answer in answers if session_id is not None]
 
     def _get(self, epochs: str, question: bytes, handler: Any) -> Any:
-        from zenoh import ConsolidationMode, QueryTarget
+        from zenoh import ConsolidationMode, Priority, QueryTarget
 
         return self.session.get(
             f"{self._address.root}/meet/{epochs}/{self._address.node}",
@@ -176,6 +181,7 @@ class Presence:
             payload=question,
             target=QueryTarget.ALL,
             consolidation=ConsolidationMode.NONE,
+            priority=Priority.REAL_TIME,  # the answer's too: both would wait for ever behind DATA
             timeout=ANSWER_TIMEOUT_S,
         )
 
@@ -184,13 +190,13 @@ class Presence:
         replies = self.session.liveliness().get(f"{self._address.root}/alive/{node}/*", timeout=ANSWER_TIMEOUT_S)
         return any(reply.ok is not None for reply in replies)
 
-    def put(self, node: str, sealed: Sealed, is_wanted: Callable[[], bool]) -> None:
+    def put(self, node: str, stream: Stream, sealed: Sealed, is_wanted: Callable[[], bool]) -> None:
         """Hand a sealed message to the wire, waiting while it is full. Raises Unreachable.
 
         While `is_wanted` returns true, also waits a moment for the node to subscribe to its inbox.
         """
         try:
-            publisher = self._publisher_to(node)
+            publisher = self._publisher_to(node, stream)
             deadline = time.monotonic() + SUBSCRIBER_TIMEOUT_S
             while not _has_subscriber(publisher):  # without a subscriber the message would be lost silently
                 if time.monotonic() > deadline or self._ended.is_set() or not is_wanted():
@@ -202,15 +208,15 @@ class Presence:
                 raise unreachable(node) from error
             raise
 
-    def _publisher_to(self, node: str) -> Publisher:
-        publisher = self._publishers.get(node)
+    def _publisher_to(self, node: str, stream: Stream) -> Publisher:
+        publisher = self._publishers.get((node, stream))
         if publisher is not None:
             return publisher
         with self._connecting:
-            if node not in self._publishers:
-                key = f"{self._address.root}/inbox/{node}/{self._address.node}"
-                self._publishers[node] = self.session.declare_publisher(key, **_publisher_options())
-            return self._publishers[node]
+            if (node, stream) not in self._publishers:
+                key = f"{self._address.root}/inbox/{node}/{_key_of(stream)}/{self._address.node}"
+                self._publishers[node, stream] = self.session.declare_publisher(key, **_publisher_options(stream))
+            return self._publishers[node, stream]
 
     # ---- closing ----
 
@@ -241,14 +247,22 @@ class Presence:
             join(thread)
 
 
-def _publisher_options() -> dict[str, Any]:
-    """Drop nothing, and send each message at once instead of in batches."""
+def _key_of(stream: Stream) -> str:
+    return stream.name.lower()
+
+
+def _publisher_options(stream: Stream) -> dict[str, Any]:
+    """Drop nothing, and send each message at once instead of in batches.
+
+    Zenoh's priorities are strict, and it closes a link on which a message has waited for too long, also if the link was busy with
+    others. DATA and BULK share one, therefore.
+    """
     from zenoh import CongestionControl, Priority, Reliability
 
     return {
         "reliability": Reliability.RELIABLE,
         "congestion_control": CongestionControl.BLOCK,
-        "priority": Priority.REAL_TIME,
+        "priority": Priority.REAL_TIME if stream is Stream.CONTROL else Priority.DATA_HIGH,
         "express": True,
     }
 

@@ -29,6 +29,7 @@ from penstock.network.router import (
     name_taken,
     unreachable,
 )
+from penstock.network.stream import Stream
 from penstock.network.trust.keyring import ClosedKeyring, Keyring, OpenKeyring, Sealed
 from penstock.network.zenoh_presence import Address, Presence
 from penstock.network.zenoh_session import check_certificates, open_session, with_connected_peers
@@ -259,7 +260,7 @@ class ZenohRouter:
     def _deliver(self, presence: Presence, messages: list[tuple[str, Sealed]]) -> None:
         for node, sealed in messages:
             try:
-                presence.put(node, sealed, lambda: False)
+                presence.put(node, Stream.CONTROL, sealed, lambda: False)
             except Unreachable:
                 pass
             except Exception:
@@ -267,18 +268,18 @@ class ZenohRouter:
 
     # ---- messages ----
 
-    def send(self, node: str, data: bytes) -> None:
+    def send(self, node: str, data: bytes, stream: Stream = Stream.DATA) -> None:
         assert len(data) <= MAX_MESSAGE_BYTES, f"a message of {len(data):,} bytes would close the link"
         presence = self._presence
         if presence is None or self._closing.is_set() or not self._roster.is_live(node):
             raise unreachable(node)
-        presence.put(node, self._directory.seal(node, data), lambda: self._roster.is_live(node))
+        presence.put(node, stream, self._directory.seal(node, data, stream), lambda: self._roster.is_live(node))
 
     # ---- what arrives (PresenceListener) ----
 
-    def on_sealed(self, sender: str, sealed: Sealed) -> None:
+    def on_sealed(self, sender: str, stream: Stream, sealed: Sealed) -> None:
         try:
-            message = self._directory.open(sender, sealed)
+            message = self._directory.open(sender, sealed, stream)
         except PenstockError as error:
             self._directory.refuse(error)
             return

@@ -69,7 +69,7 @@ def session_settings(config: NetworkConfig, denied: Collection[str] = ()) -> dic
             # A peer that reads nothing counts as dead after a lease. Zenoh counts in microseconds here.
             "queue": {
                 "congestion_control": {"block": {"wait_before_close": config.lease_ms * 1000}},
-                "size": {"real_time": SEND_QUEUE_BATCHES},
+                "size": {"real_time": SEND_QUEUE_BATCHES, "data_high": SEND_QUEUE_BATCHES},
             },
         },
         "rx": {"buffer_size": RECEIVE_BUFFER_BYTES, "max_message_size": MAX_MESSAGE_BYTES + MAX_ENVELOPE_BYTES},  # held per peer

@@ -49,7 +49,7 @@ class WeightsFetcher:
         self._peers = peers
 
     def on_part(self, sender: str, answer: WeightsPart) -> None:
-        """Take an answer; called by the network's thread, never blocks."""
+        """Take an answer; called by a thread of the network, never blocks."""
         self._tracker.on_part(sender, answer)
 
     def fetch_manifest(self, model: str, weights: str = "") -> Manifest:

@@ -57,7 +57,7 @@ class WeightsServer:
         self._thread.start()
 
     def on_ask(self, sender: str, ask: AskWeights) -> None:
-        """Queue a request; called by the network's thread, never blocks."""
+        """Queue a request; called by a thread of the network, never blocks."""
         with self._more:
             waiting = [ask for asks in self._waiting.values() for ask in asks]
             wait = sum(min(ask.length, MAX_PIECE_BYTES) for ask in waiting) / self._rate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ class JobContext:
     clock: Callable[[], float] = time.monotonic
     device: str = "cpu"
     _last_logged: dict[str, float] = field(default_factory=dict)  # by kind
+    _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def next_layer(self, job: NetworkJob) -> NextLayer:
         hosted = self.host.routes.get(job.route)
@@ -86,8 +88,9 @@ class JobContext:
         return self.origin.route is not None and self.origin.route.id == route
 
     def count_refused(self, reason: str, sender: str, detail: str = "") -> None:
-        """Count a message from another node that was not accepted."""
-        count = self.stats.refused[reason] = self.stats.refused.get(reason, 0) + 1
+        """Count a message from another node that was not accepted. May be called by any thread."""
+        with self._counting:
+            count = self.stats.refused[reason] = self.stats.refused.get(reason, 0) + 1
         level = logging.DEBUG if reason in EXPECTED_REFUSALS else logging.WARNING
         self.log_throttled(
             reason, level, "refused a message from node %s: %s (%d so far) %s", sender, reason.replace("_", " "), count, detail
