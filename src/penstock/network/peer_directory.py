@@ -30,12 +30,12 @@ from penstock.errors import MalformedMessage, PenstockError, Unreachable, Untrus
 from penstock.network.blocklist import Blocklist
 from penstock.network.log_throttle import LogThrottle
 from penstock.network.roster import Issue, Roster
-from penstock.network.router import MAX_RECORD_BYTES
+from penstock.network.router import MAX_RECORD_BYTES, unreachable
 from penstock.network.stream import Stream
-from penstock.network.trust.keyring import MAX_CARD_BYTES, Keyring, Sealed, read_envelope
+from penstock.network.trust.keyring import MAX_CARD_BYTES, Envelope, Keyring, Sealed, read_envelope
 from penstock.network.trust.revocations import MAX_LIST_BYTES
 
-MESSAGE, RECORD, RECEIPT, REVOCATIONS = range(4)  # kinds of sealed messages
+PART, RECORD, RECEIPT, REVOCATIONS, PARTS_RECEIPT = range(5)  # kinds of sealed messages; the first and last are the Messenger's
 COUNTER = struct.Struct(">Q")  # in front of a record; alone it is a receipt
 MAX_GREETING_BYTES = MAX_CARD_BYTES + MAX_LIST_BYTES + MAX_RECORD_BYTES + 1024
 
@@ -116,13 +116,19 @@ class PeerDirectory:
 
     # ---- sealed messages ----
 
-    def seal(self, node: str, data: bytes, stream: Stream) -> Sealed:
-        """Seal a message for the current session of `node`. Raises Unreachable."""
+    def current_epoch(self, node: str) -> int:
+        """The epoch of the session of `node` that counts. Raises Unreachable if there is none."""
         epoch = self._roster.current_epoch(node)
-        return self._keyring.seal(node, -1 if epoch is None else epoch, MESSAGE, data, stream)
+        if epoch is None:
+            raise unreachable(node)
+        return epoch
 
-    def open(self, sender: str, sealed: Sealed, stream: Stream = Stream.CONTROL) -> bytes | None:
-        """Return a message to hand on; None if it was for this directory itself. Raises Untrusted or BadMessage.
+    def seal(self, node: str, epoch: int, kind: int, data: bytes, stream: Stream) -> Sealed:
+        """Seal something for a session. Raises Unreachable if it was not met."""
+        return self._keyring.seal(node, epoch, kind, data, stream)
+
+    def open(self, sender: str, sealed: Sealed, stream: Stream = Stream.CONTROL) -> tuple[Envelope, bytes] | None:
+        """Return what was sealed if it is for a Messenger; None if it was for this directory. Raises Untrusted or BadMessage.
 
         stream: the one that it arrived on, which is not sealed. All that is for this directory itself arrives as CONTROL.
         """
@@ -137,8 +143,8 @@ class PeerDirectory:
             raise Untrusted(f"Node '{sender}' sent a message before it introduced itself.")
         data = self._keyring.open(sender, sealed)
         self._roster.mark_active(sender, envelope.sender, self._clock())
-        if envelope.kind == MESSAGE:
-            return data
+        if envelope.kind in (PART, PARTS_RECEIPT):
+            return envelope, data
         if envelope.kind == RECORD:
             self._store_record(sender, envelope.sender, data)
         elif envelope.kind == RECEIPT and len(data) == COUNTER.size:

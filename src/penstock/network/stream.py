@@ -14,7 +14,7 @@ class Stream(IntEnum):
 
     CONTROL = 0  # small messages, which keep routes open
     DATA = 1  # hidden states
-    BULK = 2  # weights, which wait while there is DATA to send
+    BULK = 2  # weights, which wait while there is DATA for the same node
 
 
 STREAMS: Mapping[type, Stream] = {NetworkJob: Stream.DATA, Mark: Stream.DATA, WeightsPart: Stream.BULK}

@@ -16,6 +16,7 @@ from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, MalformedMessage, PenstockError, Unreachable
 from penstock.network.blocklist import Blocklist
 from penstock.network.isolation import IsolationMonitor
+from penstock.network.messenger import Messenger
 from penstock.network.peer_directory import PeerDirectory
 from penstock.network.roster import Issue, Roster
 from penstock.network.router import (
@@ -71,11 +72,11 @@ class ZenohRouter:
 
     def start(self, on_message: OnMessage, on_change: OnChange) -> None:
         assert not self._started and not self._closing.is_set(), "a router starts once"
-        self._on_message = on_message
         self._keyring, self._blocklist = self._load_trust()
         self._directory = PeerDirectory(
             self._keyring, self._roster, self._blocklist, on_change=self._notify, on_revoked=self._maintain_now.set
         )
+        self._messenger = Messenger(self._directory, self._put, on_message)
         self._started = True
         atexit.register(self._close_at_exit)
         try:
@@ -210,6 +211,8 @@ class ZenohRouter:
     def _stop_maintaining(self) -> None:
         """End the maintaining thread. After this only the caller changes `_presence`."""
         self._closing.set()
+        if self._started:
+            self._messenger.close()
         self._maintain_now.set()
         self._publish_now.set()
         if self._maintainer.ident is not None:
@@ -269,24 +272,29 @@ class ZenohRouter:
     # ---- messages ----
 
     def send(self, node: str, data: bytes, stream: Stream = Stream.DATA) -> None:
-        assert len(data) <= MAX_MESSAGE_BYTES, f"a message of {len(data):,} bytes would close the link"
-        presence = self._presence
-        if presence is None or self._closing.is_set() or not self._roster.is_live(node):
+        assert len(data) <= MAX_MESSAGE_BYTES, f"other nodes would refuse a message of {len(data):,} bytes"
+        if not self._started:
             raise unreachable(node)
-        presence.put(node, stream, self._directory.seal(node, data, stream), lambda: self._roster.is_live(node))
+        self._messenger.send(node, data, stream)
+
+    def _put(self, node: str, stream: Stream, sealed: Sealed, *, wait: bool) -> None:
+        presence = self._presence
+        if presence is None or self._closing.is_set():
+            raise unreachable(node)
+        presence.put(node, stream, sealed, lambda: wait and self._roster.is_live(node))
 
     # ---- what arrives (PresenceListener) ----
 
     def on_sealed(self, sender: str, stream: Stream, sealed: Sealed) -> None:
         try:
-            message = self._directory.open(sender, sealed, stream)
+            opened = self._directory.open(sender, sealed, stream)
         except PenstockError as error:
             self._directory.refuse(error)
             return
-        if message is None:
+        if opened is None:
             self._publish_now.set()  # a receipt may be due
         else:
-            self._on_message(sender, message)
+            self._messenger.receive(sender, *opened)
 
     def on_question(self, question: bytes) -> bytes | None:
         try:
@@ -311,6 +319,7 @@ class ZenohRouter:
             self._maintain_now.set()
         else:
             self._roster.vanished(node, epoch)
+            self._messenger.forget(node, epoch)
             self._notify()
 
     # ---- maintenance ----
@@ -367,6 +376,7 @@ class ZenohRouter:
         self._presence = None
         presence.close(self._closing)
         self._roster.keep_only(self._node_id, self._epoch)
+        self._messenger.forget_all()
         self._isolation = self._new_isolation_monitor()  # all known nodes may be revoked now
         self._notify()
         if self._is_revoked():

@@ -13,9 +13,8 @@ from typing import Any
 
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError
-from penstock.network.router import MAX_MESSAGE_BYTES
 
-MAX_ENVELOPE_BYTES = 1 << 16  # more than Zenoh and the seal add to a message
+MAX_ZENOH_MESSAGE_BYTES = 1 << 22  # more than a greeting with all that belongs to it; messages of nodes travel in smaller parts
 RECEIVE_BUFFER_BYTES = 1 << 20
 SEND_QUEUE_BATCHES = 16  # of 64 KiB, Zenoh's maximum; with its default of 2 a message of 1.2 MB takes 1.5 times as long
 CONNECT_RETRY = {"period_init_ms": 200, "period_max_ms": 4000, "period_increase_factor": 1.5}  # after a link was lost
@@ -66,13 +65,15 @@ def session_settings(config: NetworkConfig, denied: Collection[str] = ()) -> dic
     link: dict[str, Any] = {
         "tx": {
             "lease": config.lease_ms,
-            # A peer that reads nothing counts as dead after a lease. Zenoh counts in microseconds here.
+            # A peer that reads nothing counts as dead after a lease; Zenoh counts in microseconds here. With a longer time it
+            # would be noticed later: while a message waits, Zenoh cannot close the link when the lease is over, and other links
+            # stall. The time is for the whole of one of Zenoh's messages, so large ones are sent in parts (see messenger.py).
             "queue": {
                 "congestion_control": {"block": {"wait_before_close": config.lease_ms * 1000}},
                 "size": {"real_time": SEND_QUEUE_BATCHES, "data_high": SEND_QUEUE_BATCHES},
             },
         },
-        "rx": {"buffer_size": RECEIVE_BUFFER_BYTES, "max_message_size": MAX_MESSAGE_BYTES + MAX_ENVELOPE_BYTES},  # held per peer
+        "rx": {"buffer_size": RECEIVE_BUFFER_BYTES, "max_message_size": MAX_ZENOH_MESSAGE_BYTES},  # held per peer
     }
     if not config.open:
         link["protocols"] = ["tls", "quic"]  # also for addresses that other nodes gossip

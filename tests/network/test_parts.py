@@ -1,0 +1,113 @@
+"""Parts of messages: those of a message that all arrive are that message, and nothing else ever is one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import BadMessage
+from penstock.network import parts
+from penstock.network.parts import PART_BYTES, Assembler, Part, Source, offsets, read_part
+from penstock.network.router import MAX_MESSAGE_BYTES
+from penstock.network.stream import Stream
+
+A = Source("a", 1, Stream.DATA)
+
+
+def cut(number: int, data: bytes, size: int = PART_BYTES) -> list[bytes]:
+    view = memoryview(data)
+    starts = offsets(len(data)) if size == PART_BYTES else range(0, max(len(data), 1), size)
+    return [Part(False, number, start, len(data), view[start : start + size]).pack() for start in starts]
+
+
+@pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES + 7])
+def test_a_message_is_put_together_from_its_parts(size: int) -> None:
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    pieces, assembler = cut(7, data), Assembler()
+    assert len(pieces) == max(1, -(-size // PART_BYTES))
+    *before, last = [assembler.add(A, read_part(piece)) for piece in pieces]
+    assert before == [None] * len(before)
+    assert last == data
+
+
+sources = st.sampled_from([A, A._replace(stream=Stream.BULK), A._replace(epoch=2), A._replace(node="b")])
+
+
+@settings(max_examples=300)
+@given(data=st.data(), sent=st.lists(st.tuples(sources, st.binary(max_size=12)), max_size=12), size=st.integers(1, 5))
+def test_whatever_is_lost_only_whole_messages_arrive_in_order(data: st.DataObject, sent: list, size: int) -> None:
+    """Messages of several sources mix, and any part may be lost."""
+    waiting: dict[Source, list[tuple[int, bytes]]] = {}
+    for number, (source, message) in enumerate(sent):
+        waiting.setdefault(source, []).extend((number, piece) for piece in cut(number, message, size))
+    assembler, lost, arrived = Assembler(), set(), []
+    while any(waiting.values()):
+        source = data.draw(st.sampled_from([source for source in waiting if waiting[source]]))
+        number, piece = waiting[source].pop(0)
+        if data.draw(st.integers(0, 9)) == 0:
+            lost.add(number)
+            continue
+        message = assembler.add(source, read_part(piece))
+        if message is not None:
+            arrived.append((source, message))
+    for source in waiting:
+        expected = [message for number, (whose, message) in enumerate(sent) if whose == source and number not in lost]
+        assert [message for whose, message in arrived if whose == source] == expected
+
+
+def test_the_beginning_of_one_message_and_the_end_of_another_are_none() -> None:
+    assembler = Assembler()
+    first, second = cut(1, b"red blue", 4), cut(2, b"old news", 4)
+    assert assembler.add(A, read_part(first[0])) is None
+    assert assembler.add(A, read_part(second[1])) is None
+    assert assembler.add(A, read_part(first[1])) is None, "nor is it continued later"
+
+
+@given(st.binary(max_size=40))
+def test_nonsense_is_refused_or_a_part_within_its_message(nonsense: bytes) -> None:
+    try:
+        part = read_part(nonsense)
+    except BadMessage:
+        return
+    assert part.offset + len(part.data) <= part.total <= MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Part(False, 0, 0, MAX_MESSAGE_BYTES + 1, memoryview(b"x")),
+        Part(False, 0, 3, 3, memoryview(b"x")),
+        Part(False, 0, 0, 3, memoryview(b"long")),
+        Part(False, 0, 1, 3, memoryview(b"")),
+    ],
+)
+def test_a_part_that_does_not_fit_into_its_message_is_refused(part: Part) -> None:
+    with pytest.raises(BadMessage, match="of a message of"):
+        read_part(part.pack())
+
+
+def test_unfinished_messages_are_bounded_and_the_one_that_stands_still_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MAX_UNFINISHED_BYTES", 20)
+    assembler = Assembler()
+    still, moving = A, A._replace(node="b")
+    first, moves = cut(1, bytes(20), 10), cut(2, bytes(range(15)), 5)
+    assert assembler.add(still, read_part(first[0])) is None
+    assert assembler.add(moving, read_part(moves[0])) is None
+    assert assembler.add(moving, read_part(moves[1])) is None
+    assert assembler.add(A._replace(node="c"), read_part(cut(3, bytes(9), 5)[0])) is None
+    assert assembler.add(still, read_part(first[1])) is None, "it was dropped"
+    assert assembler.add(moving, read_part(moves[2])) == bytes(range(15))
+
+
+def test_what_is_forgotten_is_not_continued() -> None:
+    assembler, pieces = Assembler(), [read_part(piece) for piece in cut(1, bytes(10), 5)]
+    assembler.add(A, pieces[0])
+    assembler.forget("a", 2)
+    assert assembler.add(A, pieces[1]) == bytes(10), "another session of that node"
+    assembler.add(A, pieces[0])
+    assembler.forget("a", 1)
+    assert assembler.add(A, pieces[1]) is None
+    assembler.add(A, pieces[0])
+    assembler.clear()
+    assert assembler.add(A, pieces[1]) is None
