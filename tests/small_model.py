@@ -19,19 +19,25 @@ from penstock.model.spec import spec_from_config
 HEADS = 4
 
 
-def write_small_model(folder: Path, default: Path, *, layers: int = 2, width: int = 32) -> Path:
-    """Write it into `folder`; `default` is the folder of the default model. Needs no torch, which takes seconds to import."""
+def write_small_model(
+    folder: Path, default: Path, *, layers: int = 2, width: int = 32, inner: int | None = None, tied: bool = False
+) -> Path:
+    """Write it into `folder`; `default` is the folder of the default model. Needs no torch, which takes seconds to import.
+
+    inner: width of the MLP.
+    tied: the head has the weights of the embedding.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copyfile(default / name, folder / name)
     config = json.loads((default / "config.json").read_text(encoding="utf-8")) | {
         "hidden_size": width,
-        "intermediate_size": width * 3 // 2,
+        "intermediate_size": inner or width * 3 // 2,
         "num_attention_heads": HEADS,
         "num_key_value_heads": 2,
         "head_dim": width // HEADS,
         "num_hidden_layers": layers,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": tied,
         "torch_dtype": "float32",
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -43,5 +49,6 @@ def write_small_model(folder: Path, default: Path, *, layers: int = 2, width: in
 
 def _weights(shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
     """Large enough for every token of a prompt to change what comes next."""
-    drawn = np.ones(shape) if len(shape) == 1 else random.normal(0, 2 / math.sqrt(shape[1]), shape)
-    return drawn.astype(np.float32)
+    if len(shape) == 1:
+        return np.ones(shape, np.float32)
+    return random.standard_normal(shape, np.float32) * np.float32(2 / math.sqrt(shape[1]))
