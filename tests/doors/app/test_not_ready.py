@@ -79,6 +79,21 @@ def test_a_node_is_ready_when_a_token_comes_out_and_not_before() -> None:
         asyncio.run(Readiness([half], within=30).check())
 
 
+def test_many_who_ask_whether_a_node_is_ready_wait_for_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.doors.app.readiness.PROBE_TIMEOUT_S", 0.1)
+    silent: Any = Hosted((0, 4))  # its engine does not run
+    probes = []
+    start_job = silent.jobs.start_job
+    monkeypatch.setattr(silent.jobs, "start_job", lambda *args: probes.append(args) or start_job(*args))
+
+    async def ask() -> list[BaseException | None]:
+        readiness = Readiness([silent], within=30)
+        return await asyncio.gather(*(readiness.check() for _ in range(20)), return_exceptions=True)
+
+    assert [type(found) for found in asyncio.run(ask())] == [NotReady] * 20
+    assert len(probes) == 1
+
+
 def test_after_an_error_a_stream_says_nothing_more() -> None:
     """The other jobs of the request are cancelled, and their ends must not look like answers."""
 

@@ -21,16 +21,20 @@ class Readiness:
     def __init__(self, models: Sequence[HostedModel], *, within: float) -> None:
         self._models = models
         self._within = within
-        self._lock: asyncio.Lock | None = None
+        self._running: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
-        """Raise NotReady if a model generates no token. Concurrent checks share one probe."""
-        self._lock = self._lock or asyncio.Lock()
-        async with self._lock:
-            for hosted in self._models:
-                last = hosted.engine.stats.last_token
-                if last is None or time.monotonic() - last > self._within:
-                    await self._generate(hosted)
+        """Raise NotReady if a model generates no token. Concurrent checks share one probe and what comes of it."""
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._check())
+            self._running.add_done_callback(lambda task: task.cancelled() or task.exception())  # if all who waited have left
+        await asyncio.shield(self._running)  # one that is cancelled leaves it to the others
+
+    async def _check(self) -> None:
+        for hosted in self._models:
+            last = hosted.engine.stats.last_token
+            if last is None or time.monotonic() - last > self._within:
+                await self._generate(hosted)
 
     async def _generate(self, hosted: HostedModel) -> None:
         if missing := hosted.engine.pipe.explain():
