@@ -40,7 +40,7 @@ FLOORS = {
 # Floors inside a package: folders, and files that lie beside them. Rooms of one floor do not import each other.
 INNER_FLOORS = {
     "doors": [
-        ("http",),
+        ("http", "connections"),
         ("grammar",),
         ("tools",),
         ("generation", "access"),

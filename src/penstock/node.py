@@ -157,8 +157,7 @@ class Node:
             network=dict if self.membership is None else self._report,
             backlog=backlog,
         )
-        timeout = self.config.limits.drain_timeout
-        return Listener(door, drain_timeout=timeout, on_ready=on_ready, on_leaving=on_leaving, abort=self._stop)
+        return Listener(door, self.config.limits, on_ready=on_ready, on_leaving=on_leaving, abort=self._stop)
 
     def drain(self, on_end: Callable[[JobEnd], None] = lambda end: None) -> Drained:
         """Work on the workspace until it is empty."""

@@ -178,16 +178,28 @@ class LimitsConfig:
     max_jobs: accepted and unfinished jobs at once.
     max_tokens: the largest max_tokens of a request; None for no cap.
     drain_timeout: seconds that running answers get at shutdown.
+    max_connections: open connections.
+    max_waiting_per_address: open connections of one address that have no complete request.
+    header_timeout: seconds for a handshake and the headers of a request.
+    idle_timeout: seconds that a connection may wait for its next request.
     """
 
     max_jobs: int = 1024
     max_tokens: int | None = None
     drain_timeout: float = 30.0
+    max_connections: int = 2048
+    max_waiting_per_address: int = 1024
+    header_timeout: float = 10.0
+    idle_timeout: float = 30.0
 
     def __post_init__(self) -> None:
         check_whole("max_jobs", self.max_jobs, minimum=1)
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, minimum=1)
+        check_whole("max_connections", self.max_connections, minimum=1)
+        check_whole("max_waiting_per_address", self.max_waiting_per_address, minimum=1)
+        check_seconds("header_timeout", self.header_timeout)
+        check_seconds("idle_timeout", self.idle_timeout)
         check_seconds("drain_timeout", self.drain_timeout, allow_zero=True)
 
 

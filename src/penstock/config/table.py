@@ -240,6 +240,12 @@ SETTINGS = (
     Setting("limits.max_jobs", WHOLE, "Answers (requests times n) open at once; further requests get 429."),
     Setting("limits.max_tokens", WHOLE, "Most tokens that a request may ask for; no limit by default.", sample=4096),
     Setting("limits.drain_timeout", SECONDS, "How long running answers may take to finish when the server stops."),
+    Setting("limits.max_connections", WHOLE, "Connections open at once; for one more, one that waits for a request is closed."),
+    Setting(
+        "limits.max_waiting_per_address", WHOLE, "Connections of one address that wait for a request; busy ones do not count."
+    ),
+    Setting("limits.header_timeout", SECONDS, "How long a TLS handshake and the headers of a request may take."),
+    Setting("limits.idle_timeout", SECONDS, "How long a connection may wait for its next request."),
     Setting(
         "workspace.path",
         PATH,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +15,14 @@ from typing import Any, Protocol
 
 import uvicorn
 
+from penstock.config.node import LimitsConfig
+from penstock.doors.connections.acceptor import Acceptor
+from penstock.doors.connections.admission import Admission
+from penstock.doors.connections.connection import Connection
+from penstock.doors.connections.open_files import connections_that_fit, raise_open_files_limit
 from penstock.errors import ConfigError
+
+logger = logging.getLogger("penstock.http")
 
 MAX_PENDING_CONNECTIONS = 2048
 ABORT_GRACE_S = 5.0  # for the last events, after running answers were aborted
@@ -105,15 +114,18 @@ def wait_for_signal(*, on_ready: Callable[[], None], on_leaving: Callable[[], No
 class Listener(uvicorn.Server):
     """Runs a server on a bound socket until SIGINT, SIGTERM or SIGHUP.
 
-    Then no new request is accepted, and running answers get `drain_timeout` seconds. After that, or at a second signal, the
-    rest is aborted: `door.abort_unread` and `abort` are called. A third signal exits without waiting for that.
+    Then no new request is accepted, and running answers get `limits.drain_timeout` seconds. After that, or at a second signal,
+    the rest is aborted: `door.abort_unread` and `abort` are called. A third signal exits without waiting for that.
+
+    tls: returns what encrypts the next connection; None for plain HTTP.
     """
 
     def __init__(
         self,
         door: Door,
+        limits: LimitsConfig,
         *,
-        drain_timeout: float,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         on_ready: Callable[[], None],
         on_leaving: Callable[[], None],
         abort: Callable[[], None],
@@ -125,11 +137,15 @@ class Listener(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 lifespan="on",
-                timeout_graceful_shutdown=int(drain_timeout + ABORT_GRACE_S) + 1,
+                ws="none",
+                timeout_keep_alive=limits.idle_timeout,  # type: ignore[arg-type]  # any number of seconds
+                timeout_graceful_shutdown=int(limits.drain_timeout + ABORT_GRACE_S) + 1,
             )
         )
         self._door = door
-        self._drain_timeout = drain_timeout
+        self._limits = limits
+        self._tls = tls
+        self._drain_timeout = limits.drain_timeout
         self._on_ready = on_ready
         self._on_leaving = on_leaving
         self._abort = abort
@@ -138,9 +154,40 @@ class Listener(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        await super().startup([])  # we accept connections ourselves
+        admission: Admission[Connection] = Admission(self._max_connections(), self._limits.max_waiting_per_address)
+        for listening in sockets or ():
+            acceptor = Acceptor(
+                listening,
+                admission,
+                lambda: self._connection(admission),
+                tls=self._tls,
+                handshake_timeout=self._limits.header_timeout,
+            )
+            acceptor.start()
+            self.servers.append(acceptor)  # type: ignore[arg-type]  # it is closed like those of asyncio
         if not self.should_exit:
             self._on_ready()
+
+    def _connection(self, admission: Admission[Connection]) -> Connection:
+        assert self._loop is not None
+        return Connection(
+            self.config, self.server_state, self.lifespan.state, self._loop, admission=admission, limits=self._limits
+        )
+
+    def _max_connections(self) -> int:
+        """As many as the settings say, or as the system has descriptors for."""
+        open_files = raise_open_files_limit()
+        wanted, fit = self._limits.max_connections, connections_that_fit(open_files)
+        if fit < wanted:
+            logger.warning(
+                "at most %d connections are accepted, not %d (limits.max_connections): this process may have %d files open. "
+                "To change that, raise the limit (ulimit -n) before the server starts.",
+                fit,
+                wanted,
+                open_files,
+            )
+        return min(wanted, fit)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         alarm = asyncio.get_running_loop().call_later(self._drain_timeout, self._abort_all)
