@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,15 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers.decoders import DecodeStream
 
 from penstock.errors import CorruptWeights, RequestError
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON_CHARS = 300
+MESSAGES_HINT = "Each message needs a role (system, user, assistant) and a content."
+
+
+class TemplateRefusal(TemplateError):
+    """Raised by a chat template on purpose, with a reason for the client."""
 
 
 class Tokenizer:
@@ -53,11 +64,13 @@ class Tokenizer:
             if self._compiled is None:
                 self._compiled = _environment().from_string(self.chat_template)
             return str(self._compiled.render(messages=messages, add_generation_prompt=True, **special, **extra))
+        except TemplateRefusal as error:
+            reason = f"The chat template rejects these messages: {str(error)[:MAX_REASON_CHARS].rstrip('.')}."
+            raise RequestError(reason, field="messages", hint=MESSAGES_HINT) from None
         except Exception as error:  # a template is a program that came with the model and can fail in any way
+            _log_failure(error)
             raise RequestError(
-                f"The chat template rejects these messages: {error}.",
-                field="messages",
-                hint="Each message needs a role (system, user, assistant) and a content.",
+                "The model's chat template cannot format these messages.", field="messages", hint=MESSAGES_HINT
             ) from None
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]:
@@ -93,7 +106,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     """A sandbox for templates, which come with the model; with the settings of the reference implementation."""
 
     def refuse(message: str) -> None:
-        raise TemplateError(message)
+        raise TemplateRefusal(message)
 
     def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
@@ -103,6 +116,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return environment
+
+
+def _log_failure(error: Exception) -> None:
+    """Log where a template failed. The message of an error that is not Jinja's may contain text of a client."""
+    what = f"{type(error).__name__}: {error}" if isinstance(error, TemplateError) else type(error).__name__
+    logger.warning("a chat template failed: %s\n%s", what, "".join(traceback.format_tb(error.__traceback__)).rstrip())
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
