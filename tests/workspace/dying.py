@@ -22,7 +22,8 @@ from tests.workspace.scenarios import BY_NAME, Stage
 def make_repeatable(patch: pytest.MonkeyPatch) -> None:
     """Ids and times that are the same in every process, so that what they leave can be compared."""
     numbers = itertools.count(1)
-    patch.setattr(layout, "new_job_id", lambda: f"1700000000_1_{next(numbers)}")
+    for name in ("new_job_id", "new_public_id"):
+        patch.setattr(layout, name, lambda: f"1700000000_1_{next(numbers)}")
     for module in (work, outcomes):
         patch.setattr(module, "time", SimpleNamespace(time=lambda: 1.0))
 

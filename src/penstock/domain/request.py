@@ -6,6 +6,7 @@ import itertools
 import math
 import operator
 import os
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,8 +22,14 @@ _counter = itertools.count()
 
 
 def new_job_id() -> str:
-    """`<unix_ts>_<pid>_<counter>`: unique on a machine, and sortable by its parsed numbers."""
+    """`<unix_ts>_<pid>_<counter>`: unique on a machine, and sortable by its parsed numbers. For the folders of jobs."""
     return f"{int(time.time())}_{os.getpid()}_{next(_counter)}"
+
+
+def new_public_id() -> str:
+    """An id for clients, in the form of a job id: `<unix_ts>_<nanoseconds>_<random>`. It tells nothing about the server."""
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    return f"{seconds}_{nanoseconds}_{secrets.randbelow(10**18)}"
 
 
 @dataclass(frozen=True, slots=True)

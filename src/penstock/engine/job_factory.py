@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.domain.job import Job
-from penstock.domain.request import JobRequest, new_job_id
+from penstock.domain.request import JobRequest, new_public_id
 from penstock.domain.updates import JobDone, JobFailed, JobUpdate
 from penstock.engine.engine import Engine
 from penstock.errors import EmptyPrompt, EngineError, InvalidSampling, PromptTooLong, QueueFull, RequestError
@@ -123,7 +123,7 @@ class JobFactory:
             )
         updates: queue.SimpleQueue[JobUpdate] | None = None if sink else queue.SimpleQueue()
         job = Job(
-            job_id=job_id or new_job_id(),
+            job_id=job_id or new_public_id(),
             request=request,
             prompt_ids=prompt,
             max_tokens=min(sampling.max_tokens or room, room),

@@ -359,7 +359,7 @@ def test_two_batches_whose_ids_meet_leave_two_files(folder: Path, monkeypatch: p
     first.driver.turn(), second.driver.turn()
     first.answer_jobs()
     ids = iter(["1_1_1", "1_1_1", "1_1_1", "1_1_2"])
-    monkeypatch.setattr("penstock.workspace.batch.results.new_job_id", lambda: next(ids))
+    monkeypatch.setattr("penstock.workspace.batch.results.new_public_id", lambda: next(ids))
     with monkeypatch.context() as patch:  # both decide before either writes
         patch.setattr("penstock.workspace.batch.results.Results.write", refuse)
         for server in (first, second, first, second):

@@ -49,11 +49,12 @@ class NodeEndpoints:
         )
 
     async def root(self, request: Request) -> Response:
-        base, dispatcher = f"{request.url.scheme}://{request.url.netloc}/v1", self._dispatcher
+        dispatcher = self._dispatcher
         if not self._served:
             return PlainTextResponse(f"Penstock {__version__}: {dispatcher.describe_layers()}\n")
         return PlainTextResponse(
-            f"Penstock {__version__} serves {dispatcher.names(request)}. The base URL for OpenAI clients is {base}\n"
+            f"Penstock {__version__} serves {dispatcher.names(request)}. "
+            "The base URL for OpenAI clients is this address with /v1 at the end.\n"
         )
 
     async def health(self, request: Request) -> Response:
@@ -94,6 +95,6 @@ def _check_unlimited(request: Request) -> None:
     caller = caller_of(request)
     if caller.limits != NO_LIMITS:
         raise KeyForbids(
-            f"The key '{caller.name}' has limits, so it is not for {request.url.path}, which is about all keys.",
+            f"The key '{caller.name}' has limits, so it is not for {request.scope['path']}, which is about all keys.",
             hint="Use the owner's key, or one without limits.",
         )

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as StarletteRoute
 
-from penstock.domain.request import new_job_id
+from penstock.domain.request import new_public_id
 from penstock.doors.access.gate import LOOPBACK, AccessLog, Gate
 from penstock.doors.anthropic.routes import anthropic_routes
 from penstock.doors.api_config import ApiConfig
@@ -110,12 +110,14 @@ class OAIHttpServer:
                 arriving=self._arriving,
             )
         )
-        return Starlette(
+        app = Starlette(
             routes=_table(routes),
             middleware=middleware,
             exception_handlers={PenstockError: _on_penstock_error, HTTPException: _on_http_error},  # type: ignore[dict-item]
             lifespan=lifespan,
         )
+        app.router.redirect_slashes = False  # it would redirect to whatever the Host header says
+        return app
 
 
 def _table(routes: Sequence[Route]) -> list[StarletteRoute]:
@@ -141,14 +143,16 @@ async def _on_penstock_error(request: Request, error: PenstockError) -> Response
     request.state.log["error"] = error.code
     if isinstance(error, RequestError) and error.field:
         request.state.log["field"] = known_field(error.field)
-    headers = {**headers_of(error), **id_headers(new_job_id())}
+    headers = {**headers_of(error), **id_headers(new_public_id())}
     return JSONResponse(error_body(request.scope, error), status_of(error), headers=headers)
 
 
 async def _on_http_error(request: Request, error: HTTPException) -> Response:
     """Answer unknown paths and methods."""
-    path, hint = request.url.path, "GET /openapi.json lists all operations."
-    if path.startswith("/v1/v1/"):
+    path, hint = request.scope["path"], "GET /openapi.json lists all operations."
+    if path.endswith("/"):
+        hint = "Leave out the slash at the end."
+    elif path.startswith("/v1/v1/"):
         hint = "The client adds /v1 itself: configure the base URL without it."
     refusal = NoSuchPath(f"{request.method} {path[:200]} does not exist.", hint=hint, wrong_method=error.status_code == 405)
     return JSONResponse(error_body(request.scope, refusal), error.status_code, headers=dict(error.headers or {}))

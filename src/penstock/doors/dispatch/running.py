@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.domain.job import Job
-from penstock.domain.request import JobRequest, new_job_id
+from penstock.domain.request import JobRequest, new_public_id
 from penstock.domain.updates import JobDone, JobFailed, Timings, TokensOut, Usage
 from penstock.doors.access.meter import Ticket
 from penstock.doors.dispatch.mailbox import Mailbox, NumberedUpdate
@@ -56,7 +56,7 @@ class RunningRequest:
             return [hosted.jobs.prepare(request, self._updates.sink(number)) for number, request in enumerate(requests)]
 
         prepared = await run_in_thread(prepare, enabled=slow)
-        self.job_id = prepared[0].job.job_id if prepared else new_job_id()
+        self.job_id = prepared[0].job.job_id if prepared else new_public_id()
         self.prompts = [one.job.prompt_ids for one in prepared]
         self._ticket = self._admit([one.job for one in prepared])
         self._waiting.extend(prepared)

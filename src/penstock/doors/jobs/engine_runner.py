@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.domain.request import JobRequest
+from penstock.domain.request import JobRequest, new_public_id
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, Timings, Usage
 from penstock.doors.api_config import ApiConfig
 from penstock.doors.generation.exchange import Answer, Context, Exchange
@@ -65,7 +65,7 @@ class EngineTask:
         ]
         if self._exchange is not None:
             prompts = [[int(token) for token in job.prompt or ()] for job in jobs]
-            self.writer = AnswerWriter(self._exchange, self._exchange.answer(job_id, prompts))
+            self.writer = AnswerWriter(self._exchange, self._exchange.answer(new_public_id(), prompts))
         if len(jobs) == 1:
             return hosted.jobs.start_job(jobs[0], sink, counted=False, job_id=job_id).cancel
         return _Together(sink, len(jobs)).start(

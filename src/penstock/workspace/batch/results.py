@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.domain.request import new_job_id
+from penstock.domain.request import new_public_id
 from penstock.errors import BadJob
 from penstock.workspace.batch.batches import BatchRequest, BatchStatus, Counts
 from penstock.workspace.batch.journal import JOURNAL, Entry, read_entry
@@ -22,6 +23,7 @@ Fact = Mapping[str, Any]
 Refusal = Callable[[Mapping[str, str]], tuple[int, Mapping[str, Any]]]
 """Turns the record of an error into the status and the body that the API would answer with."""
 
+REQUEST_ID_CHARS = 32
 FILES = {"output": True, "errors": False}  # the output files: whether each holds the lines that are done, or the others
 
 
@@ -109,7 +111,7 @@ class Results:
 
     def _free_id(self, file_id: str | None, done: bool) -> str:
         while file_id is None or self._is_taken(file_id, done):
-            file_id = new_job_id()
+            file_id = new_public_id()
         return file_id
 
     def _is_taken(self, file_id: str, done: bool) -> bool:
@@ -139,7 +141,7 @@ class Results:
             os.close(file)
 
     def _answer(self, fact: Fact) -> dict[str, Any]:
-        request_id = fact.get("job") or f"{self._batch_id}_{fact['n']}"
+        request_id = hashlib.sha256(f"{self._batch_id}_{fact['n']}".encode()).hexdigest()[:REQUEST_ID_CHARS]
         line = {"id": f"batch_req_{request_id}", "custom_id": fact["custom_id"], "response": None, "error": fact.get("off")}
         if "off" not in fact:
             status, body = (200, fact["body"]) if "body" in fact else self._refusal(fact["refused"])

@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
-from penstock.domain.request import new_job_id
+from penstock.domain.request import new_job_id, new_public_id
 from penstock.errors import WorkspaceError
 from penstock.workspace.store.disk import clear, put_file, rewrite_file, touch
 from penstock.workspace.store.files import (
@@ -101,7 +101,7 @@ class Workspace(Places):
         """Make a folder in `writing` with an unused id. Ids can collide: containers that share a workspace have the same process
         ids, and clocks go backwards."""
         for _ in range(1000):
-            job_id = later_than(after, new_job_id())
+            job_id = later_than(after, new_job_id() if place is Place.READY else new_public_id())
             try:
                 self.disk.make_folder(job_id, self._folders[Place.WRITING])
             except FileExistsError:
