@@ -154,6 +154,7 @@ def server_thread(
     from penstock.doors.api_config import ApiConfig
     from penstock.doors.app.listener import Listener, bind_port, start_listening
     from penstock.doors.app.server import OAIHttpServer
+    from penstock.doors.connections.tls import ServerCertificate
     from penstock.doors.generation.catalog import ModelCatalog
     from penstock.doors.generation.served_model import ServedModel
     from penstock.doors.jobs.backlog import Backlog
@@ -175,8 +176,11 @@ def server_thread(
     door = OAIHttpServer(api, node_id=node.node_id, backlog=backlog)
     ready = threading.Event()
     limits = replace(node.limits, drain_timeout=5.0)
-    listener = Listener(door, limits, on_ready=ready.set, on_leaving=lambda: None, abort=hosted.stop)
+    certificate = ServerCertificate(node.server.tls_cert, node.server.tls_key) if node.server.tls_cert else None
+    tls = None if certificate is None else certificate.context
+    listener = Listener(door, limits, tls=tls, on_ready=ready.set, on_leaving=lambda: None, abort=hosted.stop)
     taken = bind_port(node.server.host, node.server.port)
+    scheme = "http" if certificate is None else "https"
     start_listening(taken)
     thread = threading.Thread(target=listener.run, kwargs={"sockets": [taken]}, daemon=True)
     with _log(node.log.level, KeyValue()) as lines:
@@ -186,7 +190,7 @@ def server_thread(
         thread.start()
         try:
             assert ready.wait(60), lines.getvalue()
-            yield ServerThread(f"http://127.0.0.1:{taken.getsockname()[1]}", hosted, lines, key=key)
+            yield ServerThread(f"{scheme}://127.0.0.1:{taken.getsockname()[1]}", hosted, lines, key=key)
             listener.handle_exit(signal.SIGTERM, None)
             thread.join(60)
             assert not thread.is_alive()
@@ -275,7 +279,7 @@ def until_ready(server: Server, patience: float = 60.0) -> None:
 def _base_url(process: subprocess.Popen[bytes], out: Path, err: Path) -> str:
     until = time.monotonic() + 120
     while time.monotonic() < until and process.poll() is None:
-        found = re.search(r"(?:Base URL +|--url )(http://[^/\s]+)", out.read_text(encoding="utf-8"))
+        found = re.search(r"(?:Base URL +|--url )(https?://[^/\s]+)", out.read_text(encoding="utf-8"))
         if found:
             return found.group(1)
         time.sleep(0.05)

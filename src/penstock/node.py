@@ -13,11 +13,12 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.node import HostedModelConfig, NodeConfig, WorkspaceConfig
+from penstock.config.node import HostedModelConfig, NodeConfig, ServerConfig, WorkspaceConfig
 from penstock.doors.access.keys import Keys
 from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.listener import Listener, bind_port, ignoring_signals, start_listening, wait_for_signal
 from penstock.doors.app.server import OAIHttpServer
+from penstock.doors.connections.tls import ServerCertificate
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.backlog import Backlog
@@ -73,6 +74,7 @@ class Node:
         self.hosted: list[HostedLayers] = []
         self.membership: Membership | None = None
         self._progress = progress
+        self.certificate: ServerCertificate | None = None
         self._door = door and config.opens_port
         self._socket: socket.socket | None = None
         self._epoch = time.time_ns() // 1_000_000  # each start of a node has a later one
@@ -86,7 +88,10 @@ class Node:
             return ""
         host, port = self._socket.getsockname()[:2]
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # one of every address
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http"
+        if self.certificate is not None:
+            scheme, host = "https", self.certificate.name_for(host)
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     @property
     def models(self) -> list[HostedModel]:
@@ -102,6 +107,7 @@ class Node:
         config = self.config
         try:
             if self._door:
+                self.certificate = _certificate(config.server)
                 self._socket = bind_port(config.server.host, config.server.port)  # before a model is loaded for nothing
             self.workspace = _workspace(config.workspace)
             if config.network.enabled:
@@ -157,7 +163,8 @@ class Node:
             network=dict if self.membership is None else self._report,
             backlog=backlog,
         )
-        return Listener(door, self.config.limits, on_ready=on_ready, on_leaving=on_leaving, abort=self._stop)
+        tls = None if self.certificate is None else self.certificate.context
+        return Listener(door, self.config.limits, tls=tls, on_ready=on_ready, on_leaving=on_leaving, abort=self._stop)
 
     def drain(self, on_end: Callable[[JobEnd], None] = lambda end: None) -> Drained:
         """Work on the workspace until it is empty."""
@@ -294,6 +301,12 @@ class Node:
             self.membership.leave()
         if self._socket is not None:
             self._socket.close()
+
+
+def _certificate(config: ServerConfig) -> ServerCertificate | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return ServerCertificate(config.tls_cert, config.tls_key)
 
 
 def _workspace(config: WorkspaceConfig) -> Workspace | None:

@@ -61,6 +61,8 @@ def test_the_default_model_is_that_of_the_catalogue() -> None:
         (ServerConfig, "port", True, "from 1 to 65535"),
         (ServerConfig, "cors_origins", ("https://a.example/",), "without a path"),
         (ServerConfig, "cors_origins", ("a.example",), "without a path"),
+        (ServerConfig, "tls_cert", Path("cert.pem"), "tls_cert is set, but tls_key is not."),
+        (ServerConfig, "tls_key", Path("key.pem"), "tls_key is set, but tls_cert is not."),
         (ServerConfig, "max_body", 0, "max_body"),
         (ServerConfig, "max_upload", 0, "max_upload"),
         (ServerConfig, "keep_alive", 0, "above 0"),

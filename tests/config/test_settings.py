@@ -33,6 +33,8 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "server.api_key_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
     "server.keys": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
     "server.allow_insecure": (True, False, True),
+    "server.tls_cert": (Path("/tls/a"), Path("/tls/b"), Path("/tls/c")),
+    "server.tls_key": (Path("/tls/a"), Path("/tls/b"), Path("/tls/c")),
     "server.cors_origins": (("https://a.example",), ("https://b.example", "http://localhost:3000"), ("*",)),
     "server.max_body": (10**6, 1 << 10, 1001),
     "server.max_upload": (10**6, 1 << 10, 1001),
@@ -89,6 +91,8 @@ JOINING = {
     "network.multicast": {"network.open": True},
     "network.name": {"network.open": True, "network.multicast": True},
 }
+# Each of these is refused without the other.
+PAIRED = {"server.tls_cert": {"server.tls_key": "key.pem"}, "server.tls_key": {"server.tls_cert": "cert.pem"}}
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +149,7 @@ def test_a_flag_comes_before_a_variable_and_that_before_the_file(key: str, tmp_p
         path = node_file(tmp_path, one_setting(setting, in_file)) if use_file else None
         environ = {setting.variable: setting.kind.show(in_environment)} if use_environment else {}
         flags = {key: setting.kind.show(in_flag) if use_flag else None} | JOINING.get(key, {})
+        flags |= PAIRED.get(key, {}) if use_file or use_environment or use_flag else {}
         expected, source = setting.default, "default"
         if use_file:
             expected, source = in_file, f"file {path}"
@@ -156,7 +161,7 @@ def test_a_flag_comes_before_a_variable_and_that_before_the_file(key: str, tmp_p
         assert found.sources[key_in_sources(setting)] == (expected, source)
         assert value_in_node(found.node, setting) == expected
         others = {other for name, (_, other) in found.sources.items() if name != key_in_sources(setting)}
-        assert others - {"flag --open-network", "flag --multicast"} == {"default"}
+        assert others - {"flag --open-network", "flag --multicast", "flag --tls-cert", "flag --tls-key"} == {"default"}
 
 
 @pytest.mark.parametrize("key", [setting.key for setting in SETTINGS if setting.optional])
@@ -172,7 +177,7 @@ def test_none_takes_back_what_the_file_sets(key: str, tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_settings_of_several_sources_do_not_disturb_each_other(chosen: dict[str, Any], tmp_path: Path) -> None:
     chosen.pop("aliases", None)  # they would point to a model that another setting replaces
-    for key in JOINING:
+    for key in (*JOINING, *PAIRED):
         chosen.pop(key, None)  # whether they may be used depends on the others
     tables: dict[str, list[str]] = {table: [] for table in OWNERS}
     environ, flags, expected = {}, {}, {}

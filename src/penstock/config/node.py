@@ -129,6 +129,7 @@ class ServerConfig:
 
     api: whether there is an HTTP server at all; None where the node has the ends of a model.
     keys: folder of keys, None for that of the machine. If set, keys are required even while it is empty.
+    tls_cert, tls_key: PEM files of the certificate and its private key; both or none.
     max_body, max_upload: bytes of a request, and of an uploaded file.
     keep_alive: seconds after which a silent stream sends a comment.
     ready_within: seconds for which a generated token proves that the node is ready.
@@ -140,6 +141,8 @@ class ServerConfig:
     api_key_file: Path | None = None
     keys: Path | None = None
     allow_insecure: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     cors_origins: tuple[str, ...] = ()
     max_body: int = 8 << 20
     max_upload: int = 200 * 10**6
@@ -151,6 +154,9 @@ class ServerConfig:
             raise unusable("host", self.host, "Give a name or an address alone, such as localhost, 127.0.0.1 or ::1.")
         if type(self.port) is not int or not 0 <= self.port <= 65535:
             raise unusable("port", self.port, "Give a whole number from 1 to 65535, or 0 for any free port.")
+        for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise ConfigError(f"{name} is set, but {other} is not.", hint="HTTPS needs a certificate and its private key.")
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
                 raise unusable("cors_origins", origin, "Write origins as https://example.org, without a path, or * for all.")

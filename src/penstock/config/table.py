@@ -193,6 +193,20 @@ SETTINGS = (
     Setting("server.keys", PATH, "Folder of API keys with their limits; by default that of `penstock keys`.", sample="keys"),
     Setting("server.allow_insecure", SWITCH, "Accept requests from other machines without a key."),
     Setting(
+        "server.tls_cert",
+        PATH,
+        "Certificate (PEM) for HTTPS, with those of its issuers; read again when it changes.",
+        sample="cert.pem",
+        check_with={"tls_key": Path()},
+    ),
+    Setting(
+        "server.tls_key",
+        PATH,
+        "Private key (PEM) of that certificate, not encrypted.",
+        sample="key.pem",
+        check_with={"tls_cert": Path()},
+    ),
+    Setting(
         "server.cors_origins", WORDS, "Web sites whose pages may use the API; * means all.", sample=("https://chat.example.org",)
     ),
     Setting("server.max_body", SIZE, "Largest request to accept."),

@@ -79,6 +79,7 @@ def test_a_model_config_alone_says_the_same() -> None:
     [
         (["--no-ends", "--layers", "0:1"], "No port would be opened; --port PORT opens one."),
         (["--no-ends", "--layers", "0:1", "--port", "1234"], "The API would listen on 127.0.0.1, port 1234."),
+        (["--tls-cert", "a", "--tls-key", "b", "--port", "1234"], "The API would listen on 127.0.0.1, port 1234, with HTTPS."),
     ],
 )
 def test_a_dry_run_says_which_port_would_be_opened(flags: list[str], said: str, tiny_chat_model: Path) -> None:

@@ -287,6 +287,8 @@ def test_of_two_that_start_together_on_one_port_the_second_is_told(default_model
         (["--config", "/does/not/exist.toml"], "exist.toml"),
         (["--host", "0.0.0.0"], "without an API key"),
         (["--host", "no.such.host.invalid", "--allow-insecure"], "no.such.host.invalid"),
+        (["--tls-cert", "/does/not/exist.pem", "--tls-key", "key.pem"], "The certificate /does/not/exist.pem does not exist."),
+        (["--tls-cert", "cert.pem"], "tls_key"),
         (["--layers", "0:10"], "layers"),
         (["--max-memory", "50MB"], "max_memory"),
     ],

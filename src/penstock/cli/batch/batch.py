@@ -127,7 +127,7 @@ def _check_target(path: Path, option: str) -> None:
 def _choose_backend(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchBackend, LocalBatchBackend | None]:
     """Return the backend; the second value is the same if it is local, else None. Only a new batch creates a folder."""
     from penstock.cli.batch.backends import LocalBatchBackend, RemoteBatchBackend
-    from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable
+    from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable, ServerUntrusted
     from penstock.workspace.store.layout import Workspace
 
     flag = BY_KEY["workspace.path"].flag
@@ -141,7 +141,7 @@ def _choose_backend(settings: Settings, url: str | None, *, create: bool) -> tup
             client.get("/v1/models")
         except (ServerUnreachable, ServerRefused) as error:
             speaks_openai = isinstance(error, ServerRefused) and (error.reason or error.status == 401)
-            if server is not None or speaks_openai:
+            if server is not None or speaks_openai or isinstance(error, ServerUntrusted):
                 raise
         else:
             return RemoteBatchBackend(client, named=url is not None), None

@@ -67,7 +67,7 @@ def chat(
 def _backend(url: str | None, model: str | None, bars: ProgressBars) -> Iterator[tuple[ChatBackend, str]]:
     """Open the backend, and choose the model there."""
     from penstock.cli.chat.backend import LocalChatBackend, RemoteChatBackend
-    from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable
+    from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable, ServerUntrusted
 
     named = named_url(url)
     server = RemoteChatBackend(Client(named or default_url()))
@@ -75,7 +75,7 @@ def _backend(url: str | None, model: str | None, bars: ProgressBars) -> Iterator
         names = server.models()
     except (ServerUnreachable, ServerRefused) as error:
         speaks_openai = isinstance(error, ServerRefused) and (error.reason or error.status == 401)
-        if named is not None or speaks_openai:
+        if named is not None or speaks_openai or isinstance(error, ServerUntrusted):
             raise
     else:
         yield server, _choose_model_name(model, names, server.place)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, RemoteDisconnected
 from typing import Any, BinaryIO
 
 from penstock.cli.client.server_url import DEFAULT_PORT, URL_VARIABLE, ServerUrl, api_key
 from penstock.config.api_key import KEY_VARIABLE
 from penstock.errors import PenstockError
 
+CERTIFICATES_VARIABLE = "SSL_CERT_FILE"  # of OpenSSL, so curl and Python's clients know it too
 UPLOAD_CHUNK_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 300.0  # a slow machine may read a long prompt for minutes, and not every server sends keep-alives
@@ -26,6 +28,10 @@ class ServerUnreachable(PenstockError):
     """No server answered, or the answer broke off."""
 
     code = "unreachable"
+
+
+class ServerUntrusted(ServerUnreachable):
+    """A server answered, but its certificate cannot be verified."""
 
 
 class ServerRefused(PenstockError):
@@ -172,12 +178,16 @@ class _Exchange:
 @contextmanager
 def _wrap_network_errors(url: ServerUrl, *, answering: bool = False) -> Iterator[None]:
     """Turn network errors into ServerUnreachable. `answering`: the answer had started."""
-    from ssl import SSLError
+    from ssl import SSLCertVerificationError, SSLError
 
     try:
         yield
     except TimeoutError:
         raise ServerUnreachable(f"{url} stopped responding." if answering else f"{url} did not answer in time.") from None
+    except SSLCertVerificationError as error:
+        raise ServerUntrusted(
+            f"The certificate of {url} cannot be verified: {error.verify_message}.", hint=_certificate_hint()
+        ) from None
     except SSLError as error:
         why = error.reason.replace("_", " ").lower() if error.reason else str(error)
         raise ServerUnreachable(
@@ -187,7 +197,18 @@ def _wrap_network_errors(url: ServerUrl, *, answering: bool = False) -> Iterator
         if answering:
             raise _connection_lost(url) from None
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ServerUnreachable(f"No server answers at {url} ({why}).", hint=_unreachable_hint(url)) from None
+        hung_up = not url.secure and isinstance(error, ConnectionResetError | RemoteDisconnected)
+        hint = "If the server uses HTTPS, write https://." if hung_up else _unreachable_hint(url)
+        raise ServerUnreachable(f"No server answers at {url} ({why}).", hint=hint) from None
+
+
+def _certificate_hint() -> str:
+    named = os.environ.get(CERTIFICATES_VARIABLE, "")
+    if named and not os.path.isfile(named):
+        return f"{CERTIFICATES_VARIABLE} is {named}, which is not a file."
+    return (
+        f"Use a name or an address that is in the certificate. If it is self-signed, set {CERTIFICATES_VARIABLE} to a copy of it."
+    )
 
 
 def _connection_lost(url: ServerUrl) -> ServerUnreachable:

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError
 
 URL_VARIABLE = "PENSTOCK_URL"
 PORT_VARIABLE = "PENSTOCK_PORT"
+CERTIFICATE_VARIABLE = "PENSTOCK_TLS_CERT"
 
 UrlOption = Annotated[
     str | None,
@@ -59,10 +60,11 @@ DEFAULT_PORT = 8000
 
 
 def default_url(environ: Mapping[str, str] = os.environ) -> ServerUrl:
-    """The server of this machine, at the port that `penstock serve` takes from the environment."""
+    """The server of this machine, as `penstock serve` with the same environment opens it."""
     port = environ.get(PORT_VARIABLE, "")
     known = port.isdecimal() and 0 < int(port) <= 65535
-    return ServerUrl(secure=False, host="127.0.0.1", port=int(port) if known else DEFAULT_PORT, path="")
+    secure = environ.get(CERTIFICATE_VARIABLE, "none").strip().lower() not in ("", "none")
+    return ServerUrl(secure=secure, host="127.0.0.1", port=int(port) if known else DEFAULT_PORT, path="")
 
 
 def named_url(flag: str | None, environ: Mapping[str, str] = os.environ) -> ServerUrl | None:

@@ -33,7 +33,8 @@ def format_preview(preview: Preview) -> str:
 
 def format_port(config: NodeConfig) -> str:
     if config.opens_port:
-        return f"The API would listen on {config.server.host}, port {config.server.port}.\n"
+        encrypted = ", with HTTPS" if config.server.tls_cert is not None else ""
+        return f"The API would listen on {config.server.host}, port {config.server.port}{encrypted}.\n"
     how = "" if config.server.api is False else "; --port PORT opens one"
     return f"No port would be opened{how}.\n"
 

@@ -108,7 +108,7 @@ Ctrl-C to leave.
 Penstock serves {served}.
 
   Base URL   {url}
-{_memory(node)}{_keys(node, command)}{_workspace(node, command)}{network}
+{_memory(node)}{_tls(node)}{_keys(node, command)}{_workspace(node, command)}{network}
 Try it:
 
 curl {url}/chat/completions{header} \\
@@ -150,6 +150,14 @@ def _memory(node: Node) -> str:
             tokens = min(segment.kv_blocks for segment in segments) * hosted.engine.config.block_size
             rooms.append(f"{tokens:,} tokens of text" + (f" of {hosted.name}" if len(node.hosted) > 1 else ""))
     return f"  Memory     room for {', '.join(rooms)}, all requests together\n" if rooms else ""
+
+
+def _tls(node: Node) -> str:
+    if node.certificate is None:
+        return ""
+    file = shlex.quote(str(node.certificate.file))
+    until = f"{node.certificate.expires:%Y-%m-%d}"
+    return f"  TLS        until {until}; clients that do not know who issued the certificate: SSL_CERT_FILE={file}\n"
 
 
 def _keys(node: Node, command: str) -> str:
