@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # prompts and answers are for their user alone
+
 _NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _APPEND = _OVERWRITE | os.O_APPEND
@@ -20,11 +22,11 @@ _APPEND = _OVERWRITE | os.O_APPEND
 
 class Disk:
     def make_folder(self, name: str, folder: int) -> None:
-        os.mkdir(name, dir_fd=folder)
+        os.mkdir(name, PRIVATE_FOLDER, dir_fd=folder)
 
     def create(self, name: str, folder: int) -> int:
         """Create a file and open it for writing. Fails if the name exists."""
-        return os.open(name, _NEW_FILE, 0o666, dir_fd=folder)
+        return os.open(name, _NEW_FILE, PRIVATE_FILE, dir_fd=folder)
 
     def append_to(self, name: str, folder: int) -> int:
         """Open an existing file for writing at its end."""
@@ -62,7 +64,7 @@ class Disk:
         shutil.rmtree(name, dir_fd=folder)
 
     def make_root(self, path: Path) -> None:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts are private
+        path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
 
 
 def put_file(disk: Disk, folder: int, name: str, data: bytes | Iterable[bytes]) -> None:

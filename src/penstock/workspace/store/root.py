@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 
 from penstock.errors import WorkspaceError
 from penstock.workspace.store.disk import Disk
@@ -14,11 +16,14 @@ from penstock.workspace.store.files import FOLDER, Place
 
 MARKER_STEM = ".penstock-workspace-"
 MARKER = f"{MARKER_STEM}1"  # an empty file, made once all folders exist and are synced
+WRITTEN_BY_OTHERS, ENTERED_BY_OTHERS = 0o022, 0o011  # modes of folders
 
 
 def open_places(path: Path, disk: Disk, *, create: bool) -> dict[Place, int]:
     """Return an open folder for each place. With `create`, an empty or missing folder is made a workspace."""
     with wrap_os_errors(path):
+        if path.is_dir():
+            _refuse_foreign(path)
         if not (path / MARKER).is_file():
             _make(path, disk, create=create)
         try:
@@ -26,6 +31,29 @@ def open_places(path: Path, disk: Disk, *, create: bool) -> dict[Place, int]:
         except FileNotFoundError:  # copies and archives leave empty folders out
             _make_folders(path, disk)
             return _opened(path)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise if other users own or can write to a workspace: they could replace jobs and read results."""
+    root = path.stat()
+    within_reach = root.st_mode & ENTERED_BY_OTHERS
+    for folder in (path, *(path / place for place in ("input", *Place))):
+        try:
+            found = folder.stat(follow_symlinks=folder is path)
+        except FileNotFoundError:
+            continue
+        mode = stat.S_IMODE(found.st_mode)
+        if found.st_uid != os.geteuid():
+            raise WorkspaceError(
+                f"{folder} belongs to another user (id {found.st_uid}, and this is {os.geteuid()}).",
+                hint="Run this as that user, or use a folder of your own. "
+                f"If it should be yours: sudo chown -R $(id -u) {quote(str(path))}",
+            )
+        if mode & WRITTEN_BY_OTHERS and (folder is path or within_reach):
+            raise WorkspaceError(
+                f"Other users can write to {folder} (its mode is {mode:04o}).",
+                hint=f"If none has, run: chmod -R go-w {quote(str(path))}",
+            )
 
 
 def _opened(path: Path) -> dict[Place, int]:
