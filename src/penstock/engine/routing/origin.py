@@ -456,5 +456,10 @@ class Origin:
         trouble = health.trouble(now, self.pacing.bytes_per_second)
         if trouble is not None:
             self.lose_route(trouble.reason, avoid=trouble.nodes)
-        elif self._record.is_broken:
+        elif self._record.is_suspicious and self._has_replacement():
             self.lose_route("no NetworkJob returns", avoid=self._record.suspects)
+
+    def _has_replacement(self) -> bool:
+        """Whether to try another route after several losses. The only one there is gets a longer trial."""
+        suspects = self._record.suspects
+        return self._record.is_broken or (bool(suspects) and self.opener.other_path(suspects))

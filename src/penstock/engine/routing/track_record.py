@@ -7,7 +7,8 @@ from enum import Enum, auto
 
 from penstock.domain.job import Sequence
 
-MAX_CONSECUTIVE_LOSSES = 3  # then the route counts as broken
+SUSPICIOUS_LOSSES = 3  # in a row; then another route is taken, if there is one
+MAX_LOSSES = 12  # ... and then the route counts as broken, even if it is the only one
 REROUTE_REFUSALS = 24  # refusals of one sequence in a row, weighted, after which another route is tried
 MAX_REFUSALS = 64  # ... and after which its job fails
 REFUSAL_WEIGHT = 8  # of a refusal that no lost message explains
@@ -35,8 +36,12 @@ class TrackRecord:
         self._last_event = 0.0  # when a NetworkJob last returned or was given up
 
     @property
+    def is_suspicious(self) -> bool:
+        return self.losses >= SUSPICIOUS_LOSSES
+
+    @property
     def is_broken(self) -> bool:
-        return self.losses >= MAX_CONSECUTIVE_LOSSES
+        return self.losses >= MAX_LOSSES
 
     def on_returned(self, now: float) -> None:
         self.losses, self.failed_routes, self._last_event = 0, 0, now
