@@ -125,6 +125,9 @@ RECORDS = {
         ),
         links=(Link("attic", 0.0012, 2.4e6), Link("cellar", 0.03)),
     ),
+    "the record of a node that knows of trusted models": NodeRecord(
+        node="attic", epoch=7, version="0.1.0", protocol=PROTOCOL, pid=1, trusted=b"penstock trusted models 1\n\x90"
+    ),
     "the record of a node that just started": NodeRecord(node="attic", epoch=7, version="0.1.0", protocol=PROTOCOL, pid=1),
 }
 

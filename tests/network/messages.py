@@ -190,6 +190,7 @@ def records(draw: st.DrawFn) -> NodeRecord:
         segments=tuple(draw(st.lists(segments(node), max_size=2))),
         offers=tuple(draw(st.lists(offers(), max_size=2, unique_by=lambda offer: offer.model))),
         links=tuple(draw(st.lists(links, max_size=2, unique_by=lambda link: link.node))),
+        trusted=draw(st.binary(max_size=9)),
     )
 
 

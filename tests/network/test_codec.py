@@ -440,8 +440,11 @@ def test_links_that_cannot_be_are_refused(links: tuple[Link, ...]) -> None:
     assert isinstance(refused(encode_record(replace(RECORD, links=links)), decode_record), MalformedMessage)
 
 
-def test_a_record_may_leave_its_links_out_but_nothing_else_and_has_no_more_fields() -> None:
+def test_a_record_may_leave_its_links_and_trusted_models_out_but_nothing_else_and_has_no_more_fields() -> None:
     header = msgspec.msgpack.decode(frame.unpack(encode_record(RECORD)).header)
     assert decode_record(framed(8, header[:-1])) == RECORD
     assert isinstance(refused(framed(8, header[:-2]), decode_record), MalformedMessage)
-    assert isinstance(refused(framed(8, [*header, 1]), decode_record), MalformedMessage)
+    assert decode_record(framed(8, [*header, b""])) == RECORD
+    assert decode_record(encode_record(replace(RECORD, trusted=b"signed"))).trusted == b"signed"
+    for more in ([1], [b"", 1], [bytes(codec.MAX_TRUSTED_BYTES + 1)]):
+        assert isinstance(refused(framed(8, [*header, *more]), decode_record), MalformedMessage)

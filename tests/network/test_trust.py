@@ -213,9 +213,15 @@ def test_a_token_that_is_cut_off_is_told_as_such(length: int) -> None:
 def token_of(**changes: Any) -> str:
     """A token whose checksum is right, with other contents."""
     packed = base64.urlsafe_b64decode(TOKEN.removeprefix("penstock1:") + "==")[: -invitation.CHECKSUM_BYTES]
-    fields = ["network", "authority", "certificate", "key", "endpoints", "revocations"]
+    fields = ["network", "authority", "certificate", "key", "endpoints", "revocations", "trusted"]
     contents = dict(zip(fields, msgspec.msgpack.decode(zlib.decompress(packed)), strict=True)) | changes
     return packed_token(msgspec.msgpack.encode(list(contents.values())))
+
+
+def test_a_token_that_is_older_than_trusted_models_is_accepted() -> None:
+    packed = base64.urlsafe_b64decode(TOKEN.removeprefix("penstock1:") + "==")[: -invitation.CHECKSUM_BYTES]
+    contents = msgspec.msgpack.decode(zlib.decompress(packed))
+    assert same(invitation.decode(packed_token(msgspec.msgpack.encode(contents[:-1]))), INVITATION)
 
 
 def packed_token(data: bytes) -> str:
@@ -239,6 +245,7 @@ def packed_token(data: bytes) -> str:
         ({"endpoints": ["tls/192.0.2.7:7447"] * 65}, "cannot be read, although"),
         ({"endpoints": ["tls/192.0.2.7:7447#iface=eth0"]}, "cannot be read, although"),
         ({"revocations": b"none"}, "not a list of revocations"),
+        ({"trusted": b"none"}, "not a list of trusted models"),
         ({"more": 1}, "cannot be read, although"),
     ],
 )

@@ -62,6 +62,10 @@ class JoinedNetwork:
         return self.folder / "revoked.bin"
 
     @property
+    def trusted_file(self) -> Path:
+        return self.folder / "trusted.bin"
+
+    @property
     def peers_file(self) -> Path:
         return self.folder / "peers.json"
 

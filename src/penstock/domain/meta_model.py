@@ -56,7 +56,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """Describes a node. `serves` are the models that its API offers (it has their ends); `endpoints` are its addresses."""
+    """Describes a node. `serves` are the models that its API offers (it has their ends); `endpoints` are its addresses.
+
+    trusted: the signed list of trusted models that it knows of.
+    """
 
     node: str
     epoch: int  # grows with each start
@@ -69,3 +72,4 @@ class NodeRecord:
     segments: tuple[MetaModel, ...] = ()
     offers: tuple[Offer, ...] = ()
     links: tuple[Link, ...] = ()
+    trusted: bytes = b""

@@ -64,6 +64,7 @@ MAX_NAME = 128
 MAX_ENDPOINTS = 1 << 5  # per node
 MAX_SEGMENTS = 1 << 10  # per node; also its models
 MAX_LINKS = 1 << 8  # per node
+MAX_TRUSTED_BYTES = 160 << 10  # also in trusted_models.py
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2}
 
@@ -126,7 +127,7 @@ WireLink = tuple[NodeId, Seconds, Annotated[float, Meta(ge=0, le=MAX_BYTES_PER_S
 
 
 class WireRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A NodeRecord; a node that measures no links may leave them out."""
+    """A NodeRecord; a node that measures no links and knows of no trusted models may leave them out."""
 
     node: NodeId
     epoch: Clock
@@ -139,6 +140,7 @@ class WireRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     segments: Annotated[tuple[WireSegment, ...], Meta(max_length=MAX_SEGMENTS)]
     offers: Annotated[tuple[WireOfferOfLayers, ...], Meta(max_length=MAX_SEGMENTS)]
     links: Annotated[tuple[WireLink, ...], Meta(max_length=MAX_LINKS)] = ()
+    trusted: Annotated[bytes, Meta(max_length=MAX_TRUSTED_BYTES)] = b""
 
 
 class JobHeaderPrefix(msgspec.Struct, array_like=True):
@@ -185,7 +187,8 @@ def encode_record(record: NodeRecord) -> bytes:
     segments = tuple(map(_SEGMENT_FIELDS, record.segments))
     offers = tuple(map(_OFFER_FIELDS, record.offers))
     links = tuple(map(_LINK_FIELDS, record.links))
-    return frame.pack(_RECORD, _encode((*_RECORD_FIELDS(record)[:-3], segments, offers, links)))
+    trusted = (record.trusted,) if record.trusted else ()
+    return frame.pack(_RECORD, _encode((*_RECORD_FIELDS(record)[:-4], segments, offers, links, *trusted)))
 
 
 def decode_record(data: Bytes) -> NodeRecord:

@@ -1,4 +1,4 @@
-"""What only the machine that created a network can do: invite nodes, revoke their certificates, and renew its own."""
+"""What only the machine that created a network can do: invite nodes, revoke their certificates, and vouch for weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from penstock.config import files
 from penstock.config.home import RESERVED, Home, JoinedNetwork
 from penstock.config.network import NAME
 from penstock.errors import ConfigError, Untrusted
-from penstock.network.trust import revocations
+from penstock.network.trust import revocations, trusted_models
 from penstock.network.trust.certificates import NODE_DAYS, Identity, create_authority, issue, load_identity
 from penstock.network.trust.expiry import expires_soon
 from penstock.network.trust.invitation import Invitation
 from penstock.network.trust.listening import check_hosts, check_listen, free_endpoint, reachable_endpoints
+from penstock.network.trust.trusted_models import NO_TRUSTED_MODELS, TrustedModel, TrustedModels
 
 
 class Issued(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +71,7 @@ def create(home: Home, name: str, *, node: str, listen: str | None = None, extra
         "node.pem": identity.certificate_pem(),
         "node.key": identity.key_pem(),
         "revoked.bin": revocations.NO_REVOCATIONS.encode(),
+        "trusted.bin": NO_TRUSTED_MODELS.encode(),
         "issued.json": _register_json(_with_issued({}, node, identity)),
     }
     with files.wrap_os_errors(network.folder, "made"):
@@ -94,8 +96,9 @@ def invite(network: JoinedNetwork, node: str, *, days: float = NODE_DAYS, extra_
         identity = issue(authority, node, days=days)
         files.replace(network.folder, {"issued.json": _register_json(_with_issued(_register(network), node, identity))})
         revoked = files.read(network.revocations_file)
+        trusted = _trusted(network, authority).encode()
     endpoints = reachable_endpoints(network.listen, extra_hosts)
-    return Invitation(network.name, authority.certificate, identity, endpoints, revoked)
+    return Invitation(network.name, authority.certificate, identity, endpoints, revoked, trusted)
 
 
 def revoke(network: JoinedNetwork, node: str) -> int:
@@ -119,6 +122,27 @@ def revoke(network: JoinedNetwork, node: str) -> int:
             after = before | revocations.sign(dict.fromkeys(new, node), authority)
             files.replace(network.folder, {"revoked.bin": after.encode()})
     return len(new)
+
+
+def trust(network: JoinedNetwork, model: str, manifest: str, *, replace: bool = True) -> TrustedModel:
+    """Vouch for a model's weights by the hash of their manifest; an empty one withdraws what was signed before.
+
+    Returns the record in force. That is an older one if it says the same, or if there is one and `replace` is false.
+    """
+    with files.locked_folder(network.folder):
+        authority = _authority(network)
+        before = _trusted(network, authority)
+        known = before.records.get(model)
+        if known is not None and (known.manifest == manifest or not replace):
+            return known
+        after = before | trusted_models.sign(model, manifest, before, authority)
+        files.replace(network.folder, {"trusted.bin": after.encode()})
+    return after.records[model]
+
+
+def trusted(network: JoinedNetwork) -> list[TrustedModel]:
+    """List the models that this machine vouches for, with those that were withdrawn."""
+    return [record for _, record in sorted(_trusted(network, _authority(network)).records.items())]
 
 
 def members(network: JoinedNetwork) -> list[IssuedMember]:
@@ -154,6 +178,12 @@ def _authority(network: JoinedNetwork) -> Identity:
     if not network.is_authority:
         raise ConfigError(f"The network '{network.name}' was created on another machine.", hint="Run this command there.")
     return load_identity(files.read(network.ca_file), files.read(network.authority_key_file))
+
+
+def _trusted(network: JoinedNetwork, authority: Identity) -> TrustedModels:
+    if not network.trusted_file.exists():  # a network that was created before there was such a list
+        return NO_TRUSTED_MODELS
+    return trusted_models.read(files.read(network.trusted_file), authority.certificate)
 
 
 def _is_current(network: JoinedNetwork) -> bool:

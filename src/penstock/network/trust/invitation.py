@@ -20,7 +20,7 @@ from msgspec import Meta
 from penstock.config.home import RESERVED
 from penstock.config.network import NAME
 from penstock.errors import ConfigError, Untrusted
-from penstock.network.trust import revocations
+from penstock.network.trust import revocations, trusted_models
 from penstock.network.trust.certificates import Identity, common_name, identity_of, load_der, node_name, private_key, verify
 from penstock.network.trust.listening import check_connect
 
@@ -29,7 +29,7 @@ CHECKSUM_BYTES = 8
 KEY_BYTES = 32
 MAX_CERTIFICATE_BYTES = 8 << 10
 MAX_ENDPOINTS = 64
-MAX_UNPACKED_BYTES = revocations.MAX_LIST_BYTES + (64 << 10)
+MAX_UNPACKED_BYTES = revocations.MAX_LIST_BYTES + trusted_models.MAX_LIST_BYTES + (64 << 10)
 MAX_TOKEN_CHARS = 2 * MAX_UNPACKED_BYTES
 COPY_AGAIN = "Copy the whole token again, or ask for a new one (penstock network invite NAME)."
 
@@ -39,13 +39,14 @@ Endpoint = Annotated[str, Meta(min_length=1, max_length=300)]
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """A decoded token. `endpoints` are those of members, `revocations` is the authority's list of revoked certificates."""
+    """A decoded token. `endpoints` are those of members; `revocations` and `trusted` are lists that the authority signed."""
 
     network: str
     authority: x509.Certificate
     identity: Identity = field(repr=False)
     endpoints: tuple[str, ...]
     revocations: bytes = field(repr=False)
+    trusted: bytes = field(default=trusted_models.NO_TRUSTED_MODELS.encode(), repr=False)
 
     @property
     def node(self) -> str:
@@ -59,6 +60,8 @@ class _Contents(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     key: Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     endpoints: Annotated[tuple[Endpoint, ...], Meta(min_length=1, max_length=MAX_ENDPOINTS)]
     revocations: Annotated[bytes, Meta(max_length=revocations.MAX_LIST_BYTES)]
+    # older tokens have none
+    trusted: Annotated[bytes, Meta(max_length=trusted_models.MAX_LIST_BYTES)] = trusted_models.NO_TRUSTED_MODELS.encode()
 
     def __repr__(self) -> str:
         return "_Contents(…)"  # they include the private key
@@ -72,6 +75,7 @@ def encode(invitation: Invitation) -> str:
         invitation.identity.key.private_numbers().private_value.to_bytes(KEY_BYTES, "big"),
         invitation.endpoints,
         invitation.revocations,
+        invitation.trusted,
     )
     packed = zlib.compress(msgspec.msgpack.encode(contents), level=9)
     return TOKEN_PREFIX + base64.urlsafe_b64encode(packed + _checksum(packed)).decode().rstrip("=")
@@ -93,7 +97,9 @@ def decode(text: str) -> Invitation:
     verify(certificate, authority)
     node_name(certificate)
     revocations.read(contents.revocations, authority)
-    return Invitation(contents.network, authority, identity_of(certificate, key), contents.endpoints, contents.revocations)
+    trusted_models.read(contents.trusted, authority)
+    identity = identity_of(certificate, key)
+    return Invitation(contents.network, authority, identity, contents.endpoints, contents.revocations, contents.trusted)
 
 
 def _unpacked(text: str) -> bytes:

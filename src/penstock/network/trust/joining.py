@@ -10,11 +10,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from penstock.config import files
 from penstock.config.home import Home, JoinedNetwork
 from penstock.errors import ConfigError, Untrusted
-from penstock.network.trust import addresses, revocations
+from penstock.network.trust import addresses, revocations, trusted_models
 from penstock.network.trust.certificates import load_certificate, node_name
 from penstock.network.trust.invitation import Invitation
 from penstock.network.trust.listening import ANY_IPV4, check_listen, free_endpoint, is_loopback, split
 from penstock.network.trust.revocations import Revocations
+from penstock.network.trust.trusted_models import TrustedModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ def join(home: Home, invitation: Invitation, *, listen: str | None = None) -> Jo
         brought = revocations.read(invitation.revocations, invitation.authority)
         _refuse_revoked(invitation, brought)
         with files.wrap_os_errors(network.folder, "made"):
-            files.make_folder(network.folder, _contents(network, invitation, brought))
+            trusted = trusted_models.read(invitation.trusted, invitation.authority)
+            files.make_folder(network.folder, _contents(network, invitation, brought, trusted))
         return Joined(network, None)
     current = home.network(name)
     with files.locked_folder(current.folder):
@@ -52,7 +54,7 @@ def join(home: Home, invitation: Invitation, *, listen: str | None = None) -> Jo
         revoked = _all_revoked(current, invitation)
         _refuse_revoked(invitation, revoked)
         network = replace(current, node=node, listen=(listen,) if listen else current.listen, connect=invitation.endpoints)
-        files.replace(network.folder, _contents(network, invitation, revoked))
+        files.replace(network.folder, _contents(network, invitation, revoked, _all_trusted(current, invitation)))
     return Joined(network, current.node)
 
 
@@ -70,11 +72,12 @@ def leave(home: Home, name: str) -> None:
     files.remove_folder(home.folder(name))
 
 
-def _contents(network: JoinedNetwork, invitation: Invitation, revoked: Revocations) -> dict[str, bytes]:
+def _contents(network: JoinedNetwork, invitation: Invitation, revoked: Revocations, trusted: TrustedModels) -> dict[str, bytes]:
     return {
         "network.json": network.contents(),
         "ca.pem": invitation.authority.public_bytes(Encoding.PEM),
         "revoked.bin": revoked.encode(),
+        "trusted.bin": trusted.encode(),
         "node.pem": invitation.identity.certificate_pem(),
         "node.key": invitation.identity.key_pem(),
     }
@@ -94,6 +97,16 @@ def _all_revoked(current: JoinedNetwork, invitation: Invitation) -> Revocations:
     brought = revocations.read(invitation.revocations, invitation.authority)
     try:
         stored = revocations.read(files.read(current.revocations_file), invitation.authority)
+    except (Untrusted, ConfigError):  # missing or damaged: the invitation's is sound
+        return brought
+    return stored | brought
+
+
+def _all_trusted(current: JoinedNetwork, invitation: Invitation) -> TrustedModels:
+    """Merge the stored and the invitation's trusted models, so that an old invitation brings back no old record."""
+    brought = trusted_models.read(invitation.trusted, invitation.authority)
+    try:
+        stored = trusted_models.read(files.read(current.trusted_file), invitation.authority)
     except (Untrusted, ConfigError):  # missing or damaged: the invitation's is sound
         return brought
     return stored | brought
