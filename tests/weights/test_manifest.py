@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,13 @@ from penstock.errors import CorruptWeights
 from penstock.model.families import FAMILIES
 from penstock.model.segment import LlmModel
 from penstock.model.shapes import end_shapes, layer_shapes
+from penstock.model.sources import recommended_sampling
 from penstock.model.spec import read_spec
+from penstock.model.tokenizer import Tokenizer
 from penstock.model.weights import WeightFiles, places
 from penstock.weights import manifest as manifest_module
 from penstock.weights.hashing import manifest_of
-from penstock.weights.manifest import ENDS, MAX_MANIFEST_BYTES, Manifest, ModelPart, check_against
+from penstock.weights.manifest import ENDS, FILES, MAX_MANIFEST_BYTES, Manifest, ModelPart, check_against
 from penstock.weights.peer_store import PeerStore
 from tests.tiny_weights import CONFIG, LAYERS, flip_a_bit, write_model
 
@@ -69,11 +73,46 @@ def test_other_weights_have_another_hash(folder: Path, tmp_path: Path) -> None:
     assert look(write_model(tmp_path / "other", seed=1)).hash != look(folder).hash
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "config.json"])
+@pytest.mark.parametrize("file", ["config.json", *FILES])
 def test_another_file_makes_another_hash(folder: Path, file: str) -> None:
-    before = look(folder).hash
-    (folder / file).write_bytes((folder / file).read_bytes() + b"\n")
-    assert look(folder).hash != before
+    path, hashes = folder / file, [look(folder).hash]
+    if file != "config.json":
+        path.unlink(missing_ok=True)
+        hashes = [look(folder).hash]
+        path.write_bytes(b"{}")
+        hashes.append(look(folder).hash)
+    path.write_bytes(path.read_bytes() + b"\n")
+    hashes.append(look(folder).hash)
+    assert len({*hashes}) == len(hashes)
+    assert all(hashes)
+
+
+def test_one_bit_of_any_tensor_makes_another_hash(folder: Path) -> None:
+    hashes, table = {look(folder).hash}, places(folder / WEIGHTS)
+    for number, place in enumerate(table.values()):
+        flip_a_bit(folder / WEIGHTS, place.start)
+        os.utime(folder / WEIGHTS, (number, number))  # the clock of a file system may be too coarse to tell two writes apart
+        hashes.add(look(folder).hash)
+    assert len(hashes) == 1 + len(table)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["added_tokens.json", "chat_template.json", "vocab.json", "merges.txt", "tokenizer.model", "preprocessor_config.json"],
+)
+def test_a_file_that_is_not_in_it_changes_nothing_that_is_read(tiny_chat_model: Path, tmp_path: Path, file: str) -> None:
+    """So nobody can change the text that a model gets or gives without changing the hash."""
+
+    def behaviour() -> tuple[Any, ...]:
+        tokenizer = Tokenizer(folder)
+        messages = [{"role": "user", "content": "Hello <|im_start|>"}]
+        return read_spec(folder), recommended_sampling(str(folder), folder), tokenizer.encode_chat(messages), tokenizer.eos_id
+
+    folder = shutil.copytree(tiny_chat_model, tmp_path / "chat")
+    before, known = behaviour(), look(folder).hash
+    (folder / file).write_text(json.dumps({"chat_template": "changed", "Hello": 5, "eos_token_id": 3}))
+    assert behaviour() == before
+    assert look(folder).hash == known
 
 
 def test_a_folder_without_some_shards_has_no_hash_and_says_what_is_there(tmp_path: Path) -> None:
