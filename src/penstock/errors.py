@@ -161,6 +161,12 @@ class DownloadFailed(ModelError):
     code = "download_failed"
 
 
+class UntrustedWeights(ModelError):
+    """Weights that other nodes offer, and that nobody vouches for."""
+
+    code = "untrusted_weights"
+
+
 class WeightsUnavailable(ModelError):
     """Weights that no other node could or would send."""
 

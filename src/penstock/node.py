@@ -25,7 +25,7 @@ from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_standalone
 from penstock.engine.routing.config import RoutingConfig
-from penstock.errors import WorkspaceError
+from penstock.errors import UntrustedWeights, WorkspaceError
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
@@ -246,18 +246,25 @@ class Node:
             membership.leave()
 
     def _wanted(self, membership: Membership) -> Sequence[HostedModelConfig]:
-        """The models of the settings; where these name none, the one that the network runs."""
-        from penstock.placement.peer_records import choose_network_model
+        """The models of the settings; where these name none, one that the network runs and vouches for."""
+        from penstock.model.sources import local
+        from penstock.placement.peer_records import choose_network_model, offered_weights
 
         if not self.config.adopts:
             return self.config.models
         membership.wait_for_peers()
-        return [
-            replace(
-                self.config.models[0],
-                id=choose_network_model(membership.records, exclude=self.config.node_id) or self.config.models[0].id,
-            )
-        ]
+
+        def may_run(name: str) -> bool:
+            try:
+                offered = offered_weights(membership.records, name, exclude=self.config.node_id)
+                if local(name) is not None or membership.trust.choose(name, offered):
+                    return True
+            except UntrustedWeights as error:
+                logger.warning("this node does not join in with %s. %s", name, error)
+            return False
+
+        chosen = choose_network_model(membership.records, exclude=self.config.node_id, may_run=may_run)
+        return [replace(self.config.models[0], id=chosen or self.config.models[0].id)]
 
     def _host(self, loaded: LoadedModel, pipe: Pipe) -> HostedLayers:
         config = self.config

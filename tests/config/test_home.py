@@ -130,6 +130,7 @@ def test_the_current_network_gives_all_that_a_node_needs(root: Path) -> None:
         "network.key_file": folder / "node.key",
         "network.peers_file": folder / "peers.json",
         "network.revocations_file": folder / "revoked.bin",
+        "network.trusted_file": folder / "trusted.bin",
         "node_id": "laptop",
     }
     assert found.sources["node_id"] == ("laptop", "network home")

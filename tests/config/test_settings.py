@@ -52,6 +52,8 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "network.certificate_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
     "network.key_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
     "network.revocations_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
+    "network.trusted_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
+    "network.accept_weights": (("any",), ("0" * 64, "any"), ("f" * 64,)),
     "network.peers_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
     "network.share_weights": (False, True, False),
     "network.weights_rate": (10**6, 1 << 20, 2 * 10**8),

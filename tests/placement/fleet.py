@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.config.engine import EngineConfig
@@ -44,7 +44,16 @@ class Loads:
 
 class FleetNode:
     def __init__(
-        self, hub: Hub, name: str, model: Path, room: int, loads: Loads, *, max_pipes: int = 1, **settings: object
+        self,
+        hub: Hub,
+        name: str,
+        model: Path,
+        room: int,
+        loads: Loads,
+        *,
+        max_pipes: int = 1,
+        accept_weights: tuple[str, ...] = (),
+        **settings: object,
     ) -> None:
         self.name, self._loads = name, loads
         hosted = HostedModelConfig(
@@ -56,8 +65,9 @@ class FleetNode:
             **settings,  # type: ignore[arg-type]
         )
         engine = EngineConfig(block_size=8)
-        self.config = NodeConfig(node_id=name, models=(hosted,), network=NETWORK, engine=engine, max_pipes=max_pipes)
-        self.membership = Membership(InProcessRouter(hub, name), NETWORK, node=name, epoch=time.time_ns())
+        network = replace(NETWORK, accept_weights=accept_weights)
+        self.config = NodeConfig(node_id=name, models=(hosted,), network=network, engine=engine, max_pipes=max_pipes)
+        self.membership = Membership(InProcessRouter(hub, name), network, node=name, epoch=time.time_ns())
         self.placing: PlacementAgent | None = None
         self.hosted: HostedLayers | None = None
 

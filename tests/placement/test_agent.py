@@ -136,12 +136,27 @@ def test_a_tampered_file_is_refused_by_name(node: Callable[..., FleetNode], tmp_
         flip_a_bit(file, len(kept) - 100)
         try:
             with (
-                pytest.raises(CorruptWeights, match=r"model\.safetensors differs from the other nodes"),
-                running(node("b", 12)),
+                pytest.raises(CorruptWeights, match=r"model\.safetensors differs from the trusted weights"),
+                running(node("b", 12, accept_weights=("any",))),
             ):
                 pass
+            c = node("c", 12)
+            with running(c):  # nobody vouches for the weights of a, so c goes on with its own; a does not use them
+                assert c.held == ["5:12"]
+                wait_for(lambda: "layers 5:12" in a.membership.incompatible_peers.get("c", ""), "a to see that they differ")
         finally:
             file.write_bytes(kept)
+
+
+@pytest.mark.parametrize("adopts", [False, True])
+def test_a_node_vouches_for_its_own_files_of_a_model_that_its_user_named(
+    node: Callable[..., FleetNode], model: Path, adopts: bool
+) -> None:
+    a, vouched = node("a", 12), []
+    a.config = replace(a.config, adopts=adopts)
+    a.membership.trust.vouch = lambda *about: vouched.append(about)  # type: ignore[method-assign]
+    with running(a):
+        assert set(vouched) == (set() if adopts else {(str(model), a.membership._offers[str(model)].weights)})
 
 
 def test_a_budget_without_room_for_a_layer_is_refused_with_what_would_do(node: Callable[..., FleetNode]) -> None:

@@ -42,6 +42,10 @@ def store(manifest: Manifest) -> PeerStore:
     return PeerStore(manifest, "tiny")
 
 
+def always(manifest_hash: str) -> bool:
+    return True
+
+
 def content(original: Path, manifest: Manifest, part: ModelPart) -> bytes:
     return PartReader(original, manifest).read(part, 0, manifest.size(part))
 
@@ -76,14 +80,14 @@ def test_everything_is_the_model_again(store: PeerStore, original: Path, manifes
 
 def test_a_store_is_found_again_by_the_models_name(store: PeerStore, original: Path, manifest: Manifest) -> None:
     bring(store, TOKENIZER, content(original, manifest, TOKENIZER))
-    found = PeerStore.latest("tiny")
+    found = PeerStore.latest("tiny", always)
     assert found is not None
     assert (found.manifest, found.has(TOKENIZER), found.has(ENDS)) == (manifest, True, False)
-    assert PeerStore.latest("other") is None
+    assert PeerStore.latest("other", always) is None
 
 
 def test_nothing_is_found_in_an_empty_cache() -> None:
-    assert PeerStore.latest("tiny") is None
+    assert PeerStore.latest("tiny", always) is None
 
 
 def test_of_two_stores_of_a_model_the_one_that_was_used_last_is_found(store: PeerStore, tmp_path: Path) -> None:
@@ -93,16 +97,25 @@ def test_of_two_stores_of_a_model_the_one_that_was_used_last_is_found(store: Pee
         os.utime(folder / "manifest.json", (1, 1))
     for used in (store, other, store):
         PeerStore(used.manifest, "tiny")
-        found = PeerStore.latest("tiny")
+        found = PeerStore.latest("tiny", always)
         assert found is not None
         assert found.folder == used.folder
         os.utime(used.folder / "manifest.json", (1, 1))
 
 
+def test_a_store_that_is_not_accepted_is_passed_over(store: PeerStore, tmp_path: Path) -> None:
+    other_model = write_model(tmp_path / "other", seed=1)
+    later = PeerStore(manifest_of(other_model, read_spec(other_model)), "tiny")
+    found = PeerStore.latest("tiny", lambda manifest_hash: manifest_hash != later.manifest.hash)
+    assert found is not None
+    assert found.folder == store.folder
+    assert PeerStore.latest("tiny", lambda manifest_hash: False) is None
+
+
 def test_a_store_whose_manifest_is_another_is_not_found(store: PeerStore, tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", seed=1)
     (store.folder / "manifest.json").write_bytes(manifest_of(other, read_spec(other)).encode())
-    assert PeerStore.latest("tiny") is None
+    assert PeerStore.latest("tiny", always) is None
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "penstock.json"])
@@ -111,7 +124,7 @@ def test_a_store_that_is_damaged_is_not_found(store: PeerStore, file: str, left:
     (store.folder / file).unlink()
     if left is not None:
         (store.folder / file).write_bytes(left)
-    assert PeerStore.latest("tiny") is None
+    assert PeerStore.latest("tiny", always) is None
 
 
 def test_a_part_of_another_size_is_not_there(store: PeerStore, original: Path, manifest: Manifest) -> None:

@@ -19,8 +19,10 @@ OPEN_HINT = "set network.open = true (--open-network) if everyone who can reach 
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a network, and of a node
 NO_NETWORK = "none"  # this name means: join no network
+ANY_WEIGHTS = "any"  # in accept_weights
 ZENOH = "zenoh"  # the router whose endpoints and certificates are checked here
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _ENDPOINT = re.compile(
     r"(?P<protocol>[a-z]+)/(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):(?P<port>\d{1,5})"
 )
@@ -37,6 +39,7 @@ class NetworkConfig:
     lease_ms: how long a silent node counts as alive.
     open: let everyone in; otherwise both sides of a connection show a certificate signed by `ca_file`.
     recovery_timeout: seconds that answers wait for a new pipe when a node was lost.
+    accept_weights: hashes of manifests to accept from other nodes although nobody vouches for them; `any` for all.
     """
 
     name: str = "penstock"
@@ -51,10 +54,12 @@ class NetworkConfig:
     certificate_file: Path | None = None
     key_file: Path | None = None
     revocations_file: Path | None = None
+    trusted_file: Path | None = None
     peers_file: Path | None = None
     recovery_timeout: float = 60.0
     share_weights: bool = True
     weights_rate: int = 100 * 10**6
+    accept_weights: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):  # it becomes part of Zenoh's keys
@@ -66,6 +71,9 @@ class NetworkConfig:
         check_whole("lease_ms", self.lease_ms, minimum=MIN_LEASE_MS)
         check_seconds("recovery_timeout", self.recovery_timeout, allow_zero=True)
         check_whole("weights_rate", self.weights_rate, minimum=1)
+        for weights in self.accept_weights:
+            if weights != ANY_WEIGHTS and not _SHA256.fullmatch(weights):
+                raise unusable("accept_weights", weights, f"Use hashes of 64 digits from 0 to f, or {ANY_WEIGHTS}.")
         for endpoint in self.listen:
             _check_endpoint("listen", endpoint, lowest_port=0)
         for endpoint in self.connect:
@@ -96,7 +104,7 @@ class NetworkConfig:
         missing = [f"network.{name}" for name in CERTIFICATE_FILES if getattr(self, name) is None]
         are_missing = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
         if self.open:
-            names_files = len(missing) < len(CERTIFICATE_FILES) or self.revocations_file is not None
+            names_files = len(missing) < len(CERTIFICATE_FILES) or bool(self.revocations_file or self.trusted_file)
             if missing and (len(unsecured) < len(endpoints) or names_files):
                 raise ConfigError(
                     f"The network uses certificates, but {are_missing}.",

@@ -26,7 +26,8 @@ CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 EXAMPLE_HINT = "`penstock config --example` shows all settings."
 
 # Setting one of these configures a network by hand, which is not mixed with a joined one.
-MANUAL_NETWORK_KEYS = {f"network.{name}" for name in (*CERTIFICATE_FILES, "open", "revocations_file", "peers_file")}
+NETWORK_FILES = (*CERTIFICATE_FILES, "revocations_file", "trusted_file", "peers_file")
+MANUAL_NETWORK_KEYS = {f"network.{name}" for name in (*NETWORK_FILES, "open")}
 NETWORK_KEYS = MANUAL_NETWORK_KEYS | {"network.listen", "network.connect", "network.multicast"}
 
 
@@ -159,7 +160,7 @@ def _from_joined_network(given: Iterable[Given], environ: Mapping[str, str]) -> 
 
 
 def _values(network: JoinedNetwork) -> dict[str, Any]:
-    names = ("name", "listen", "connect", *CERTIFICATE_FILES, "revocations_file", "peers_file")
+    names = ("name", "listen", "connect", *NETWORK_FILES)
     return {f"network.{name}": getattr(network, name) for name in names} | {"node_id": network.node}
 
 

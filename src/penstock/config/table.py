@@ -242,11 +242,20 @@ SETTINGS = (
     Setting("network.certificate_file", PATH, "Certificate of this node.", sample="network/node.pem"),
     Setting("network.key_file", PATH, "Private key of this node.", sample="network/node-key.pem"),
     Setting("network.revocations_file", PATH, "List of revoked certificates.", sample="network/revoked.bin"),
+    Setting(
+        "network.trusted_file", PATH, "List of models whose weights the authority vouches for.", sample="network/trusted.bin"
+    ),
     Setting("network.peers_file", PATH, "File where this node remembers how to reach the others.", sample="network/peers.json"),
     Setting(
         "network.share_weights",
         SWITCH,
         "Send weights to other nodes, and fetch from them what is missing here.",
+    ),
+    Setting(
+        "network.accept_weights",
+        WORDS,
+        "Weights to take from other nodes although nobody vouches for them: hashes (`penstock models hash`), or any.",
+        sample=("3f2a" * 16,),
     ),
     Setting("network.weights_rate", SIZE, "Bytes of weights per second that this node sends to others."),
     Setting("network.recovery_timeout", SECONDS, "How long running answers wait for other nodes after one was lost."),

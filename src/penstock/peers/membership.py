@@ -26,6 +26,7 @@ from penstock.network.router import Router
 from penstock.network.trust.listening import reachable_endpoints
 from penstock.network.trust.peers import save_endpoints, valid_endpoints
 from penstock.network.wire import Wire
+from penstock.peers.weights_trust import WeightsTrust
 from penstock.pipes.meta_pipe import MetaPipe, WeightsOf, differs
 from penstock.pipes.pipe_ids import PipeIds, pipe_of
 from penstock.pipes.pipe_manager import PipeManager
@@ -51,6 +52,7 @@ class Membership:
     unreadable_peers: nodes whose records cannot be read, and why.
     incompatible_peers: nodes whose layers cannot be used, and why.
     expected_weights: by model, the hashes that its weights should have.
+    trust: which weights this node takes from the others.
     links: what was measured between this node and the others.
     loading: a lock to hold while loading layers.
     changed: notified when the network may have changed.
@@ -69,6 +71,7 @@ class Membership:
         self._pipe_ids = PipeIds(node, epoch)
         self.placements: dict[str, str] = {}
         self.wire = Wire(router, on_lost=self._on_lost)
+        self.trust = WeightsTrust(config)
         self.links = LinkMonitor(self.wire.send, time.monotonic)
         self.receiver = JobReceiver(
             decode, self.engines, self.wire.send, self._on_weights, self.links.on_echo, self.links.observe_transfer
@@ -104,6 +107,7 @@ class Membership:
         """Join the network, offering nothing yet."""
         self._publish()
         self._router.start(self.receiver.on_message, self._on_change)
+        self.trust.open()
         self._on_change()
         self._publisher.start()
 
@@ -141,6 +145,11 @@ class Membership:
         with self.changed:
             if self.changed.wait_for(lambda: self._peer_records, FIRST_RECORD_TIMEOUT_S):
                 self.changed.wait_for(lambda: any(record.offers for record in self._peer_records), FIRST_OFFER_TIMEOUT_S)
+
+    def wait_for_trust(self, model: str) -> bool:
+        """Wait for a record that says which weights of a model are trusted: the first nodes to answer may not know it."""
+        with self.changed:
+            return self.changed.wait_for(lambda: bool(self.trust.expected(model)), FIRST_OFFER_TIMEOUT_S)
 
     @property
     def _peer_records(self) -> list[NodeRecord]:
@@ -228,6 +237,8 @@ class Membership:
                 record = self._record(node, data)
                 if record is not None:
                     found.append(record)
+            for record in found:
+                self.trust.merge(record.node, record.trusted)
             self._log_changes(found)
             self.pipes.update(found)
             self.links.set_peers(record.node for record in found if record.node != self.node)
@@ -314,6 +325,7 @@ class Membership:
                 logger.warning("no other node of the network '%s' found yet (%s); still trying", self.config.name, where)
             try:
                 self.links.tick()
+                self.trust.reload()
                 self._publish()
                 self._save_peer_endpoints()
             except Exception as error:  # tried again in a second
@@ -339,6 +351,7 @@ class Membership:
             endpoints=self._endpoints,
             offers=tuple(self._offers.values()),
             links=self.links.published(),
+            trusted=self.trust.data,
         )
 
     def _segments(self, hosted: HostedLayers) -> list[MetaModel]:

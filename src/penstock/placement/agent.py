@@ -13,7 +13,7 @@ from penstock.config.node import HostedModelConfig, NodeConfig
 from penstock.domain.meta_model import Offer
 from penstock.domain.topology import LayerRange
 from penstock.engine.hosted_model import HostedLayers
-from penstock.errors import ConfigError, CorruptWeights, NotEnoughMemory, PenstockError, WeightsUnavailable
+from penstock.errors import ConfigError, CorruptWeights, NotEnoughMemory, PenstockError, UntrustedWeights, WeightsUnavailable
 from penstock.model.memory import available_memory
 from penstock.model.segment import LlmModel
 from penstock.model.spec import fingerprint
@@ -23,12 +23,12 @@ from penstock.pipes.model_manager import FoundModel, LoadedModel, ModelManager
 from penstock.pipes.path import listed
 from penstock.pipes.pipe import Pipe
 from penstock.placement.controller import SETTLE_S, Claim, Drop, Load, PlacementController, Wait, Withdraw
-from penstock.placement.peer_records import agreed_weights, members_of
+from penstock.placement.peer_records import members_of, offered_weights
 from penstock.placement.plan import Member, decide, total_layers
 from penstock.placement.preview import Preview, preview
 from penstock.progress import Progress, silent
 from penstock.units import format_bytes
-from penstock.weights.source import WeightsSource, find_source
+from penstock.weights.source import Offered, WeightsSource, find_source
 
 logger = logging.getLogger("penstock.placement")
 
@@ -150,10 +150,16 @@ class PlacementAgent:
     def _find_source(self, download: bool) -> WeightsSource:
         self._membership.wait_for_peers()
         fetcher = self._membership.weights_fetcher if self._node.network.share_weights else None
-        return find_source(self._model.id, self._agreed_weights(), fetcher, self._progress, download=download)
+        model, trust = self._model.id, self._membership.trust
+        try:
+            return find_source(model, trust, self._offered_weights(), fetcher, self._progress, download=download)
+        except UntrustedWeights:
+            if not self._membership.wait_for_trust(model):
+                raise
+            return find_source(model, trust, self._offered_weights(), fetcher, self._progress, download=download)
 
-    def _agreed_weights(self) -> str:
-        return agreed_weights(self._membership.records, self._model.id, exclude=self._node.node_id)
+    def _offered_weights(self) -> Offered:
+        return offered_weights(self._membership.records, self._model.id, exclude=self._node.node_id)
 
     def _find(self) -> FoundModel:
         return self._manager.find(self._model.id, self._source.folder, dtype=self._model.dtype, device=self._model.device)
@@ -200,6 +206,8 @@ class PlacementAgent:
 
     def _offer(self) -> None:
         self._offered = self._room()
+        if self._source.is_local and self._source.manifest.complete and not self._node.adopts:
+            self._membership.trust.vouch(self._model.id, self._source.manifest.hash)
         if self._node.network.share_weights:
             self._membership.serve_weights(self._model.id, self._source.folder, self._source.manifest)
         self._membership.offer(
@@ -359,10 +367,14 @@ class PlacementAgent:
         self._offer()
 
     def _validate(self, layers: Iterable[LayerRange], *, ends: bool) -> None:
-        """Raise CorruptWeights if this node's weights differ from those of the pipe that it joins."""
+        """Raise CorruptWeights if this node's weights differ from the trusted ones that another node has."""
         if not self._node.model_validation:
             return
+        offered = self._offered_weights()
         try:
-            self._source.check(self._membership.weights_fetcher, self._agreed_weights(), layers, ends=ends)
+            trusted = self._membership.trust.choose(self._model.id, offered)
+            self._source.check(self._membership.weights_fetcher, trusted if trusted in offered else "", layers, ends=ends)
+        except UntrustedWeights:
+            return  # nobody vouches for any weights of this model: this node goes on with its own
         except WeightsUnavailable as error:  # routes still use only segments with the same hashes
             logger.warning("the weights of %s could not be compared with those of other nodes: %s", self._model.id, error)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from penstock.domain.meta_model import NodeRecord, Offer
@@ -46,23 +45,25 @@ def _member(node: str, pipes: Mapping[LayerRange, str], offer: Offer | None) -> 
     return replace(member, claims=offer.claims, pinned=offer.pinned, room=offer.room, max_pipes=offer.max_pipes)
 
 
-def agreed_weights(records: Iterable[NodeRecord], model: str, exclude: str) -> str:
-    """Return the hash of the weights that most nodes other than `exclude` have; of equally frequent ones, the lowest."""
-    votes: Counter[str] = Counter()
-    for record in records:
-        weights = next((offer.weights for offer in record.offers if offer.model == model and offer.weights), "")
-        if record.node != exclude and weights:
-            votes[weights] += 1
-    return min(votes, key=lambda weights: (-votes[weights], weights), default="")
+def offered_weights(records: Iterable[NodeRecord], model: str, exclude: str) -> dict[str, list[str]]:
+    """Return the nodes other than `exclude` that send weights of a model, by the hash of their manifest."""
+    found: dict[str, list[str]] = {}
+    for record in sorted(records, key=lambda record: record.node):
+        for offer in record.offers:
+            if record.node != exclude and offer.model == model and offer.weights and offer.gives:
+                found.setdefault(offer.weights, []).append(record.node)
+    return found
 
 
-def choose_network_model(records: Iterable[NodeRecord], exclude: str) -> str:
+def choose_network_model(records: Iterable[NodeRecord], exclude: str, may_run: Callable[[str], bool]) -> str:
     """Choose a model for a node that was given none: one with missing layers, else the first. Empty if there is none.
 
     The name comes from another node. If it is a path on this machine it is skipped, or its files would be read and served.
+    may_run: whether this node would run the model of that name.
     """
     peers = [record for record in records if record.node != exclude]
     pipes = RouterPipes(lambda: peers).pipes()
     lacking = [pipe.model for pipe in pipes if not pipe.is_complete()]
     names = [*lacking, *(pipe.model for pipe in pipes), *sorted(offer.model for record in peers for offer in record.offers)]
-    return next((name for name in names if catalogue.find(name) or not os.path.lexists(os.path.expanduser(name))), "")
+    found = (name for name in names if catalogue.find(name) or not os.path.lexists(os.path.expanduser(name)))
+    return next(filter(may_run, dict.fromkeys(found)), "")

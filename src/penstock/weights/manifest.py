@@ -154,22 +154,22 @@ class Manifest:
 
 
 def check_against(
-    mine: Manifest, agreed: Manifest, layers: Iterable[LayerRange], ends: bool, whose: str = "the other nodes"
+    mine: Manifest, trusted: Manifest, layers: Iterable[LayerRange], ends: bool, whose: str = "the trusted weights"
 ) -> None:
-    """Raise CorruptWeights for the first tensor of these layers, or of the ends, that differs from `agreed`."""
+    """Raise CorruptWeights for the first tensor of these layers, or of the ends, that differs from `trusted`."""
     for part in mine.parts(layers, ends):
         if not part.file:  # two nodes may have different chat templates
-            _check_part(mine, agreed, part, whose)
+            _check_part(mine, trusted, part, whose)
 
 
-def _check_part(mine: Manifest, agreed: Manifest, part: ModelPart, whose: str) -> None:
-    if not agreed.has(part):
+def _check_part(mine: Manifest, trusted: Manifest, part: ModelPart, whose: str) -> None:
+    if not trusted.has(part):
         raise CorruptWeights(
-            f"{whose.capitalize()} have no {part}: their model has {len(agreed.layers)} layers.", hint=_FIX_WEIGHTS
+            f"{whose.capitalize()} have no {part}: that model has {len(trusted.layers)} layers.", hint=_FIX_WEIGHTS
         )
     if not mine.has(part):
         raise CorruptWeights(f"Some weights of {part} are missing on this machine.", hint="Download the model again.")
-    theirs = {tensor.name: tensor for tensor in agreed.tensors(part)}
+    theirs = {tensor.name: tensor for tensor in trusted.tensors(part)}
     for tensor in mine.tensors(part):
         if theirs.get(tensor.name) != tensor:
             file = mine.where.get(tensor.name, "")
@@ -179,7 +179,7 @@ def _check_part(mine: Manifest, agreed: Manifest, part: ModelPart, whose: str) -
 def _difference(mine: HashedTensor, theirs: HashedTensor | None, file: str, whose: str) -> str:
     place = f"{mine.name} in {file}" if file else mine.name
     if theirs is None:
-        return f"{place} is not in the model of {whose}."
+        return f"{place} is not among {whose}."
     if (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape):
         here, there = f"SHA-256 {mine.sha256[:16]}…", f"{theirs.sha256[:16]}…"
     else:

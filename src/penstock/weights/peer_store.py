@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -60,8 +60,8 @@ class PeerStore:
             os.utime(self.folder / MANIFEST)
 
     @classmethod
-    def latest(cls, model: str) -> PeerStore | None:
-        """Return the store that was last used for the model of this name, if there is one."""
+    def latest(cls, model: str, accepts: Callable[[str], bool]) -> PeerStore | None:
+        """Return the store that was last used for the model of this name, among those whose manifest hash is accepted."""
         dated = []
         for path in _stores().glob(f"*/{MANIFEST}"):
             with suppress(OSError):
@@ -74,7 +74,7 @@ class PeerStore:
                 manifest = Manifest.decode(path.read_bytes())
             except (OSError, ValueError, LookupError, TypeError, CorruptWeights):
                 continue  # damaged, or not ours
-            if manifest.hash == path.parent.name:
+            if manifest.hash == path.parent.name and accepts(manifest.hash):
                 return cls(manifest, model)
         return None
 

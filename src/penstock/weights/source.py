@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from penstock.domain.topology import LayerRange
-from penstock.errors import ModelError
+from penstock.errors import ModelError, UnknownModel, UntrustedWeights
 from penstock.model.sources import local, resolve
 from penstock.model.spec import read_spec
 from penstock.progress import Progress
@@ -20,7 +21,19 @@ from penstock.weights.peer_store import PeerStore
 
 NO_LAYERS = LayerRange(0, 0)
 
+Offered = Mapping[str, Sequence[str]]  # what nodes have of a model: their names by the hash of their manifest
+
 logger = logging.getLogger("penstock.weights")
+
+
+class Trust(Protocol):
+    """Which weights may come from other nodes; see `WeightsTrust`."""
+
+    def choose(self, model: str, offered: Offered) -> str:
+        """Return the hash of the manifest to fetch; empty if nothing is offered. Raises UntrustedWeights."""
+
+    def accepts(self, model: str, manifest: str) -> bool:
+        """Whether weights with this manifest hash may be used."""
 
 
 class WeightsSource:
@@ -35,6 +48,11 @@ class WeightsSource:
         self._fetcher = fetcher
         self._store = store
         self._hashes: dict[LayerRange, str] = {}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the weights are from this machine or the model's makers, and not from other nodes."""
+        return self._store is None
 
     def describe(self) -> str:
         return str(self.folder) if self._store is None else f"other nodes of the network, into {self.folder}"
@@ -79,36 +97,64 @@ class WeightsSource:
             self._store.discard(part)
         return True
 
-    def check(self, fetcher: WeightsFetcher, agreed: str, layers: Iterable[LayerRange], *, ends: bool) -> None:
-        """Raise CorruptWeights if this machine's weights differ from those that the other nodes agree on."""
-        if agreed and agreed != self.manifest.hash:
-            check_against(self.manifest, fetcher.fetch_manifest(self.model, agreed), layers, ends)
+    def check(self, fetcher: WeightsFetcher, trusted: str, layers: Iterable[LayerRange], *, ends: bool) -> None:
+        """Raise CorruptWeights if this machine's weights differ from those of the manifest with the hash `trusted`."""
+        if trusted and trusted != self.manifest.hash:
+            check_against(self.manifest, fetcher.fetch_manifest(self.model, trusted), layers, ends)
 
 
 def find_source(
-    model: str, agreed: str, fetcher: WeightsFetcher | None, progress: Progress, *, download: bool = True
+    model: str,
+    trust: Trust,
+    offered: Offered,
+    fetcher: WeightsFetcher | None,
+    progress: Progress,
+    *,
+    download: bool = True,
 ) -> WeightsSource:
     """Find the weights of a model.
 
     In this order: on this machine, from other nodes (`fetcher`), from the model's makers, and if that fails, from what was
-    fetched earlier from nodes that are not here now.
+    fetched earlier from nodes that are not here now. Only weights that `trust` accepts come from other nodes.
+
+    offered: what other nodes have of the model.
     """
     folder = local(model)
-    if folder is None and fetcher is not None and agreed:
+    refusal: UntrustedWeights | None = None
+    if folder is None and fetcher is not None:
         try:
-            return _from_store(model, PeerStore(fetcher.fetch_manifest(model, agreed), model), fetcher)
+            trusted = trust.choose(model, offered)
+            if trusted in offered:
+                return _from_store(model, PeerStore(fetcher.fetch_manifest(model, trusted), model), fetcher)
+            if offered:
+                logger.warning("not fetching %s from other nodes: none has the trusted weights %s", model, trusted)
+        except UntrustedWeights as error:
+            refusal = error
         except ModelError as error:
             logger.warning("%s", error)
     try:
         if folder is None and not download:
             raise not_available(model)
         folder = folder or resolve(model, layers=NO_LAYERS, ends=False, progress=progress)
-    except ModelError:
-        store = PeerStore.latest(model)
-        if store is None or fetcher is None:
+    except ModelError as error:
+        store = PeerStore.latest(model, lambda manifest: trust.accepts(model, manifest))
+        if store is not None and fetcher is not None:
+            return _from_store(model, store, fetcher)
+        if refusal is None:
             raise
-        return _from_store(model, store, fetcher)
+        raise UntrustedWeights(f"{refusal.message} It cannot be had elsewhere: {error.message}", hint=refusal.hint) from error
     return WeightsSource(model, folder, manifest_of(folder, read_spec(folder), progress), None, None)
+
+
+def local_hash(model: str, progress: Progress) -> str:
+    """Return the manifest hash of a model on this machine, which must have all of it."""
+    folder = local(model, progress=progress)
+    found = "" if folder is None else manifest_of(folder, read_spec(folder), progress).hash
+    if not found:
+        raise UnknownModel(
+            f"The model '{model}' is not (completely) on this machine.", hint=f"Fetch it first: penstock models pull {model}"
+        )
+    return found
 
 
 def not_available(model: str) -> ModelError:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -157,7 +158,32 @@ def test_no_key_is_printed_by_any_command_but_invite(homes: tuple[Path, Path]) -
         assert not [secret for secret in secrets if secret in done.stdout + done.stderr]
 
 
-@pytest.mark.parametrize("command", ["create", "invite", "join", "list", "use", "revoke", "leave", "status"])
+def test_the_machine_that_created_a_network_signs_weights_and_no_other_does(
+    homes: tuple[Path, Path], tiny_chat_model: Path
+) -> None:
+    a, b = map(machine, homes)
+    a("network", "create", "home", "--node", "desk", "--listen", "tls/127.0.0.1:7447")
+    weights = a("models", "hash", str(tiny_chat_model)).stdout.strip()
+    assert re.fullmatch("[0-9a-f]{64}", weights)
+    assert weights in a("network", "trust", str(tiny_chat_model)).stdout
+    assert f"trusts org/other with these weights since {datetime.now(UTC):%Y}" in (
+        a("network", "trust", "org/other", "--weights", "0" * 64).stdout
+    )
+    assert "trusts no weights of org/other any more" in a("network", "trust", "org/other", "--withdraw").stdout
+    listed = a("network", "trust").stdout
+    assert weights in listed
+    assert "withdrawn" in listed
+    assert "models pull org/name" in a("network", "trust", "org/name", rc=1).stderr
+    assert "needs no signature" in a("network", "trust", "smollm2", rc=1).stderr
+    assert "64 digits" in a("network", "trust", "org/other", "--weights", "abc", rc=1).stderr
+    assert "contradict" in a("network", "trust", "m", "--weights", "0" * 64, "--withdraw", rc=1).stderr
+    assert "A model is missing" in a("network", "trust", "--withdraw", rc=1).stderr
+
+    b("network", "join", "-", stdin=a("network", "invite", "laptop").stdout)
+    assert "was created on another machine" in b("network", "trust", str(tiny_chat_model), rc=1).stderr
+
+
+@pytest.mark.parametrize("command", ["create", "invite", "join", "list", "use", "revoke", "trust", "leave", "status"])
 def test_every_command_explains_itself(command: str) -> None:
     done = CliRunner().invoke(app, ["network", command, "-h"], prog_name="penstock")
     assert done.output.startswith(f"Usage: penstock network {command} ")

@@ -105,6 +105,19 @@ def show(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> N
         print(f"{name:<14} {value}")
 
 
+@app.command("hash")
+def print_hash(model: ModelArgument = DEFAULT_MODEL) -> None:
+    """Print the hash of a model: of its tensors, tokenizer, chat template and settings.
+
+    Two machines with the same hash have the same model. `penstock network trust` signs it for a network.
+    """
+    from penstock.weights.source import local_hash
+
+    with ProgressBars() as bars:
+        found = local_hash(model, bars)
+    print(found)
+
+
 def summarize(name: str, folder: Path) -> ModelSummary:
     from penstock.model.sources.cache import size_on_disk
     from penstock.model.spec import read_spec

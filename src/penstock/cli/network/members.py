@@ -1,15 +1,19 @@
-"""`penstock network create`, `invite` and `revoke`: what only the machine that created a network can do."""
+"""`penstock network create`, `invite`, `revoke` and `trust`: what only the machine that created a network can do."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated
 
 import typer
 
 from penstock.cli.network.joined import chosen_name
+from penstock.cli.ui.bars import ProgressBars
+from penstock.cli.ui.output import print_table
 from penstock.config.home import this_home
 from penstock.config.node import host_name
+from penstock.errors import ConfigError
 
 NODE_DAYS = 365  # also in certificates.py; importing that would make every `--help` 50 ms slower
 
@@ -118,3 +122,55 @@ def revoke(
         return
     print(f"Revoked '{node}': {count} certificate{'s' if count > 1 else ''}.")
     print("The node on this machine tells all nodes that it reaches: within a second if it is running, else when it starts.")
+
+
+def trust(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="The model, named as nodes name it; without it, list those trusted.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="HASH", help="The hash of its weights (`penstock models hash`), if they are not on this machine."),
+    ] = None,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Trust no weights of this model any more.")] = False,
+    network_name: NetworkOption = None,
+) -> None:
+    """Vouch for the weights of a model, so that other nodes take them from each other.
+
+    This signs the hash of the model on this machine: of its tensors, tokenizer, chat template and settings. Nodes that lack the
+    model fetch exactly that. Models that this machine serves from its own files are signed by themselves, once; models that
+    Penstock knows by name need no signature.
+    """
+    from penstock.model.sources.catalogue import find
+    from penstock.network.trust import authority
+
+    home = this_home()
+    network = home.network(chosen_name(home, network_name))
+    if model is None:
+        if weights is not None or withdraw:
+            raise ConfigError("A model is missing.", hint="Run: penstock network trust MODEL")
+        print_table(
+            ["model", "weights", "signed"],
+            [[record.model, record.manifest or "withdrawn", record.date] for record in authority.trusted(network)],
+        )
+        return
+    if known := find(model):
+        raise ConfigError(
+            f"'{model}' needs no signature: every node knows its hash, {known.manifest}.",
+            hint="To run other weights, give them another name.",
+        )
+    if weights is not None and withdraw:
+        raise ConfigError("--weights and --withdraw contradict each other.", hint="Give one of them.")
+    if not withdraw and weights is None:
+        from penstock.weights.source import local_hash
+
+        authority.trusted(network)  # raises on another machine, before the model is hashed
+        with ProgressBars() as bars:
+            weights = local_hash(model, bars)
+    record = authority.trust(network, model, weights or "")
+    if withdraw:
+        print(f"The network '{network.name}' trusts no weights of {shlex.quote(model)} any more.")
+    else:
+        print(f"The network '{network.name}' trusts {shlex.quote(model)} with these weights since {record.date}:")
+        print(record.manifest)
+    print("The node on this machine tells all nodes that it reaches: within seconds if it is running, else when it starts.")

