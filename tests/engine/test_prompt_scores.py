@@ -108,10 +108,17 @@ class Steps:
         bits[list(self.sets[len(self.taken)])] = 1
         return np.packbits(bits, bitorder="little").view(np.uint32)
 
-    def accept(self, token_id: int) -> bool:
+    def prefetch(self) -> None:
+        pass
+
+    @property
+    def complete(self) -> bool:
+        return len(self.taken) == len(self.sets)
+
+    def accept(self, token_id: int) -> bool | None:
         assert token_id in self.sets[len(self.taken)]
         self.taken.append(token_id)
-        return len(self.taken) == len(self.sets)
+        return self.complete
 
     def rollback(self, count: int) -> None:
         del self.taken[-count:]

@@ -9,11 +9,19 @@ from typing import Any, Protocol
 class Constraint(Protocol):
     """The state of one output. Created for each output, and used only on the compute thread."""
 
-    def mask(self) -> Any:
-        """The tokens allowed now, as a numpy array of uint32 words: token t is bit t % 32 of word t // 32."""
+    @property
+    def complete(self) -> bool:
+        """Whether the text is complete and nothing can follow; known for certain with the mask."""
 
-    def accept(self, token_id: int) -> bool:
-        """Advance by the chosen token. True if the text is complete and nothing can follow."""
+    def mask(self) -> Any:
+        """The tokens allowed now, as a numpy array of uint32 words: token t is bit t % 32 of word t // 32. None if they are not
+        known in time: then the engine computes the position again and asks once more."""
+
+    def prefetch(self) -> None:
+        """Begin to compute the next mask in the background, where that is possible."""
+
+    def accept(self, token_id: int) -> bool | None:
+        """Advance by the chosen token. Returns whether the text is complete; None if that is not known in time."""
 
     def rollback(self, count: int) -> None:
         """Undo the last `count` tokens."""

@@ -303,6 +303,13 @@ class GrammarConstraint:
             raise RequestError("No token of this model can continue the answer within its grammar.", field=self._field)
         return self._mask
 
+    def prefetch(self) -> None:
+        pass
+
+    @property
+    def complete(self) -> bool:
+        return self._matcher.is_stopped()
+
     def accept(self, token_id: int) -> bool:
         began = time.thread_time()
         self._matcher.consume_token(token_id)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.domain.blocks import BlockPool, KeyChain
+from penstock.domain.constraint import Constraint
 from penstock.domain.job import HOLDS_KV, TERMINAL, Job, Sequence, SequenceState
 from penstock.domain.span import Notice, NoticeKind, Position, Span
 from penstock.domain.updates import (
@@ -217,8 +218,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         self.queued[seq.seq_id] = seq
 
     def rewind_seq(self, seq: Sequence) -> None:
-        """Go back to the last token that passed all stages, because Spans were lost. The rest is granted again. The table keeps
-        its blocks, since they are needed at once."""
+        """Go back to the last token that passed all stages, because Spans were lost or a grammar is late. The rest is granted
+        again. The table keeps its blocks, since they are needed at once."""
         assert seq.state in HOLDS_KV
         seq.attempt += 1
         seq.base = seq.scheduled = seq.step_processed
@@ -249,6 +250,17 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             self._stats.job_time.observe(timings.total)
             self._count("cancelled" if cancelled else "done")
             job.emit(JobDone(self.usage(job), timings))
+
+    def end_if_complete(self, seq: Sequence, constraint: Constraint) -> bool:
+        """End an output whose constraint was late to say that it is complete, or that it is not and may get no more tokens."""
+        if not constraint.complete and seq.generated < seq.job.max_tokens:
+            return False
+        reason = FinishReason.STOP if constraint.complete else FinishReason.LENGTH
+        rest = self._texts[seq.seq_id].finish()
+        if rest.text:
+            seq.job.emit(TokensOut(seq.index, rest.text, ()))
+        self.free_seq(seq, reason if rest.stop is None else FinishReason.STOP, rest.stop)
+        return True
 
     # ---- whole jobs ----
 
@@ -363,6 +375,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         seq.job.emit(TokensOut(seq.index, accepted.text, (token_id,), () if logprob is None else (logprob,)))
         if accepted.reason is not None:
             self.free_seq(seq, accepted.reason, accepted.stop_reason)
+        elif seq.constraint is not None:
+            seq.constraint.prefetch()  # while the layers run
 
     def _resume(self, seq: Sequence) -> None:
         """Replay the tokens generated before. They are sent as one update and count as generated here, except in statistics."""
@@ -376,6 +390,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         seq.job.emit(TokensOut(seq.index, "".join(pieces), tuple(seq.tokens[seq.prompt_len :])))
         if accepted is not None and accepted.reason is not None:
             self.free_seq(seq, accepted.reason, accepted.stop_reason)
+        elif seq.constraint is not None:
+            seq.constraint.prefetch()
 
     def _observe_token(self, seq: Sequence) -> None:
         now, job = self._clock(), seq.job

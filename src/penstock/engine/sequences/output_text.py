@@ -84,9 +84,10 @@ def accept_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> Acc
     piece = text.push(token_id, may_stop=seq.generated >= sampling.min_tokens)
     if piece.stop is not None:
         return AcceptedToken(piece.text, FinishReason.STOP, piece.stop)
-    if seq.constraint is not None and seq.constraint.accept(token_id):
+    complete = seq.constraint.accept(token_id) if seq.constraint is not None else False
+    if complete:
         reason = FinishReason.STOP
-    elif seq.generated >= seq.job.max_tokens:
+    elif complete is not None and seq.generated >= seq.job.max_tokens:  # else it is decided with the next mask
         reason = FinishReason.LENGTH
     else:
         return AcceptedToken(piece.text)
@@ -116,4 +117,6 @@ def _is_end(seq: Output, token_id: int, eos_ids: Collection[int]) -> bool:
 
 
 def _allows(constraint: Constraint, token_id: int) -> bool:
-    return bool(int(constraint.mask()[token_id // 32]) >> token_id % 32 & 1)
+    """Whether a token is allowed, as far as that is known in time."""
+    mask = constraint.mask()
+    return mask is None or bool(int(mask[token_id // 32]) >> token_id % 32 & 1)

@@ -41,7 +41,8 @@ class Head:
         self._context = context
 
     def steps(self, returned: Sequence[ReturnedSpan], normed: Tensor) -> list[Step]:
-        """Make a Step of each Span from the normed rows of the batch, [sum of rows, hidden]. Omits Spans whose grammar failed."""
+        """Make a Step of each Span from the normed rows of the batch, [sum of rows, hidden]. Omits Spans that get no token
+        because of their grammar."""
         samples = self._sample(returned, normed)
         steps = []
         for one in returned:
@@ -67,13 +68,21 @@ class Head:
         return {one.span: sampled for (one, _), sampled in zip(rows, found, strict=True)}
 
     def _sample_row(self, seq: Output) -> SampleRow | None:
-        """The sampler's input for a sequence. None if its grammar failed, which fails this job only."""
+        """The sampler's input for a sequence. None if its grammar failed, which fails this job only, has no mask yet, or
+        turns out to be complete."""
         job, params = seq.job, seq.job.sampling
         banned: tuple[int, ...] = ()
         if seq.generated < params.min_tokens:
             banned = (*self._context.own_end_model.eos_ids, *params.stop_token_ids)
+        allowed = None
         try:
-            allowed = None if seq.constraint is None else seq.constraint.mask()
+            if seq.constraint is not None:
+                allowed = seq.constraint.mask()
+                if allowed is None:
+                    self._context.sequences.rewind_seq(seq)
+                    return None
+                if self._context.sequences.end_if_complete(seq, seq.constraint):
+                    return None
         except Exception as error:
             known = error if isinstance(error, PenstockError) else ComputeFailed(f"The grammar failed: {error}.")
             self._context.sequences.fail(job, known)
