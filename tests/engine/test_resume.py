@@ -22,6 +22,7 @@ from penstock.engine.job_factory import JobFactory
 from penstock.engine.scheduling.policies import fair_deadline
 from penstock.errors import NotReady, PenstockError, RequestError
 from penstock.pipes.pipe import Pipe
+from tests.doors.conftest import PATIENT
 from tests.engine.fakes import EOS, VOCAB, FakeEnds, FakeSegment, FakeStream, finish, make_job
 from tests.engine.node import Place
 from tests.engine.test_prompt_scores import Steps
@@ -421,7 +422,7 @@ def llm(default_model_folder: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def grammars(llm: LLM) -> Grammars:
-    return Grammars(llm.folder / "tokenizer.json", vocab=llm.spec.vocab, eos_ids=[0, 2])
+    return Grammars(llm.folder / "tokenizer.json", vocab=llm.spec.vocab, eos_ids=[0, 2], limits=PATIENT)
 
 
 def ask(llm: LLM, *requests: JobRequest) -> list[Whole]:

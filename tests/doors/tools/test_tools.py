@@ -17,7 +17,7 @@ from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, Text
 from penstock.doors.tools.formats import DESCRIBED, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, MISTRAL_TEKKEN, format_of
 from penstock.errors import RequestError
 from penstock.model.tokenizer import Tokenizer
-from tests.doors.conftest import EOS_IDS
+from tests.doors.conftest import EOS_IDS, PATIENT
 from tests.doors.grammar.answers import accepts, any_answer
 
 CALL = "{{ '<tool_call>' }}{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}"
@@ -79,7 +79,7 @@ def with_special_markers(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     rust.pre_tokenizer, rust.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     rust.add_special_tokens(["<eos>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"])
     rust.save(str(folder / "tokenizer.json"))
-    return Grammars(folder / "tokenizer.json", vocab=300, eos_ids={256})
+    return Grammars(folder / "tokenizer.json", vocab=300, eos_ids={256}, limits=PATIENT)
 
 
 def checked_calls(events: list[Any]) -> list[str]:

@@ -5,14 +5,17 @@ HTTP runs an exchange while its client waits, the workspace when the job's turn 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from penstock.config.node import LimitsConfig
 from penstock.domain.request import JobRequest
 from penstock.domain.updates import JobUpdate, Usage
 from penstock.doors.generation.served_model import ServedModel
+from penstock.doors.grammar.grammars import Grammars
 from penstock.doors.http.framing import Framing
 from penstock.errors import PenstockError
 
@@ -56,10 +59,19 @@ class Exchange:
     keep: Callable[[Answer, Usage], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Context:
-    """What a request is answered with: the model, the limits, and the key that owns it (`Caller.owner`)."""
+    """What a request is answered with: the model, the limits, and the key that owns it (`Caller.owner`).
+
+    aborted: set when the client has left.
+    """
 
     served: ServedModel
     limits: LimitsConfig
     owner: str | None = None
+    aborted: threading.Event = field(default_factory=threading.Event)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for this request."""
+        return self.served.grammars.for_request(self.owner, self.aborted)

@@ -57,9 +57,9 @@ def plan_turn(turn: Turn, context: Context) -> PlannedTurn:
         refuse_two([turn.answer_format.field, "tools"])
     constraint = None
     if plan.grammar is not None:
-        constraint = plan.grammar.compile(served.grammars)
+        constraint = plan.grammar.compile(context.grammars)
     elif turn.answer_format is not None:
-        constraint = turn.answer_format.compile(served.grammars)
+        constraint = turn.answer_format.compile(context.grammars)
     sampling = resolve_sampling(
         turn.sampling,
         context,

@@ -56,7 +56,7 @@ def _raw(params: GenerateRequest, prompt: str, context: Context) -> JobRequest:
     return JobRequest(
         prompt=prompt,
         sampling=resolve_sampling(params.sampling, context, max_tokens=limit),
-        constraint=None if params.answer_format is None else params.answer_format.compile(context.served.grammars),
+        constraint=None if params.answer_format is None else params.answer_format.compile(context.grammars),
     )
 
 

@@ -37,7 +37,7 @@ def exchange(params: CompletionRequest, context: Context) -> Exchange:
         logprobs=params.logprobs,
         prompt_logprobs=params.logprobs if params.echo else None,
     )
-    constraint = None if params.answer_format is None else params.answer_format.compile(served.grammars)
+    constraint = None if params.answer_format is None else params.answer_format.compile(context.grammars)
     jobs = [JobRequest(prompt=prompt, sampling=sampling, deadline=params.deadline, constraint=constraint) for prompt in prompts]
     echo = None
     if params.echo:

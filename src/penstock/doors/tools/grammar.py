@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.domain.constraint import ConstraintFactory
-from penstock.doors.grammar.grammars import Grammars
+from penstock.doors.grammar.grammars import MAX_TOOLS_BYTES, Grammars, GrammarTooComplex
 from penstock.doors.tools.formats import ToolFormat
 from penstock.doors.tools.offer import ToolOffer
 from penstock.errors import RequestError
@@ -26,15 +27,25 @@ class ToolGrammar:
         text = self.lark(grammars.special_tokens)
         try:
             return grammars.checked_lark(text, field="tools")
+        except GrammarTooComplex:
+            raise
         except RequestError:
-            for function in self.offer.callable:  # name the one at fault, if it is a single one
-                lone = f"start: %json {json.dumps(function.schema(len(self.offer.callable)))}"
-                grammars.checked_lark(lone, field=f"{function.field}.parameters")
+            with contextlib.suppress(GrammarTooComplex):  # to compile each has taken too long
+                for function in self.offer.callable:  # name the one at fault, if it is a single one
+                    lone = f"start: %json {json.dumps(function.schema(len(self.offer.callable)))}"
+                    grammars.checked_lark(lone, field=f"{function.field}.parameters", keep=False)
             raise
 
     def lark(self, special: Mapping[str, int]) -> str:
-        """The grammar in Lark. special: ids of the markers that are special tokens."""
-        return "\n".join(self._rules(special)) + "\n"
+        """The grammar in Lark; only its beginning if it is too large. special: ids of the markers that are special tokens."""
+        rules: list[str] = []
+        size = 0
+        for rule in self._rules(special):
+            rules.append(rule)
+            size += len(rule)
+            if size > MAX_TOOLS_BYTES:
+                break
+        return "\n".join(rules) + "\n"
 
     def _rules(self, special: Mapping[str, int]) -> Iterator[str]:
         form = self.format

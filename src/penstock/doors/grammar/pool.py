@@ -1,0 +1,210 @@
+"""GrammarPool: the compiled grammars of one model, and what each key may take of its machine."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+from weakref import WeakSet
+
+from penstock.doors.grammar.constraint import GrammarFactory, Patience
+from penstock.doors.grammar.remote import ABORT_POLL_S, ForkServerProcess, Refused, RemoteGrammar, TooComplex, check_client
+from penstock.errors import KeyLimit
+
+MAX_IDLE = 32  # compiled grammars that are kept for a next request
+MAX_USES = 1000  # of a compiled grammar, whose automaton grows with use: after this many, compile it again
+MAX_LIVE = 128  # grammars of one key at the same time
+BASE_MEMORY_BYTES = 12 * 1024 * 1024  # what a small grammar reports; most of it is shared with the others
+MAX_REFUSED = 256  # grammars that were too complex, remembered so that repeating them costs nothing
+RETRY_AFTER_S = 5
+KEY_SHARE = 0.8  # of the time that a step may wait for grammars, for those of one key
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """What grammars may take.
+
+    compile_cpu_s: CPU time for all grammars of one request.
+    memory_bytes: for all grammars of one key, beside BASE_MEMORY_BYTES for each.
+    hold_s: how long the compute thread may wait for grammars in one step.
+    """
+
+    compile_cpu_s: float = 3.0
+    memory_bytes: int = 256 * 1024 * 1024
+    hold_s: float = 0.045
+
+
+class GrammarKey(NamedTuple):
+    """owner: nobody shares a grammar with another key, since a hostile client can make it fail."""
+
+    owner: str | None
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class CpuBudget:
+    """CPU time that one request may still spend on compiling, in seconds."""
+
+    left: float
+
+
+@dataclass(slots=True)
+class _Compiled:
+    grammar: RemoteGrammar
+    mask: bytes
+    uses: int = 1
+
+
+class _Account:
+    """What belongs to a key.
+
+    turn: held while a grammar of the key is compiled, one at a time.
+    """
+
+    def __init__(self, limits: GrammarLimits, shared: Patience) -> None:
+        self._max_memory = limits.memory_bytes
+        self._grammars: WeakSet[RemoteGrammar] = WeakSet()
+        self.patience = Patience(KEY_SHARE * limits.hold_s, shared)
+        self.turn = threading.Lock()
+
+    def add(self, grammar: RemoteGrammar) -> None:
+        self._grammars.add(grammar)
+
+    @property
+    def live(self) -> list[RemoteGrammar]:
+        return [grammar for grammar in self._grammars if not grammar.has_ended]
+
+    @property
+    def memory(self) -> int:
+        return sum(max(0, grammar.memory - BASE_MEMORY_BYTES) for grammar in self.live)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.live) >= MAX_LIVE or self.memory > self._max_memory
+
+
+class GrammarPool:
+    """Safe in any thread."""
+
+    def __init__(self, processes: ForkServerProcess, limits: GrammarLimits) -> None:
+        self._processes = processes
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[GrammarKey, _Compiled] = OrderedDict()  # the least recently used first
+        self._accounts: dict[str | None, _Account] = {}
+        self._patience = Patience(limits.hold_s)
+        self._refused: OrderedDict[bytes, Literal["CPU time", "memory"]] = OrderedDict()
+
+    def factory(
+        self, key: GrammarKey, field: str, budget: CpuBudget, aborted: threading.Event, *, keep: bool = True
+    ) -> GrammarFactory:
+        """Compile a grammar, if it is not known yet. Raises Refused, TooComplex, KeyLimit, Aborted or ComputeFailed.
+
+        keep: for later requests.
+        """
+        with self._lock:
+            account = self._accounts.setdefault(key.owner, _Account(self._limits, self._patience))
+        found = self._find(key, field, account)
+        if found is not None:
+            return found
+        with _turn(account, aborted):
+            found = self._find(key, field, account)  # it was compiled while we waited
+            if found is not None:
+                return found
+            compiled = self._compile(key, account, budget, aborted)
+            made = GrammarFactory(compiled.grammar, compiled.mask, account.patience, field)
+            if keep:
+                self._keep(key, compiled)
+            return made
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            for known in self._compiled.values():
+                known.grammar.close()
+            self._compiled.clear()
+        self._processes.close()
+
+    def _find(self, key: GrammarKey, field: str, account: _Account) -> GrammarFactory | None:
+        with self._lock:  # until it is used: unused ones may be ended by other threads
+            found = self._compiled.pop(key, None)
+            if found is None or found.grammar.has_ended:
+                return None
+            found.uses += 1
+            if found.uses < MAX_USES:
+                self._compiled[key] = found
+            return GrammarFactory(found.grammar, found.mask, account.patience, field)
+
+    def _compile(self, key: GrammarKey, account: _Account, budget: CpuBudget, aborted: threading.Event) -> _Compiled:
+        digest = hashlib.sha256(f"{key.kind} {key.text}".encode("utf-8", "replace")).digest()
+        with self._lock:
+            if digest in self._refused:
+                raise TooComplex(self._refused[digest])
+            self._make_room(key.owner, account)
+        if budget.left <= 0:
+            raise TooComplex("CPU time")
+        grammar = RemoteGrammar(self._processes.fork(), lambda grown: self._on_growth(grown, account))
+        with self._lock:
+            account.add(grammar)
+        whole_budget = budget.left == self._limits.compile_cpu_s
+        try:
+            mask, cpu_s = grammar.compile(key.kind, key.text, budget.left, aborted)
+        except Refused as error:
+            budget.left -= error.cpu_s
+            raise
+        except TooComplex as error:
+            budget.left = 0.0
+            if whole_budget:
+                self._remember(digest, error)
+            raise
+        budget.left -= cpu_s
+        return _Compiled(grammar, mask)
+
+    def _keep(self, key: GrammarKey, compiled: _Compiled) -> None:
+        with self._lock:
+            self._compiled[key] = compiled
+            idle = [key for key, known in self._compiled.items() if not known.grammar.is_used]
+            for old in idle[: max(0, len(idle) - MAX_IDLE)]:
+                self._compiled.pop(old).grammar.close()
+
+    def _make_room(self, owner: str | None, account: _Account) -> None:
+        """End grammars of this key that nobody uses, the least recently used first, while it has too many."""
+        for key in [key for key, known in self._compiled.items() if key.owner == owner and not known.grammar.is_used]:
+            if not account.is_full:
+                return
+            self._compiled.pop(key).grammar.close()
+        if account.is_full:
+            raise KeyLimit(
+                f"{len(account.live)} different schemas and grammars are in use at once, and take {account.memory >> 20} MB: "
+                f"the limits are {MAX_LIVE} and {self._limits.memory_bytes >> 20} MB.",
+                retry_after=RETRY_AFTER_S,
+                hint="Wait until other answers are complete, or use the same schema for more of them.",
+            )
+
+    def _remember(self, digest: bytes, error: TooComplex) -> None:
+        with self._lock:
+            self._refused[digest] = error.resource
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+
+    def _on_growth(self, grown: RemoteGrammar, account: _Account) -> None:
+        with self._lock:
+            exceeded = account.memory > self._limits.memory_bytes
+        if exceeded:
+            grown.fail(TooComplex("memory"))
+
+
+@contextmanager
+def _turn(account: _Account, aborted: threading.Event) -> Iterator[None]:
+    while not account.turn.acquire(timeout=ABORT_POLL_S):
+        check_client(aborted)
+    try:
+        check_client(aborted)
+        yield
+    finally:
+        account.turn.release()
