@@ -189,6 +189,10 @@ class MessagesRequest(ConversationFields):
         return at_most_one(self.answer_formats)
 
     @property
+    def compiles(self) -> bool:
+        return bool(self.answer_formats or self.tools)
+
+    @property
     def slow(self) -> bool:
         """Also with a prefill, which is tokenized when the request is translated."""
-        return bool(self.answer_formats or self.tools or self.messages[-1].role == "assistant")
+        return self.compiles or self.messages[-1].role == "assistant"

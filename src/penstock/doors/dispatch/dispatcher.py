@@ -16,6 +16,7 @@ from penstock.doors.access.keys import Caller
 from penstock.doors.access.meter import Meter, Ticket
 from penstock.doors.api_config import ApiConfig
 from penstock.doors.dispatch.answering import respond
+from penstock.doors.dispatch.compiling import CompileTurns
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.generation.served_model import ServedModel
@@ -38,6 +39,7 @@ class RequestDispatcher:
         self.mailbox: Mailbox | None = None
         self.draining = False
         self._meter = Meter()
+        self._turns = CompileTurns()
         api.keys.on_revoked = self._meter.revoke
 
     def offered(self, request: Request) -> list[tuple[str, ServedModel]]:
@@ -67,7 +69,10 @@ class RequestDispatcher:
         caller = caller_of(request)
         context = Context(served, self.api.limits, caller.owner)
         with renamed_fields(params.names):
-            made = await run_in_thread(lambda: exchange(params, context), enabled=slow)
+            if params.compiles:
+                made = await self._turns.run(lambda: exchange(params, context), caller.owner, request, context.aborted)
+            else:
+                made = await run_in_thread(lambda: exchange(params, context), enabled=slow)
             priority = caller.priority(made.priority)
             made = replace(made, jobs=[replace(job, priority=priority) for job in made.jobs])
             admit = partial(self._admit, caller)

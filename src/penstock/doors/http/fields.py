@@ -44,9 +44,14 @@ class Fields(BaseModel):
         return {name: value for name, value in body.items() if value is not None or name in _needed(cls)}
 
     @property
+    def compiles(self) -> bool:
+        """Whether it has a grammar, which may take seconds to compile."""
+        return False
+
+    @property
     def slow(self) -> bool:
         """Whether to translate it in a thread even if it is short, because that would delay other streams."""
-        return False
+        return self.compiles
 
     @property
     def names(self) -> Mapping[str, str]:

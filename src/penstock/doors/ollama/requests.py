@@ -124,7 +124,7 @@ class OllamaAnswerFields(Fields):
         return OutputFormat("json_schema", "format", self.format)
 
     @property
-    def slow(self) -> bool:
+    def compiles(self) -> bool:
         return bool(self.format)
 
     @property
@@ -166,7 +166,7 @@ class ChatRequest(OllamaAnswerFields):
     tools: Annotated[list[FunctionToolSpec], Field(fail_fast=True)] | None = None
 
     @property
-    def slow(self) -> bool:
+    def compiles(self) -> bool:
         return bool(self.format or self.tools)
 
 

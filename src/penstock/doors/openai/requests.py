@@ -172,7 +172,7 @@ class AnswerFields(Fields):
         return at_most_one(self.answer_formats)
 
     @property
-    def slow(self) -> bool:
+    def compiles(self) -> bool:
         return bool(self.answer_formats)
 
 
@@ -215,7 +215,7 @@ class ChatCompletionRequest(SamplingFields):
         return [*super().answer_formats, json_output_format(form.type, inner.schema_, "response_format", f"{field}.schema")]
 
     @property
-    def slow(self) -> bool:
+    def compiles(self) -> bool:
         return bool(self.answer_formats or self.tools)
 
     @property

@@ -196,11 +196,13 @@ class ResponseRequest(AnswerFields):
         }
 
     @property
+    def compiles(self) -> bool:
+        return bool(self.answer_formats or self.tools)
+
+    @property
     def slow(self) -> bool:
         """If it compiles a grammar or reads from disk."""
-        return bool(self.answer_formats or self.tools or self.previous_response_id) or any(
-            item.kind == "item_reference" for item in self.input
-        )
+        return self.compiles or bool(self.previous_response_id) or any(item.kind == "item_reference" for item in self.input)
 
     @property
     def wanted_logprobs(self) -> int | None:
