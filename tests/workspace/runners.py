@@ -81,7 +81,7 @@ class FakeRunner:
     def check(self) -> None:
         pass
 
-    def prepare(self, request: WorkRequest, prompt: str) -> FakeTask:
+    def prepare(self, request: WorkRequest, prompt: str, aborted: threading.Event) -> FakeTask:
         if REFUSED in prompt:
             raise RequestError("This prompt is refused.", field="prompt", hint="Ask something else.")
         return FakeTask(self, prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -80,7 +81,7 @@ class Server:
     def check(self) -> None:
         pass
 
-    def prepare(self, request: WorkRequest, prompt: str) -> Silent:
+    def prepare(self, request: WorkRequest, prompt: str, aborted: threading.Event) -> Silent:
         return Silent(self, prompt)
 
     def look(self) -> None:

@@ -7,6 +7,7 @@ import os
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 import jsonschema
@@ -17,14 +18,17 @@ from penstock.config.node import DEFAULT_MODEL
 from penstock.doors.api_config import ApiConfig
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
+from penstock.doors.grammar import pool as grammar_pool
 from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import host_standalone
+from penstock.errors import NotReady
 from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.flow import Flow, JobResult, Status
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import FOLDER, TOKENS, Place
 from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.request import WorkRequest
 from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
 from penstock.workspace.work import Work
 from penstock.workspace.worker.pool import Pool
@@ -318,3 +322,26 @@ def forge(workspace: Workspace, job: str, tokens: Sequence[int]) -> None:
         transcript.append(tokens, b"forged")
     finally:
         os.close(folder)
+
+
+# ---- grammars ----
+
+
+def test_grammars_of_a_batch_count_for_the_key_that_owns_it(runner: EngineRunner) -> None:
+    (served,) = runner._catalog.models.values()
+    of_batches = EngineRunner(ApiConfig(runner._catalog), OPENAI_JOBS.endpoints, lambda batch: f"owner of {batch}")
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    body = {"model": DEFAULT_MODEL, "messages": [{"role": "user", "content": "Hi."}], "response_format": form}
+    of_batches.prepare(WorkRequest(endpoint="/v1/chat/completions", batch="1700000000_1_1"), json.dumps(body), Event())
+    of_batches.prepare(WorkRequest(schema=PERSON), "Hi.", Event())
+    assert {"owner of 1700000000_1_1", None} <= served.grammars._model.pool._accounts.keys()
+
+
+def test_a_job_whose_grammar_cannot_be_compiled_now_waits(runner: EngineRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = Event()
+    stopped.set()
+    with pytest.raises(NotReady):
+        runner.prepare(WorkRequest(regex="never compiled"), "Hi.", stopped)
+    monkeypatch.setattr(grammar_pool, "MAX_LIVE", 0)
+    with pytest.raises(NotReady, match="in use at once"):
+        runner.prepare(WorkRequest(regex="no room"), "Hi.", Event())

@@ -6,6 +6,7 @@ import base64
 import json
 import queue
 from collections.abc import Iterator, Sequence
+from threading import Event
 from typing import Any
 
 import httpx
@@ -135,7 +136,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(client: OpenAI, fields: dict
 @pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS])
 def test_embeddings_can_be_jobs_on_disk(hosted: HostedModel, texts: list[str]) -> None:
     runner = EngineRunner(ApiConfig(ModelCatalog({MODEL: ServedModel(hosted)})), OPENAI_JOBS.endpoints)
-    task = runner.prepare(WorkRequest(endpoint="/v1/embeddings"), json.dumps({"model": MODEL, "input": texts}))
+    task = runner.prepare(WorkRequest(endpoint="/v1/embeddings"), json.dumps({"model": MODEL, "input": texts}), Event())
     assert not task.resumable
     updates: queue.SimpleQueue[Any] = queue.SimpleQueue()
     task.start("1_2_3", 7, (), updates.put)

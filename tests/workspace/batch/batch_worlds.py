@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -140,8 +141,8 @@ class _JsonWriter(TextWriter):
 
 
 class BatchRunner(FakeRunner):
-    def prepare(self, request: Any, prompt: str) -> FakeTask:
-        task = super().prepare(request, prompt)
+    def prepare(self, request: Any, prompt: str, aborted: threading.Event) -> FakeTask:
+        task = super().prepare(request, prompt, aborted)
         task.writer = _JsonWriter()
         return task
 

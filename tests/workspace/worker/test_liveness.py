@@ -135,10 +135,10 @@ class TwoModels(FakeRunner):
     def ready(self, model: str | None = None) -> bool:
         return model not in self.missing
 
-    def prepare(self, request: WorkRequest, prompt: str) -> FakeTask:
+    def prepare(self, request: WorkRequest, prompt: str, aborted: threading.Event) -> FakeTask:
         if request.model in self.missing:
             raise NotReady("A part of it is missing.")
-        return super().prepare(request, prompt)
+        return super().prepare(request, prompt, aborted)
 
 
 def test_a_model_that_is_not_ready_holds_up_only_its_own_jobs(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,6 +271,34 @@ def test_drain_leaves_when_the_last_job_has_ended_and_not_at_its_next_look(queue
     queue.check(jobs, texts)
 
 
+class SlowToPrepare(FakeRunner):
+    """Compiles the grammar of some jobs for as long as they are wanted."""
+
+    def __init__(self, queue: Queue) -> None:
+        super().__init__(step=0.001, made=queue.made)
+        self.preparing: set[str] = set()
+        queue.runners.append(self)
+
+    def prepare(self, request: WorkRequest, prompt: str, aborted: threading.Event) -> FakeTask:
+        if "grammar" in prompt:
+            self.preparing.add(prompt)
+            aborted.wait()
+            raise NotReady("It was stopped.")
+        return super().prepare(request, prompt, aborted)
+
+
+def test_jobs_that_are_slow_to_prepare_hold_up_no_others_and_no_stop(queue: Queue) -> None:
+    slow, texts = queue.submit(*(f"grammar {i}" for i in range(6)), priority=5), prompts(4)
+    quick = queue.submit(*texts)
+    runner = SlowToPrepare(queue)
+    with queue.pool(runner, max_running=8):
+        queue.check(quick, texts)
+        until(lambda: len(runner.preparing) == 6, "all of them at once")
+        queue.work.cancel(slow[0])
+        assert queue.wait(slow[:1])[0].text == "The job was cancelled.\n"
+    assert queue.names(Place.READY) == set(slow[1:])
+
+
 class Reader(FakeRunner):
     """Remembers the requests that it was given."""
 
@@ -279,9 +307,9 @@ class Reader(FakeRunner):
         self.requests: list[WorkRequest] = []
         queue.runners.append(self)
 
-    def prepare(self, request: WorkRequest, prompt: str) -> FakeTask:
+    def prepare(self, request: WorkRequest, prompt: str, aborted: threading.Event) -> FakeTask:
         self.requests.append(request)
-        return super().prepare(request, prompt)
+        return super().prepare(request, prompt, aborted)
 
 
 def test_a_job_made_by_hand_is_due_after_the_time_of_its_id(queue: Queue) -> None:

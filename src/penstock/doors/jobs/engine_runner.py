@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,15 +19,17 @@ from penstock.doors.generation.limits import answer_limit
 from penstock.doors.generation.output_format import OutputFormat
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.generation.turn import resolve_sampling
+from penstock.doors.grammar.remote import Aborted
 from penstock.doors.http.fields import parse, renamed_fields
 from penstock.doors.http.framing import encode
 from penstock.doors.jobs.endpoints import JobEndpoint
 from penstock.engine.job_factory import JobHandle
-from penstock.errors import EngineStopped, NotReady, RequestError, UnknownModel
+from penstock.errors import EngineStopped, KeyLimit, NotReady, RequestError, UnknownModel
 from penstock.workspace.store.request import WorkRequest
 from penstock.workspace.store.tokens import FINGERPRINT_BYTES
 from penstock.workspace.worker.runner import PartUpdate, Sink, TextWriter, Writer
 
+TOKENIZING_THREADS = 2  # of those that prepare jobs: more would slow down the answers that run
 MIN_DEADLINE_S = 0.001  # for a deadline that has passed: still the most urgent
 
 
@@ -139,12 +142,17 @@ class EngineRunner:
     """Runs the jobs of a workspace on the served models. A job that names no model gets the first.
 
     endpoints: by path; a job may be the body of a request to one of them.
+    owner_of: the key that a batch belongs to.
     """
 
-    def __init__(self, api: ApiConfig, endpoints: Mapping[str, JobEndpoint]) -> None:
+    def __init__(
+        self, api: ApiConfig, endpoints: Mapping[str, JobEndpoint], owner_of: Callable[[str], str | None] = lambda batch: None
+    ) -> None:
         self._catalog = api.catalog
         self._limits = api.limits
         self._endpoints = endpoints
+        self._owner_of = owner_of
+        self._tokenizing = threading.Semaphore(TOKENIZING_THREADS)
 
     def accepts(self, model: str | None) -> bool:
         return self._catalog.resolve(model) is not None
@@ -157,12 +165,21 @@ class EngineRunner:
         if not any(served.hosted.engine.running for served in self._catalog.models.values()):
             raise EngineStopped("The engine has stopped.", hint="The log says why. Start it again.")
 
-    def prepare(self, request: WorkRequest, prompt: str) -> EngineTask:
+    def prepare(self, request: WorkRequest, prompt: str, aborted: threading.Event) -> EngineTask:
+        try:
+            return self._prepare(request, prompt, aborted)
+        except KeyLimit as error:
+            raise NotReady(error.message) from None  # it waits in the queue
+        except Aborted as error:
+            raise NotReady(str(error)) from None
+
+    def _prepare(self, request: WorkRequest, prompt: str, aborted: threading.Event) -> EngineTask:
         served = self._catalog.resolve(request.model)
         if served is None:
             names = ", ".join(name for name, _ in self._catalog.names())
             raise UnknownModel(f"Model '{request.model or '':.100}' is not served here.", hint=f"Served here: {names}.")
-        context = Context(served, self._limits)
+        owner = None if request.batch is None else self._owner_of(request.batch)
+        context = Context(served, self._limits, owner, aborted)
         if request.endpoint is not None:
             endpoint = self._endpoint(request.endpoint)
             params = parse(endpoint.request, prompt if request.batch else _with_model(prompt, served.hosted.name))
@@ -170,7 +187,7 @@ class EngineRunner:
             with renamed_fields(params.names):
                 exchange = endpoint.exchange(params, context)
                 _refuse_stream(exchange)
-                return EngineTask(served, request, exchange.jobs, exchange)
+                return self._task(served, request, exchange.jobs, exchange)
         sampling = dict(request.sampling)
         limit = answer_limit(sampling.pop("max_tokens", None), self._limits, "max_tokens")
         answer_format = _answer_format(request)
@@ -178,9 +195,15 @@ class EngineRunner:
             prompt=prompt if request.raw else None,
             messages=None if request.raw else _messages(request, prompt),
             sampling=resolve_sampling(sampling, context, max_tokens=limit),
-            constraint=None if answer_format is None else answer_format.compile(served.grammars),
+            constraint=None if answer_format is None else answer_format.compile(context.grammars),
         )
-        return EngineTask(served, request, [job], None)
+        return self._task(served, request, [job], None)
+
+    def _task(
+        self, served: ServedModel, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None
+    ) -> EngineTask:
+        with self._tokenizing:
+            return EngineTask(served, request, jobs, exchange)
 
     def _check_model(self, params: Any, served: ServedModel) -> None:
         """Refuse a body for another model than that of the job, which is where the queue looks."""

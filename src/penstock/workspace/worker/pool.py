@@ -69,7 +69,7 @@ class Pool:
         self._max_deaths = max_deaths
         self._woken = threading.Event()
         self._scanner = Scanner(workspace, self.wake)
-        self._running = RunningJobs(self.wake)
+        self._running = RunningJobs(self.wake, 2 * max_running)
         self._stopping = False
         self._next_scan = 0.0
         self._next_sweep = 0.0

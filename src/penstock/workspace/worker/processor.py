@@ -69,6 +69,7 @@ class Processor:
         self._updates: deque[JobUpdate | PartUpdate] = deque()
         self._output = _Output()
         self._task: Task | None = None
+        self._aborted = threading.Event()  # for what prepares it
         self._transcript: Transcript | None = None
         self._cancel: Callable[[], None] | None = None
         self._resumed = 0  # tokens of an earlier run
@@ -98,6 +99,7 @@ class Processor:
         return self._cancelled
 
     def _cancel_task(self) -> None:
+        self._aborted.set()
         if self._cancel is not None:
             self._cancel()
 
@@ -135,7 +137,7 @@ class Processor:
     def _start(self) -> None:
         request, prompt = read_job(self._held.folder)
         prompt = resolve_prompt(self._workspace, self.job_id, request, prompt)
-        task = self._task = self._runner.prepare(request.with_submit_time(self.job_id), prompt)
+        task = self._task = self._runner.prepare(request.with_submit_time(self.job_id), prompt, self._aborted)
         if not task.resumable:
             self._cancel = task.start(self.job_id, secrets.randbits(63) if task.seed is None else task.seed, (), self._on_update)
             return

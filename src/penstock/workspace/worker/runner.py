@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -85,5 +86,5 @@ class Runner(Protocol):
     def check(self) -> None:
         """Raise an error if no job can ever run here again."""
 
-    def prepare(self, request: WorkRequest, prompt: str) -> Task:
-        """Check a job; raises the error that it must end with. May take long."""
+    def prepare(self, request: WorkRequest, prompt: str, aborted: threading.Event) -> Task:
+        """Check a job; raises the error that it must end with. May take long; raises NotReady soon after `aborted` is set."""

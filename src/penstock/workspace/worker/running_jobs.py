@@ -20,7 +20,6 @@ SAVE_INTERVAL_S = 0.2  # between two writes of a job's new tokens
 RETRY_DELAY_S = 1.0  # after a failed write
 MAX_WRITE_FAILURES = 10  # in a row, for a job that has ended; a full disk is waited for without a limit
 WRITER_THREADS = 4  # what they sync at the same time, the file system writes together
-STARTER_THREADS = 2  # these read and tokenize: a long prompt must not delay the saving of others
 
 
 class JobFinished(NamedTuple):
@@ -58,12 +57,13 @@ class _Running:
 class RunningJobs:
     """Belongs to one thread, but for the worker threads inside, which end with the context.
 
-    wake: called from any thread when `poll` should be called soon."""
+    wake: called from any thread when `poll` should be called soon.
+    max_jobs: each has a thread to begin on: a long prompt must not delay the saving of others, nor a slow grammar their begin."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], max_jobs: int) -> None:
         self._wake = wake
         self._writers = ThreadPoolExecutor(WRITER_THREADS, thread_name_prefix="penstock-workspace")
-        self._starters = ThreadPoolExecutor(STARTER_THREADS, thread_name_prefix="penstock-workspace-begin")
+        self._starters = ThreadPoolExecutor(max_jobs, thread_name_prefix="penstock-workspace-begin")
         self._running: dict[str, _Running] = {}
 
     def __enter__(self) -> RunningJobs:
