@@ -181,6 +181,11 @@ def test_any_json_object_is_an_object(grammars: Grammars) -> None:
     assert finished > 5
 
 
+def test_words_that_are_no_options_of_rules_may_come(grammars: Grammars, encode) -> None:
+    text = 'start: "[stop=" a "]"\na[capture]: /[a-z]+ temperature=/ // b[stop=1]'
+    assert accepts(grammars, grammars.lark(text, field="grammar"), encode("[stop=x temperature=]"), eos=2)
+
+
 def test_a_lark_grammar_with_a_schema_inside(grammars: Grammars, encode) -> None:
     factory = grammars.lark(
         'start: "answer: " value\nvalue: %json {"type": "integer", "minimum": 5, "maximum": 5}', field="grammar"
@@ -298,6 +303,7 @@ def test_patterns_that_cannot_be_used(grammars: Grammars, pattern: str, reason: 
         ("start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
         ("start: a\na[temperature=0.5]: /x+/", "'temperature'"),
         ("start: a\na[capture, max_tokens = 3]: /x+/", "'max_tokens'"),
+        ('start: a\n\n  ?a\n[capture,\nstop="x"]: /x+/', "'stop'"),
         ('start: %json {"uniqueItems": true}', "'uniqueItems'"),
         ('start: %json {"x-guidance": {"lenient": true}}', "'x-guidance'"),
         ('start: %json {"multipleOf": 999983}', "'multipleOf'"),

@@ -138,7 +138,7 @@ class GrammarConstraint:
 
 def short_reason(error: Any) -> str:
     """The beginning of llguidance's message, without the dump of its state."""
-    text = " ".join(re.split(r"\n\s*<|\n\s+\d+ \|", str(error))[0].split())
+    text = " ".join(re.split(r"\n\s*<|\n\s+\d+ \|", str(error)[:2000])[0].split())
     if text.startswith("panic"):
         text = "it is too large"
     text = re.sub("NoExtension(Bias)?", "no text can satisfy it", text)

@@ -23,11 +23,7 @@ from penstock.errors import RequestError
 
 MAX_PATTERN_BYTES = 16 * 1024  # of a regular expression
 MAX_LARK_BYTES = 64 * 1024  # of a Lark grammar
-MAX_TOOLS_BYTES = 128 * 1024  # of the grammar with the schemas of all tools
 DEFAULT_LIMITS = GrammarLimits()
-
-# Options of Lark rules that the engine does not support.
-_LARK_OPTIONS = re.compile(r"^\s*[?!]?[a-z_][\w-]*\s*\[[^\]:]*\b(temperature|max_tokens|stop)\s*=", re.MULTILINE)
 
 
 class GrammarTooComplex(RequestError):
@@ -69,9 +65,9 @@ class Grammars:
 
     def lark(self, text: str, *, field: str) -> ConstraintFactory:
         _check_size("grammar", text, MAX_LARK_BYTES, field)
-        if found := _LARK_OPTIONS.search(text):
+        if option := _unsupported_option(text):
             raise RequestError(
-                f"The rule option '{found[1]}' is not supported.",
+                f"The rule option '{option}' is not supported.",
                 field=field,
                 hint="Set temperature and max_tokens in the request; use [lazy] or [suffix=...] instead of [stop=...].",
             )
@@ -79,7 +75,6 @@ class Grammars:
 
     def checked_lark(self, text: str, *, field: str, keep: bool = True) -> ConstraintFactory:
         """Compile a grammar of our own, whose schemas went through `guided_schema`. keep: for later requests."""
-        _check_size("grammar of all tools", text, MAX_TOOLS_BYTES, field)
         return self._factory("lark", text, field, what="schema", keep=keep)
 
     @property
@@ -151,6 +146,22 @@ def _check_size(noun: str, text: Any, limit: int, field: str) -> None:
         raise RequestError(f"The {noun} must be a non-empty text.", field=field)
     if len(text.encode("utf-8", "replace")) > limit:
         raise RequestError(f"The {noun} has more than {limit} bytes.", field=field, hint="Shorten it.")
+
+
+def _unsupported_option(lark: str) -> str | None:
+    """The first option of a rule that the engine does not support: `name[option=...]` at the beginning of a line.
+
+    Not one pattern for the whole text, since it would take quadratic time.
+    """
+    before, *pieces = lark.split("[")
+    for piece in pieces:
+        name = before.rstrip().rpartition("\n")[2].strip()
+        options = re.split(r"[\]:]", piece, maxsplit=1)[0]
+        found = re.search(r"\b(temperature|max_tokens|stop)\s*=", options)
+        if found and re.fullmatch(r"[?!]?[a-z_][\w-]*", name):
+            return found[1]
+        before = piece
+    return None
 
 
 def _with_guided_schemas(lark: str, field: str) -> str:

@@ -334,12 +334,9 @@ class RemoteGrammar:
 
 def _why_ended(received: bytes | bytearray) -> TooComplex | ComputeFailed:
     """From the last bytes of a connection."""
-    status = FORK_FAILED
-    if len(received) >= EXIT.size:
-        mark, found = EXIT.unpack_from(received, len(received) - EXIT.size)
-        if mark != EXIT_MARK:
-            return ComputeFailed("The process of the grammar was lost.", hint="Try again.")
-        status = found
+    mark, status = EXIT.unpack(received[-EXIT.size :]) if len(received) >= EXIT.size else (b"", 0)
+    if mark != EXIT_MARK:
+        return ComputeFailed("The process of the grammar was lost.", hint="Try again.")
     if status == FORK_FAILED:
         return ComputeFailed("No process could be started for the grammar.", hint="The machine may be out of memory. Try again.")
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0

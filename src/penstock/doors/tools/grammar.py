@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.domain.constraint import ConstraintFactory
-from penstock.doors.grammar.grammars import MAX_TOOLS_BYTES, Grammars, GrammarTooComplex
+from penstock.doors.grammar.grammars import Grammars, GrammarTooComplex
 from penstock.doors.tools.formats import ToolFormat
 from penstock.doors.tools.offer import ToolOffer
 from penstock.errors import RequestError
 
+MAX_TOOLS_BYTES = 128 * 1024  # of the grammar with the schemas of all tools
 MAX_CALLS = 32  # in one answer, so that a model that repeats itself ends
 
 
@@ -37,14 +38,16 @@ class ToolGrammar:
             raise
 
     def lark(self, special: Mapping[str, int]) -> str:
-        """The grammar in Lark; only its beginning if it is too large. special: ids of the markers that are special tokens."""
+        """The grammar in Lark. special: ids of the markers that are special tokens."""
         rules: list[str] = []
         size = 0
         for rule in self._rules(special):
             rules.append(rule)
             size += len(rule)
             if size > MAX_TOOLS_BYTES:
-                break
+                raise RequestError(
+                    f"All tools together have more than {MAX_TOOLS_BYTES} bytes.", field="tools", hint="Shorten them."
+                )
         return "\n".join(rules) + "\n"
 
     def _rules(self, special: Mapping[str, int]) -> Iterator[str]:
