@@ -15,6 +15,7 @@ from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobDone
+from penstock.engine.routing.pacing import Pacing
 from penstock.model.attention import BatchPiece
 from penstock.network.codec import encode
 from tests.engine.node import FakeLayers, Node, Place
@@ -109,6 +110,24 @@ def test_a_long_prompt_takes_as_long_as_the_links_need(megabits: int) -> None:
     assert world.troubles() == {}
     assert isinstance(long.final, JobDone)
     assert world.now - started < 1.25 * 4000 / rate
+
+
+def over_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> TimedWorld:
+    """A model 4,096 wide in bfloat16, over two nodes and links of 1.3 Mbit/s, which carry 20 tokens a second."""
+    monkeypatch.setattr(Pacing, "size", lambda self, tokens: tokens * 4096 * 4)
+    nodes = [Place(f"n{number}", ((2 * number, 2 * number + 2),), blocks=400, seconds=0.01) for number in range(2)]
+    world = TimedWorld(Place("a", (), ends=True), *nodes, tokens_per_second=20.0, config=EngineConfig(prefix_cache=False))
+    world.run(2.0)
+    world["a"].engine.stats.last_break = ""
+    return world
+
+
+def test_the_first_prompt_over_a_slow_link_breaks_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = over_a_slow_link(monkeypatch)
+    one = world.ask_for("a", 600, 2)
+    world.run_until_trouble([one], 120.0)
+    assert world.troubles() == {}
+    assert isinstance(one.final, JobDone)
 
 
 def test_many_streams_fill_many_hops() -> None:

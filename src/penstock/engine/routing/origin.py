@@ -193,7 +193,7 @@ class Origin:
         now = self._clock()
         self.returned[job.number] = now - sent.sent
         self._record.on_returned(now)
-        self.route.health.on_settled(job.number)
+        self.route.health.on_returned(job.number)
         self.opener.on_success()
         self.route.served = True
         self.sequences.acknowledge(sent.notice)

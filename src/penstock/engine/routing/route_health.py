@@ -98,6 +98,12 @@ class RouteHealth:
         self.in_flight[number] = Watched(now, size)
         self._newest = max(self._newest, number)
 
+    def on_returned(self, number: int) -> None:
+        """Forget a NetworkJob that has passed all legs: whatever is on its way behind it has only just begun to keep us waiting."""
+        for leg in self.legs.values():
+            leg.waiting_since = None
+        self.on_settled(number)
+
     def on_settled(self, number: int) -> None:
         """Forget a NetworkJob that has returned or was given up."""
         self.in_flight.pop(number, None)
