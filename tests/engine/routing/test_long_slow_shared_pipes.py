@@ -130,6 +130,16 @@ def test_the_first_prompt_over_a_slow_link_breaks_no_route(monkeypatch: pytest.M
     assert isinstance(one.final, JobDone)
 
 
+def test_a_prompt_after_a_long_answer_over_a_slow_link_breaks_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was seen of the link for long were single tokens, which do not tell how long a chunk takes."""
+    world = over_a_slow_link(monkeypatch)
+    for prompt_tokens, tokens in ((4, 600), (300, 2)):
+        one = world.ask_for("a", prompt_tokens, tokens, first=tokens)
+        world.run_until_trouble([one], 200.0)
+        assert world.troubles() == {}
+        assert isinstance(one.final, JobDone)
+
+
 def test_many_streams_fill_many_hops() -> None:
     """64 answers over 20 nodes with 100 ms between them: as many steps are on the way as make them fastest."""
     nodes = [Place(f"n{layer:02d}", ((layer, layer + 1),), blocks=400, seconds=0.01, per_token=0.000625) for layer in range(20)]

@@ -57,10 +57,23 @@ class LinearFit:
         if not self._n:
             return 0.0
         x, y = self._x / self._n, self._y / self._n
-        variance = self._xx / self._n - x * x
-        if variance < 0.05 * max(x, 1.0):
+        if not self._varies:
             return y / (x + SPLIT_PRIOR)
-        return min(max(0.0, (self._xy / self._n - x * y) / variance), y / max(x, 1e-9))
+        return min(max(0.0, (self._xy / self._n - x * y) / self._variance), y / max(x, 1e-9))
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether the slope may be far too small: only steps of a few tokens were seen, and all of about one size."""
+        return not self._n or (not self._varies and self._x / self._n < SPLIT_PRIOR)
+
+    @property
+    def _variance(self) -> float:
+        x = self._x / self._n
+        return self._xx / self._n - x * x
+
+    @property
+    def _varies(self) -> bool:
+        return self._variance >= 0.05 * max(self._x / self._n, 1.0)
 
 
 class Window:
@@ -127,9 +140,9 @@ class Window:
         return max(self._stations(tokens), default=0.0)
 
     def tokens_per_second(self, node: str) -> float:
-        """How many tokens the link to a node carries; 0 if that is not known."""
+        """How many tokens the link to a node carries; 0 if that is not known, because too little has passed it."""
         line = self._links.get(node)
-        return 0.0 if line is None else 1 / max(line.slope, 1e-9)
+        return 0.0 if line is None or line.is_guess or not line.slope else 1 / max(line.slope, 1e-9)
 
     @property
     def max_chunk(self) -> int:
