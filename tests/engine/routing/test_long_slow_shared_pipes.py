@@ -171,6 +171,28 @@ def test_an_origin_keeps_its_route_during_a_pass_of_its_own_that_is_longer_than_
     assert isinstance(one.final, JobDone)
 
 
+def test_a_node_that_takes_long_at_the_head_is_not_taken_for_one_that_hangs() -> None:
+    """The scores of a long prompt on a slow machine. Neither its own route nor another's that passes it breaks."""
+    world = TimedWorld(
+        Place("a", (), ends=True), Place("b", ((0, 2),), ends=True, blocks=60), Place("c", ((2, 4),), blocks=60), lease=5.0
+    )
+    world.open_routes("a", "b")
+    world.run(1.0)
+    world["a"].engine.stats.last_break = world["b"].engine.stats.last_break = ""
+    ends = world["b"].engine._context.own_end_model
+    fast = ends.compute_head
+
+    def slow(normed: Tensor) -> Tensor:
+        world["b"].local = world["b"].clock() + 8.0
+        return fast(normed)
+
+    ends.compute_head = slow  # type: ignore[method-assign]
+    asked = [world.ask_for("b", 4, 2), world.ask_for("a", 4, 40)]
+    world.run_until_trouble(asked, 60.0)
+    assert world.troubles() == {}
+    assert all(isinstance(one.final, JobDone) for one in asked)
+
+
 # ---- layers on another node ----
 
 

@@ -17,6 +17,7 @@ from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_st
 from penstock.domain.job import Job
 from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.engine.halves import join, run_in_halves, to_compute_error
+from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
 from penstock.engine.sequences.engine_sequences import Step
 from penstock.engine.visit.answer_times import AnswerTimes
 from penstock.engine.visit.head import Head, ReturnedSpan
@@ -35,6 +36,7 @@ class JobProcessor:
         self._times = AnswerTimes(context)
         self._visits = VisitQueue(context)
         self._failed_passes = 0
+        self._row_seconds = 0.0  # that the head took for a row, decaying
         self._actions = {
             JobState.VALIDATING: self._validate,
             JobState.EMBED: self._embed,
@@ -240,8 +242,9 @@ class JobProcessor:
                 some = [one._replace(start=one.start - first, end=one.end - first) for one in some]
             return self._at_head.steps(some, normed)
 
-        with _Timed(context, batch) as timed:
+        with context.heartbeat.in_pass(self._expected_seconds(len(hidden))), _Timed(context, batch) as timed:
             result = run_in_halves(len(returned), run)
+        self._row_seconds = max(0.9 * self._row_seconds, timed.elapsed / max(1, len(hidden)))
         self._times.record_head(returned, timed.elapsed)
         if result.trace:
             self._on_failed_pass(batch, result.trace)
@@ -252,6 +255,10 @@ class JobProcessor:
         return [step for some in result.outputs for step in some]
 
     # ---- inside ----
+
+    def _expected_seconds(self, rows: int) -> float:
+        """How long the head may take for so many rows: other nodes should not think that this one hangs."""
+        return rows * self._row_seconds if self._row_seconds else UNKNOWN_PASS_S
 
     def _facts(self, span: Span) -> Facts:
         """The facts of one Span of a returned NetworkJob."""
