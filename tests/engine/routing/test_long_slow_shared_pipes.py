@@ -279,6 +279,16 @@ def test_a_pass_stays_bounded_however_many_origins_share_a_node() -> None:
     assert max(world.passes) <= 2 * 64 + world.config.max_sequences
 
 
+def test_a_long_queue_at_a_shared_node_loses_nothing() -> None:
+    """Eight origins with 24 chunks each on their way, of which two fit into a pass: the last one waits for 96 passes."""
+    world = many_origins(8, EngineConfig(block_size=16, chunk=16, idle_chunk=16, max_sequences=4, window=24))
+    for number in range(8):
+        world.ask_for(f"o{number}", 560, 2, first=number)
+    world.run_until_trouble(world.asked, 60.0)
+    assert world.troubles() == {}
+    assert all(isinstance(one.final, JobDone) for one in world.asked)
+
+
 def with_a_prompt_that_waits_for_leased_memory(policy: str) -> tuple[TimedWorld, Asked]:
     """`a` and `b` have half of the memory each, and `a` has a prompt that needs more than that."""
     config = EngineConfig(block_size=16, chunk=512, policy=policy)

@@ -18,7 +18,7 @@ PING_INTERVAL_S = 0.5
 MIN_UNANSWERED = 4  # Pings; if fewer were sent in a silence, it was our own
 SILENCE_FACTOR = 4.0  # of the slowest recent answer to a Ping, or of a transfer
 SLOWEST_LINK = 125_000.0  # bytes per second; a leg of which nothing is known is not dead while this could explain it
-STUCK_PASSES = 64  # of a node that holds a NetworkJob: more than there are origins that take turns there
+STUCK_PASSES = 64  # of a node that holds a NetworkJob and has sent a newer one on: the two are at most a few passes apart
 MAX_TRAVEL_S = 600.0  # whatever nodes report
 
 
@@ -166,7 +166,14 @@ class RouteHealth:
             return False
         node = self.nodes.get(job.seen_at.node)
         done = 0 if node is None else node.passes - job.first_passes
-        return job.idle * PING_INTERVAL_S >= MIN_SILENCE_S or done >= STUCK_PASSES
+        return job.idle * PING_INTERVAL_S >= MIN_SILENCE_S or (done >= STUCK_PASSES and self._is_overtaken(number, job.seen_at))
+
+    def _is_overtaken(self, number: int, station: Station) -> bool:
+        """Whether the node that holds a NetworkJob has sent a newer one of its leg on. How many passes it waits for does not tell:
+        those of other origins may be many."""
+        report = self.legs[station].report
+        kept = sum(other > number for other in (*report.here, *report.missing))
+        return report.newest - number > kept
 
     def trouble(self, now: float, bytes_per_second: Callable[[Station], float]) -> Trouble | None:
         """The node or the leg that is dead, if one is."""
