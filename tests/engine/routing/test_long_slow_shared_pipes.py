@@ -193,6 +193,24 @@ def test_a_node_that_takes_long_at_the_head_is_not_taken_for_one_that_hangs() ->
     assert all(isinstance(one.final, JobDone) for one in asked)
 
 
+@pytest.mark.parametrize("seconds", [10.0, 25.0])
+def test_a_node_that_became_much_slower_breaks_a_route_only_once(seconds: float) -> None:
+    """Its machine swaps, or lowers its clock. The first long pass looks as if it hung; after that it says what to expect."""
+    world = TimedWorld(Place("a", (), ends=True), Place("b", ((0, 4),), blocks=60, seconds=0.5), recovery_timeout=60.0)
+    world.open_routes("a")
+    world.answer(world.ask_for("a", 4, 60))
+    object.__setattr__(world["b"].place, "seconds", seconds)
+    first = world.ask_for("a", 4, 3, first=9)
+    world.run_until(lambda: first.final is not None, 20 * seconds)
+    assert world.troubles() == {"a": (0, "node b answers but computes nothing")}
+    world["a"].engine.stats.last_break = ""
+    second = world.ask_for("a", 4, 3, first=20)
+    world.run_until_trouble([second], 5 * seconds)
+    assert world.troubles() == {}
+    assert isinstance(first.final, JobDone)
+    assert isinstance(second.final, JobDone)
+
+
 # ---- layers on another node ----
 
 

@@ -22,6 +22,9 @@ from penstock.errors import PenstockError
 from penstock.model.attention import BatchPiece
 from penstock.model.segment import Segment
 
+DELAY_DECAY = 0.9  # with each pass: the predictor learns slowly, and a machine that became slow stays so for a while
+MIN_PREDICTED_S = 1e-3
+
 
 class FailedPass(NamedTuple):
     """A pass that failed as a whole and was run again in parts: the Spans that failed alone, and a trace of the first error."""
@@ -56,6 +59,7 @@ class Stage:
         self.seconds = 0.0  # of compute in total
         self.mean_pass_seconds = 0.0  # of a pass through all layers, smoothed
         self._predictor = StepTimePredictor()
+        self._delay = 1.0  # of recent passes, as a multiple of their predictions; decaying
         self.passes = 0
         self.shared_passes = 0  # with Spans of more than one origin
 
@@ -72,7 +76,7 @@ class Stage:
         """Predict how long a pass with these NetworkJobs takes, where other nodes want to know."""
         if not self._shared:
             return 0.0
-        return self._predictor.step(*_work(jobs)) if self.passes else UNKNOWN_PASS_S
+        return self._delay * self._predictor.step(*_work(jobs)) if self.passes else UNKNOWN_PASS_S
 
     def open(self, route: RouteId, blocks: int, *, prefix_cache: bool) -> None:
         pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache)
@@ -164,6 +168,8 @@ class Stage:
                 through_all if not self.mean_pass_seconds else 0.9 * self.mean_pass_seconds + 0.1 * through_all
             )
             if self._shared:  # other nodes are told
+                predicted = self._predictor.step(*_work(full))
+                self._delay = max(1.0, DELAY_DECAY * self._delay, through_all / max(predicted, MIN_PREDICTED_S))
                 self._predictor.observe(*_work(full), through_all)
 
     def _take(self, blocks: int) -> list[int]:
