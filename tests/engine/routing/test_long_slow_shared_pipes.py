@@ -211,6 +211,17 @@ def test_a_node_that_became_much_slower_breaks_a_route_only_once(seconds: float)
     assert isinstance(second.final, JobDone)
 
 
+def test_nodes_keep_a_route_that_another_node_takes_long_to_join() -> None:
+    """It is in a pass that is longer than the lease, and no other node has its layers."""
+    world = TimedWorld(Place("a", (), ends=True), Place("b", ((0, 2),)), lease=5.0)
+    world.start(Place("c", ((2, 4),))).local = world.now + 15.0
+    world.run(1.0)
+    one = world.ask_for("a", 4, 2)
+    world.run_until_trouble([one], 25.0)
+    assert world.troubles() == {}
+    assert isinstance(one.final, JobDone)
+
+
 # ---- layers on another node ----
 
 

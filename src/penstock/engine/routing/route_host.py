@@ -109,6 +109,7 @@ class RouteHost:
             for part in parts:
                 part.stage.open(route, blocks, prefix_cache=request.prefix_cache)
             self._enter(request, parts)
+        self.routes[route].last_heard = self._clock()
         return RouteOffer(route, blocks=self._granted(self.routes[route]), credits=CREDITS)
 
     def close(self, route: RouteId) -> None:

@@ -226,10 +226,13 @@ class RouteOpener:
         return OFFER_TIMEOUT_S if self.other_path(route.waiting) else ONLY_OFFER_TIMEOUT_S
 
     def _request(self, route: ActiveRoute) -> ActiveRoute | None:
-        """Ask all nodes that have made no offer. Returns the route if this node was the only one."""
+        """Ask all nodes for an offer, also those that have made one: they would forget the route while another takes long.
+
+        Returns the route if this node was the only one.
+        """
         route.last_asked_at = self._clock()
         legs = legs_of(route.hops, self._pipe.node)
-        for node in sorted(route.waiting):
+        for node in sorted(route.nodes):
             request = OpenRoute(
                 route=route.id,
                 model=self._pipe.model,
@@ -243,7 +246,9 @@ class RouteOpener:
             )
             if node != self._pipe.node:
                 self._pipe.send_control(node, request)
-            elif not self._take_offer(route, node, self._host.open(node, request)):
+                continue
+            offer = self._host.open(node, request)
+            if node in route.waiting and not self._take_offer(route, node, offer):
                 return None
         return self._completed(route)
 
