@@ -9,8 +9,9 @@ import pytest
 
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import Bounce, BounceReason, Message
-from penstock.domain.span import NetworkJob
+from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.domain.updates import JobDone
+from penstock.network.codec import encode
 from tests.engine.node import Place
 from tests.engine.world import Faults, World
 
@@ -64,3 +65,16 @@ def test_bad_messages_of_two_streams_are_both_counted() -> None:
     for thread in threads:
         thread.join()
     assert dict(node.engine.stats.refused) == {"malformed_message": 2}
+
+
+@pytest.mark.parametrize("step", [ComputeStep.LAYER, ComputeStep.HEAD])
+def test_a_member_that_is_not_on_a_route_fills_no_memory_while_a_node_computes(step: ComputeStep) -> None:
+    world = World(Place("a", (), ends=True), Place("b", ((0, 4),)), Place("x", ()))
+    world.open_routes("a")
+    route = world["a"].origin.route
+    assert route is not None
+    hidden = PackedHidden("float32", 1000, 1, bytes(4000))
+    job = NetworkJob(route.id, 0, [Span(0, 0, 0, 0, 0, 1000, 1000)], step=step, hidden=hidden)
+    for node in ("a", "b"):
+        world[node].receive("x", encode(job))
+        assert world[node].engine._inbox.pending_bytes == 0

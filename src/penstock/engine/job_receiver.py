@@ -75,11 +75,7 @@ class JobReceiver:
                 sender, RouteOffer(message.route, reason=f"it does not hold {message.model} (it holds {known or 'nothing yet'})")
             )
             return
-        if (
-            isinstance(message, NetworkJob)
-            and message.step is ComputeStep.LAYER
-            and not self._is_from_predecessor(sender, message)
-        ):
+        if isinstance(message, NetworkJob) and not self._is_from_predecessor(sender, message):
             message.hidden = None  # it will be refused: free its memory now
         if isinstance(message, NetworkJob | Mark):
             self._measure(sender, message, len(data))
@@ -104,7 +100,10 @@ class JobReceiver:
         )[:1]
 
     def _is_from_predecessor(self, sender: str, job: NetworkJob) -> bool:
-        return any(engine.host.is_predecessor(sender, job.route) for engine in list(self._engines.values()))
+        back = job.step is ComputeStep.HEAD
+        return any(
+            (engine.origin if back else engine.host).is_predecessor(sender, job.route) for engine in list(self._engines.values())
+        )
 
     def _bounce(self, sender: str, bounce: Bounce) -> None:
         """Tell the origin, but only if the sender is our predecessor on that route: any node can name any route."""

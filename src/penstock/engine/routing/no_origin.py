@@ -29,6 +29,9 @@ class NoOrigin:
     def owns(self, route: RouteId) -> bool:
         return False
 
+    def is_predecessor(self, sender: str, route: RouteId) -> bool:
+        return False
+
     def grant(self) -> tuple[NetworkJob | None, bool]:
         return None, False
 

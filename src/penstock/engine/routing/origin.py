@@ -105,6 +105,11 @@ class Origin:
     def owns(self, route: RouteId) -> bool:
         return any(found is not None and found.id == route for found in (self.route, self.opener.opening))
 
+    def is_predecessor(self, sender: str, route: RouteId) -> bool:
+        """Whether that node returns the NetworkJobs of this route to us. Called from other threads."""
+        own = self.route
+        return own is not None and own.id == route and own.hops[-1].node == sender
+
     # ---- granting ----
 
     def grant(self) -> tuple[NetworkJob | None, bool]:
@@ -360,14 +365,14 @@ class Origin:
     def on_arrival(self, sender: str, job: NetworkJob, size: int) -> None:
         """Record a NetworkJob that has returned; called on the network's thread."""
         route = self.route
-        if route is not None and job.route == route.id and sender == route.hops[-1].node:
+        if route is not None and self.is_predecessor(sender, job.route):
             route.received += size
             route.returns.arrived(job.number)
 
     def on_mark(self, sender: str, mark: Mark) -> None:
         """Record what should have returned by now; called on the network's thread."""
         route = self.route
-        if route is not None and mark.route == route.id and sender == route.hops[-1].node:
+        if route is not None and self.is_predecessor(sender, mark.route):
             route.returns.marked(mark.number)
 
     def on_pong(self, sender: str, pong: Pong, at: float) -> None:
