@@ -66,6 +66,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "limits.max_waiting_per_address": (1, 2, 3),
     "limits.header_timeout": (0.5, 1.5, 60.0),
     "limits.idle_timeout": (0.5, 1.5, 60.0),
+    "limits.share_prefixes": (True, False, True),
     "workspace.path": (Path("/jobs/a"), Path("/jobs/b"), Path("/jobs/c")),
     "workspace.jobs": (1, 2, 3),
     "workspace.deaths": (1, 2, 4),

@@ -55,6 +55,13 @@ def test_keys_mean_nothing_without_the_origins_secret() -> None:
     assert KeyChain(b"a", 2).up_to([1, 2], 1) != KeyChain(b"b", 2).up_to([1, 2], 1)
 
 
+def test_a_chain_begins_with_its_owner() -> None:
+    tokens = [1, 2, 3, 4]
+    keys = [KeyChain(b"a", 2, owner).up_to(tokens, 2) for owner in ("", "x", "y", "x")]
+    assert keys[1] == keys[3]
+    assert len({key for chain in keys[:3] for key in chain}) == 6, "no block of one owner is found by another"
+
+
 class TwinPools(RuleBasedStateMachine):
     """The origin's count and a stage's blocks: the same calls must leave them equal, and every block accounted for."""
 

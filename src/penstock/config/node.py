@@ -188,6 +188,7 @@ class LimitsConfig:
     max_waiting_per_address: open connections of one address that have no complete request.
     header_timeout: seconds for a handshake and the headers of a request.
     idle_timeout: seconds that a connection may wait for its next request.
+    share_prefixes: whether a key may use prefixes that another key's prompts have left in the cache.
     """
 
     max_jobs: int = 1024
@@ -197,6 +198,7 @@ class LimitsConfig:
     max_waiting_per_address: int = 1024
     header_timeout: float = 10.0
     idle_timeout: float = 30.0
+    share_prefixes: bool = False
 
     def __post_init__(self) -> None:
         check_whole("max_jobs", self.max_jobs, minimum=1)

@@ -262,6 +262,11 @@ SETTINGS = (
     Setting("aliases", PAIRS, "Further names for hosted models.", sample={"gpt-4o": DEFAULT_MODEL}, self_contained=False),
     Setting("limits.max_jobs", WHOLE, "Answers (requests times n) open at once; further requests get 429."),
     Setting("limits.max_tokens", WHOLE, "Most tokens that a request may ask for; no limit by default.", sample=4096),
+    Setting(
+        "limits.share_prefixes",
+        SWITCH,
+        "Let all keys share the prefix cache; faster, but a key can then find out whether another has sent a text.",
+    ),
     Setting("limits.drain_timeout", SECONDS, "How long running answers may take to finish when the server stops."),
     Setting("limits.max_connections", WHOLE, "Connections open at once; for one more, one that waits for a request is closed."),
     Setting(

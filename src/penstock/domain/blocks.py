@@ -129,11 +129,13 @@ class KeyChain:
     """The keys of a sequence's full blocks. Each is a hash of its block and all before it.
 
     Keyed with a secret of the origin, so that a stage can compare keys but cannot test texts against them.
+    owner: begins the chain, so that only sequences of one owner share blocks; "" is the operator.
     """
 
-    def __init__(self, secret: bytes, block_size: int) -> None:
+    def __init__(self, secret: bytes, block_size: int, owner: str = "") -> None:
         self._secret = secret
         self._size = block_size
+        self._root = hashlib.blake2b(owner.encode(), key=secret, digest_size=16, person=b"owner").digest() if owner else b""
         self.keys: list[bytes] = []
 
     def up_to(self, tokens: Sequence[int], count: int) -> list[bytes]:
@@ -141,7 +143,7 @@ class KeyChain:
         keys, size = self.keys, self._size
         while len(keys) < count:
             at = len(keys) * size
-            hasher = hashlib.blake2b(keys[-1] if keys else b"", key=self._secret, digest_size=16)
+            hasher = hashlib.blake2b(keys[-1] if keys else self._root, key=self._secret, digest_size=16)
             for token in tokens[at : at + size]:
                 hasher.update(token.to_bytes(4, "little"))
             keys.append(hasher.digest())

@@ -45,6 +45,7 @@ class JobRequest:
     template: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template, such as tools
     resume: Sequence[int] = ()  # tokens generated for this request before; the answer continues after them
     embed: bool = False  # return the prompt's embedding instead of generating
+    owner: str = ""  # only prompts of the same owner share cached prefixes; "" is the operator
 
     def __post_init__(self) -> None:
         if type(self.priority) is not int:

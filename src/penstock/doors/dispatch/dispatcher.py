@@ -74,7 +74,7 @@ class RequestDispatcher:
             else:
                 made = await run_in_thread(lambda: exchange(params, context), enabled=slow)
             priority = caller.priority(made.priority)
-            made = replace(made, jobs=[replace(job, priority=priority) for job in made.jobs])
+            made = replace(made, jobs=[replace(job, priority=priority, owner=context.prefix_owner) for job in made.jobs])
             admit = partial(self._admit, caller)
             return await respond(made, served, mailbox, admit, keep_alive=self.api.server.keep_alive, slow=slow)
 

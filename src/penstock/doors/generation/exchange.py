@@ -75,3 +75,8 @@ class Context:
     def grammars(self) -> Grammars:
         """Compiles grammars for this request."""
         return self.served.grammars.for_request(self.owner, self.aborted)
+
+    @property
+    def prefix_owner(self) -> str:
+        """The owner of its jobs (`JobRequest.owner`): the key, or the operator if all keys share cached prefixes."""
+        return "" if self.limits.share_prefixes else self.owner or ""

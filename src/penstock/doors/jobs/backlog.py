@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from penstock.config.node import WorkspaceConfig
 from penstock.doors.api_config import ApiConfig
 from penstock.doors.jobs.endpoints import JobApi
 from penstock.doors.jobs.engine_runner import EngineRunner
-from penstock.workspace.batch.batches import owner_of
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import Responses
 from penstock.workspace.worker.batch_supervisor import BatchSupervisor
@@ -36,7 +34,7 @@ class Backlog:
     ) -> None:
         self.workspace = workspace
         self.responses = Responses(workspace, keep=config.keep_responses)
-        runner = EngineRunner(api, job_api.endpoints, partial(owner_of, workspace))
+        runner = EngineRunner(api, job_api.endpoints)
 
         def vet(owner: str | None, model: str | None) -> None:
             default = next(iter(api.catalog.models), None)

@@ -36,8 +36,9 @@ MIN_DEADLINE_S = 0.001  # for a deadline that has passed: still the most urgent
 class EngineTask:
     """A job of the workspace, tokenized, with its grammar compiled. exchange: None if its result is plain text."""
 
-    def __init__(self, served: ServedModel, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None) -> None:
-        self._served = served
+    def __init__(self, context: Context, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None) -> None:
+        self._served = served = context.served
+        self._owner = context.prefix_owner
         self._request = request
         self._exchange = exchange
         self._jobs = [_tokenized(served, job) for job in jobs]
@@ -63,6 +64,7 @@ class EngineTask:
                 priority=request.priority,
                 deadline=deadline,
                 resume=resume,
+                owner=self._owner,
             )
             for job in self._jobs
         ]
@@ -142,16 +144,12 @@ class EngineRunner:
     """Runs the jobs of a workspace on the served models. A job that names no model gets the first.
 
     endpoints: by path; a job may be the body of a request to one of them.
-    owner_of: the key that a batch belongs to.
     """
 
-    def __init__(
-        self, api: ApiConfig, endpoints: Mapping[str, JobEndpoint], owner_of: Callable[[str], str | None] = lambda batch: None
-    ) -> None:
+    def __init__(self, api: ApiConfig, endpoints: Mapping[str, JobEndpoint]) -> None:
         self._catalog = api.catalog
         self._limits = api.limits
         self._endpoints = endpoints
-        self._owner_of = owner_of
         self._tokenizing = threading.Semaphore(TOKENIZING_THREADS)
 
     def accepts(self, model: str | None) -> bool:
@@ -178,8 +176,7 @@ class EngineRunner:
         if served is None:
             names = ", ".join(name for name, _ in self._catalog.names())
             raise UnknownModel(f"Model '{request.model or '':.100}' is not served here.", hint=f"Served here: {names}.")
-        owner = None if request.batch is None else self._owner_of(request.batch)
-        context = Context(served, self._limits, owner, aborted)
+        context = Context(served, self._limits, request.owner, aborted)
         if request.endpoint is not None:
             endpoint = self._endpoint(request.endpoint)
             params = parse(endpoint.request, prompt if request.batch else _with_model(prompt, served.hosted.name))
@@ -187,7 +184,7 @@ class EngineRunner:
             with renamed_fields(params.names):
                 exchange = endpoint.exchange(params, context)
                 _refuse_stream(exchange)
-                return self._task(served, request, exchange.jobs, exchange)
+                return self._task(context, request, exchange.jobs, exchange)
         sampling = dict(request.sampling)
         limit = answer_limit(sampling.pop("max_tokens", None), self._limits, "max_tokens")
         answer_format = _answer_format(request)
@@ -197,13 +194,13 @@ class EngineRunner:
             sampling=resolve_sampling(sampling, context, max_tokens=limit),
             constraint=None if answer_format is None else answer_format.compile(context.grammars),
         )
-        return self._task(served, request, [job], None)
+        return self._task(context, request, [job], None)
 
     def _task(
-        self, served: ServedModel, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None
+        self, context: Context, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None
     ) -> EngineTask:
         with self._tokenizing:
-            return EngineTask(served, request, jobs, exchange)
+            return EngineTask(context, request, jobs, exchange)
 
     def _check_model(self, params: Any, served: ServedModel) -> None:
         """Refuse a body for another model than that of the job, which is where the queue looks."""

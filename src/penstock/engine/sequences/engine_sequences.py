@@ -84,7 +84,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         sampling, make_constraint = job.sampling, job.request.constraint
         for index in range(sampling.n):
             text = OutputText(self._text_stream(sampling.skip_special_tokens), sampling.stop)
-            seq = Sequence(self._next_seq, job, index, list(job.prompt_ids), KeyChain(self._secret, self.pool.block_size))
+            chain = KeyChain(self._secret, self.pool.block_size, job.request.owner)
+            seq = Sequence(self._next_seq, job, index, list(job.prompt_ids), chain)
             seq.constraint = None if make_constraint is None else make_constraint()
             self._next_seq += 1
             self._texts[seq.seq_id], self.queued[seq.seq_id] = text, seq

@@ -281,13 +281,6 @@ def is_open(workspace: Workspace, batch_id: str) -> bool:
         return folder is not None and read_end(folder) is None and read_batch_request(folder) is not None
 
 
-def owner_of(workspace: Workspace, batch_id: str) -> str | None:
-    """The key that a batch belongs to; None for the operator, and if there is no such batch."""
-    with workspace.reading_folder(batch_id, Place.BATCHES) as folder:
-        request = None if folder is None else read_batch_request(folder)
-        return None if request is None else request.owner
-
-
 def end_of(workspace: Workspace, batch_id: str) -> BatchEnd | None:
     """How a batch ended; None if it has not, or does not exist."""
     with workspace.reading_folder(batch_id, Place.BATCHES) as folder:

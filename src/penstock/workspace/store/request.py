@@ -22,7 +22,7 @@ MAX_TAGS, MAX_NAME_CHARS = 32, 200
 MAX_PARENTS = 64
 NAME_PATTERN = r"[\w-]+"  # of a parent, as prompts write it in {{braces}}
 
-NOT_IN_DIGEST = ("key", "retry_of", "submitted")  # differ between two submissions of the same request
+NOT_IN_DIGEST = ("key", "retry_of", "submitted", "owner")  # may differ between two submissions of the same request
 OUTPUT_FORMATS = ("schema", "grammar", "regex")
 UNSUPPORTED_SAMPLING = ("n", "logprobs", "prompt_logprobs")  # a job's result is a single text
 SAMPLING_FIELDS = tuple(f.name for f in dataclasses.fields(SamplingParams) if f.name not in UNSUPPORTED_SAMPLING)
@@ -37,7 +37,8 @@ class WorkRequest:
     sampling: only explicit values; the model's recommended ones fill the rest.
     deadline: seconds after `submitted` (Unix time); orders the queue.
     after: parent jobs, by the names that the prompt has for their results.
-    batch: the batch that this job is a line of."""
+    batch: the batch that this job is a line of.
+    owner: identifies the API key of that batch; None is the operator."""
 
     model: str | None = None
     endpoint: str | None = None
@@ -54,14 +55,15 @@ class WorkRequest:
     key: str | None = None
     retry_of: str | None = None
     batch: str | None = None
+    owner: str | None = None
     submitted: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("model", "endpoint", "system", "grammar", "regex", "key"):
+        for name in ("model", "endpoint", "system", "grammar", "regex", "key", "owner"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise _invalid(name, value, "non-empty text")
-        for name in ("model", "endpoint", "key"):
+        for name in ("model", "endpoint", "key", "owner"):
             if len(getattr(self, name) or "") > MAX_NAME_CHARS:
                 raise _invalid(name, getattr(self, name), f"at most {MAX_NAME_CHARS} characters")
         if type(self.raw) is not bool:

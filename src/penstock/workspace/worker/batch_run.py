@@ -287,6 +287,7 @@ class BatchRun:
             deadline=self._request.window,
             key=self._key(n),
             batch=self.batch_id,
+            owner=self._request.owner,
             submitted=self._request.created,
         )
 
