@@ -19,9 +19,11 @@ from penstock.errors import EmptyPrompt, EngineError, InvalidSampling, PromptToo
 
 
 class PromptEncoder(Protocol):
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, special: bool = True) -> list[int]: ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]: ...
+    def render(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> str: ...
+
+    def exceeds(self, text: str, tokens: int) -> bool: ...
 
 
 class JobHandle:
@@ -181,11 +183,10 @@ class JobFactory:
         if request.messages is not None:
             if not request.messages:
                 raise EmptyPrompt("The conversation has no messages.", field="messages", hint="Send at least one message.")
-            messages, extra = request.messages, request.template
-            ids = self._encode(lambda: self._tokenizer.encode_chat(messages, **extra), "messages")
+            text = self._tokenizer.render(request.messages, **request.template)
+            ids = self._encode(text, "messages", special=False)
         elif isinstance(request.prompt, str):
-            text = request.prompt
-            ids = self._encode(lambda: self._tokenizer.encode(text), "prompt")
+            ids = self._encode(request.prompt, "prompt", special=True)
         else:
             try:
                 ids = [operator.index(token) for token in request.prompt or ()]
@@ -197,8 +198,15 @@ class JobFactory:
             raise RequestError("The prompt contains ids outside the vocabulary.", field="prompt", hint=self._id_hint)
         return ids
 
-    def _encode(self, encode: Callable[[], list[int]], field: str) -> list[int]:
+    def _encode(self, text: str, field: str, *, special: bool) -> list[int]:
+        limit = min(self._context, self._engine.max_tokens)
+        if self._tokenizer.exceeds(text, limit):
+            raise PromptTooLong(
+                f"The prompt has {len(text)} characters, which are more than {limit} tokens, and no more fit.",
+                field=field,
+                hint="Shorten it.",
+            )
         try:
-            return encode()
+            return self._tokenizer.encode(text, special=special)
         except (UnicodeEncodeError, TypeError):  # how the tokenizer refuses lone surrogates
             raise RequestError("The text is not valid Unicode.", field=field, hint="Remove lone surrogates.") from None

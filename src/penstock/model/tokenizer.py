@@ -7,6 +7,7 @@ import json
 import logging
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers.decoders import DecodeStream
 
 from penstock.errors import CorruptWeights, RequestError
+from penstock.model.token_bytes import TokenBytes, token_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class Tokenizer:
             self._rust = RustTokenizer.from_file(str(path))
         except Exception as error:  # the Rust side raises bare exceptions
             raise CorruptWeights(f"{path} cannot be read: {error}.", hint="Fetch the model again.") from None
+        self._path = path
         self._rust.no_padding()
         self._rust.no_truncation()
         settings = _read_settings(folder / "tokenizer_config.json")
@@ -46,6 +49,14 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         # as a batch of one: `encode` holds the GIL, and a long text would stop every other thread for seconds
         return list(self._rust.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+
+    def exceeds(self, text: str, tokens: int) -> bool:
+        """Whether a text certainly has more tokens than that, judged by its length alone."""
+        return len(text) > tokens and self._token_bytes is not None and self._token_bytes.exceeds(text, tokens)
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes | None:
+        return token_bytes(self._path)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._rust.decode(list(ids), skip_special_tokens=skip_special))

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.domain.request import JobRequest
 from penstock.domain.updates import Embedded, JobUpdate, Usage
+from penstock.doors.generation.limits import check_length
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.framing import EVENTS
 from penstock.errors import EmptyPrompt, PenstockError, PromptTooLong, RequestError
@@ -25,6 +26,8 @@ def embedding_jobs(
     hosted, jobs = served.hosted, []
     for i, item in enumerate(inputs):
         where = f"{field}[{i}]" if len(inputs) > 1 else field
+        if isinstance(item, str) and not truncate:
+            check_length(item, where, hosted)
         ids = hosted.tokenizer.encode(item) if isinstance(item, str) else item
         if not ids:
             raise EmptyPrompt(f"{where} is empty.", field=field, hint="Give at least one character.")

@@ -10,10 +10,11 @@ from typing import Any
 from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.doors.generation.exchange import Context
-from penstock.doors.generation.limits import answer_limit
+from penstock.doors.generation.limits import answer_limit, check_length
 from penstock.doors.generation.output_format import OutputFormat, refuse_two
 from penstock.doors.generation.output_parser import OutputParser
 from penstock.doors.generation.served_model import ServedModel
+from penstock.doors.http.fields import check_count
 from penstock.doors.tools import ToolPlan
 
 
@@ -52,6 +53,7 @@ class PlannedTurn:
 def plan_turn(turn: Turn, context: Context) -> PlannedTurn:
     """Make the job for the engine, with the grammar compiled."""
     served = context.served
+    check_count(len(turn.messages), "messages", served.max_messages)
     plan = _tool_plan(turn, served)
     if plan.grammar is not None and turn.answer_format is not None:
         refuse_two([turn.answer_format.field, "tools"])
@@ -68,24 +70,24 @@ def plan_turn(turn: Turn, context: Context) -> PlannedTurn:
     )
     job = JobRequest(sampling=sampling, deadline=turn.deadline, constraint=constraint)
     if turn.prefill:
-        return PlannedTurn(dataclasses.replace(job, prompt=_tokens(turn, plan, served)), plan)
+        prompt = _render(turn, plan, served)
+        check_length(prompt, "messages", served.hosted)
+        return PlannedTurn(dataclasses.replace(job, prompt=served.hosted.tokenizer.encode(prompt, special=False)), plan)
     template = {**turn.template, **plan.template}
     return PlannedTurn(dataclasses.replace(job, messages=plan.messages, template=template), plan)
 
 
 def turn_tokens(turn: Turn, served: ServedModel) -> list[int]:
     """Tokenize the prompt. Takes time in proportion to its length."""
-    return _tokens(turn, _tool_plan(turn, served), served)
+    return served.hosted.tokenizer.encode(_render(turn, _tool_plan(turn, served), served), special=False)
 
 
 def _tool_plan(turn: Turn, served: ServedModel) -> ToolPlan:
     return served.tools.plan(turn.messages, turn.tools, turn.tool_choice, turn.parallel_tool_calls)
 
 
-def _tokens(turn: Turn, plan: ToolPlan, served: ServedModel) -> list[int]:
-    tokenizer = served.hosted.tokenizer
-    prompt = tokenizer.render(plan.messages, **{**turn.template, **plan.template})
-    return tokenizer.encode(prompt + turn.prefill, special=False)
+def _render(turn: Turn, plan: ToolPlan, served: ServedModel) -> str:
+    return served.hosted.tokenizer.render(plan.messages, **{**turn.template, **plan.template}) + turn.prefill
 
 
 def resolve_sampling(explicit: Mapping[str, Any], context: Context, **more: Any) -> SamplingParams:

@@ -9,12 +9,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from starlette.requests import Request
 
-from penstock.errors import RequestError, RequestTimeout
+from penstock.errors import PromptTooLong, RequestError, RequestTimeout
 
 MAX_NAME_LENGTH = 40  # of an unknown field in a message; no known one is longer
 REQUEST_TIMEOUT_S = 60.0  # for a whole body to arrive
@@ -23,24 +24,34 @@ LARGE_BODY_BYTES = 20_000  # parsing and tokenizing more on the event loop would
 Only = Mapping[str, tuple[tuple[Any, ...], str]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    max_messages: int | None
+
+
 class Fields(BaseModel):
     """The base of all request bodies: its fields are those that are supported.
 
     HARMLESS: fields that are accepted because they do not change the answer.
     REFUSED: fields that would change it and are not supported, with a hint.
     ONLY: fields that are accepted with certain values only, which change nothing; with a hint.
+    MESSAGES: the field with the messages, each of which becomes one of the prompt; too many are refused before they are read.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     HARMLESS: ClassVar[frozenset[str]] = frozenset()
     REFUSED: ClassVar[Mapping[str, str]] = {}
     ONLY: ClassVar[Only] = {}
+    MESSAGES: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, body: Any) -> Any:
+    def _drop_nulls(cls, body: Any, info: ValidationInfo) -> Any:
         if not isinstance(body, dict):
             return body
+        if cls.MESSAGES and isinstance(info.context, _Limits):
+            messages = body.get(cls.MESSAGES)
+            check_count(len(messages) if isinstance(messages, list) else 0, cls.MESSAGES, info.context.max_messages)
         return {name: value for name, value in body.items() if value is not None or name in _needed(cls)}
 
     @property
@@ -86,14 +97,24 @@ async def run_in_thread(make: Callable[[], Result], *, enabled: bool = True) -> 
     return await asyncio.to_thread(make) if enabled else make()
 
 
-def parse(kind: type[Body], body: bytes | str) -> Body:
+def parse(kind: type[Body], body: bytes | str, *, max_messages: int | None = None) -> Body:
     """Parse a body. Raises RequestError with the field that cannot be used, and why."""
     try:
-        request = kind.model_validate_json(body)
+        request = kind.model_validate_json(body, context=_Limits(max_messages))
     except ValidationError as error:
         raise _to_request_error(error) from None
     _check_extras(request, "")
     return request
+
+
+def check_count(count: int, field: str, limit: int | None) -> None:
+    """Refuse more messages than the context has tokens: that costs nothing, and reading them a lot."""
+    if limit is not None and count > limit:
+        raise PromptTooLong(
+            f"{field} has {count} messages, but at most {limit} tokens fit, and each message takes at least one.",
+            field=field,
+            hint="Send fewer.",
+        )
 
 
 def parse_part(kind: type[Body], value: Any, where: str) -> Body:

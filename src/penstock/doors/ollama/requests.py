@@ -162,6 +162,7 @@ class OllamaMessage(Fields):
 
 
 class ChatRequest(OllamaAnswerFields):
+    MESSAGES = "messages"
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] | None = None
     tools: Annotated[list[FunctionToolSpec], Field(fail_fast=True)] | None = None
 

@@ -194,6 +194,7 @@ class SamplingFields(AnswerFields):
 
 
 class ChatCompletionRequest(SamplingFields):
+    MESSAGES = "messages"
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
