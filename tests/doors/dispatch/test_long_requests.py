@@ -12,10 +12,11 @@ import pytest
 from starlette.requests import Request
 
 from penstock.config.engine import EngineConfig
+from penstock.config.keys import KeyLimits
 from penstock.domain.job import Job
 from penstock.domain.request import JobRequest
 from penstock.domain.updates import JobDone, JobUpdate, Timings, Usage
-from penstock.doors.access.keys import OWNER
+from penstock.doors.access.keys import OWNER, Caller
 from penstock.doors.access.meter import Meter, Ticket
 from penstock.doors.anthropic.conversation import conversation
 from penstock.doors.anthropic.requests import CountTokensRequest
@@ -36,10 +37,11 @@ from penstock.doors.tools.formats import DESCRIBED
 from penstock.doors.tools.history import in_plain_text
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
-from penstock.errors import QueueFull
+from penstock.errors import KeyLimit, KeyRevoked, QueueFull
 from penstock.pipes.pipe import Pipe
 from tests.engine.fakes import VOCAB, FakeEnds, FakeSegment, FakeStream
 
+PATIENCE = 20.0
 MANY = 100_000  # with copies of all that came before, that many would take minutes
 
 
@@ -55,6 +57,8 @@ class Hosted:
 
 
 class ServedModel:
+    max_messages = None
+
     def __init__(self, hosted: Hosted) -> None:
         self.hosted = hosted
 
@@ -131,6 +135,47 @@ def test_a_large_request_is_understood_tokenized_and_put_together_aside(
     assert {step: thread != threading.get_ident() for step, thread in threads.items()} == dict.fromkeys(
         ("understood", "tokenized", "whole"), in_thread
     )
+
+
+def test_a_key_has_no_more_work_done_than_it_may_have_answers() -> None:
+    at_work, blocked, begun = threading.Event(), threading.Event(), list[str]()
+
+    def exchange(asked: Said, context: Context) -> Exchange:
+        begun.append(str(context.owner))
+        at_work.set()
+        blocked.wait(PATIENCE)
+        return Exchange([], lambda job_id, prompts: Nothing(EVENTS))
+
+    async def scene() -> None:
+        served: Any = ServedModel(Hosted())
+        dispatcher = RequestDispatcher(ApiConfig(ModelCatalog({"fake": served})))
+        dispatcher.mailbox = Mailbox()
+        body = json.dumps({"model": "fake", "text": "x" * LARGE_BODY_BYTES}).encode()
+
+        async def ask(caller: Caller) -> None:
+            scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {"caller": caller, "log": {}}}
+
+            async def receive() -> Any:
+                return {"type": "http.request", "body": body}
+
+            await dispatcher.answer(Said, exchange, Request(scope, receive))
+
+        one = Caller("a" * 64, "one", KeyLimits(jobs=1))
+        first = asyncio.create_task(ask(one))
+        assert await asyncio.to_thread(at_work.wait, PATIENCE)
+        for _ in range(5):
+            with pytest.raises(KeyLimit, match="1 answers open at once"):
+                await ask(one)
+        second = asyncio.create_task(ask(Caller("b" * 64, "two", KeyLimits(jobs=1))))
+        while len(begun) < 2:
+            await asyncio.sleep(0.001)
+        blocked.set()
+        for request in (first, second):
+            with pytest.raises(KeyRevoked):  # there is no folder of keys here; that they get so far is the point
+                await request
+        assert begun == ["a" * 16, "b" * 16]
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize("framing, waits_for_ever", [(LINES, True), (EVENTS, False)])

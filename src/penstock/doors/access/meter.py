@@ -135,6 +135,10 @@ class Meter:
         account.open.add(ticket)
         return ticket
 
+    def hold(self, caller: Caller) -> Ticket:
+        """Admit a request before anything is known of it: it counts as one open answer, and a token must be left."""
+        return self.admit(caller, outputs=1, prompt_tokens=1, max_tokens=0)
+
     def revoke(self, caller: Caller) -> None:
         """Revoke all open tickets of a caller."""
         for ticket in list(self._account(caller).open):

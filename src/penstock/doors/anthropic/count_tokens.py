@@ -10,7 +10,7 @@ from penstock.doors.anthropic.messages import turn_of
 from penstock.doors.anthropic.requests import CountTokensRequest
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.generation.turn import turn_tokens
-from penstock.doors.http.fields import read, renamed_fields, run_in_thread
+from penstock.doors.http.fields import renamed_fields
 from penstock.doors.http.replies import json_reply
 
 
@@ -19,8 +19,10 @@ class CountTokensEndpoint:
         self._dispatcher = dispatcher
 
     async def count(self, request: Request) -> Response:
-        params = await read(CountTokensRequest, request)
-        served = self._dispatcher.find(params.model, request)
-        with renamed_fields(params.names):
-            tokens = await run_in_thread(lambda: turn_tokens(turn_of(params), served))
+        async with self._dispatcher.metered(request) as work:
+            params = await work.read(CountTokensRequest, request)
+            served = self._dispatcher.find(params.model, request)
+            with renamed_fields(params.names):
+                tokens = await work.run(lambda: turn_tokens(turn_of(params), served))
+            work.count(len(tokens))
         return json_reply(wire.TokenCount(input_tokens=len(tokens)))

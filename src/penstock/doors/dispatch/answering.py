@@ -17,6 +17,7 @@ from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.errors import id_headers, send_error, send_json
 from penstock.doors.http.fields import run_in_thread
 from penstock.doors.http.framing import encode
+from penstock.doors.http.workers import Worker
 from penstock.errors import PenstockError
 
 STREAMED = [
@@ -26,19 +27,20 @@ STREAMED = [
 
 
 async def respond(
-    exchange: Exchange, served: ServedModel, mailbox: Mailbox, admit: Admit, *, keep_alive: float, slow: bool = False
+    exchange: Exchange, served: ServedModel, mailbox: Mailbox, admit: Admit, *, keep_alive: float, worker: Worker | None = None
 ) -> Response:
-    """Start the jobs of a request and return the response that follows them. slow: tokenize and encode it in a thread."""
+    """Start the jobs of a request and return the response that follows them. worker: tokenizes it, and it is encoded in a
+    thread too; None for a short one."""
     if any(job.sampling.logprobs is not None for job in exchange.jobs):
         await served.ready_for_logprobs()
     running = RunningRequest(mailbox, served.hosted, admit)
-    await running.start(exchange.jobs, slow=slow)
+    await running.start(exchange.jobs, worker)
     try:
         answer = exchange.answer(running.job_id, running.prompts)
     except BaseException:
         running.close()  # nothing would read their updates
         raise
-    return AnswerResponse(running, answer, exchange, keep_alive=keep_alive, slow=slow)
+    return AnswerResponse(running, answer, exchange, keep_alive=keep_alive, slow=worker is not None)
 
 
 class AnswerResponse(Response):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,10 +21,30 @@ from penstock.doors.dispatch.compiling import CompileTurns
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.generation.served_model import ServedModel
-from penstock.doors.http.fields import LARGE_BODY_BYTES, Body, parse, renamed_fields, run_in_thread, whole_body
+from penstock.doors.http.fields import LARGE_BODY_BYTES, Body, Result, parse, renamed_fields, whole_body
 from penstock.doors.http.route import Route
+from penstock.doors.http.workers import Worker, Workers
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import RequestError, UnknownModel
+
+
+@dataclass(frozen=True, slots=True)
+class MeteredWork:
+    """Work for a request that no job answers, counted against its key's limits, apart from answers."""
+
+    worker: Worker
+    ticket: Ticket
+
+    async def read(self, kind: type[Body], request: Request) -> Body:
+        """Read and parse a body, a large one in a thread."""
+        body = await whole_body(request)
+        return await self.worker.run(lambda: parse(kind, body), enabled=len(body) > LARGE_BODY_BYTES)
+
+    async def run(self, make: Callable[[], Result]) -> Result:
+        return await self.worker.run(make)
+
+    def count(self, tokens: int) -> None:
+        self.ticket.count(tokens)
 
 
 class RequestDispatcher:
@@ -40,6 +61,8 @@ class RequestDispatcher:
         self.draining = False
         self._meter = Meter()
         self._turns = CompileTurns()
+        self._work_meter = Meter()  # of requests that no job answers
+        self._workers = Workers()
         api.keys.on_revoked = self._meter.revoke
 
     def offered(self, request: Request) -> list[tuple[str, ServedModel]]:
@@ -57,30 +80,57 @@ class RequestDispatcher:
         return Route("POST", path, partial(self.answer, request, exchange), description, request=request, **rest)
 
     async def answer(self, kind: type[Body], exchange: Callable[[Body, Context], Exchange], request: Request) -> Response:
-        """Read a request, find its model, translate it and run it. A large one is read and translated in a thread."""
+        """Read a request, find its model, translate it and run it. A large one is read and translated in a thread.
+
+        It counts as an open answer of its key from here on, so that a key cannot have more work done than it may have answers.
+        """
         body = await whole_body(request)
         large = len(body) > LARGE_BODY_BYTES
-        params = await run_in_thread(lambda: parse(kind, body), enabled=large)
-        served = self.find(getattr(params, "model", None), request)
-        mailbox = self._open_mailbox()
-        slow = large or params.slow
-        if slow:
-            served.hosted.jobs.check_room()  # before spending anything on it; others are refused when submitted
         caller = caller_of(request)
-        context = Context(served, self.api.limits, caller.owner)
-        with renamed_fields(params.names):
-            if params.compiles:
-                made = await self._turns.run(lambda: exchange(params, context), caller.owner, request, context.aborted)
-            else:
-                made = await run_in_thread(lambda: exchange(params, context), enabled=slow)
-            priority = caller.priority(made.priority)
-            made = replace(made, jobs=[replace(job, priority=priority, owner=context.prefix_owner) for job in made.jobs])
-            admit = partial(self._admit, caller)
-            return await respond(made, served, mailbox, admit, keep_alive=self.api.server.keep_alive, slow=slow)
+        mailbox = self._open_mailbox()
+        place = self._meter.hold(caller)
+        try:
+            async with self._workers.worker(caller.owner) as worker:
+                max_messages = self._max_messages() if large else None
+                params = await worker.run(lambda: parse(kind, body, max_messages=max_messages), enabled=large)
+                served = self.find(getattr(params, "model", None), request)
+                slow = large or params.slow
+                if slow:
+                    served.hosted.jobs.check_room()  # before spending anything on it; others are refused when submitted
+                context = Context(served, self.api.limits, caller.owner)
+                with renamed_fields(params.names):
+                    if params.compiles:
+                        made = await self._turns.run(lambda: exchange(params, context), caller.owner, request, context.aborted)
+                    else:
+                        made = await worker.run(lambda: exchange(params, context), enabled=slow)
+                    priority = caller.priority(made.priority)
+                    jobs = [replace(job, priority=priority, owner=context.prefix_owner) for job in made.jobs]
+                    admit = partial(self._admit, caller, place)
+                    keep_alive = self.api.server.keep_alive
+                    return await respond(
+                        replace(made, jobs=jobs), served, mailbox, admit, keep_alive=keep_alive, worker=worker if slow else None
+                    )
+        finally:
+            place.close()
 
-    def _admit(self, caller: Caller, jobs: Sequence[Job]) -> Ticket:
-        """Count the jobs against the key's limits. Answers without a max_tokens are cut to what the key has left."""
+    @asynccontextmanager
+    async def metered(self, request: Request) -> AsyncIterator[MeteredWork]:
+        """Admit a request that no job answers, such as one to tokenize a text. Its tokens are counted when they are known."""
+        caller = caller_of(request)
+        ticket = self._work_meter.hold(caller)
+        try:
+            async with self._workers.worker(caller.owner) as worker:
+                yield MeteredWork(worker, ticket)
+        finally:
+            ticket.close()
+
+    def _admit(self, caller: Caller, place: Ticket, jobs: Sequence[Job]) -> Ticket:
+        """Count the jobs against the key's limits. Answers without a max_tokens are cut to what the key has left.
+
+        place: what the request has held so far.
+        """
         self.api.keys.check(caller)
+        place.close()
         generating = [job for job in jobs if not job.request.embed]
         ticket = self._meter.admit(
             caller,
@@ -106,6 +156,12 @@ class RequestDispatcher:
         caller_of(request).check_model(name or served.hosted.name, catalog.canonical)
         request.state.log["model"] = served.hosted.name
         return served
+
+    def _max_messages(self) -> int | None:
+        """The most messages that any model can take: which one a request is for is in its body."""
+        limits = [served.max_messages for served in self.api.catalog.models.values()]
+        known = [limit for limit in limits if limit is not None]
+        return max(known) if known and len(known) == len(limits) else None
 
     def describe_layers(self) -> str:
         names = ", ".join(hosted.name for hosted in self.layers)

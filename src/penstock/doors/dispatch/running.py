@@ -10,7 +10,7 @@ from penstock.domain.request import JobRequest, new_public_id
 from penstock.domain.updates import JobDone, JobFailed, Timings, TokensOut, Usage
 from penstock.doors.access.meter import Ticket
 from penstock.doors.dispatch.mailbox import Mailbox, NumberedUpdate
-from penstock.doors.http.fields import run_in_thread
+from penstock.doors.http.workers import Worker
 from penstock.engine.hosted_model import HostedModel
 from penstock.engine.job_factory import JobHandle, PreparedJob
 from penstock.errors import NotReady, PenstockError, QueueFull
@@ -46,8 +46,8 @@ class RunningRequest:
         self.usage = Usage()
         self.timings = Timings()
 
-    async def start(self, requests: Sequence[JobRequest], *, slow: bool = False) -> None:
-        """Start all jobs, or none if one is refused. slow: tokenize them in a thread."""
+    async def start(self, requests: Sequence[JobRequest], worker: Worker | None = None) -> None:
+        """Start all jobs, or none if one is refused. worker: tokenizes them, if that takes long."""
         hosted = self._hosted
         if missing := hosted.engine.pipe.explain():
             raise NotReady(missing, hint=STATUS_HINT)
@@ -55,7 +55,7 @@ class RunningRequest:
         def prepare() -> list[PreparedJob]:
             return [hosted.jobs.prepare(request, self._updates.sink(number)) for number, request in enumerate(requests)]
 
-        prepared = await run_in_thread(prepare, enabled=slow)
+        prepared = prepare() if worker is None else await worker.run(prepare)
         self.job_id = prepared[0].job.job_id if prepared else new_public_id()
         self.prompts = [one.job.prompt_ids for one in prepared]
         self._ticket = self._admit([one.job for one in prepared])

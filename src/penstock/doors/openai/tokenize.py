@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
-from penstock.doors.http.fields import read, run_in_thread
 from penstock.doors.http.replies import json_reply
 from penstock.doors.openai import wire
 from penstock.doors.openai.messages import plain_messages
@@ -19,25 +18,29 @@ class TokenizeEndpoints:
         self._dispatcher = dispatcher
 
     async def tokenize(self, request: Request) -> Response:
-        params = await read(TokenizeRequest, request)
-        served = self._dispatcher.find(params.model, request)
-        if (params.prompt is None) == (params.messages is None):
-            raise RequestError("Give either a prompt or messages.", field="prompt")
-        tokenizer = served.hosted.tokenizer
-        if params.messages is not None:
-            messages = params.messages
-            tokens = await run_in_thread(lambda: tokenizer.encode_chat(served.tools.plan(plain_messages(messages)).messages))
-        else:
-            special = params.add_special_tokens is not False
-            tokens = await run_in_thread(lambda: tokenizer.encode(params.prompt or "", special=special))
-        return json_reply(wire.Tokenized(tokens=tokens, count=len(tokens), max_model_len=served.hosted.context))
+        async with self._dispatcher.metered(request) as work:
+            params = await work.read(TokenizeRequest, request)
+            served = self._dispatcher.find(params.model, request)
+            if (params.prompt is None) == (params.messages is None):
+                raise RequestError("Give either a prompt or messages.", field="prompt")
+            tokenizer = served.hosted.tokenizer
+            if params.messages is not None:
+                messages = params.messages
+                tokens = await work.run(lambda: tokenizer.encode_chat(served.tools.plan(plain_messages(messages)).messages))
+            else:
+                special = params.add_special_tokens is not False
+                tokens = await work.run(lambda: tokenizer.encode(params.prompt or "", special=special))
+            work.count(len(tokens))
+            return json_reply(wire.Tokenized(tokens=tokens, count=len(tokens), max_model_len=served.hosted.context))
 
     async def detokenize(self, request: Request) -> Response:
-        params = await read(DetokenizeRequest, request)
-        served = self._dispatcher.find(params.model, request)
-        vocab, tokens = served.hosted.spec.vocab, params.tokens
-        if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
-            hint = f"Token ids go from 0 to {vocab - 1}."
-            raise RequestError("tokens has token ids that do not exist.", field="tokens", hint=hint)
-        text = await run_in_thread(lambda: served.hosted.tokenizer.decode(tokens, skip_special=False))
-        return json_reply(wire.Detokenized(prompt=text))
+        async with self._dispatcher.metered(request) as work:
+            params = await work.read(DetokenizeRequest, request)
+            served = self._dispatcher.find(params.model, request)
+            vocab, tokens = served.hosted.spec.vocab, params.tokens
+            if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
+                hint = f"Token ids go from 0 to {vocab - 1}."
+                raise RequestError("tokens has token ids that do not exist.", field="tokens", hint=hint)
+            text = await work.run(lambda: served.hosted.tokenizer.decode(tokens, skip_special=False))
+            work.count(len(tokens))
+            return json_reply(wire.Detokenized(prompt=text))
