@@ -196,9 +196,7 @@ class EngineRunner:
         )
         return self._task(context, request, [job], None)
 
-    def _task(
-        self, context: Context, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None
-    ) -> EngineTask:
+    def _task(self, context: Context, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None) -> EngineTask:
         with self._tokenizing:
             return EngineTask(context, request, jobs, exchange)
 

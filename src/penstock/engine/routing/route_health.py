@@ -169,8 +169,10 @@ class RouteHealth:
         return job.idle * PING_INTERVAL_S >= MIN_SILENCE_S or (done >= STUCK_PASSES and self._is_overtaken(number, job.seen_at))
 
     def _is_overtaken(self, number: int, station: Station) -> bool:
-        """Whether the node that holds a NetworkJob has sent a newer one of its leg on. How many passes it waits for does not tell,
-        since those of other origins may be many."""
+        """Whether the node that holds a NetworkJob has sent a newer one of its leg on.
+
+        How many passes it waits for does not tell: those of other origins may be many.
+        """
         report = self.legs[station].report
         kept = sum(other > number for other in (*report.here, *report.missing))
         return report.newest - number > kept
