@@ -94,6 +94,6 @@ class Reception:
 
     def _answer(self, sender: str, ping: Ping) -> None:
         """Answer a Ping at once: the compute thread may be in a long pass."""
-        for node, mark in self._host.marks(ping):
+        for node, mark in self._host.marks(sender, ping):
             self._pipe.send_mark(node, mark)
         self.reply(sender, self._host.answer(sender, ping))

@@ -316,6 +316,14 @@ def test_only_the_origin_keeps_its_route_open(host: RouteHost, clock: Clock) -> 
     assert host.expire() == [ROUTE]
 
 
+def test_only_the_origin_makes_a_node_send_marks(host: RouteHost) -> None:
+    host.open("a", ask())
+    host.on_handed_over(job(3, current_layer=6))
+    ping = Ping(ROUTE, 1, 4, -1)
+    assert [mark.number for _, mark in host.marks("a", ping)] == [3]
+    assert host.marks("x", ping) == []
+
+
 def test_an_origin_whose_record_is_late_keeps_its_route(host: RouteHost) -> None:
     host.open("a", ask())
     host.close_dead_origins({"b": 1})

@@ -99,7 +99,7 @@ class RouteHealth:
         self._newest = max(self._newest, number)
 
     def on_returned(self, number: int) -> None:
-        """Forget a NetworkJob that has passed all legs: what is on its way behind it has only just begun to keep us waiting."""
+        """Forget a NetworkJob that has passed all legs. Whatever is on its way behind it is waited for from now on."""
         for leg in self.legs.values():
             leg.waiting_since = None
         self.on_settled(number)
@@ -169,10 +169,8 @@ class RouteHealth:
         return job.idle * PING_INTERVAL_S >= MIN_SILENCE_S or (done >= STUCK_PASSES and self._is_overtaken(number, job.seen_at))
 
     def _is_overtaken(self, number: int, station: Station) -> bool:
-        """Whether the node that holds a NetworkJob has sent a newer one of its leg on.
-
-        How many passes it waits for does not tell: those of other origins may be many.
-        """
+        """Whether the node that holds a NetworkJob has sent a newer one of its leg on. The number of passes does not tell:
+        those of other origins may be many."""
         report = self.legs[station].report
         kept = sum(other > number for other in (*report.here, *report.missing))
         return report.newest - number > kept

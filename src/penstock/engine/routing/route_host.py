@@ -253,10 +253,10 @@ class RouteHost:
         beat = self._heartbeat
         return Pong(route.id, ping.stamp, beat.age, beat.expected, beat.passes, legs)
 
-    def marks(self, ping: Ping) -> list[tuple[str, Mark]]:
+    def marks(self, sender: str, ping: Ping) -> list[tuple[str, Mark]]:
         """For each leg with NetworkJobs that the origin still waits for: a Mark for the node that comes next."""
         route = self.routes.get(ping.route)
-        if route is None:
+        if route is None or sender != ping.route.origin:
             return []
         handed = [(leg, route.handed.get(leg.layers.end, -1)) for leg in route.legs.values()]
         return [
