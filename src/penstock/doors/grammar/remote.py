@@ -95,7 +95,7 @@ class ForkServerProcess:
         with theirs:
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-c", code],
+                    [sys.executable or "", "-c", code],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
