@@ -39,6 +39,7 @@ def test_every_number_up_to_the_newest_is_here_or_gone_or_missing(history: list[
             left.add(number)
         if what == "settle":
             settled = max(settled, min(number, newest))
+            left |= {one for one in arrived if one <= number}
     clock.now += 2 * REORDER_TIMEOUT_S
     report = log.report(7)
     assert (report.layer, report.newest, report.received) == (3, newest, 7)

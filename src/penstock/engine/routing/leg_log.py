@@ -46,6 +46,7 @@ class LegLog:
         """Forget the NetworkJobs up to this one: their origin waits for them no more."""
         with self._lock:
             self._missing = {missing: since for missing, since in self._missing.items() if missing > number}
+            self._here = {here for here in self._here if here > number}
 
     def missing(self) -> tuple[int, ...]:
         """The NetworkJobs that had time to arrive after newer ones."""

@@ -19,7 +19,7 @@ MIN_UNANSWERED = 4  # Pings; if fewer were sent in a silence, it was our own
 SILENCE_FACTOR = 4.0  # of the slowest recent answer to a Ping, or of a transfer
 SLOWEST_LINK = 125_000.0  # bytes per second; a leg of which nothing is known is not dead while this could explain it
 STUCK_PASSES = 64  # of a node that holds a NetworkJob and has sent a newer one on: the two are at most a few passes apart
-MAX_TRAVEL_S = 600.0  # whatever nodes report
+MAX_STAY_S = 600.0  # of a NetworkJob at one node or on the way to it, whatever is reported
 
 
 class Station(NamedTuple):
@@ -33,7 +33,7 @@ class Station(NamedTuple):
 class Watched:
     """A NetworkJob in flight."""
 
-    sent: float
+    moved: float  # when it was sent, or seen at a further node
     size: int  # bytes of its hidden states
     seen_at: Station | None = None  # the node that holds it
     first_passes: int = 0  # of that node when it was first seen there
@@ -58,7 +58,7 @@ class WatchedNode:
     expected: float = 0.0
     passes: int = 0
     slowest: float = 0.0  # of its recent answers, decaying
-    stamp: int = -1  # of the last Ping that was answered
+    stamp: int = 0  # of the last Ping that was answered
 
 
 class Trouble(NamedTuple):
@@ -115,7 +115,7 @@ class RouteHealth:
         took = None
         if node is not None:
             node.heard, node.pings = max(node.heard, at), self.pings
-            if pong.stamp > node.stamp:
+            if node.stamp < pong.stamp <= at * 1e9 + 1:  # an answer to a Ping that was sent, and the newest
                 node.age, node.expected, node.passes, node.stamp = pong.age, pong.expected, pong.passes, pong.stamp
                 took = max(0.0, at - pong.stamp / 1e9)
                 node.slowest = max(took, 0.9 * node.slowest)
@@ -127,6 +127,8 @@ class RouteHealth:
         leg = self.legs.get(station)
         if leg is None or report.newest < leg.report.newest or report.received < leg.report.received:
             return  # not on the route, or older than what is known
+        if report.newest > self._newest:
+            return  # nothing like that was sent
         if (report.newest, report.received) != (leg.report.newest, leg.report.received):
             leg.waiting_since, self.progress = None, at
         leg.report = report
@@ -135,7 +137,8 @@ class RouteHealth:
             if job is None:
                 continue
             if job.seen_at != station:
-                job.seen_at, job.first_passes, job.passes, job.idle, self.progress = station, passes, passes, 0, at
+                job.seen_at, job.first_passes, job.passes, job.idle = station, passes, passes, 0
+                job.moved = self.progress = at
             elif passes != job.passes:
                 job.passes, job.idle, self.progress = passes, 0, at
             else:
@@ -160,7 +163,7 @@ class RouteHealth:
         return set() if job is None or job.seen_at is None else {job.seen_at.node} - {self.origin}
 
     def _is_stuck(self, number: int, job: Watched, now: float) -> bool:
-        if now - job.sent > MAX_TRAVEL_S:
+        if now - job.moved > MAX_STAY_S:
             return True
         if job.seen_at is None or number not in self.legs[job.seen_at].report.here:
             return False

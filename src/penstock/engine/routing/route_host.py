@@ -228,8 +228,9 @@ class RouteHost:
         if route is None:
             return
         route.jobs_here -= arrived
-        for log in route.logs.values():
-            log.left(job.number)
+        for start, leg in route.legs.items():
+            if start <= job.current_layer <= leg.layers.end:
+                route.logs[start].left(job.number)
 
     def expire(self) -> list[RouteId]:
         """Close the routes whose origins were silent for longer than their lease."""
