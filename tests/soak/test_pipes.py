@@ -63,10 +63,10 @@ def table() -> Iterator[list[str]]:
 def test_a_lost_node_costs_a_pause_and_no_token(how: str, place: int, thirds: Cluster, oracle: Oracle, table: list[str]) -> None:
     thirds.only(*thirds.nodes)
     origin = thirds["a"]
-    before = origin.route()
-    victim = thirds[before["hops"][place]["node"]]
     streams = start_streams(origin.url, mixed(8), TOKENS)
     wait_for_tokens(streams, 8)
+    before = origin.route()  # while idle, it may have moved to a better one
+    victim = thirds[before["hops"][place]["node"]]
     assert not any(stream.done for stream in streams)
     moment = time.monotonic()
     {"kill": victim.kill, "freeze": victim.freeze}[how]()

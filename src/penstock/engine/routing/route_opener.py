@@ -29,6 +29,7 @@ AVOID_S = 30.0  # how long a node that failed is used only if there is no other
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 2.0  # between attempts to open a route
 MAX_BUSY_REFUSALS = 5  # in a row, from a node that expects to have memory soon; then it is avoided
 MIN_GAIN = 0.8  # share of the present path's time that another one must stay below when only links were measured anew
+MIN_GAIN_S = 0.005  # ... and by this much a token: round trips within one machine or room vary for no reason
 MAX_LEASE_BLOCKS = 1 << 20  # whatever other nodes publish
 
 
@@ -189,7 +190,7 @@ class RouteOpener:
         if path is None or path.hops == route.hops:
             return False
         present = self._best(self._failing(), along=route.hops) if same_choices else None
-        return present is None or path.seconds < MIN_GAIN * present.seconds
+        return present is None or path.seconds < min(MIN_GAIN * present.seconds, present.seconds - MIN_GAIN_S)
 
     def other_path(self, without: set[str]) -> bool:
         """Whether there is a path that avoids these nodes."""
