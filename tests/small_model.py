@@ -49,6 +49,7 @@ def write_small_model(
 
 def _weights(shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
     """Large enough for every token of a prompt to change what comes next."""
-    if len(shape) == 1:
-        return np.ones(shape, np.float32)
-    return random.standard_normal(shape, np.float32) * np.float32(2 / math.sqrt(shape[1]))
+    if math.prod(shape) > 1 << 24:  # half the memory
+        return random.standard_normal(shape, np.float32) * np.float32(2 / math.sqrt(shape[1]))
+    drawn = np.ones(shape) if len(shape) == 1 else random.normal(0, 2 / math.sqrt(shape[1]), shape)
+    return drawn.astype(np.float32)

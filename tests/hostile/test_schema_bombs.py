@@ -148,6 +148,7 @@ def test_bombs_hold_up_no_other_key_and_end_when_their_clients_leave(another_mod
         assert len(grammar_processes()) == len(idle) + 1, "one at a time"
         assert person(site.honest, site).keys() == before.keys()
         assert site.post(CHAT, {"messages": MESSAGES, "max_tokens": 3}).status_code == 200, "without a grammar"
+        until(lambda: len(at_work()) == 1)  # the honest one rests again
         (process,) = at_work()
         stack.close()
         assert cpu_until_gone(process) < GIVEN_UP_CPU_S

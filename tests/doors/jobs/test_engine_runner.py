@@ -329,12 +329,12 @@ def forge(workspace: Workspace, job: str, tokens: Sequence[int]) -> None:
 
 def test_grammars_of_a_batch_count_for_the_key_that_owns_it(runner: EngineRunner) -> None:
     (served,) = runner._catalog.models.values()
-    of_batches = EngineRunner(ApiConfig(runner._catalog), OPENAI_JOBS.endpoints, lambda batch: f"owner of {batch}")
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
     body = {"model": DEFAULT_MODEL, "messages": [{"role": "user", "content": "Hi."}], "response_format": form}
-    of_batches.prepare(WorkRequest(endpoint="/v1/chat/completions", batch="1700000000_1_1"), json.dumps(body), Event())
-    of_batches.prepare(WorkRequest(schema=PERSON), "Hi.", Event())
-    assert {"owner of 1700000000_1_1", None} <= served.grammars._model.pool._accounts.keys()
+    line = WorkRequest(endpoint="/v1/chat/completions", batch="1700000000_1_1", owner="its owner")
+    runner.prepare(line, json.dumps(body), Event())
+    runner.prepare(WorkRequest(schema=PERSON), "Hi.", Event())
+    assert {"its owner", None} <= served.grammars._model.pool._accounts.keys()
 
 
 def test_a_job_whose_grammar_cannot_be_compiled_now_waits(runner: EngineRunner, monkeypatch: pytest.MonkeyPatch) -> None:

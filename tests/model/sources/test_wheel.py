@@ -68,6 +68,7 @@ def model(contents: tuple[bytes, bytes], tmp_path: Path, monkeypatch: pytest.Mon
         member="tiny_penstock_model/tiny.gguf",
         gguf_size=len(gguf),
         gguf_sha256=hashlib.sha256(gguf).hexdigest(),
+        manifest="00" * 32,
     )
     monkeypatch.setattr(catalogue, "CATALOGUE", (tiny,))
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
