@@ -16,7 +16,8 @@ from penstock.errors import QueueFull
 
 THREADS = 4  # more would only wait for each other, and each may hold a large request in memory
 THREADS_PER_OWNER = 2
-MAX_WAITING = 32  # requests of one owner; each waits with its whole body in memory
+MAX_WAITING = 32  # requests of one key; each waits with its whole body in memory
+OPERATOR_FACTOR = 8  # ... and as many times more of the operator, who is everybody where no key is required
 RETRY_AFTER_S = 2
 TRIM_DELAY_S = 1.0  # after the last work: by then its requests were answered and freed
 
@@ -49,7 +50,7 @@ class Workers:
             self._busy[owner] += 1
             return
         line = self._waiting.setdefault(owner, deque())
-        if len(line) >= self._max_waiting:
+        if len(line) >= self._max_waiting * (OPERATOR_FACTOR if owner is None else 1):
             raise QueueFull(
                 f"{len(line)} large requests of this key are waiting already.",
                 retry_after=RETRY_AFTER_S,
