@@ -26,7 +26,7 @@ class Connections(RuleBasedStateMachine):
     def connect(self, address: str) -> None:
         self.count += 1
         neighbours = [one for one in self.waiting if self.addresses[one] == address]
-        too_many = len(neighbours) == MAX_WAITING or len(self.addresses) == MAX_OPEN
+        too_many = len(neighbours) >= MAX_WAITING or len(self.addresses) == MAX_OPEN
         candidates = (neighbours or self.waiting) if too_many else []
         full = len(self.addresses) == MAX_OPEN and not self.waiting
         verdict = self.admission.admit(self.count, address)
