@@ -333,6 +333,16 @@ def test_an_origin_whose_record_is_late_keeps_its_route(host: RouteHost) -> None
     assert not host.routes
 
 
+def test_a_route_waits_until_its_nodes_know_each_other(host: RouteHost) -> None:
+    request = replace(ask(), legs=tuple(leg._replace(successor="c") for leg in ask().legs))
+    host.close_dead_origins({"b": 1})
+    offer = host.open("a", request)
+    assert (offer.blocks, offer.reason) == (0, "it has not met node c yet")
+    assert offer.retry_after, "it is asked again soon, and not avoided"
+    host.close_dead_origins({"b": 1, "c": 1})
+    assert host.open("a", request).blocks
+
+
 def test_a_stale_lease_of_an_earlier_route_of_the_origin_goes_when_it_opens_another(host: RouteHost) -> None:
     host.open("a", ask())
     assert host.open("a", replace(ask(), route=RouteId("a", 1, 1))).blocks == 16

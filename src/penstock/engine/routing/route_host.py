@@ -29,6 +29,7 @@ from penstock.engine.routing.stage import Stage
 MAX_ROUTES = 64  # of all origins together
 MAX_LEASE_S = 600.0  # whatever an origin requests
 MIN_LEASE_BLOCKS = 2  # a smaller lease is of no use
+MEETING_RETRY_S = 0.1  # for nodes that have just joined to know each other
 RECALL_RETRY_S = 0.3  # recalled blocks should be back after this
 RECALL_TIMEOUT_S = 30.0  # an origin that keeps recalled blocks for longer loses its route
 PROGRESS_INTERVAL_S = 0.1  # between two reports about one route
@@ -99,6 +100,9 @@ class RouteHost:
         if route not in self.routes:
             if len(self.routes) >= MAX_ROUTES:
                 return RouteOffer(route, reason="too many routes pass it", retry_after=1.0)
+            if strangers := self._alive and {leg.successor for leg in request.legs} - self._alive - {sender}:
+                names = " and ".join(sorted(strangers))
+                return RouteOffer(route, reason=f"it has not met node {names} yet", retry_after=MEETING_RETRY_S)
             parts = [part for leg in request.legs for part in self._parts(leg)]
             others = len(self._waiting.keys() - {sender, *(known.origin for known in self.routes)})  # leave them their part
             blocks = min(request.blocks, *(part.stage.unleased // (1 + others) for part in parts))
