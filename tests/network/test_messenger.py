@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import Unreachable
 from penstock.network.messenger import RECEIPT_TIMEOUT_S, Messenger
 from penstock.network.parts import PART_BYTES
-from penstock.network.peer_directory import PART, PARTS_RECEIPT, PeerDirectory
+from penstock.network.peer_directory import MESSAGE, PART, PARTS_RECEIPT, PeerDirectory
 from penstock.network.roster import Issue, Roster
 from penstock.network.send_window import START_BYTES
 from penstock.network.stream import Stream
@@ -227,6 +227,16 @@ def test_a_session_that_was_forgotten_starts_with_a_new_window(pair: tuple[Peer,
     assert b.received == [bytes(LARGE)]
 
 
+def test_small_messages_need_no_parts_until_a_receipt_is_due(pair: tuple[Peer, Peer]) -> None:
+    a, b = pair
+    messages = [b"", b"hello", bytes(PART_BYTES)]
+    for message in messages:
+        a.messenger.send("b", message, Stream.DATA)
+    assert [read_envelope(sealed.envelope).kind for _, _, sealed in a.out] == [MESSAGE, MESSAGE, PART]
+    a.deliver(b)
+    assert b.received == messages
+
+
 def test_after_closing_nothing_is_sent(pair: tuple[Peer, Peer]) -> None:
     a, _ = pair
     a.messenger.close()
@@ -248,6 +258,7 @@ def test_a_callback_that_fails_leaves_no_receipt_owing(pair: tuple[Peer, Peer]) 
 def test_what_cannot_be_read_is_refused_and_counted(pair: tuple[Peer, Peer]) -> None:
     a, b = pair
     bad = [
+        (MESSAGE, bytes(PART_BYTES + 1)),
         (PART, b"short"),
         (PARTS_RECEIPT, b"short"),
         (PARTS_RECEIPT, bytes([Stream.CONTROL]) + bytes(12)),

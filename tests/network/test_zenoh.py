@@ -312,7 +312,7 @@ def test_control_has_priority_on_a_link_and_bulk_cannot_be_starved_on_it(net: Ze
     from zenoh import Priority
 
     presence = net.join("home", b"home").router._presence
-    found = {stream: presence._publisher_to("away", stream).priority for stream in Stream}
+    found = {stream: presence._outlet_to("away", stream).publisher.priority for stream in Stream}
     assert found == {Stream.CONTROL: Priority.REAL_TIME, Stream.DATA: Priority.DATA_HIGH, Stream.BULK: Priority.DATA_HIGH}
 
 

@@ -12,13 +12,12 @@ import itertools
 import struct
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 from penstock.errors import BadMessage, MalformedMessage, Unreachable
 from penstock.network.parts import PART_BYTES, Assembler, Part, Source, offsets, read_part
-from penstock.network.peer_directory import PART, PARTS_RECEIPT, PeerDirectory
+from penstock.network.peer_directory import MESSAGE, PART, PARTS_RECEIPT, PeerDirectory
 from penstock.network.router import OnMessage, unreachable
 from penstock.network.send_window import Place, SendWindow
 from penstock.network.stream import Stream
@@ -51,7 +50,7 @@ class Messenger:
         self._changed = threading.Condition()  # guards all below
         self._channels: dict[tuple[str, Stream], _Channel] = {}
         self._assembler = Assembler()
-        self._data_sends: Counter[str] = Counter()  # messages of DATA that are being sent, by node
+        self._bulk_waits = 0  # parts that wait for DATA to the same node
         self._closed = False
         self._messages = itertools.count()
 
@@ -59,47 +58,76 @@ class Messenger:
 
     def send(self, node: str, data: bytes, stream: Stream) -> None:
         """Send a message, waiting until the other node has taken most of it. Raises Unreachable."""
+        channel = self._channel(node, stream)
+        with channel.lock:
+            channel.busy = True
+            try:
+                if len(data) <= PART_BYTES:
+                    self._send_whole(channel, data)
+                else:
+                    self._send_parts(channel, memoryview(data))
+            finally:
+                channel.busy = False
+                if self._bulk_waits:
+                    with self._changed:
+                        self._changed.notify_all()
+
+    def _channel(self, node: str, stream: Stream) -> _Channel:
         epoch = self._directory.current_epoch(node)
+        channel = self._channels.get((node, stream))
+        if channel is not None and channel.epoch == epoch:
+            return channel
         with self._changed:
             channel = self._channels.get((node, stream))
             if channel is None or channel.epoch != epoch:
                 channel = self._channels[node, stream] = _Channel(node, epoch, stream)
-            self._data_sends[node] += stream is Stream.DATA
-        try:
-            with channel.lock:
-                self._send_parts(channel, memoryview(data))
-        finally:
-            with self._changed:
-                self._data_sends[node] -= stream is Stream.DATA
-                if not self._data_sends[node]:
-                    del self._data_sends[node]
-                self._changed.notify_all()
+            return channel
+
+    def _send_whole(self, channel: _Channel, data: bytes) -> None:
+        """Send a message that is no longer than a part. It needs no header, unless a receipt is wanted: most messages are
+        single tokens of answers, and every microsecond of theirs counts."""
+        message = next(self._messages)
+        if self._wait_for_turn(channel, Place(message, len(data)), len(data)):
+            self._put_sealed(channel, PART, Part(True, message, 0, len(data), memoryview(data)).pack())
+        else:
+            self._put_sealed(channel, MESSAGE, data)
 
     def _send_parts(self, channel: _Channel, data: memoryview) -> None:
         message = next(self._messages)
         for offset in offsets(len(data)):
             piece = data[offset : offset + PART_BYTES]
             wants_receipt = self._wait_for_turn(channel, Place(message, offset + len(piece)), len(piece))
-            part = Part(wants_receipt, message, offset, len(data), piece)
-            sealed = self._directory.seal(channel.node, channel.epoch, PART, part.pack(), channel.stream)
-            self._put(channel.node, channel.stream, sealed, wait=True)
+            self._put_sealed(channel, PART, Part(wants_receipt, message, offset, len(data), piece).pack())
+
+    def _put_sealed(self, channel: _Channel, kind: int, data: bytes) -> None:
+        sealed = self._directory.seal(channel.node, channel.epoch, kind, data, channel.stream)
+        self._put(channel.node, channel.stream, sealed, wait=True)
 
     def _wait_for_turn(self, channel: _Channel, place: Place, size: int) -> bool:
         """Wait until a part may be sent, and return whether to ask for a receipt with it. Raises Unreachable."""
         window = channel.window
+        if window is None:
+            if self._is_over(channel):
+                raise unreachable(channel.node)
+            return False
         with self._changed:
             started = now = self._clock()
             while not self._is_over(channel):
-                if window is None:
-                    return False
                 room = window.has_room(size)
-                if room and not (channel.stream is Stream.BULK and self._data_sends[channel.node]):
+                behind_data = channel.stream is Stream.BULK and self._sends_data(channel.node)
+                if room and not behind_data:
                     return window.send(place, size, now)
+                self._bulk_waits += behind_data
                 self._changed.wait(POLL_INTERVAL_S)
+                self._bulk_waits -= behind_data
                 now = self._clock()
                 if not room and now - max(started, window.progressed_at) > RECEIPT_TIMEOUT_S:
                     window.give_up()
         raise unreachable(channel.node)
+
+    def _sends_data(self, node: str) -> bool:
+        channel = self._channels.get((node, Stream.DATA))
+        return channel is not None and channel.busy
 
     def _is_over(self, channel: _Channel) -> bool:
         return self._closed or channel.gone or self._directory.current_epoch(channel.node) != channel.epoch
@@ -107,8 +135,13 @@ class Messenger:
     # ---- receiving ----
 
     def receive(self, sender: str, envelope: Envelope, data: bytes) -> None:
-        """Take what was sealed as a part or as a receipt, and hand on the message that is complete with it."""
+        """Take what was sealed as a message, as a part of one or as a receipt, and hand on the message that is complete."""
+        if envelope.kind == MESSAGE and len(data) <= PART_BYTES:
+            self._on_message(sender, data)
+            return
         try:
+            if envelope.kind == MESSAGE:
+                raise MalformedMessage(f"A message from '{sender}' has {len(data)} bytes and is not in parts.")
             if envelope.kind == PARTS_RECEIPT:
                 self._on_receipt(sender, envelope, data)
                 return
@@ -166,7 +199,11 @@ class Messenger:
 
 
 class _Channel:
-    """One stream to one session of a node. `lock` is held by the thread that sends a message on it."""
+    """One stream to one session of a node.
+
+    lock: held by the thread that sends a message on it.
+    busy: whether a message is being sent on it.
+    """
 
     def __init__(self, node: str, epoch: int, stream: Stream) -> None:
         self.node = node
@@ -174,4 +211,5 @@ class _Channel:
         self.stream = stream
         self.lock = threading.Lock()
         self.window = SendWindow(MAX_WAIT_S[stream]) if stream in MAX_WAIT_S else None
+        self.busy = False
         self.gone = False

@@ -35,7 +35,8 @@ from penstock.network.stream import Stream
 from penstock.network.trust.keyring import MAX_CARD_BYTES, Envelope, Keyring, Sealed, read_envelope
 from penstock.network.trust.revocations import MAX_LIST_BYTES
 
-PART, RECORD, RECEIPT, REVOCATIONS, PARTS_RECEIPT = range(5)  # kinds of sealed messages; the first and last are the Messenger's
+PART, RECORD, RECEIPT, REVOCATIONS, PARTS_RECEIPT, MESSAGE = range(6)  # kinds of what is sealed
+MESSENGER_KINDS = (MESSAGE, PART, PARTS_RECEIPT)
 COUNTER = struct.Struct(">Q")  # in front of a record; alone it is a receipt
 MAX_GREETING_BYTES = MAX_CARD_BYTES + MAX_LIST_BYTES + MAX_RECORD_BYTES + 1024
 
@@ -101,7 +102,7 @@ class PeerDirectory:
         envelope = read_envelope(sealed.envelope)
         if (envelope.kind, envelope.sender) != (RECORD, epoch):
             raise MalformedMessage(f"The answer of '{node}' has no record.")
-        self._store_record(node, epoch, self._keyring.open(node, sealed))
+        self._store_record(node, epoch, self._keyring.open(node, sealed, envelope))
 
     def _read(self, data: bytes) -> _Greeting:
         """Decode a greeting and merge its revocations, before its card is looked at: that may be revoked."""
@@ -141,9 +142,9 @@ class PeerDirectory:
             if self._roster.mark_unproven(sender, envelope.sender):
                 self._on_change()
             raise Untrusted(f"Node '{sender}' sent a message before it introduced itself.")
-        data = self._keyring.open(sender, sealed)
+        data = self._keyring.open(sender, sealed, envelope)
         self._roster.mark_active(sender, envelope.sender, self._clock())
-        if envelope.kind in (PART, PARTS_RECEIPT):
+        if envelope.kind in MESSENGER_KINDS:
             return envelope, data
         if envelope.kind == RECORD:
             self._store_record(sender, envelope.sender, data)

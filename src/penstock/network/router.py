@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Protocol
 
 from penstock.config.network import NAME
@@ -60,6 +61,7 @@ class Router(Protocol):
         """Leave the network. May be called twice, and from the callbacks."""
 
 
+@lru_cache(maxsize=1024)
 def is_node_id(text: str) -> bool:
     return NAME.fullmatch(text) is not None  # has no character that is special in a key, a path or a URL
 

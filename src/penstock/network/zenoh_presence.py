@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -32,6 +33,7 @@ INBOX_DEPTH = 4096  # messages of a stream; a full inbox would stall the link an
 EVENTS_DEPTH = 1024
 ANSWER_TIMEOUT_S = 2.0
 SUBSCRIBER_TIMEOUT_S = 2.0  # for the inbox of a node that has just appeared
+SUBSCRIBER_TTL_S = 0.05  # what is published just after a subscriber left is lost on the way anyhow
 CLOSE_TIMEOUT_S = 2.0  # with a frozen peer and a full wire, Zenoh takes ten seconds to close
 MAX_EPOCH = 1 << 63
 
@@ -69,7 +71,7 @@ class Presence:
     def __init__(self, session: Any, address: Address) -> None:
         self.session = session
         self._address = address
-        self._publishers: dict[tuple[str, Stream], Publisher] = {}
+        self._outlets: dict[tuple[str, Stream], _Outlet] = {}
         self._connecting = threading.Lock()
         self._ended = threading.Event()
         self._answers: queue.Queue[Reply | None] = queue.Queue(EVENTS_DEPTH)
@@ -143,7 +145,7 @@ class Presence:
         if sample.kind != SampleKind.PUT:
             with self._connecting:
                 for stream in Stream:
-                    self._publishers.pop((session_id[0], stream), None)
+                    self._outlets.pop((session_id[0], stream), None)
         listener.on_liveliness(*session_id, alive=sample.kind == SampleKind.PUT)
 
     def _parse_key(self, key: str, kind: str) -> tuple[str, int] | None:
@@ -196,27 +198,29 @@ class Presence:
         While `is_wanted` returns true, also waits a moment for the node to subscribe to its inbox.
         """
         try:
-            publisher = self._publisher_to(node, stream)
-            deadline = time.monotonic() + SUBSCRIBER_TIMEOUT_S
-            while not _has_subscriber(publisher):  # without a subscriber the message would be lost silently
-                if time.monotonic() > deadline or self._ended.is_set() or not is_wanted():
+            outlet = self._outlet_to(node, stream)
+            now = time.monotonic()
+            deadline = now + SUBSCRIBER_TIMEOUT_S
+            while not outlet.has_subscriber(now):  # without a subscriber the message would be lost silently
+                if now > deadline or self._ended.is_set() or not is_wanted():
                     raise unreachable(node)
                 time.sleep(0.001)
-            publisher.put(sealed.body, attachment=sealed.envelope)
+                now = time.monotonic()
+            outlet.publisher.put(sealed.body, attachment=sealed.envelope)
         except Exception as error:
             if self._ended.is_set():
                 raise unreachable(node) from error
             raise
 
-    def _publisher_to(self, node: str, stream: Stream) -> Publisher:
-        publisher = self._publishers.get((node, stream))
-        if publisher is not None:
-            return publisher
+    def _outlet_to(self, node: str, stream: Stream) -> _Outlet:
+        outlet = self._outlets.get((node, stream))
+        if outlet is not None:
+            return outlet
         with self._connecting:
-            if (node, stream) not in self._publishers:
+            if (node, stream) not in self._outlets:
                 key = f"{self._address.root}/inbox/{node}/{_key_of(stream)}/{self._address.node}"
-                self._publishers[node, stream] = self.session.declare_publisher(key, **_publisher_options(stream))
-            return self._publishers[node, stream]
+                self._outlets[node, stream] = _Outlet(self.session.declare_publisher(key, **_publisher_options(stream)))
+            return self._outlets[node, stream]
 
     # ---- closing ----
 
@@ -267,6 +271,18 @@ def _publisher_options(stream: Stream) -> dict[str, Any]:
     }
 
 
-def _has_subscriber(publisher: Publisher) -> bool:
-    status = publisher.matching_status
-    return bool(getattr(status, "matching", status))  # not a bool, as its stub says, but an object that is always true
+class _Outlet:
+    """A publisher, and when it was last seen to have a subscriber: asking Zenoh takes longer than publishing."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self._seen_at = -math.inf
+
+    def has_subscriber(self, now: float) -> bool:
+        if now - self._seen_at < SUBSCRIBER_TTL_S:
+            return True
+        status = self.publisher.matching_status
+        if getattr(status, "matching", status):  # not a bool, as its stub says, but an object that is always true
+            self._seen_at = now
+            return True
+        return False

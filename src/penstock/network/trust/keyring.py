@@ -59,6 +59,7 @@ class Envelope(NamedTuple):
 
 _ENVELOPE = struct.Struct(">BBQQQ")
 _NONCE = struct.Struct(">IQ")  # stream and number
+_STREAMS = tuple(Stream)  # by number
 
 
 class Sealed(NamedTuple):
@@ -73,8 +74,8 @@ def read_envelope(data: bytes) -> Envelope:
         )
     kind, stream, sender, receiver, number = _ENVELOPE.unpack(data)
     try:
-        return Envelope(kind, Stream(stream), sender, receiver, number)
-    except ValueError:
+        return Envelope(kind, _STREAMS[stream], sender, receiver, number)
+    except IndexError:
         raise MalformedMessage(f"A message has the unknown stream {stream}; its sender may run another version.") from None
 
 
@@ -191,9 +192,12 @@ class Keyring(ABC):
         packed = envelope.pack()
         return Sealed(packed, peer.outgoing.encrypt(_nonce(envelope), data, packed))
 
-    def open(self, node: str, sealed: Sealed) -> bytes:
-        """Decrypt what `node` sealed for this session. Raises BadMessage."""
-        envelope = read_envelope(sealed.envelope)
+    def open(self, node: str, sealed: Sealed, envelope: Envelope | None = None) -> bytes:
+        """Decrypt what `node` sealed for this session. Raises BadMessage.
+
+        envelope: of this message, if it was read before.
+        """
+        envelope = envelope or read_envelope(sealed.envelope)
         peer = self._met.get(node, {}).get(envelope.sender)
         if peer is None or envelope.receiver != self.epoch:
             raise MalformedMessage(f"A message from '{node}' is from an unknown epoch of it, or for another epoch of this node.")
