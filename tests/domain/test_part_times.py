@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.domain.part_times import Part, PartTimes, format_part_times
+from penstock.domain.part_times import PartTimes, TimedPart, format_part_times
 from penstock.domain.topology import LayerRange
 
 
 def times() -> PartTimes:
     found = PartTimes()
-    head, hops = Part("head", ("a",)), Part("hops", ("a", "b", "a"))
-    first, second = Part("layers", ("a",), LayerRange(0, 9)), Part("layers", ("b",), LayerRange(9, 30))
+    head, hops = TimedPart("head", ("a",)), TimedPart("hops", ("a", "b", "a"))
+    first, second = TimedPart("layers", ("a",), LayerRange(0, 9)), TimedPart("layers", ("b",), LayerRange(9, 30))
     found.add([(head, 0.5), (second, 2.0), (hops, 0.1), (first, 1.0)], decode=False)
     for _ in range(2):
         found.add([(second, 0.25), (hops, 0.02)], decode=True)

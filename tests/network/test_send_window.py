@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.network.parts import PART_BYTES
-from penstock.network.send_window import MAX_BYTES, MIN_BYTES, PART_OVERHEAD_BYTES, START_BYTES, Place, SendWindow
+from penstock.network.send_window import MAX_BYTES, MIN_BYTES, PART_OVERHEAD_BYTES, START_BYTES, SendWindow, StreamPosition
 
 MAX_WAIT_S = 0.3
 
@@ -26,16 +26,16 @@ class Run:
 def pour(total: int, rate: float, round_trip: float, size: int = PART_BYTES) -> Run:
     """Send parts over a simulated link that passes `rate` bytes a second, as fast as the window allows."""
     window, now, free_at, sent, longest, widest = SendWindow(MAX_WAIT_S), 0.0, 0.0, 0, 0.0, 0.0
-    receipts: list[tuple[float, Place]] = []
+    receipts: list[tuple[float, StreamPosition]] = []
     while sent < total or receipts:
         while sent < total and window.has_room(size):
             sent += size
-            wanted = window.send(Place(1, sent), size, now)
+            wanted = window.send(StreamPosition(1, sent), size, now)
             free_at = max(free_at, now) + size / rate
             if sent > total / 2:
                 longest = max(longest, (free_at - now) * rate)
             if wanted:
-                heapq.heappush(receipts, (free_at + round_trip, Place(1, sent)))
+                heapq.heappush(receipts, (free_at + round_trip, StreamPosition(1, sent)))
         if not receipts:
             break
         now, place = heapq.heappop(receipts)
@@ -70,8 +70,8 @@ def test_messages_that_never_fill_the_window_do_not_widen_it(size: int) -> None:
     receipts = 0
     for number in range(1000):
         assert window.has_room(size)
-        if window.send(Place(number, size), size, float(number)):
-            window.on_receipt(Place(number, size), number + 0.001)
+        if window.send(StreamPosition(number, size), size, float(number)):
+            window.on_receipt(StreamPosition(number, size), number + 0.001)
             receipts += 1
     assert receipts
     assert window.limit == START_BYTES
@@ -82,13 +82,13 @@ def test_one_delay_reduces_the_window_once() -> None:
     for number in range(20):  # as on a fast link
         while window.has_room(PART_BYTES):
             now += 0.0001
-            window.send(Place(number, 0), PART_BYTES, now)
-        window.on_receipt(Place(number, 0), now)
+            window.send(StreamPosition(number, 0), PART_BYTES, now)
+        window.on_receipt(StreamPosition(number, 0), now)
     for number in range(100, 110):
-        window.send(Place(number, 0), PART_BYTES, now)
+        window.send(StreamPosition(number, 0), PART_BYTES, now)
     before = window.limit
     for number in range(100, 110):
-        window.on_receipt(Place(number, 0), now + 1.0)
+        window.on_receipt(StreamPosition(number, 0), now + 1.0)
     assert window.limit == before / 2
 
 
@@ -98,8 +98,8 @@ class AnyEvents(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.window, self.now, self.number = SendWindow(MAX_WAIT_S), 0.0, 0
-        self.due: list[Place] = []
-        self.unconfirmed: dict[Place, int] = {}
+        self.due: list[StreamPosition] = []
+        self.unconfirmed: dict[StreamPosition, int] = {}
 
     @rule(size=st.integers(0, PART_BYTES), times=st.integers(1, 60))
     def send(self, size: int, times: int) -> None:
@@ -107,7 +107,7 @@ class AnyEvents(RuleBasedStateMachine):
             if not self.window.has_room(size):
                 return
             self.number += 1
-            place = Place(self.number, size)
+            place = StreamPosition(self.number, size)
             self.unconfirmed[place] = size + PART_OVERHEAD_BYTES
             if self.window.send(place, size, self.now):
                 self.due.append(place)

@@ -13,7 +13,7 @@ HEADINGS = ("part", "where", "layers", "prompt s", "passes", "answer s", "passes
 NUMBER_COLUMNS = range(3, len(HEADINGS))
 
 
-class Part(NamedTuple):
+class TimedPart(NamedTuple):
     """`nodes` is the node of the part; for `hops`, all nodes in the order in which a NetworkJob passes them."""
 
     name: str  # one of ORDER
@@ -52,9 +52,9 @@ class PartTimes:
     __slots__ = ("_seconds",)
 
     def __init__(self) -> None:
-        self._seconds: dict[Part, list[float]] = {}  # prefill, decode, and how many passes of each
+        self._seconds: dict[TimedPart, list[float]] = {}  # prefill, decode, and how many passes of each
 
-    def add(self, parts: Iterable[tuple[Part, float]], *, decode: bool) -> None:
+    def add(self, parts: Iterable[tuple[TimedPart, float]], *, decode: bool) -> None:
         for part, seconds in parts:
             times = self._seconds.get(part)
             if times is None:

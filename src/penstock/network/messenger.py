@@ -19,7 +19,7 @@ from penstock.errors import BadMessage, MalformedMessage, Unreachable
 from penstock.network.parts import PART_BYTES, Assembler, Part, Source, offsets, read_part
 from penstock.network.peer_directory import MESSAGE, PART, PARTS_RECEIPT, PeerDirectory
 from penstock.network.router import OnMessage, unreachable
-from penstock.network.send_window import Place, SendWindow
+from penstock.network.send_window import SendWindow, StreamPosition
 from penstock.network.stream import Stream
 from penstock.network.trust.keyring import Envelope, Sealed
 
@@ -87,7 +87,7 @@ class Messenger:
         """Send a message that is no longer than a part. It needs no header, unless a receipt is wanted: most messages are
         single tokens of answers, and every microsecond of theirs counts."""
         message = next(self._messages)
-        if self._wait_for_turn(channel, Place(message, len(data)), len(data)):
+        if self._wait_for_turn(channel, StreamPosition(message, len(data)), len(data)):
             self._put_sealed(channel, PART, Part(True, message, 0, len(data), memoryview(data)).pack())
         else:
             self._put_sealed(channel, MESSAGE, data)
@@ -96,14 +96,14 @@ class Messenger:
         message = next(self._messages)
         for offset in offsets(len(data)):
             piece = data[offset : offset + PART_BYTES]
-            wants_receipt = self._wait_for_turn(channel, Place(message, offset + len(piece)), len(piece))
+            wants_receipt = self._wait_for_turn(channel, StreamPosition(message, offset + len(piece)), len(piece))
             self._put_sealed(channel, PART, Part(wants_receipt, message, offset, len(data), piece).pack())
 
     def _put_sealed(self, channel: _Channel, kind: int, data: bytes) -> None:
         sealed = self._directory.seal(channel.node, channel.epoch, kind, data, channel.stream)
         self._put(channel.node, channel.stream, sealed, wait=True)
 
-    def _wait_for_turn(self, channel: _Channel, place: Place, size: int) -> bool:
+    def _wait_for_turn(self, channel: _Channel, place: StreamPosition, size: int) -> bool:
         """Wait until a part may be sent, and return whether to ask for a receipt with it. Raises Unreachable."""
         window = channel.window
         if window is None:
@@ -171,7 +171,7 @@ class Messenger:
         with self._changed:
             channel = self._channels.get((sender, Stream(stream)))
             if channel is not None and channel.window is not None and channel.epoch == envelope.sender:
-                channel.window.on_receipt(Place(*place), self._clock())
+                channel.window.on_receipt(StreamPosition(*place), self._clock())
                 self._changed.notify_all()
 
     # ---- ending ----

@@ -16,18 +16,18 @@ RECEIPTS_PER_WINDOW = 2
 GROWTH_BYTES = PART_BYTES // 4  # of a window, each time that a whole one has arrived
 
 
-class Place(NamedTuple):
+class StreamPosition(NamedTuple):
     """Where a part ends in all that is sent on a stream."""
 
     message: int  # its number
     end: int
 
 
-_NOWHERE = Place(-1, 0)
+_NOWHERE = StreamPosition(-1, 0)
 
 
 class _Sent(NamedTuple):
-    place: Place
+    place: StreamPosition
     size: int
     at: float
     wants_receipt: bool
@@ -59,7 +59,7 @@ class SendWindow:
         self._was_full |= not room
         return room
 
-    def send(self, place: Place, size: int, now: float) -> bool:
+    def send(self, place: StreamPosition, size: int, now: float) -> bool:
         """Count a part as sent, and return whether to ask for a receipt with it."""
         size += PART_OVERHEAD_BYTES
         self.in_flight += size
@@ -71,7 +71,7 @@ class SendWindow:
         self._sent.append(_Sent(place, size, now, wants_receipt))
         return wants_receipt
 
-    def on_receipt(self, place: Place, now: float) -> None:
+    def on_receipt(self, place: StreamPosition, now: float) -> None:
         """Note that all parts up to this one have arrived, or never will."""
         if not self._sent or place < self._sent[0].place:
             return

@@ -21,8 +21,8 @@ from penstock.weights.request_tracker import (
     PartRefused,
     RequestTracker,
     Stopped,
-    Stream,
     TooSlow,
+    WeightsStream,
 )
 
 MAX_WORKERS = 4  # nodes to fetch from at once
@@ -116,7 +116,7 @@ class _Fetch:
         self._changed = threading.Condition()  # guards all below
         self._todo = list(parts)
         self._workers: dict[str, threading.Thread] = {}  # by node
-        self._streams: dict[str, tuple[ModelPart, Stream]] = {}  # by node: its current or last part
+        self._streams: dict[str, tuple[ModelPart, WeightsStream]] = {}  # by node: its current or last part
         self._refusals: dict[tuple[str, ModelPart], str] = {}  # nodes that do not have a part, and why
         self._failures: dict[str, str] = {}  # nodes that are no longer asked, and why
         self._slow: set[str] = set()  # nodes that are asked last

@@ -58,14 +58,14 @@ class RequestTracker:
         self.timeout = timeout
         self.clock = clock
         self._lock = threading.Lock()
-        self._pending: dict[int, Stream] = {}  # by request
+        self._pending: dict[int, WeightsStream] = {}  # by request
         self._numbers = itertools.count(1)
-        self._streams: set[Stream] = set()
+        self._streams: set[WeightsStream] = set()
         self.closed = threading.Event()
 
-    def stream(self, peer: str, wanted: AskWeights, total: int | None) -> Stream:
+    def stream(self, peer: str, wanted: AskWeights, total: int | None) -> WeightsStream:
         """Stream the bytes of a part from `wanted.offset` on; `total` is its size, None if only the other node knows it."""
-        return Stream(self, peer, wanted, total)
+        return WeightsStream(self, peer, wanted, total)
 
     def on_part(self, sender: str, answer: WeightsPart) -> None:
         with self._lock:
@@ -83,17 +83,17 @@ class RequestTracker:
 
     # ---- for streams ----
 
-    def enter(self, stream: Stream) -> None:
+    def enter(self, stream: WeightsStream) -> None:
         with self._lock:
             if self.closed.is_set():
                 raise Stopped
             self._streams.add(stream)
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: WeightsStream) -> None:
         with self._lock:
             self._streams.discard(stream)
 
-    def ask(self, stream: Stream, ask: AskWeights) -> AskWeights:
+    def ask(self, stream: WeightsStream, ask: AskWeights) -> AskWeights:
         """Send a request; returns it with its number."""
         with self._lock:
             ask = replace(ask, request=next(self._numbers))
@@ -108,7 +108,7 @@ class RequestTracker:
                 self._pending.pop(request, None)
 
 
-class Stream:
+class WeightsStream:
     """A part, or the rest of one, from one node: iterate over it to get its bytes in order.
 
     Raises Failed if the node cannot be used any more, PartRefused if it does not have this part, and any exception that another

@@ -10,7 +10,7 @@ IPV6_NETWORK_BITS = 64  # what one client gets from its provider
 C = TypeVar("C")
 
 
-class Verdict(NamedTuple, Generic[C]):
+class AdmissionResult(NamedTuple, Generic[C]):
     """admitted: whether the new connection may stay. evicted: the one to close for it."""
 
     admitted: bool
@@ -39,18 +39,18 @@ class Admission(Generic[C]):
     def __len__(self) -> int:
         return len(self._addresses)
 
-    def admit(self, connection: C, address: str) -> Verdict[C]:
+    def admit(self, connection: C, address: str) -> AdmissionResult[C]:
         """Decide about a new connection. If it is admitted, it waits."""
         evicted = None
         neighbours = self._waiting_at.get(address, {})
         if len(neighbours) >= self._max_waiting or len(self._addresses) >= self.max_open:
             evicted = next(iter(neighbours), self.longest_waiting())
             if evicted is None:
-                return Verdict(False)
+                return AdmissionResult(False)
             self.remove(evicted)
         self._addresses[connection] = address
         self.set_waiting(connection)
-        return Verdict(True, evicted)
+        return AdmissionResult(True, evicted)
 
     def longest_waiting(self) -> C | None:
         return next(iter(self._waiting), None)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.doors.grammar.remote import RemoteGrammar, TooComplex
-from penstock.doors.grammar.worker import Op, Reply
+from penstock.doors.grammar.worker import Op, ReplyKind
 from penstock.errors import PenstockError, RequestError
 
 SIMPLIFY = "Make it smaller and less ambiguous, and combine fewer patterns for one value."
@@ -105,14 +105,14 @@ class GrammarConstraint:
             self._complete = False
             self._grammar.request(Op.ROLLBACK, self._number, count)
 
-    def on_reply(self, kind: Reply, value: int, payload: bytes) -> None:
+    def on_reply(self, kind: ReplyKind, value: int, payload: bytes) -> None:
         match kind:
-            case Reply.ACCEPTED:
+            case ReplyKind.ACCEPTED:
                 self._unconfirmed -= 1
                 self._complete = bool(value)
-            case Reply.MASK:
+            case ReplyKind.MASK:
                 self._mask = (value, payload)
-            case Reply.TOO_SLOW:
+            case ReplyKind.TOO_SLOW:
                 self._error = self._too_complex(TooComplex("CPU time"))
             case _:
                 reason = short_reason(payload.decode("utf-8", "replace"))

@@ -60,7 +60,7 @@ class _Compiled:
     uses: int = 1
 
 
-class _Account:
+class _GrammarAccount:
     """What belongs to a key.
 
     turn: held while a grammar of the key is compiled, one at a time.
@@ -96,7 +96,7 @@ class GrammarPool:
         self._limits = limits
         self._lock = threading.Lock()
         self._compiled: OrderedDict[GrammarKey, _Compiled] = OrderedDict()  # the least recently used first
-        self._accounts: dict[str | None, _Account] = {}
+        self._accounts: dict[str | None, _GrammarAccount] = {}
         self._patience = Patience(limits.hold_s)
         self._refused: OrderedDict[bytes, Literal["CPU time", "memory"]] = OrderedDict()
 
@@ -108,7 +108,7 @@ class GrammarPool:
         keep: for later requests.
         """
         with self._lock:
-            account = self._accounts.setdefault(key.owner, _Account(self._limits, self._patience))
+            account = self._accounts.setdefault(key.owner, _GrammarAccount(self._limits, self._patience))
         found = self._find(key, field, account)
         if found is not None:
             return found
@@ -130,7 +130,7 @@ class GrammarPool:
             self._compiled.clear()
         self._processes.close()
 
-    def _find(self, key: GrammarKey, field: str, account: _Account) -> GrammarFactory | None:
+    def _find(self, key: GrammarKey, field: str, account: _GrammarAccount) -> GrammarFactory | None:
         with self._lock:  # until it is used: unused ones may be ended by other threads
             found = self._compiled.pop(key, None)
             if found is None or found.grammar.has_ended:
@@ -140,7 +140,7 @@ class GrammarPool:
                 self._compiled[key] = found
             return GrammarFactory(found.grammar, found.mask, account.patience, field)
 
-    def _compile(self, key: GrammarKey, account: _Account, budget: CpuBudget, aborted: threading.Event) -> _Compiled:
+    def _compile(self, key: GrammarKey, account: _GrammarAccount, budget: CpuBudget, aborted: threading.Event) -> _Compiled:
         digest = hashlib.sha256(f"{key.kind} {key.text}".encode("utf-8", "replace")).digest()
         with self._lock:
             if digest in self._refused:
@@ -172,7 +172,7 @@ class GrammarPool:
             for old in idle[: max(0, len(idle) - MAX_IDLE)]:
                 self._compiled.pop(old).grammar.close()
 
-    def _make_room(self, owner: str | None, account: _Account) -> None:
+    def _make_room(self, owner: str | None, account: _GrammarAccount) -> None:
         """End grammars of this key that nobody uses, the least recently used first, while it has too many."""
         for key in [key for key, known in self._compiled.items() if key.owner == owner and not known.grammar.is_used]:
             if not account.is_full:
@@ -192,7 +192,7 @@ class GrammarPool:
             while len(self._refused) > MAX_REFUSED:
                 self._refused.popitem(last=False)
 
-    def _on_growth(self, grown: RemoteGrammar, account: _Account) -> None:
+    def _on_growth(self, grown: RemoteGrammar, account: _GrammarAccount) -> None:
         with self._lock:
             exceeded = account.memory > self._limits.memory_bytes
         if exceeded:
@@ -200,7 +200,7 @@ class GrammarPool:
 
 
 @contextmanager
-def _turn(account: _Account, aborted: threading.Event) -> Iterator[None]:
+def _turn(account: _GrammarAccount, aborted: threading.Event) -> Iterator[None]:
     while not account.turn.acquire(timeout=ABORT_POLL_S):
         check_client(aborted)
     try:

@@ -27,7 +27,7 @@ from penstock.doors.grammar.worker import (
     REPLY,
     REQUEST,
     Op,
-    Reply,
+    ReplyKind,
 )
 from penstock.errors import ComputeFailed, CorruptWeights, PenstockError, UnsupportedModel
 
@@ -171,10 +171,10 @@ def check_client(aborted: threading.Event) -> None:
         raise Aborted("The grammar was not compiled to its end.")
 
 
-class Listener(Protocol):
+class ReplyHandler(Protocol):
     """A constraint, to which replies go."""
 
-    def on_reply(self, kind: Reply, value: int, payload: bytes) -> None: ...
+    def on_reply(self, kind: ReplyKind, value: int, payload: bytes) -> None: ...
 
 
 class Compiled(NamedTuple):
@@ -208,7 +208,7 @@ class RemoteGrammar:
         self._unsent = bytearray()
         self._dropped: deque[int] = deque()
         self._numbers = itertools.count(1)
-        self._listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
+        self._listeners: weakref.WeakValueDictionary[int, ReplyHandler] = weakref.WeakValueDictionary()
         self._compiled: Compiled | Refused | None = None
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         self.memory = 0  # bytes
@@ -248,7 +248,7 @@ class RemoteGrammar:
         assert isinstance(self._compiled, Compiled)
         return self._compiled
 
-    def add(self, listener: Listener) -> int:
+    def add(self, listener: ReplyHandler) -> int:
         """Make a constraint, and return its number."""
         number = next(self._numbers)
         self._listeners[number] = listener
@@ -318,12 +318,12 @@ class RemoteGrammar:
             payload = bytes(received[at + REPLY.size : end])
             at = end
             self._note_memory(1024 * kib)
-            if kind == Reply.COMPILED:
+            if kind == ReplyKind.COMPILED:
                 self._compiled = Compiled(payload, value / 1e6)
-            elif kind == Reply.REFUSED:
+            elif kind == ReplyKind.REFUSED:
                 self._compiled = Refused(payload.decode("utf-8", "replace"), value / 1e6)
             elif (listener := self._listeners.get(number)) is not None:
-                listener.on_reply(Reply(kind), value, payload)
+                listener.on_reply(ReplyKind(kind), value, payload)
         del received[:at]
 
     def _note_memory(self, memory: int) -> None:

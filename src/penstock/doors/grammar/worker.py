@@ -41,7 +41,7 @@ CPU_ALLOWANCE_S, CPU_ALLOWANCE_PER_TOKEN_S = 1.0, 0.02
 STACK_BYTES = 256 * 1024 * 1024
 
 REQUEST = struct.Struct("<BII")  # Op, constraint, value
-REPLY = struct.Struct("<BIIII")  # Reply, constraint, value, memory in KiB, bytes that follow
+REPLY = struct.Struct("<BIIII")  # ReplyKind, constraint, value, memory in KiB, bytes that follow
 EXIT = struct.Struct("<8si")  # the last bytes of a connection: EXIT_MARK and the status that waitpid gives
 EXIT_MARK = b"\xffexited\xff"
 MEMORY_EXCEEDED = 3  # exit code
@@ -57,7 +57,7 @@ class Op(IntEnum):
     DROP = 5
 
 
-class Reply(IntEnum):
+class ReplyKind(IntEnum):
     COMPILED = 0  # value: CPU time in microseconds; the mask of the first token follows
     REFUSED = 1  # value: CPU time in microseconds; the reason follows
     ACCEPTED = 2  # value: 1 if the text is complete
@@ -293,7 +293,7 @@ class GrammarProcess:
             del buffer[: REQUEST.size]
             self._handle(op, number, value)
 
-    def _reply(self, kind: Reply, number: int = 0, value: int = 0, payload: bytes = b"") -> None:
+    def _reply(self, kind: ReplyKind, number: int = 0, value: int = 0, payload: bytes = b"") -> None:
         header = REPLY.pack(kind, number, value, max(0, self._memory()) // 1024, len(payload))
         self.connection.sendall(header + payload)
 
@@ -303,9 +303,9 @@ class GrammarProcess:
         with _cpu_limit(job["cpu_s"]):
             try:
                 self._compiled, mask = self._first_mask(job["kind"], job["text"])
-                kind, payload = Reply.COMPILED, mask
+                kind, payload = ReplyKind.COMPILED, mask
             except BaseException as error:  # a Rust panic is not an Exception
-                kind, payload = Reply.REFUSED, _reason(error)
+                kind, payload = ReplyKind.REFUSED, _reason(error)
         self._reply(kind, value=int(1e6 * (time.process_time() - began)), payload=payload)
 
     def _first_mask(self, kind: str, text: str) -> tuple[LLMatcher, bytes]:
@@ -339,26 +339,26 @@ class GrammarProcess:
         if op == Op.ACCEPT:
             copy.allowance += CPU_ALLOWANCE_PER_TOKEN_S
         if copy.allowance < 0:
-            reply = Reply.TOO_SLOW, 0, b""
+            reply = ReplyKind.TOO_SLOW, 0, b""
         if reply is not None:
             kind, value, payload = reply
-            if kind in (Reply.FAILED, Reply.TOO_SLOW):
+            if kind in (ReplyKind.FAILED, ReplyKind.TOO_SLOW):
                 del self._copies[number]
             self._reply(kind, number, value, payload)
 
-    def _step(self, matcher: LLMatcher, op: int, value: int) -> tuple[Reply, int, bytes] | None:
-        reply: tuple[Reply, int, bytes] | None = None
+    def _step(self, matcher: LLMatcher, op: int, value: int) -> tuple[ReplyKind, int, bytes] | None:
+        reply: tuple[ReplyKind, int, bytes] | None = None
         try:
             if op == Op.ACCEPT:
                 matcher.consume_token(value)
-                reply = Reply.ACCEPTED, int(matcher.is_stopped()), b""
+                reply = ReplyKind.ACCEPTED, int(matcher.is_stopped()), b""
             elif op == Op.MASK:
-                reply = Reply.MASK, value, self._mask(matcher)
+                reply = ReplyKind.MASK, value, self._mask(matcher)
             else:
                 matcher.rollback(value)
         except BaseException as error:  # a Rust panic is not an Exception
-            return Reply.FAILED, 0, _reason(error)
-        return (Reply.FAILED, 0, _reason(matcher.get_error())) if matcher.is_error() else reply
+            return ReplyKind.FAILED, 0, _reason(error)
+        return (ReplyKind.FAILED, 0, _reason(matcher.get_error())) if matcher.is_error() else reply
 
     def _mask(self, matcher: LLMatcher) -> bytes:
         """As wide as the logits."""

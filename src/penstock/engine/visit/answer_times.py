@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from penstock.domain.job import Job
 from penstock.domain.job import Sequence as Output
-from penstock.domain.part_times import Part, format_part_times
+from penstock.domain.part_times import TimedPart, format_part_times
 from penstock.domain.route import Hop
 from penstock.domain.span import NetworkJob, Span
 from penstock.engine.visit.head import ReturnedSpan
@@ -43,7 +43,7 @@ class AnswerTimes:
     def record_head(self, returned: Iterable[ReturnedSpan], seconds: float) -> None:
         if self._enabled:
             phases = frozenset((one.seq.job, decodes(one.seq, one.span)) for one in returned)
-            self._add(phases, [(Part("head", (self._context.pipe.node,)), seconds)])
+            self._add(phases, [(TimedPart("head", (self._context.pipe.node,)), seconds)])
 
     def log_prompt_read(self, jobs: Iterable[Job]) -> None:
         """Log how long the prompts of these jobs took: all of them have just passed the last layer."""
@@ -71,7 +71,7 @@ class AnswerTimes:
             "\n".join(format_part_times(times.parts)),
         )
 
-    def _add(self, phases: JobPhases, parts: Sequence[tuple[Part, float]]) -> None:
+    def _add(self, phases: JobPhases, parts: Sequence[tuple[TimedPart, float]]) -> None:
         for job, decode in phases:
             job.part_times.add(parts, decode=decode)
 
@@ -83,18 +83,18 @@ def decodes(seq: Output, span: Span) -> bool:
 
 def trip_parts(
     hops: Sequence[Hop], origin: str, services: Sequence[float], elapsed: float, embedding: float
-) -> list[tuple[Part, float]]:
+) -> list[tuple[TimedPart, float]]:
     """The parts of one trip through all layers, with their seconds. What is left of it are hops, and queues before the stages.
 
     services: seconds at each segment. They come from other nodes, so none counts for more than the whole trip.
     """
-    parts = [(Part("embedding", (origin,)), embedding)]
+    parts = [(TimedPart("embedding", (origin,)), embedding)]
     for hop, seconds in zip(hops, services, strict=False):
-        parts.append((Part("layers", (hop.node,), hop.layers), min(seconds, elapsed)))
+        parts.append((TimedPart("layers", (hop.node,), hop.layers), min(seconds, elapsed)))
     nodes = [origin]
     for node in [*(hop.node for hop in hops), origin]:
         if node != nodes[-1]:
             nodes.append(node)
     if len(nodes) > 1:
-        parts.append((Part("hops", tuple(nodes)), max(0.0, elapsed - sum(seconds for _, seconds in parts))))
+        parts.append((TimedPart("hops", tuple(nodes)), max(0.0, elapsed - sum(seconds for _, seconds in parts))))
     return parts
