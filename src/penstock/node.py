@@ -34,6 +34,7 @@ from penstock.workspace.store.layout import Workspace
 from penstock.workspace.worker.pool import JobEnd
 
 if TYPE_CHECKING:
+    from penstock.peers.authority_duties import AuthorityDuties
     from penstock.peers.membership import Membership
     from penstock.placement.agent import PlacementAgent
     from penstock.placement.preview import Preview
@@ -80,6 +81,7 @@ class Node:
         self._epoch = time.time_ns() // 1_000_000  # each start of a node has a later one
         self._route_numbers = itertools.count()
         self._agents: list[PlacementAgent] = []
+        self._duties: AuthorityDuties | None = None
 
     @property
     def url(self) -> str:
@@ -213,9 +215,13 @@ class Node:
 
     def _place(self, membership: Membership) -> None:
         """What the network needs of each model, one after the other: the next one sees what memory the last one left."""
+        from penstock.peers.authority_duties import AuthorityDuties
         from penstock.placement.agent import PlacementAgent
 
         membership.start()
+        self._duties = AuthorityDuties.of(self.config.network)
+        if self._duties is not None:
+            self._duties.start()
         wanted = self._wanted(membership)
         for model in wanted:
             agent = PlacementAgent(model, self.config, membership, self._progress, share=1 / len(wanted))
@@ -299,6 +305,8 @@ class Node:
             hosted.stop()
 
     def _leave(self) -> None:
+        if self._duties is not None:
+            self._duties.close()
         if self.membership is not None:
             self.membership.weights_fetcher.close()  # or leaving would wait for a fetch
         for agent in self._agents:

@@ -128,6 +128,9 @@ RECORDS = {
     "the record of a node that knows of trusted models": NodeRecord(
         node="attic", epoch=7, version="0.1.0", protocol=PROTOCOL, pid=1, trusted=b"penstock trusted models 1\n\x90"
     ),
+    "the record of a node that knows when revocations were signed": NodeRecord(
+        node="attic", epoch=7, version="0.1.0", protocol=PROTOCOL, pid=1, stamp=b"penstock revocation stamp 1\n\x90"
+    ),
     "the record of a node that just started": NodeRecord(node="attic", epoch=7, version="0.1.0", protocol=PROTOCOL, pid=1),
 }
 

@@ -191,6 +191,7 @@ def records(draw: st.DrawFn) -> NodeRecord:
         offers=tuple(draw(st.lists(offers(), max_size=2, unique_by=lambda offer: offer.model))),
         links=tuple(draw(st.lists(links, max_size=2, unique_by=lambda link: link.node))),
         trusted=draw(st.binary(max_size=9)),
+        stamp=draw(st.binary(max_size=9)),
     )
 
 

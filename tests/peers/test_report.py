@@ -108,3 +108,11 @@ def test_nodes_are_shown_with_their_links_and_with_round_trips_from_echoes(
         there = next(node for node in report(here.membership)["nodes"] if node["node"] == "there")
         assert there["links"] == [{"node": "here", "round_trip": 0.03, "bytes_per_second": 2.4e6}]
         assert there["round_trip"] == 0.029
+
+
+def test_a_warning_about_the_revocation_list_is_part_of_the_status(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = LiveNode(hub, "here", 1, (0, 2))
+    with live(here):
+        assert report(here.membership)["network"]["warning"] == ""
+        monkeypatch.setattr(here.membership.revocations, "warning", lambda: "The revocation list is 9 days old.")
+        assert report(here.membership)["network"]["warning"] == "The revocation list is 9 days old."

@@ -62,6 +62,10 @@ class JoinedNetwork:
         return self.folder / "revoked.bin"
 
     @property
+    def stamp_file(self) -> Path:
+        return self.folder / "revoked.stamp"
+
+    @property
     def trusted_file(self) -> Path:
         return self.folder / "trusted.bin"
 

@@ -59,6 +59,7 @@ class NodeRecord:
     """Describes a node. `serves` are the models that its API offers (it has their ends); `endpoints` are its addresses.
 
     trusted: the signed list of trusted models that it knows of.
+    stamp: the newest signed date of the list of revocations that it knows of.
     """
 
     node: str
@@ -73,3 +74,4 @@ class NodeRecord:
     offers: tuple[Offer, ...] = ()
     links: tuple[Link, ...] = ()
     trusted: bytes = b""
+    stamp: bytes = b""

@@ -65,6 +65,7 @@ MAX_ENDPOINTS = 1 << 5  # per node
 MAX_SEGMENTS = 1 << 10  # per node; also its models
 MAX_LINKS = 1 << 8  # per node
 MAX_TRUSTED_BYTES = 160 << 10  # also in trusted_models.py
+MAX_STAMP_BYTES = 256  # also in revocation_stamp.py
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2}
 
@@ -127,7 +128,7 @@ WireLink = tuple[NodeId, Seconds, Annotated[float, Meta(ge=0, le=MAX_BYTES_PER_S
 
 
 class WireRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A NodeRecord; a node that measures no links and knows of no trusted models may leave them out."""
+    """A NodeRecord; a node that measures no links and knows of no trusted models or stamp may leave them out."""
 
     node: NodeId
     epoch: Clock
@@ -141,6 +142,7 @@ class WireRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     offers: Annotated[tuple[WireOfferOfLayers, ...], Meta(max_length=MAX_SEGMENTS)]
     links: Annotated[tuple[WireLink, ...], Meta(max_length=MAX_LINKS)] = ()
     trusted: Annotated[bytes, Meta(max_length=MAX_TRUSTED_BYTES)] = b""
+    stamp: Annotated[bytes, Meta(max_length=MAX_STAMP_BYTES)] = b""
 
 
 class JobHeaderPrefix(msgspec.Struct, array_like=True):
@@ -187,8 +189,8 @@ def encode_record(record: NodeRecord) -> bytes:
     segments = tuple(map(_SEGMENT_FIELDS, record.segments))
     offers = tuple(map(_OFFER_FIELDS, record.offers))
     links = tuple(map(_LINK_FIELDS, record.links))
-    trusted = (record.trusted,) if record.trusted else ()
-    return frame.pack(_RECORD, _encode((*_RECORD_FIELDS(record)[:-4], segments, offers, links, *trusted)))
+    signed = (record.trusted, record.stamp) if record.stamp else (record.trusted,) if record.trusted else ()
+    return frame.pack(_RECORD, _encode((*_RECORD_FIELDS(record)[:-5], segments, offers, links, *signed)))
 
 
 def decode_record(data: Bytes) -> NodeRecord:

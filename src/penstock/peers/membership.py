@@ -19,13 +19,14 @@ from penstock.domain.topology import LayerRange
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedLayers, HostedModel
 from penstock.engine.job_receiver import JobReceiver
-from penstock.errors import BadMessage, PenstockError
+from penstock.errors import BadMessage
 from penstock.network.codec import PROTOCOL, decode, decode_record, encode_record
 from penstock.network.link_monitor import LinkMonitor
 from penstock.network.router import Router
 from penstock.network.trust.listening import reachable_endpoints
 from penstock.network.trust.peers import save_endpoints, valid_endpoints
 from penstock.network.wire import Wire
+from penstock.peers.revocation_age import RevocationAge, certificate_warning
 from penstock.peers.weights_trust import WeightsTrust
 from penstock.pipes.meta_pipe import MetaPipe, WeightsOf, differs
 from penstock.pipes.pipe_ids import PipeIds, pipe_of
@@ -53,6 +54,7 @@ class Membership:
     incompatible_peers: nodes whose layers cannot be used, and why.
     expected_weights: by model, the hashes that its weights should have.
     trust: which weights this node takes from the others.
+    revocations: how old the list of revocations is that this node has.
     links: what was measured between this node and the others.
     loading: a lock to hold while loading layers.
     changed: notified when the network may have changed.
@@ -72,6 +74,7 @@ class Membership:
         self.placements: dict[str, str] = {}
         self.wire = Wire(router, on_lost=self._on_lost)
         self.trust = WeightsTrust(config)
+        self.revocations = RevocationAge(config)
         self.links = LinkMonitor(self.wire.send, time.monotonic)
         self.receiver = JobReceiver(
             decode, self.engines, self.wire.send, self._on_weights, self.links.on_echo, self.links.observe_transfer
@@ -108,6 +111,7 @@ class Membership:
         self._publish()
         self._router.start(self.receiver.on_message, self._on_change)
         self.trust.open()
+        self.revocations.open()
         self._on_change()
         self._publisher.start()
 
@@ -203,16 +207,9 @@ class Membership:
             counts.update(dict(engine.stats.refused))
         return dict(counts)
 
-    def expiry_warning(self) -> str | None:
-        """Return a warning if this node's certificate expires soon."""
-        if self.config.certificate_file is None:
-            return None
-        from penstock.network.trust.expiry import expiry_warning
-
-        try:
-            return expiry_warning(self.config.certificate_file)
-        except PenstockError as error:
-            return str(error)
+    def warnings(self) -> list[str]:
+        """Return warnings about the certificate of this node and the list of revocations."""
+        return [warning for warning in (certificate_warning(self.config), self.revocations.warning()) if warning]
 
     # ---- inside ----
 
@@ -239,6 +236,7 @@ class Membership:
                     found.append(record)
             for record in found:
                 self.trust.merge(record.node, record.trusted)
+                self.revocations.merge(record.node, record.stamp)
             self._log_changes(found)
             self.pipes.update(found)
             self.links.set_peers(record.node for record in found if record.node != self.node)
@@ -326,6 +324,7 @@ class Membership:
             try:
                 self.links.tick()
                 self.trust.reload()
+                self.revocations.reload()
                 self._publish()
                 self._save_peer_endpoints()
             except Exception as error:  # tried again in a second
@@ -352,6 +351,7 @@ class Membership:
             offers=tuple(self._offers.values()),
             links=self.links.published(),
             trusted=self.trust.data,
+            stamp=self.revocations.data,
         )
 
     def _segments(self, hosted: HostedLayers) -> list[MetaModel]:

@@ -40,7 +40,8 @@ def _network(membership: Membership) -> Json:
         "listen": list(config.listen),
         "connect": list(config.connect),
         "node_id": membership.node,
-        "warning": membership.expiry_warning() or "",
+        "warning": " ".join(membership.warnings()),
+        "revocations_signed": membership.revocations.date,
     }
 
 

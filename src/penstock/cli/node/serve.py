@@ -197,6 +197,5 @@ def _network(node: Node, command: str) -> str:
         lines.append(f"  Status     {command} network status --url {node.url}")
     else:
         lines.append(f"  API        none; nodes with one show this one too: {command} network status")
-    if warning := membership.expiry_warning():
-        lines.append(f"  Warning    {warning}")
+    lines += [f"  Warning    {warning}" for warning in membership.warnings()]
     return "\n".join(lines) + "\n"

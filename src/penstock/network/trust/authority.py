@@ -18,6 +18,7 @@ from penstock.network.trust.certificates import NODE_DAYS, Identity, create_auth
 from penstock.network.trust.expiry import expires_soon
 from penstock.network.trust.invitation import Invitation
 from penstock.network.trust.listening import check_hosts, check_listen, free_endpoint, reachable_endpoints
+from penstock.network.trust.revocation_stamp import NO_STAMP, RevocationStamp, is_due, read_stamp, sign_stamp
 from penstock.network.trust.trusted_models import NO_TRUSTED_MODELS, TrustedModel, TrustedModels
 
 
@@ -71,6 +72,7 @@ def create(home: Home, name: str, *, node: str, listen: str | None = None, extra
         "node.pem": identity.certificate_pem(),
         "node.key": identity.key_pem(),
         "revoked.bin": revocations.NO_REVOCATIONS.encode(),
+        "revoked.stamp": sign_stamp(revocations.NO_REVOCATIONS, NO_STAMP, authority).encode(),
         "trusted.bin": NO_TRUSTED_MODELS.encode(),
         "issued.json": _register_json(_with_issued({}, node, identity)),
     }
@@ -92,7 +94,7 @@ def invite(network: JoinedNetwork, node: str, *, days: float = NODE_DAYS, extra_
     extra_hosts = (*network.addresses, *extra_hosts)
     check_hosts(network.listen, extra_hosts)
     with files.locked_folder(network.folder):
-        authority = _authority(network)
+        authority = signing_identity(network)
         identity = issue(authority, node, days=days)
         files.replace(network.folder, {"issued.json": _register_json(_with_issued(_register(network), node, identity))})
         revoked = files.read(network.revocations_file)
@@ -109,7 +111,7 @@ def revoke(network: JoinedNetwork, node: str) -> int:
             hint=f"To end the network, run this on every machine: penstock network leave {network.name}",
         )
     with files.locked_folder(network.folder):
-        authority, register = _authority(network), _register(network)
+        authority, register = signing_identity(network), _register(network)
         if node not in register:
             known = ", ".join(sorted(register.keys() - {network.node}))
             raise ConfigError(
@@ -120,8 +122,21 @@ def revoke(network: JoinedNetwork, node: str) -> int:
         new = {int(issued.serial, 16) for issued in register[node]} - before.records.keys()
         if new:
             after = before | revocations.sign(dict.fromkeys(new, node), authority)
-            files.replace(network.folder, {"revoked.bin": after.encode()})
+            stamp = sign_stamp(after, last_stamp(network, authority), authority)
+            files.replace(network.folder, {"revoked.bin": after.encode(), "revoked.stamp": stamp.encode()})
     return len(new)
+
+
+def stamp_revocations_if_due(network: JoinedNetwork) -> bool:
+    """Sign the list of revocations with today's date, unless that was done within a day. Returns whether it was due."""
+    with files.locked_folder(network.folder):
+        authority = signing_identity(network)
+        revoked = revocations.read(files.read(network.revocations_file), authority.certificate)
+        before = last_stamp(network, authority)
+        if not is_due(before, revoked):
+            return False
+        files.replace(network.folder, {"revoked.stamp": sign_stamp(revoked, before, authority).encode()})
+    return True
 
 
 def trust(network: JoinedNetwork, model: str, manifest: str, *, replace: bool = True) -> TrustedModel:
@@ -130,7 +145,7 @@ def trust(network: JoinedNetwork, model: str, manifest: str, *, replace: bool = 
     Returns the record in force. That is an older one if it says the same, or if there is one and `replace` is false.
     """
     with files.locked_folder(network.folder):
-        authority = _authority(network)
+        authority = signing_identity(network)
         before = _trusted(network, authority)
         known = before.records.get(model)
         if known is not None and (known.manifest == manifest or not replace):
@@ -142,11 +157,11 @@ def trust(network: JoinedNetwork, model: str, manifest: str, *, replace: bool = 
 
 def trusted(network: JoinedNetwork) -> list[TrustedModel]:
     """List the models that this machine vouches for, with those that were withdrawn."""
-    return [record for _, record in sorted(_trusted(network, _authority(network)).records.items())]
+    return [record for _, record in sorted(_trusted(network, signing_identity(network)).records.items())]
 
 
 def members(network: JoinedNetwork) -> list[IssuedMember]:
-    revoked = revocations.read(files.read(network.revocations_file), _authority(network).certificate)
+    revoked = revocations.read(files.read(network.revocations_file), signing_identity(network).certificate)
     return [
         IssuedMember(node, max(one.until for one in issued), all(int(one.serial, 16) in revoked for one in issued))
         for node, issued in sorted(_register(network).items())
@@ -162,7 +177,7 @@ def renew_if_due(folder: Path) -> bool:
     with files.locked_folder(folder):
         if _is_current(network):
             return False
-        identity = issue(_authority(network), network.node)
+        identity = issue(signing_identity(network), network.node)
         register = _with_issued(_register(network), network.node, identity)
         files.replace(
             folder,
@@ -174,7 +189,8 @@ def renew_if_due(folder: Path) -> bool:
 # ---- its files ----
 
 
-def _authority(network: JoinedNetwork) -> Identity:
+def signing_identity(network: JoinedNetwork) -> Identity:
+    """Return the authority's certificate and key. Raises ConfigError on other machines."""
     if not network.is_authority:
         raise ConfigError(f"The network '{network.name}' was created on another machine.", hint="Run this command there.")
     return load_identity(files.read(network.ca_file), files.read(network.authority_key_file))
@@ -184,6 +200,13 @@ def _trusted(network: JoinedNetwork, authority: Identity) -> TrustedModels:
     if not network.trusted_file.exists():  # a network that was created before there was such a list
         return NO_TRUSTED_MODELS
     return trusted_models.read(files.read(network.trusted_file), authority.certificate)
+
+
+def last_stamp(network: JoinedNetwork, authority: Identity) -> RevocationStamp:
+    try:
+        return read_stamp(files.read(network.stamp_file), authority.certificate)
+    except (Untrusted, ConfigError):  # missing, as in a network from before there were stamps, or damaged: it is signed again
+        return NO_STAMP
 
 
 def _is_current(network: JoinedNetwork) -> bool:
