@@ -116,6 +116,8 @@ def test_json_of_ps_and_network_status_stays(node: FakeNode, quickly: Run) -> No
 def test_json_about_this_machine_stays(quickly: Run) -> None:
     for words in (["keys", "add", "ada", "--jobs", "2", "--model", "m"], ["network", "create", "mill", "--node", "kitchen"]):
         assert quickly(*words)[0] == 0
-    assert quickly("network", "invite", "attic")[0] == 0
+    assert quickly("network", "invite", "attic", "--offline")[0] == 0
+    assert quickly("network", "invite", "cellar")[0] == 0
     commands = {"keys list": ["keys", "list"], "network list": ["network", "list"], "config": ["config"]}
+    commands["network invitations"] = ["network", "invitations"]
     check_json("json_machine.json", shapes(quickly, commands))

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from penstock.config import files
 from penstock.config.home import Home, JoinedNetwork
 from penstock.errors import ConfigError, PenstockError, Untrusted
-from penstock.network.trust import authority, invitation, joining, listening, revocations
+from penstock.network.trust import authority, invitation, joining, listening, revocations, token_text
 from penstock.network.trust.addresses import DEFAULT_PORT, free_port, own_hosts
 from penstock.network.trust.certificates import (
     MAX_NODE_NAME,
@@ -212,21 +212,21 @@ def test_a_token_that_is_cut_off_is_told_as_such(length: int) -> None:
 
 def token_of(**changes: Any) -> str:
     """A token whose checksum is right, with other contents."""
-    packed = base64.urlsafe_b64decode(TOKEN.removeprefix("penstock1:") + "==")[: -invitation.CHECKSUM_BYTES]
+    packed = base64.urlsafe_b64decode(TOKEN.removeprefix("penstock1:") + "==")[: -token_text.CHECKSUM_BYTES]
     fields = ["network", "authority", "certificate", "key", "endpoints", "revocations", "trusted"]
     contents = dict(zip(fields, msgspec.msgpack.decode(zlib.decompress(packed)), strict=True)) | changes
     return packed_token(msgspec.msgpack.encode(list(contents.values())))
 
 
 def test_a_token_that_is_older_than_trusted_models_is_accepted() -> None:
-    packed = base64.urlsafe_b64decode(TOKEN.removeprefix("penstock1:") + "==")[: -invitation.CHECKSUM_BYTES]
+    packed = base64.urlsafe_b64decode(TOKEN.removeprefix("penstock1:") + "==")[: -token_text.CHECKSUM_BYTES]
     contents = msgspec.msgpack.decode(zlib.decompress(packed))
     assert same(invitation.decode(packed_token(msgspec.msgpack.encode(contents[:-1]))), INVITATION)
 
 
 def packed_token(data: bytes) -> str:
     packed = zlib.compress(data)
-    return "penstock1:" + base64.urlsafe_b64encode(packed + invitation._checksum(packed)).decode()
+    return token_text.to_text("penstock1:", packed)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_an_invitation_to_a_network_that_cannot_be_called_so_is_refused(name: st
 
 
 def test_a_name_that_is_no_text_is_refused() -> None:
-    packed = base64.urlsafe_b64decode(TOKEN.removeprefix("penstock1:") + "==")[: -invitation.CHECKSUM_BYTES]
+    packed = base64.urlsafe_b64decode(TOKEN.removeprefix("penstock1:") + "==")[: -token_text.CHECKSUM_BYTES]
     with pytest.raises(Untrusted, match="cannot be read, although"):
         invitation.decode(packed_token(zlib.decompress(packed).replace(b"\xa4home", b"\xa4hom\xff", 1)))
 
@@ -298,7 +298,11 @@ def test_nothing_of_a_key_or_a_token_is_in_a_repr_or_a_message() -> None:
     number = NODE.key.private_numbers().private_value
     secrets = [TOKEN[20:60], f"{number:x}"[:16], str(number)[:16], repr(number.to_bytes(32, "big"))[2:20]]
     secrets.append(NODE.key_pem().decode().splitlines()[1])
-    shown = [repr(INVITATION), repr(NODE), repr(invitation._contents(invitation._unpacked(TOKEN)))]
+    shown = [
+        repr(INVITATION),
+        repr(NODE),
+        repr(invitation._contents(token_text.from_text("penstock1:", TOKEN, invitation.MAX_TOKEN_CHARS))),
+    ]
     for broken in (TOKEN[:-1], TOKEN[9:], token_of(network="lab"), token_of(endpoints=[]), TOKEN.replace("1:", "2:", 1)):
         with pytest.raises(Untrusted) as refused:
             invitation.decode(broken)

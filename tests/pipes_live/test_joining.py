@@ -33,16 +33,20 @@ class Machine:
             self.env["PENSTOCK_CACHE"] = str(self.cache)
 
     def penstock(self, *args: str, stdin: str = "") -> str:
-        done = subprocess.run(
-            warm.penstock(*args),
-            capture_output=True,
-            text=True,
-            input=stdin,
-            timeout=120,
-            env=clean_environment(**self.env),
-        )
+        done = self._run(args, stdin)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def fails(self, *args: str, stdin: str = "") -> str:
+        done = self._run(args, stdin)
+        assert done.returncode == 1, done.stdout
+        return done.stderr
+
+    def _run(self, args: tuple[str, ...], stdin: str) -> subprocess.CompletedProcess[str]:
+        env = clean_environment(**self.env)
+        return subprocess.run(
+            warm.penstock(*args), capture_output=True, text=True, input=stdin, timeout=120, env=env, check=False
+        )
 
     def create(self, network: str) -> None:
         self.penstock("network", "create", network, "--node", self.name, "--listen", self._listen)
@@ -92,12 +96,14 @@ def until(true: Callable[[], object], what: str, patience: float = 60.0) -> None
 def test_three_machines_from_create_to_a_streamed_answer_and_a_lost_laptop(machine: Callable[..., Machine]) -> None:
     a, laptop, cellar = machine("a", own_cache=False), machine("laptop"), machine("cellar")
     a.create("home")
-    for other in (laptop, cellar):
-        token = a.penstock("network", "invite", other.name)
-        assert len(token.split()) == 1
-        other.join(token)
-
+    cellar.join(a.penstock("network", "invite", "cellar", "--offline"))  # nothing runs there yet
     first = a.serve("--max-memory", "480MB")
+    token = a.penstock("network", "invite", "laptop")
+    assert len(token.split()) == 1
+    laptop.join(token)
+    assert "used already" in cellar.fails("network", "join", "-", stdin=token)
+    assert " used " in a.penstock("network", "invitations")
+
     mine = held(first)["a"][0]
     assert mine[0] == 0
     assert mine[1] < 30
@@ -142,7 +148,7 @@ def test_private_layers_work_beside_a_node_that_holds_everything_and_a_long_prom
     model = str(write_small_model(tmp_path / "model", default_model_folder, layers=30, width=64))
     a, b = machine("a", own_cache=False), machine("b", own_cache=False)
     b.create("home")
-    a.join(b.penstock("network", "invite", "a"))
+    a.join(b.penstock("network", "invite", "a", "--offline"))
     everything = b.serve("--model", model, "--max-memory", "300MB")
     assert held(everything) == {"b": [[0, 30]]}
     private = a.serve("--model", model, "--private-layers", "2,2", "--max-memory", "126MB")
@@ -159,7 +165,7 @@ def test_a_node_may_keep_the_first_and_last_layers_and_another_have_only_the_end
     a, b, c = machine("a", own_cache=False), machine("b", own_cache=False), machine("c", own_cache=False)
     a.create("home")
     for other in (b, c):
-        other.join(a.penstock("network", "invite", other.name))
+        other.join(a.penstock("network", "invite", other.name, "--offline"))
     private = a.serve("--private-layers", "2,2", "--max-memory", "560MB")
     layers = b.serve("--no-ends")
     until_ready(private)

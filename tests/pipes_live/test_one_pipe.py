@@ -64,6 +64,8 @@ def test_a_pipe_over_two_processes_answers_as_one_does_and_a_kill_costs_no_token
     origin = nodes["a"]
     until_ready(origin)
     assert hops(origin) == ["a", "b"]
+    signed = {name: node.get("/network")["network"]["revocations_signed"] for name, node in nodes.items()}
+    assert signed["a"] == signed["b"] != "", "b has joined at a, which dates its revocations"
     nodes["c"] = serve("c", "--layers", "0:4")
     until(lambda: len(origin.get("/network")["nodes"]) == 3, "the third node to be seen")
 

@@ -29,7 +29,7 @@ class Machines:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._run("a", "network", "create", "home", "--node", "a", "--listen", f"tls/127.0.0.1:{free_port()}")
         for name in NAMES[1:]:
-            token = self._run("a", "network", "invite", name)
+            token = self._run("a", "network", "invite", name, "--offline")
             self._run(name, "network", "join", token.strip(), "--listen", f"tls/127.0.0.1:{free_port()}")
 
     def start(self, rooms: dict[str, int]) -> None:

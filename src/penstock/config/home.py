@@ -66,6 +66,10 @@ class JoinedNetwork:
         return self.folder / "revoked.stamp"
 
     @property
+    def invitations_file(self) -> Path:
+        return self.folder / "invitations.json"
+
+    @property
     def trusted_file(self) -> Path:
         return self.folder / "trusted.bin"
 

@@ -6,11 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from penstock.config.home import Home, JoinedNetwork
 from penstock.config.network import NetworkConfig
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
+from penstock.network.trust import invitation_book
+from penstock.network.trust.admission import join_endpoint
 from penstock.network.trust.authority import stamp_revocations_if_due
+from penstock.network.trust.join_listener import JoinListener
 
 logger = logging.getLogger("penstock.network")
 
@@ -19,10 +23,14 @@ STAMP_CHECK_INTERVAL_S = 3600.0  # ... and when the list has changed
 
 
 class AuthorityDuties:
-    """Dates the list of revocations."""
+    """Lets in machines that were invited, and dates the list of revocations.
+
+    It listens only while there are invitations, and an hour longer.
+    """
 
     def __init__(self, network: JoinedNetwork) -> None:
         self._network = network
+        self._listener: JoinListener | None = None
         self._checked: tuple[int, float] | None = None  # the list's time of change, and when the stamp was looked at
         self._errors: dict[Callable[[], None], str] = {}  # the last one of each duty, logged once
         self._closing = threading.Event()
@@ -45,10 +53,13 @@ class AuthorityDuties:
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join()
+        if self._listener is not None:
+            self._listener.close()
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._try(self._stamp)
+            for duty in (self._stamp, self._listen):
+                self._try(duty)
             self._closing.wait(INTERVAL_S)
 
     def _try(self, duty: Callable[[], None]) -> None:
@@ -68,3 +79,21 @@ class AuthorityDuties:
         if self._checked is None or self._checked[0] != changed or now - self._checked[1] >= STAMP_CHECK_INTERVAL_S:
             stamp_revocations_if_due(self._network)
             self._checked = (changed, now)
+
+    def _listen(self) -> None:
+        book = invitation_book.read(self._network)
+        wanted = join_endpoint(self._network, book.port) if book.is_answering(datetime.now(UTC)) else None
+        if wanted == (self._listener.endpoint if self._listener is not None else None):
+            return
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if wanted is not None:
+            try:
+                self._listener = JoinListener(self._network, wanted)
+            except OSError as error:
+                raise ConfigError(
+                    f"Invited machines cannot join: this node cannot listen at {wanted}: {error.strerror or error}.",
+                    hint="Stop the program that uses that port.",
+                ) from error
+            logger.info("listening at %s for machines that were invited", wanted)

@@ -7,17 +7,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import app
-from penstock.cli.network import members as network_members
+from penstock.cli.network import invitations as network_invitations
 from penstock.cli.network.network import app as network_app
 from penstock.config.home import Home
+from penstock.domain.duration import parse_duration
 from penstock.network.trust import authority, joining
+from penstock.network.trust.admission import LIFETIME
 from penstock.network.trust.certificates import NODE_DAYS, load_identity
 from penstock.network.trust.invitation import encode
 from tests import warm
@@ -53,7 +55,7 @@ def test_two_machines_become_a_network_and_one_is_shut_out_again(homes: tuple[Pa
     assert "penstock serve" in made.stdout
     assert "penstock network invite NODE" in made.stdout
 
-    invited = a("network", "invite", "laptop")
+    invited = a("network", "invite", "laptop", "--offline")
     assert re.fullmatch(r"penstock1:[\w-]+\n", invited.stdout)  # nothing but the token
     assert "like a password" in invited.stderr
     assert invited.stdout.strip() not in invited.stderr
@@ -71,12 +73,12 @@ def test_two_machines_become_a_network_and_one_is_shut_out_again(homes: tuple[Pa
     (network,) = json.loads(a("network", "list", "--json").stdout)["networks"]
     assert [(member["node"], member["revoked"]) for member in network["members"]] == [("laptop", True)]
 
-    again = a("network", "invite", "laptop")
+    again = a("network", "invite", "laptop", "--offline")
     assert "lets it in again" in again.stderr
     file = homes[0] / "token.txt"
     file.write_text(again.stdout, encoding="utf-8")
     assert "has a new certificate" in b("network", "join", str(file)).stdout
-    assert "This renews its certificate" in a("network", "invite", "laptop", "--days", "10").stderr
+    assert "This renews its certificate" in a("network", "invite", "laptop", "--offline", "--days", "10").stderr
 
 
 def test_the_list_marks_the_current_network_and_warns_of_what_ends_soon(homes: tuple[Path, Path]) -> None:
@@ -179,11 +181,13 @@ def test_the_machine_that_created_a_network_signs_weights_and_no_other_does(
     assert "contradict" in a("network", "trust", "m", "--weights", "0" * 64, "--withdraw", rc=1).stderr
     assert "A model is missing" in a("network", "trust", "--withdraw", rc=1).stderr
 
-    b("network", "join", "-", stdin=a("network", "invite", "laptop").stdout)
+    b("network", "join", "-", stdin=a("network", "invite", "laptop", "--offline").stdout)
     assert "was created on another machine" in b("network", "trust", str(tiny_chat_model), rc=1).stderr
 
 
-@pytest.mark.parametrize("command", ["create", "invite", "join", "list", "use", "revoke", "trust", "leave", "status"])
+@pytest.mark.parametrize(
+    "command", ["create", "invite", "invitations", "join", "list", "use", "revoke", "trust", "leave", "status"]
+)
 def test_every_command_explains_itself(command: str) -> None:
     done = CliRunner().invoke(app, ["network", command, "-h"], prog_name="penstock")
     assert done.output.startswith(f"Usage: penstock network {command} ")
@@ -198,4 +202,5 @@ def test_the_page_about_networks_names_every_command_and_no_other() -> None:
 def test_help_comes_without_cryptography_and_knows_its_defaults() -> None:
     program = "import sys, penstock.cli.app, penstock.config.settings; sys.exit('cryptography' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
-    assert network_members.NODE_DAYS == NODE_DAYS
+    assert network_invitations.NODE_DAYS == NODE_DAYS
+    assert timedelta(seconds=parse_duration(network_invitations.LIFETIME) or 0) == LIFETIME

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from penstock.cli.options import JsonOption
 from penstock.cli.ui.output import print_json, print_table
 from penstock.config.home import Home, this_home
 from penstock.errors import ConfigError, PenstockError, Untrusted
+
+if TYPE_CHECKING:
+    from penstock.network.trust.invitation import Invitation
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `penstock network list`.")]
 
@@ -41,13 +45,14 @@ def join(
 ) -> None:
     """Join a network with an invitation.
 
-    On a machine that is a member already, this replaces its certificate.
+    With a token that is valid once, this machine makes its own key and gets a certificate from the machine that created the
+    network, where `penstock serve` must be running. A token of `invite --offline` has both inside, and needs no connection. On a
+    machine that is a member already, this replaces its certificate.
     """
     from penstock.network.trust import joining
-    from penstock.network.trust.invitation import decode
 
     found = this_home()
-    invitation = decode(_token_text(token))
+    invitation = _invitation(found, _token_text(token), listen)
     joined = joining.join(found, invitation, listen=listen)
     joining.use(found, joined.network.name)
     name, node = joined.network.name, joined.network.node
@@ -61,6 +66,20 @@ def join(
         print(f"The certificate of '{joined.previous_node}' is still valid.")
         print(f"To revoke it, run on the machine that created the network: penstock network revoke {joined.previous_node}")
     print(f"It will listen at {', '.join(joined.network.listen)}. Start it with: penstock serve")
+
+
+def _invitation(found: Home, text: str, listen: str | None) -> Invitation:
+    """Return what the token brings: from the token itself, or from the machine that created the network."""
+    from penstock.network.trust.invitation import decode
+    from penstock.network.trust.join_client import request_certificate
+    from penstock.network.trust.join_token import JOIN_PREFIX, decode_join
+    from penstock.network.trust.joining import check_joinable
+
+    if not text.lstrip().startswith(JOIN_PREFIX):
+        return decode(text)
+    join_token = decode_join(text)
+    check_joinable(found, join_token.authority, listen=listen)
+    return request_certificate(join_token)
 
 
 def list_networks(as_json: JsonOption = False) -> None:
@@ -79,8 +98,10 @@ def list_networks(as_json: JsonOption = False) -> None:
     print_table(["", "network", "this node", "role", "certificate until"], rows)
     for entry in entries:
         if entry["members"]:
-            print(f"\nInvited to {entry['name']}:")
+            print(f"\nNodes with a certificate of {entry['name']}:")
             print_table(["", "node", "certificate until"], [["", *_member_row(member)] for member in entry["members"]])
+        if count := entry["open_invitations"]:
+            print(f"\n{entry['name']} has {count} open invitation{'s' if count > 1 else ''}: penstock network invitations")
     for entry in entries:
         if entry["warning"]:
             print(f"\n{entry['name']}: {entry['warning']}", file=sys.stderr)
@@ -131,8 +152,9 @@ def leave(
 def _token_text(token: str) -> str:
     """Return the token, or read it from a file or stdin. No message shows the text: it may be a mistyped token."""
     from penstock.network.trust.invitation import MAX_TOKEN_CHARS, TOKEN_PREFIX
+    from penstock.network.trust.join_token import JOIN_PREFIX
 
-    if token.startswith(TOKEN_PREFIX):
+    if token.startswith((TOKEN_PREFIX, JOIN_PREFIX)):
         return token
     try:
         if token == "-":
@@ -141,11 +163,13 @@ def _token_text(token: str) -> str:
             return file.read(MAX_TOKEN_CHARS).decode("ascii")
     except OSError:
         raise Untrusted(
-            f"This is neither an invitation, which starts with {TOKEN_PREFIX}, nor a readable file.",
+            f"This is neither an invitation, which starts with {JOIN_PREFIX} or {TOKEN_PREFIX}, nor a readable file.",
             hint="Get one on the machine that created the network: penstock network invite NAME",
         ) from None
     except UnicodeDecodeError:
-        raise Untrusted("The input is not an invitation.", hint=f"An invitation starts with {TOKEN_PREFIX}") from None
+        raise Untrusted(
+            "The input is not an invitation.", hint=f"An invitation starts with {JOIN_PREFIX} or {TOKEN_PREFIX}"
+        ) from None
 
 
 # ---- the list ----
@@ -154,16 +178,18 @@ def _token_text(token: str) -> str:
 def _entry(found: Home, name: str, current: str | None) -> dict[str, Any]:
     """Describe one network. A damaged one is listed too, with a warning, so that it can be repaired or left."""
     from penstock.config import files
-    from penstock.network.trust import authority
+    from penstock.network.trust import authority, invitation_book
     from penstock.network.trust.certificates import load_certificate
     from penstock.network.trust.expiry import expires_soon, expiry_warning
 
     entry: dict[str, Any] = {"name": name, "current": name == current, "node": "", "role": "", "until": "", "members": []}
+    entry["open_invitations"] = 0
     try:
         network = found.network(name)
         ends = load_certificate(files.read(network.certificate_file)).not_valid_after_utc
         entry |= {"node": network.node, "role": "authority" if network.is_authority else "member"}
         members = authority.members(network) if network.is_authority else []
+        entry["open_invitations"] = len(invitation_book.read(network).open(datetime.now(UTC)))
         entry |= {"until": f"{ends:%Y-%m-%d}", "warning": expiry_warning(network.certificate_file)}
         entry["members"] = [
             {

@@ -1,9 +1,9 @@
-"""`penstock network create`, `invite`, `revoke` and `trust`: what only the machine that created a network can do."""
+"""`penstock network create`, `revoke` and `trust`: what only the machine that created a network can do."""
 
 from __future__ import annotations
 
 import shlex
-import sys
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -14,8 +14,6 @@ from penstock.cli.ui.output import print_table
 from penstock.config.home import this_home
 from penstock.config.node import host_name
 from penstock.errors import ConfigError
-
-NODE_DAYS = 365  # also in certificates.py; importing that would make every `--help` 50 ms slower
 
 AddressOption = Annotated[
     list[str] | None,
@@ -69,54 +67,26 @@ Its files are in {network.folder}
 Keep a backup in a safe place: anyone who has ca.key can invite nodes, and without it nobody can.""")
 
 
-def invite(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The name of the other machine in the network.")],
-    days: Annotated[float, typer.Option(metavar="DAYS", help="How long its certificate is valid.")] = NODE_DAYS,
-    address: AddressOption = None,
-    network_name: NetworkOption = None,
-) -> None:
-    """Print an invitation that lets another machine into the network.
-
-    Only the invitation goes to stdout. Use it on the other machine: `penstock network join TOKEN`. To renew a certificate, invite
-    the same name again.
-    """
-    from penstock.network.trust import authority
-    from penstock.network.trust.invitation import encode
-    from penstock.network.trust.listening import is_loopback, split
-
-    home = this_home()
-    network = home.network(chosen_name(home, network_name))
-    before = {member.node: member for member in authority.members(network)}.get(node)
-    invitation = authority.invite(network, node, days=days, extra_hosts=tuple(address or ()))
-    ends = invitation.identity.certificate.not_valid_after_utc
-    lines = [f"Invitation to '{network.name}' for the node '{node}', valid until {ends:%Y-%m-%d}."]
-    if before is not None and before.revoked:
-        lines.append(f"'{node}' was revoked. This new certificate lets it in again.")
-    elif before is not None:
-        lines.append(
-            f"'{node}' was invited before. This renews its certificate; the old one stays valid until {before.until:%Y-%m-%d}."
-        )
-    lines.append(f"It connects to {', '.join(invitation.endpoints)}.")
-    if any(is_loopback(split(endpoint)[1]) for endpoint in invitation.endpoints):
-        lines.append("Only this machine can reach that. For other machines, create a network with --listen tls/0.0.0.0:7447.")
-    lines.append("It contains a private key: send it like a password. On the other machine: penstock network join TOKEN")
-    print("\n".join(lines), file=sys.stderr, flush=True)
-    print(encode(invitation))
-
-
 def revoke(
     node: Annotated[str, typer.Argument(metavar="NODE", help="The node to shut out.")],
     network_name: NetworkOption = None,
 ) -> None:
-    """Shut a node out: revoke all its certificates.
+    """Shut a node out: revoke all its certificates, and withdraw its open invitation.
 
     Running nodes learn of it from each other, and drop it.
     """
     from penstock.network.trust import authority
+    from penstock.network.trust.admission import invitations
 
     home = this_home()
     network = home.network(chosen_name(home, network_name))
+    now = datetime.now(UTC)
+    waiting = [one for one in invitations(network) if one.node == node and one.state(now) == "open"]
     count = authority.revoke(network, node)
+    if waiting:
+        print(f"Withdrew the open invitation of '{node}'.")
+    if not count and waiting:
+        return
     if not count:
         print(f"'{node}' is already revoked, and was not invited again since. Nothing has changed.")
         return

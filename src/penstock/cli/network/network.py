@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli.client.polling import WatchOption, watch_server
 from penstock.cli.client.server_url import UrlOption
+from penstock.cli.network import invitations as network_invitations
 from penstock.cli.network import joined as network_joined
 from penstock.cli.network import members as network_members
 from penstock.cli.options import JsonOption
@@ -34,7 +35,8 @@ def status(
 
 
 app.command()(network_members.create)
-app.command()(network_members.invite)
+app.command()(network_invitations.invite)
+app.command("invitations")(network_invitations.list_invitations)
 app.command()(network_joined.join)
 app.command("list")(network_joined.list_networks)
 app.command()(network_joined.use)

@@ -25,9 +25,9 @@ def own_hosts(*, ipv6: bool = False) -> list[str]:
     return list(dict.fromkeys(map(str, usable))) or [LOOPBACK]
 
 
-def free_port(host: str, taken: Collection[int] = ()) -> int:
-    """Return the default port, or one that the system picks if that is in use. `host` is an IPv4 address of this machine."""
-    port = None if DEFAULT_PORT in taken else _try_bind(host, DEFAULT_PORT)
+def free_port(host: str, taken: Collection[int] = (), *, preferred: int = DEFAULT_PORT) -> int:
+    """Return the preferred port, or one that the system picks if that is in use. `host` is an IPv4 address of this machine."""
+    port = None if preferred in taken else _try_bind(host, preferred)
     while port is None or port in taken:
         port = _try_bind(host, 0)
     return port

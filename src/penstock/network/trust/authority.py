@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from cryptography import x509
 
 from penstock.config import files
 from penstock.config.home import RESERVED, Home, JoinedNetwork
 from penstock.config.network import NAME
 from penstock.errors import ConfigError, Untrusted
-from penstock.network.trust import revocations, trusted_models
+from penstock.network.trust import invitation_book, revocations, trusted_models
 from penstock.network.trust.certificates import NODE_DAYS, Identity, create_authority, issue, load_identity
 from penstock.network.trust.expiry import expires_soon
 from penstock.network.trust.invitation import Invitation
@@ -74,7 +75,7 @@ def create(home: Home, name: str, *, node: str, listen: str | None = None, extra
         "revoked.bin": revocations.NO_REVOCATIONS.encode(),
         "revoked.stamp": sign_stamp(revocations.NO_REVOCATIONS, NO_STAMP, authority).encode(),
         "trusted.bin": NO_TRUSTED_MODELS.encode(),
-        "issued.json": _register_json(_with_issued({}, node, identity)),
+        "issued.json": _register_json(_with_issued({}, node, identity.certificate)),
     }
     with files.wrap_os_errors(network.folder, "made"):
         try:
@@ -88,42 +89,50 @@ def create(home: Home, name: str, *, node: str, listen: str | None = None, extra
 
 
 def invite(network: JoinedNetwork, node: str, *, days: float = NODE_DAYS, extra_hosts: Iterable[str] = ()) -> Invitation:
-    """Issue a new certificate to a node. Its earlier certificates stay valid."""
-    if node == network.node:
-        raise ConfigError(f"'{node}' is the name of this machine.", hint="Give the other machine another name.")
+    """Issue a new certificate with its private key to a node. Its earlier certificates stay valid."""
+    refuse_own_name(network, node)
     extra_hosts = (*network.addresses, *extra_hosts)
     check_hosts(network.listen, extra_hosts)
     with files.locked_folder(network.folder):
         authority = signing_identity(network)
         identity = issue(authority, node, days=days)
-        files.replace(network.folder, {"issued.json": _register_json(_with_issued(_register(network), node, identity))})
+        files.replace(network.folder, {"issued.json": registered(network, node, identity.certificate)})
         revoked = files.read(network.revocations_file)
-        trusted = _trusted(network, authority).encode()
+        trusted = signed_models(network, authority).encode()
     endpoints = reachable_endpoints(network.listen, extra_hosts)
     return Invitation(network.name, authority.certificate, identity, endpoints, revoked, trusted)
 
 
+def refuse_own_name(network: JoinedNetwork, node: str) -> None:
+    if node == network.node:
+        raise ConfigError(f"'{node}' is the name of this machine.", hint="Give the other machine another name.")
+
+
 def revoke(network: JoinedNetwork, node: str) -> int:
-    """Revoke all certificates of a node. Returns how many were not revoked before."""
+    """Revoke all certificates of a node, and withdraw its invitations. Returns how many certificates were not revoked before."""
     if node == network.node:
         raise ConfigError(
             f"'{node}' is this machine, which created the network: it cannot be revoked.",
             hint=f"To end the network, run this on every machine: penstock network leave {network.name}",
         )
     with files.locked_folder(network.folder):
-        authority, register = signing_identity(network), _register(network)
-        if node not in register:
+        authority, register, book = signing_identity(network), _register(network), invitation_book.read(network)
+        left = book.withdraw(node)
+        if node not in register and all(one.node != node for one in book.invitations):
             known = ", ".join(sorted(register.keys() - {network.node}))
             raise ConfigError(
                 f"No node '{node}' was invited to '{network.name}'.",
                 hint=f"Invited nodes: {known}." if known else "No node was invited yet.",
             )
         before = revocations.read(files.read(network.revocations_file), authority.certificate)
-        new = {int(issued.serial, 16) for issued in register[node]} - before.records.keys()
+        new = {int(issued.serial, 16) for issued in register.get(node, [])} - before.records.keys()
+        changed = {} if left == book else {invitation_book.FILE: left.encode()}
         if new:
             after = before | revocations.sign(dict.fromkeys(new, node), authority)
             stamp = sign_stamp(after, last_stamp(network, authority), authority)
-            files.replace(network.folder, {"revoked.bin": after.encode(), "revoked.stamp": stamp.encode()})
+            changed |= {"revoked.bin": after.encode(), "revoked.stamp": stamp.encode()}
+        if changed:
+            files.replace(network.folder, changed)
     return len(new)
 
 
@@ -146,7 +155,7 @@ def trust(network: JoinedNetwork, model: str, manifest: str, *, replace: bool = 
     """
     with files.locked_folder(network.folder):
         authority = signing_identity(network)
-        before = _trusted(network, authority)
+        before = signed_models(network, authority)
         known = before.records.get(model)
         if known is not None and (known.manifest == manifest or not replace):
             return known
@@ -157,7 +166,7 @@ def trust(network: JoinedNetwork, model: str, manifest: str, *, replace: bool = 
 
 def trusted(network: JoinedNetwork) -> list[TrustedModel]:
     """List the models that this machine vouches for, with those that were withdrawn."""
-    return [record for _, record in sorted(_trusted(network, signing_identity(network)).records.items())]
+    return [record for _, record in sorted(signed_models(network, signing_identity(network)).records.items())]
 
 
 def members(network: JoinedNetwork) -> list[IssuedMember]:
@@ -178,11 +187,8 @@ def renew_if_due(folder: Path) -> bool:
         if _is_current(network):
             return False
         identity = issue(signing_identity(network), network.node)
-        register = _with_issued(_register(network), network.node, identity)
-        files.replace(
-            folder,
-            {"issued.json": _register_json(register), "node.pem": identity.certificate_pem(), "node.key": identity.key_pem()},
-        )
+        register = registered(network, network.node, identity.certificate)
+        files.replace(folder, {"issued.json": register, "node.pem": identity.certificate_pem(), "node.key": identity.key_pem()})
     return True
 
 
@@ -196,7 +202,7 @@ def signing_identity(network: JoinedNetwork) -> Identity:
     return load_identity(files.read(network.ca_file), files.read(network.authority_key_file))
 
 
-def _trusted(network: JoinedNetwork, authority: Identity) -> TrustedModels:
+def signed_models(network: JoinedNetwork, authority: Identity) -> TrustedModels:
     if not network.trusted_file.exists():  # a network that was created before there was such a list
         return NO_TRUSTED_MODELS
     return trusted_models.read(files.read(network.trusted_file), authority.certificate)
@@ -224,8 +230,12 @@ def _register(network: JoinedNetwork) -> Register:
         raise ConfigError(f"{network.issued_file} is damaged: {error}.", hint="Restore it from a backup.") from None
 
 
-def _with_issued(register: Mapping[str, list[Issued]], node: str, identity: Identity) -> Register:
-    certificate = identity.certificate
+def registered(network: JoinedNetwork, node: str, certificate: x509.Certificate) -> bytes:
+    """Return the contents of the register with one more certificate."""
+    return _register_json(_with_issued(_register(network), node, certificate))
+
+
+def _with_issued(register: Mapping[str, list[Issued]], node: str, certificate: x509.Certificate) -> Register:
     issued = Issued(f"{certificate.serial_number:x}", certificate.not_valid_after_utc)
     return {**register, node: [*register.get(node, []), issued]}
 

@@ -24,6 +24,7 @@ AUTHORITY_DAYS = 3650
 NODE_DAYS = 365
 CLOCK_SKEW = timedelta(hours=1)  # certificates are valid from that long ago
 SERIAL_BITS = 64
+_DER = serialization.Encoding.DER
 MAX_NODE_NAME = 64 - len("/") - SERIAL_BITS // 4  # X.509 allows a common name 64 characters
 
 
@@ -45,7 +46,7 @@ class Identity:
 
 
 def create_authority(network: str) -> Identity:
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = new_key()
     name = _common_name(network)
     certificate = (
         _certificate(name, name, key.public_key(), timedelta(days=AUTHORITY_DAYS))
@@ -56,8 +57,8 @@ def create_authority(network: str) -> Identity:
     return Identity(certificate, key)
 
 
-def issue(authority: Identity, node: str, *, days: float = NODE_DAYS) -> Identity:
-    """Issue a certificate with a new key. It expires with the authority's at the latest."""
+def check_issuable(node: str, days: float) -> None:
+    """Raise ConfigError unless a certificate can be issued to a node of this name, for so many days."""
     if not NAME.fullmatch(node) or len(node) > MAX_NODE_NAME:
         raise ConfigError(
             f"'{node}' cannot be the name of a node.",
@@ -65,7 +66,18 @@ def issue(authority: Identity, node: str, *, days: float = NODE_DAYS) -> Identit
         )
     if not 0 < days <= AUTHORITY_DAYS:
         raise ConfigError(f"A certificate cannot be valid for {days:g} days.", hint=f"Use 1 to {AUTHORITY_DAYS} days.")
-    key = ec.generate_private_key(ec.SECP256R1())
+
+
+def issue(authority: Identity, node: str, *, days: float = NODE_DAYS) -> Identity:
+    """Issue a certificate with a new key."""
+    check_issuable(node, days)
+    key = new_key()
+    return Identity(issue_to(authority, node, key.public_key(), days=days), key)
+
+
+def issue_to(authority: Identity, node: str, key: ec.EllipticCurvePublicKey, *, days: float = NODE_DAYS) -> x509.Certificate:
+    """Issue a certificate for a node's own key. It expires with the authority's at the latest."""
+    check_issuable(node, days)
     serial = 1 + secrets.randbelow(2**SERIAL_BITS - 1)
     issuer = authority.certificate
     lifetime = min(timedelta(days=days), issuer.not_valid_after_utc - datetime.now(UTC))
@@ -74,8 +86,8 @@ def issue(authority: Identity, node: str, *, days: float = NODE_DAYS) -> Identit
             "The certificate of the network's authority has expired.", hint="Create a new network: penstock network create NAME"
         )
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    certificate = (
-        _certificate(_common_name(f"{node}/{serial:x}"), issuer.subject, key.public_key(), lifetime, serial)
+    return (
+        _certificate(_common_name(f"{node}/{serial:x}"), issuer.subject, key, lifetime, serial)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
@@ -83,7 +95,10 @@ def issue(authority: Identity, node: str, *, days: float = NODE_DAYS) -> Identit
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False)
         .sign(authority.key, hashes.SHA256())
     )
-    return Identity(certificate, key)
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
 
 
 def _common_name(common: str) -> x509.Name:
@@ -118,6 +133,26 @@ def _key_usage(*, authority: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+# ---- signing requests ----
+
+
+def signing_request(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a request, in DER, to issue a certificate for this key. The name comes from the authority, not from the request."""
+    return x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256()).public_bytes(_DER)
+
+
+def requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
+    """Return the key of a signing request, which proves that its sender has the private half. Raises Untrusted."""
+    with _raising_untrusted("This is not a certificate signing request."):
+        found = x509.load_der_x509_csr(request)
+        key, valid = found.public_key(), found.is_signature_valid
+    if not valid:
+        raise Untrusted("The certificate signing request was not signed with its own key.")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise Untrusted("The certificate signing request has a key of another kind than the network uses.")
+    return key
 
 
 # ---- reading ----

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from penstock.config import files
 from penstock.config.home import Home, JoinedNetwork
 from penstock.errors import ConfigError, Untrusted
 from penstock.network.trust import addresses, revocations, trusted_models
-from penstock.network.trust.certificates import load_certificate, node_name
+from penstock.network.trust.certificates import common_name, load_certificate, node_name
 from penstock.network.trust.invitation import Invitation
 from penstock.network.trust.listening import ANY_IPV4, check_listen, free_endpoint, is_loopback, split
+from penstock.network.trust.revocation_stamp import RevocationStamp, read_stamp
 from penstock.network.trust.revocations import Revocations
 from penstock.network.trust.trusted_models import TrustedModels
 
@@ -26,10 +28,18 @@ class Joined:
     previous_node: str | None
 
 
-def join(home: Home, invitation: Invitation, *, listen: str | None = None) -> Joined:
-    """Join as the node that the invitation is for. If this machine is a member already, its certificate is replaced."""
+def check_joinable(home: Home, authority: x509.Certificate, *, listen: str | None = None) -> None:
+    """Raise ConfigError if this machine cannot join this authority's network, before a token that is valid once is used up."""
     if listen is not None:
         check_listen(listen)
+    name = common_name(authority)
+    if name in home.names():
+        _refuse_other_network(home.network(name), authority)
+
+
+def join(home: Home, invitation: Invitation, *, listen: str | None = None) -> Joined:
+    """Join as the node that the invitation is for. If this machine is a member already, its certificate is replaced."""
+    check_joinable(home, invitation.authority, listen=listen)
     name, node = invitation.network, invitation.node
     if name not in home.names():
         network = JoinedNetwork(
@@ -45,16 +55,18 @@ def join(home: Home, invitation: Invitation, *, listen: str | None = None) -> Jo
         _refuse_revoked(invitation, brought)
         with files.wrap_os_errors(network.folder, "made"):
             trusted = trusted_models.read(invitation.trusted, invitation.authority)
-            files.make_folder(network.folder, _contents(network, invitation, brought, trusted))
+            stamp = read_stamp(invitation.stamp, invitation.authority)
+            files.make_folder(network.folder, _contents(network, invitation, brought, stamp, trusted))
         return Joined(network, None)
     current = home.network(name)
     with files.locked_folder(current.folder):
-        _refuse_other_network(current, invitation)
+        _refuse_other_network(current, invitation.authority)
         _refuse_older(current, invitation)
         revoked = _all_revoked(current, invitation)
         _refuse_revoked(invitation, revoked)
         network = replace(current, node=node, listen=(listen,) if listen else current.listen, connect=invitation.endpoints)
-        files.replace(network.folder, _contents(network, invitation, revoked, _all_trusted(current, invitation)))
+        stamp, trusted = _newest_stamp(current, invitation), _all_trusted(current, invitation)
+        files.replace(network.folder, _contents(network, invitation, revoked, stamp, trusted))
     return Joined(network, current.node)
 
 
@@ -72,11 +84,14 @@ def leave(home: Home, name: str) -> None:
     files.remove_folder(home.folder(name))
 
 
-def _contents(network: JoinedNetwork, invitation: Invitation, revoked: Revocations, trusted: TrustedModels) -> dict[str, bytes]:
+def _contents(
+    network: JoinedNetwork, invitation: Invitation, revoked: Revocations, stamp: RevocationStamp, trusted: TrustedModels
+) -> dict[str, bytes]:
     return {
         "network.json": network.contents(),
         "ca.pem": invitation.authority.public_bytes(Encoding.PEM),
         "revoked.bin": revoked.encode(),
+        "revoked.stamp": stamp.encode(),
         "trusted.bin": trusted.encode(),
         "node.pem": invitation.identity.certificate_pem(),
         "node.key": invitation.identity.key_pem(),
@@ -102,6 +117,14 @@ def _all_revoked(current: JoinedNetwork, invitation: Invitation) -> Revocations:
     return stored | brought
 
 
+def _newest_stamp(current: JoinedNetwork, invitation: Invitation) -> RevocationStamp:
+    brought = read_stamp(invitation.stamp, invitation.authority)
+    try:
+        return read_stamp(files.read(current.stamp_file), invitation.authority) | brought
+    except (Untrusted, ConfigError):  # missing or damaged: the invitation's is sound
+        return brought
+
+
 def _all_trusted(current: JoinedNetwork, invitation: Invitation) -> TrustedModels:
     """Merge the stored and the invitation's trusted models, so that an old invitation brings back no old record."""
     brought = trusted_models.read(invitation.trusted, invitation.authority)
@@ -112,8 +135,8 @@ def _all_trusted(current: JoinedNetwork, invitation: Invitation) -> TrustedModel
     return stored | brought
 
 
-def _refuse_other_network(current: JoinedNetwork, invitation: Invitation) -> None:
-    if load_certificate(files.read(current.ca_file)) != invitation.authority:
+def _refuse_other_network(current: JoinedNetwork, authority: x509.Certificate) -> None:
+    if load_certificate(files.read(current.ca_file)) != authority:
         raise ConfigError(
             f"This machine is in another network that is also called '{current.name}'.",
             hint=f"Leave that one first (penstock network leave {current.name}), or create the new one with another name.",

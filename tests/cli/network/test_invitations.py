@@ -1,0 +1,132 @@
+"""`penstock network invite`, `join` and `invitations` with tokens that are valid once, as people type them on two machines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.config.home import Home
+from penstock.network.trust import authority, join_client, joining
+from tests.jobs import Run
+from tests.network.joins import listening
+from tests.server import free_port
+
+At = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def at(quickly: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> At:
+    """The command line of a machine, in this process. Machine `a` has created a network."""
+
+    def run(machine: str, *args: str, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / machine))
+        return quickly("network", *args, stdin=stdin.encode())
+
+    monkeypatch.setattr(join_client, "PATIENCE_S", 0.0)
+    assert run("a", "create", "home", "--node", "desk", "--listen", f"tls/127.0.0.1:{free_port()}")[0] == 0
+    return run
+
+
+@contextmanager
+def served(tmp_path: Path) -> Iterator[None]:
+    with listening(Home(tmp_path / "a").network("home")):
+        yield
+
+
+def test_a_machine_is_invited_joins_and_is_listed_and_another_is_not_let_in(at: At, tmp_path: Path) -> None:
+    code, token, told = at("a", "invite", "laptop")
+    assert code == 0
+    assert re.fullmatch(r"penstock2:[\w-]+\n", token), "nothing but the token"
+    assert token.strip() not in told
+    for word in ("for one machine, until", "penstock serve", "like a password", "penstock network join TOKEN"):
+        assert word in told
+    with served(tmp_path):
+        code, out, told = at("b", "join", "-", stdin=token)
+        assert code == 0, told
+        assert "now the node 'laptop' of the network 'home'" in out
+        code, _, told = at("c", "join", token.strip())
+        assert code == 1
+        assert "error: The invitation was used already" in told
+        assert "hint: Ask for a new one" in told
+    assert not (tmp_path / "c").exists()
+    _, out, _ = at("a", "invitations")
+    assert re.search(r"^\w{12} +laptop +used +\S+ \S+ +\S+ \S+ from 127\.0\.0\.1$", out, flags=re.MULTILINE)
+    (entry,) = json.loads(at("a", "invitations", "--json")[1])["invitations"]
+    assert (entry["node"], entry["state"], entry["address"]) == ("laptop", "used", "127.0.0.1")
+    assert "laptop" in at("a", "list")[1]
+    assert "This renews its certificate" in at("a", "invite", "laptop")[2]
+
+
+def test_an_open_invitation_is_listed_and_can_be_withdrawn(at: At, tmp_path: Path) -> None:
+    assert "There are no invitations" in at("a", "invitations")[1]
+    token = at("a", "invite", "laptop", "--expires", "30m", "--days", "5")[1]
+    _, out, _ = at("a", "invitations")
+    assert re.search(r"^\w{12} +laptop +open ", out, flags=re.MULTILINE)
+    assert "1 open invitation: penstock network invitations" in at("a", "list")[1]
+    code, out, told = at("a", "invitations", "--withdraw", "laptop")
+    assert code == 0
+    assert "Withdrew the invitation" in told
+    assert " withdrawn " in out
+    assert "open invitation" not in at("a", "list")[1]
+    with served(tmp_path):
+        assert "was withdrawn" in at("b", "join", "-", stdin=token)[2]
+    code, _, told = at("a", "invitations", "--withdraw", "laptop")
+    assert code == 1
+    assert "has no open invitation" in told
+
+
+def test_revoking_a_node_that_has_not_joined_withdraws_its_invitation(at: At, tmp_path: Path) -> None:
+    token = at("a", "invite", "laptop")[1]
+    code, out, _ = at("a", "revoke", "laptop")
+    assert (code, out) == (0, "Withdrew the open invitation of 'laptop'.\n")
+    with served(tmp_path):
+        assert "was withdrawn" in at("b", "join", "-", stdin=token)[2]
+
+
+def test_while_the_node_of_the_authority_is_off_a_machine_is_told_what_to_do(at: At) -> None:
+    code, _, told = at("b", "join", at("a", "invite", "laptop")[1].strip())
+    assert code == 1
+    for word in ("does not answer", "penstock serve", "firewall", "--offline"):
+        assert word in told
+
+
+def test_an_offline_invitation_needs_no_connection_and_says_what_it_holds(at: At) -> None:
+    code, token, told = at("a", "invite", "laptop", "--offline")
+    assert code == 0
+    assert token.startswith("penstock1:")
+    assert "It contains a private key" in told
+    assert "now the node 'laptop'" in at("b", "join", "-", stdin=token)[1]
+    code, _, told = at("a", "invite", "phone", "--offline", "--expires", "1h")
+    assert code == 1
+    assert "--days" in told
+    assert "private key" in re.sub(r"\s+", " ", at("a", "invite", "--help")[1])
+
+
+def test_a_token_is_not_used_up_by_a_machine_that_cannot_join(at: At, tmp_path: Path) -> None:
+    at("b", "create", "home", "--node", "other", "--listen", f"tls/127.0.0.1:{free_port()}")
+    token = at("a", "invite", "laptop")[1].strip()
+    with served(tmp_path):
+        assert "another network that is also called 'home'" in at("b", "join", token)[2]
+        assert "needs no invitation" in at("a", "join", token)[2]
+        assert at("c", "join", token, "--listen", "tcp/127.0.0.1:1")[0] == 1
+        assert at("c", "join", token)[0] == 0
+
+
+@pytest.mark.parametrize("words", [["invite", "laptop", "--expires", "soon"], ["invite", "laptop", "--expires", "10s"]])
+def test_a_time_that_cannot_be_used_is_refused(at: At, words: list[str]) -> None:
+    assert at("a", *words)[0] != 0
+
+
+def test_only_the_machine_that_created_a_network_lists_its_invitations(at: At, tmp_path: Path) -> None:
+    network = Home(tmp_path / "a").network("home")
+    joining.join(Home(tmp_path / "b"), authority.invite(network, "laptop"))
+    joining.use(Home(tmp_path / "b"), "home")
+    for words in (["invitations"], ["invite", "phone"]):
+        code, _, told = at("b", *words)
+        assert code == 1
+        assert "created on another machine" in told
