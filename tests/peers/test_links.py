@@ -47,7 +47,7 @@ def test_every_node_knows_the_round_trips_between_all_others(members: dict[str, 
 
 
 def test_the_speed_of_a_transfer_reaches_the_other_nodes(members: dict[str, Membership]) -> None:
-    wait_for(lambda: len(members["b"].records) == len(NAMES), "all records")
+    wait_for(lambda: all(len(member.records) == len(NAMES) for member in members.values()), "all records")
     members["b"].links.observe_transfer("a", 24_000_000, 10.0)
     wait_for(lambda: links_of(members["c"])["b"].get("a", Link("a")).bytes_per_second == 2.4e6, "the speed from a to b")
     assert all(link.bytes_per_second == 0 for link in links_of(members["c"])["a"].values()), "measured where it arrived"
