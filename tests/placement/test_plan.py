@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.domain.topology import LayerRange
@@ -369,6 +369,7 @@ def test_layers_are_lacking_just_when_no_path_leads_through(members: list[Member
 
 
 @given(networks)
+@example(named([Member(node="", claims=(LayerRange(1, 17),), room=1), Member(node="", held=(LayerRange(0, 16),))]))
 def test_the_plan_completes_the_model_if_there_is_room_and_nobody_takes_more_than_fits(members: list[Member]) -> None:
     found = plan(members, LAYERS, MODEL)
     assert all(size(found[one.node].layers) <= one.room for one in members)

@@ -149,14 +149,16 @@ def _fillings(
 
 
 def _allot(
-    gaps: Iterable[LayerRange], members: Iterable[Member], pieces: Iterable[_Piece], num_layers: int
+    gaps: Iterable[LayerRange], members: Sequence[Member], pieces: Iterable[_Piece], num_layers: int
 ) -> dict[str, tuple[LayerRange, ...]]:
     """Divide gaps among nodes in few parts, the largest gap first.
 
     If nodes have room for the whole gap, one of them takes it: rather one that holds nothing yet, since it need not wait for
     another node to come back, then the one with the least room. Otherwise the node with the most room takes what fits. If the
-    others have room for the rest, it stops at a boundary that another node has, so that its part is a copy.
+    others have room for the rest, it stops at a boundary that another node has, so that its part is a copy. Layers that a node
+    has already take no room: they serve another pipe, too.
     """
+    own = {member.node: _layers([*member.held, *member.claims]) for member in members}
     left = {member.node: min(member.room, num_layers) for member in members if member.room > 0}
     settled = {member.node for member in members if not member.is_fresh}
     boundaries = {cut for piece in pieces for cut in piece.layers}
@@ -164,21 +166,30 @@ def _allot(
     todo = sorted(gaps, key=lambda gap: (gap.size, -gap.start))
     while todo and left:
         gap = todo.pop()
-        if whole := [node for node in left if left[node] >= gap.size]:
+        if whole := [node for node in left if _reach(gap, left[node], own[node]) == gap.end]:
             node = min(whole, key=lambda node: (node in settled, left[node], node))
             end = gap.end
         else:
             node = min(left, key=lambda node: (-left[node], node in settled, node))
             spare = sum(left.values()) - left[node] - total_layers(todo) - gap.size  # room left over if this node took nothing
-            furthest = gap.start + left[node]
+            furthest = _reach(gap, left[node], own[node])
             end = max((cut for cut in boundaries if gap.start - spare <= cut <= furthest and cut > gap.start), default=furthest)
             todo.append(LayerRange(end, gap.end))
-        taken[node] |= _layers([LayerRange(gap.start, end)])
-        left[node] = left[node] - (end - gap.start) if end == gap.end else 0
+        new = _layers([LayerRange(gap.start, end)]) - own[node]
+        taken[node] |= new
+        left[node] = left[node] - len(new) if end == gap.end else 0
         left = {node: room for node, room in left.items() if room}
-    own = {member.node: _layers([*member.held, *member.claims]) for member in members}  # these serve another pipe, too
-    shares = {node: contiguous_ranges(layers - own[node]) for node, layers in taken.items()}
+    shares = {node: contiguous_ranges(layers) for node, layers in taken.items()}
     return {node: layers for node, layers in shares.items() if layers}
+
+
+def _reach(gap: LayerRange, room: int, own: Collection[int]) -> int:
+    """How far a node gets in a gap with room for this many layers, beside its own ones."""
+    for layer in gap.layers():
+        room -= layer not in own
+        if room < 0:
+            return layer
+    return gap.end
 
 
 # ---- when nothing is missing ----
