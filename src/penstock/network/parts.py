@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -35,12 +36,13 @@ def offsets(total: int) -> Iterator[int]:
 
 
 def read_part(data: bytes) -> Part:
-    """Raises MalformedMessage."""
+    """Raises MalformedMessage. Only the last part may be short: many tiny ones would take more memory than they count."""
     if len(data) < _HEADER.size:
         raise MalformedMessage(f"A part of a message has {len(data)} bytes; its header alone has {_HEADER.size}.")
     wants_receipt, message, offset, total = _HEADER.unpack_from(data)
     body = memoryview(data)[_HEADER.size :]
-    if total > MAX_MESSAGE_BYTES or offset + len(body) > total or (not body and total):
+    whole = not offset % PART_BYTES and len(body) == min(PART_BYTES, total - offset)
+    if total > MAX_MESSAGE_BYTES or not whole or (not body and total):
         raise MalformedMessage(f"A part has {len(body)} bytes from {offset} on, of a message of {total} bytes.")
     return Part(bool(wants_receipt), message, offset, total, body)
 
@@ -62,11 +64,16 @@ class _Unfinished:
 
 
 class Assembler:
-    """Puts parts together. A message of which a part is missing is dropped."""
+    """Puts parts together. A message of which a part is missing is dropped.
+
+    When too much is unfinished, the node that has most of it loses the message that has not grown for the longest time: a flood
+    of one node drops nothing of others.
+    """
 
     def __init__(self) -> None:
         self._unfinished: dict[Source, _Unfinished] = {}  # the one that grew last is last
-        self._size = 0
+        self._sizes: Counter[str] = Counter()  # bytes of unfinished messages, by node
+        self.size = 0  # ... of all together
 
     def add(self, source: Source, part: Part) -> bytes | None:
         """Take a part. Returns the message that is complete with it."""
@@ -80,9 +87,11 @@ class Assembler:
         if found.size == found.total:
             return b"".join(found.pieces)
         self._unfinished[source] = found
-        self._size += found.size
-        while self._size > MAX_UNFINISHED_BYTES:
-            self._take(next(iter(self._unfinished)))
+        self.size += found.size
+        self._sizes[source.node] += found.size
+        while self.size > MAX_UNFINISHED_BYTES:
+            ((most, _),) = self._sizes.most_common(1)
+            self._take(next(source for source in self._unfinished if source.node == most))
         return None
 
     def forget(self, node: str, epoch: int) -> None:
@@ -91,10 +100,14 @@ class Assembler:
 
     def clear(self) -> None:
         self._unfinished.clear()
-        self._size = 0
+        self._sizes.clear()
+        self.size = 0
 
     def _take(self, source: Source) -> _Unfinished | None:
         found = self._unfinished.pop(source, None)
         if found is not None:
-            self._size -= found.size
+            self.size -= found.size
+            self._sizes[source.node] -= found.size
+            if not self._sizes[source.node]:
+                del self._sizes[source.node]
         return found
