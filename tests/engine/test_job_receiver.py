@@ -77,4 +77,4 @@ def test_a_member_that_is_not_on_a_route_fills_no_memory_while_a_node_computes(s
     job = NetworkJob(route.id, 0, [Span(0, 0, 0, 0, 0, 1000, 1000)], step=step, hidden=hidden)
     for node in ("a", "b"):
         world[node].receive("x", encode(job))
-        assert world[node].engine._inbox.pending_bytes == 0
+        assert world[node].engine._inbox.pending_bytes < 4000, "only its header waits to be refused"

@@ -12,7 +12,7 @@ from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import MAX_PIECE_BYTES, BounceReason, LegReport, Message
 from penstock.domain.meta_model import Link, MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
-from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span
+from penstock.domain.span import LOCAL, NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span
 from penstock.engine.routing.route_health import PING_INTERVAL_S
 from penstock.network import codec, frame
 from penstock.network.parts import PART_BYTES
@@ -28,7 +28,9 @@ NUMBERS = {one.type.__name__: one.kind for one in codec._CODECS} | {"NodeRecord"
 
 
 def fields(kind: typing.Any) -> list[str]:
-    return list(kind._fields if hasattr(kind, "_fields") else kind.__dataclass_fields__)
+    if hasattr(kind, "_fields"):
+        return list(kind._fields)
+    return [name for name, field in kind.__dataclass_fields__.items() if field.metadata != LOCAL]
 
 
 def rows_after(heading: str) -> list[str]:

@@ -84,6 +84,9 @@ class Refusal(NamedTuple):
     node: str
 
 
+LOCAL = {"local": True}  # marks a field that never travels
+
+
 @dataclass(slots=True)
 class NetworkJob:
     """What moves from segment to segment: a header, Spans, and one packed hidden-state tensor.
@@ -103,6 +106,9 @@ class NetworkJob:
     current_layer: int = 0
     hidden: Any = None  # a tensor, or PackedHidden off the wire
     sent: float = field(default=0.0, compare=False)  # the clock of the node that sent it last
+    # not sent, but set where it arrives:
+    sender: str = field(default="", compare=False, metadata=LOCAL)  # the node that it came from
+    memory: int = field(default=0, compare=False, metadata=LOCAL)  # bytes that it is counted with while it waits for a pass
 
     @property
     def packed_bytes(self) -> int:

@@ -26,6 +26,7 @@ class Deliver:
     sender: str
     message: Message
     at: float  # when it came
+    memory: int = 0  # bytes that it is counted with
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 
@@ -279,7 +279,7 @@ class Engine:
     def take_commands(self, *, wait: bool) -> bool:
         """Apply all commands in the inbox. `wait`: block until there is one. Returns False if the engine must stop."""
         timeout = self._idle_timeout()
-        self._count_pending()
+        self._inbox.count_waiting(self._waiting())
         while True:
             command = self._inbox.take(timeout if wait else 0.0)
             if command is None:
@@ -290,12 +290,12 @@ class Engine:
                     self._enter(job)
                 case Cancel(job):
                     self.sequences.cancel(job)
-                case Deliver(sender, message, at):
+                case Deliver(sender, message, at, memory):
                     try:
                         self._handle(sender, message, at)
                     finally:
-                        if isinstance(message, NetworkJob) and message.packed_bytes:
-                            self._count_pending(taken=message.packed_bytes)
+                        if memory:
+                            self._inbox.release(sender, memory, self._waiting() if isinstance(message, NetworkJob) else None)
                 case Unsent(node, message):
                     self._on_unsent(node, message)
                 case NetworkChanged():
@@ -307,10 +307,13 @@ class Engine:
                 case Stop():
                     return False
 
-    def _count_pending(self, taken: int = 0) -> None:
-        """Count the hidden states that wait here, now that `taken` bytes have left the inbox. They are counted anew each time,
+    def _waiting(self) -> Mapping[str, int]:
+        """Return the bytes of NetworkJobs that wait for earlier ones or for a pass, by sender. They are counted anew each time,
         since there are many ways for them to be used or dropped."""
-        self._inbox.count(taken, self._processor.pending_bytes + self.host.pending_bytes)
+        waiting: dict[str, int] = {}
+        self._processor.count_pending(waiting)
+        self.host.count_pending(waiting)
+        return waiting
 
     def _idle_timeout(self) -> float | None:
         """Seconds that the thread may sleep when there is nothing to do; None for any time."""

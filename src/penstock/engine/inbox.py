@@ -1,13 +1,15 @@
-"""Inbox: the commands for the compute thread, and how many bytes of hidden states wait for it."""
+"""Inbox: the commands for the compute thread, and how much memory messages take that wait for it."""
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Mapping
 
 from penstock.engine.commands import Command
 
-MAX_PENDING_BYTES = 1 << 29  # hidden states that may wait for the compute thread, of all senders together
+MAX_PENDING_BYTES = 1 << 29  # of messages that wait for the compute thread, of all senders together
+MAX_SHARE = 3  # a sender may have this many times what is left for others: three quarters if it is the only one
 
 
 class Inbox:
@@ -16,12 +18,14 @@ class Inbox:
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._here = 0  # bytes of hidden states in the inbox
-        self._taken = 0  # ... and of those that were taken out of it and wait for earlier ones or for a pass
+        self._here: dict[str, int] = {}  # bytes of messages in the inbox, by sender
+        self._taken: Mapping[str, int] = {}  # ... of those that were taken out of it and wait for earlier ones or for a pass
+        self._here_bytes = 0  # of all senders
+        self._taken_bytes = 0
 
     @property
     def pending_bytes(self) -> int:
-        return self._here + self._taken
+        return self._here_bytes + self._taken_bytes
 
     def put(self, command: Command) -> None:
         self._commands.put(command)
@@ -33,16 +37,34 @@ class Inbox:
         except queue.Empty:
             return None
 
-    def reserve(self, size: int) -> bool:
-        """Count hidden states that are about to be put in. False if too many wait already."""
+    def reserve(self, sender: str, size: int) -> bool:
+        """Count a message that is about to be put in. False if too much waits already, of this sender or of all."""
+        if not size:
+            return True
         with self._lock:
-            if size and self.pending_bytes + size > MAX_PENDING_BYTES:
+            here = self._here.get(sender, 0) + size
+            left = MAX_PENDING_BYTES - self._here_bytes - self._taken_bytes - size
+            if here + self._taken.get(sender, 0) > MAX_SHARE * left:
                 return False
-            self._here += size
+            self._here[sender] = here
+            self._here_bytes += size
             return True
 
-    def count(self, taken: int, waiting: int) -> None:
-        """Record that `taken` bytes were taken out, and that `waiting` bytes that were taken out earlier still wait."""
+    def release(self, sender: str, size: int, waiting: Mapping[str, int] | None = None) -> None:
+        """Record that a message was taken out, and how many bytes still wait of those taken out so far, if that has changed."""
         with self._lock:
-            self._here -= taken
-            self._taken = waiting
+            here = self._here.pop(sender) - size
+            if here:
+                self._here[sender] = here
+            self._here_bytes -= size
+            if waiting is not None:
+                self._count(waiting)
+
+    def count_waiting(self, waiting: Mapping[str, int]) -> None:
+        """Record how many bytes of each sender still wait of the messages that were taken out."""
+        with self._lock:
+            self._count(waiting)
+
+    def _count(self, waiting: Mapping[str, int]) -> None:
+        self._taken = waiting
+        self._taken_bytes = sum(waiting.values())

@@ -22,8 +22,12 @@ from penstock.domain.span import NetworkJob
 from penstock.engine.engine import Engine
 from penstock.errors import BadMessage, DamagedMessage
 from penstock.network.link_meter import LinkMeter
+from penstock.network.rate_limit import RateLimit
 
 MAX_METERS = 256  # senders
+MAX_MESSAGES_PER_S = 10_000  # of a sender; an honest node cannot encode nearly as many
+MAX_CONTROL_PER_S = 500  # ... of those that the compute thread answers; an honest one sends about twenty for each model
+BURST_S = 10  # seconds for which a sender that was silent may send as many
 MAX_TRANSFER_S = 3600.0
 
 
@@ -53,8 +57,13 @@ class JobReceiver:
         self._on_transfer = on_transfer
         self._clock = clock
         self._meters: dict[str, LinkMeter] = {}  # by sender
+        self._messages = RateLimit(MAX_MESSAGES_PER_S, MAX_MESSAGES_PER_S * BURST_S, clock)
+        self._control = RateLimit(MAX_CONTROL_PER_S, MAX_CONTROL_PER_S * BURST_S, clock)
 
     def on_message(self, sender: str, data: bytes) -> None:
+        if not self._messages.allows(sender):
+            self._refuse_rate(sender)
+            return
         try:
             message = self._decode(data)
         except BadMessage as error:
@@ -69,18 +78,27 @@ class JobReceiver:
         if isinstance(message, AskWeights | WeightsPart):
             self._on_weights(sender, message)
             return
+        if not isinstance(message, NetworkJob | Mark) and not self._control.allows(sender):
+            self._refuse_rate(sender)
+            return
         if isinstance(message, OpenRoute) and message.model not in self._engines:
             known = ", ".join(self._engines)
             self._send(
                 sender, RouteOffer(message.route, reason=f"it does not hold {message.model} (it holds {known or 'nothing yet'})")
             )
             return
-        if isinstance(message, NetworkJob) and not self._is_from_predecessor(sender, message):
-            message.hidden = None  # it will be refused: free its memory now
         if isinstance(message, NetworkJob | Mark):
             self._measure(sender, message, len(data))
+        size = len(data)
+        if isinstance(message, NetworkJob) and not self._is_from_predecessor(sender, message):
+            size -= message.packed_bytes
+            message.hidden = None  # it will be refused: free its memory now
         for engine in self._engines_of(message):
-            engine.deliver(sender, message, len(data))
+            engine.deliver(sender, message, size)
+
+    def _refuse_rate(self, sender: str) -> None:
+        for engine in list(self._engines.values())[:1]:
+            engine.count_refused("rate_limit", sender, "it sends more messages than this node takes")
 
     def _measure(self, sender: str, message: NetworkJob | Mark, size: int) -> None:
         """Record how long a message was on its way, in the NetworkJob itself: its origin adds up the legs."""

@@ -21,6 +21,7 @@ from penstock.pipes.pipe import Pipe
 logger = logging.getLogger("penstock.route")
 
 KEEP_ALIVE_S = 0.05  # between looks whether a Ping is due
+HEADER_FACTOR = 16  # bytes of memory for each byte of a message but its hidden states: a Notice of 8 bytes is a tuple of 112
 
 
 class Reception:
@@ -49,8 +50,9 @@ class Reception:
     def take(self, sender: str, message: Message, size: int) -> None:
         """Log what arrives, answer Pings, and hand the rest to the compute thread.
 
-        A NetworkJob is dropped if too much is waiting: its origin notices the loss.
+        It is dropped if too much is waiting. The origin of a NetworkJob notices the loss; all else is repeated.
         """
+        memory = _memory(message, size)
         match message:
             case Mark():
                 back = message.layer == self._pipe.num_layers
@@ -59,11 +61,13 @@ class Reception:
             case Ping():
                 self._answer(sender, message)
             case NetworkJob():
-                if not self._inbox.reserve(message.packed_bytes):
-                    self._count_refused("backlog", sender)
-                    return
-                (self._origin if message.step is ComputeStep.HEAD else self._host).on_arrival(sender, message, size)
-        self._inbox.put(Deliver(sender, message, self._clock()))
+                message.sender, message.memory = sender, memory
+        if not self._inbox.reserve(sender, memory):
+            self._count_refused("backlog", sender)
+            return
+        if isinstance(message, NetworkJob):
+            (self._origin if message.step is ComputeStep.HEAD else self._host).on_arrival(sender, message, size)
+        self._inbox.put(Deliver(sender, message, self._clock(), memory))
 
     def reply(self, node: str, message: Control) -> None:
         """Send a message to an origin, which may be this node's own."""
@@ -97,3 +101,9 @@ class Reception:
         for node, mark in self._host.marks(sender, ping):
             self._pipe.send_mark(node, mark)
         self.reply(sender, self._host.answer(sender, ping))
+
+
+def _memory(message: Message, size: int) -> int:
+    """Return the bytes that a message takes while it waits. `size`: of the message as it arrived; 0 if it is this node's own."""
+    packed = message.packed_bytes if isinstance(message, NetworkJob) else 0
+    return packed + HEADER_FACTOR * max(0, size - packed)

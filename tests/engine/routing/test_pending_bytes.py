@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.messages import CloseRoute, OpenRoute
+from penstock.domain.messages import CloseRoute, OpenRoute, Ping
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.domain.topology import LayerRange
 from penstock.engine.engine import Engine
+from penstock.engine.reception import HEADER_FACTOR
 from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.origin import Origin
 from penstock.pipes.pipe import Pipe
@@ -188,6 +189,42 @@ def test_a_pass_frees_what_it_took_for_others() -> None:
             host.send(route, number, 20)
             host.work()
     assert host.engine.stats.refused == {}
+
+
+def test_a_sender_that_floods_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine.inbox.MAX_PENDING_BYTES", LIMIT)
+    host = Host()
+    flooder, honest = host.open("x"), host.open("y")
+    for number in range(100):
+        host.send(flooder, number, 10)
+        host.send(flooder, 100 + number, 10, notices=[])
+        host.engine.take_commands(wait=False)
+    flooded = host.engine.stats.refused["backlog"]
+    assert host.counted == host.in_memory <= LIMIT * 3 // 4
+    for number in range(3):
+        host.send(honest, number, 10)
+    assert host.engine.stats.refused["backlog"] == flooded, "all of the honest one's are taken"
+    host.take()
+    assert host.counted == host.in_memory <= LIMIT
+
+
+def test_control_messages_and_headers_count_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine.inbox.MAX_PENDING_BYTES", 100_000)
+    host = Host()
+    route = host.open("x")
+    host.take()
+    for number in range(1000):
+        host.engine.deliver("x", Ping(route, number, 1, -1), 60)
+    assert host.engine.stats.refused["backlog"] == 1000 - 75_000 // (60 * HEADER_FACTOR)
+    host.take()
+    assert host.counted == 0
+    job = NetworkJob(route, 5, [], step=ComputeStep.LAYER)
+    host.engine.deliver("x", job, 1000)
+    host.take()
+    assert host.counted == 1000 * HEADER_FACTOR, "held back for an earlier one"
+    host.clock.now += 1.0
+    host.work()
+    assert host.counted == 0
 
 
 def test_a_message_that_raises_is_not_counted_any_more() -> None:

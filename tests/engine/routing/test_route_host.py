@@ -324,6 +324,15 @@ def test_only_the_origin_makes_a_node_send_marks(host: RouteHost) -> None:
     assert host.marks("x", ping) == []
 
 
+def test_an_origin_that_sends_many_pings_makes_a_node_send_few_marks(host: RouteHost, clock: Clock) -> None:
+    host.open("a", ask())
+    host.on_handed_over(job(3, current_layer=6))
+    sent = [mark for stamp in range(1000) for mark in host.marks("a", Ping(ROUTE, stamp, 4, -1))]
+    assert len(sent) == 1
+    clock.now += 0.5
+    assert len(host.marks("a", Ping(ROUTE, 1000, 4, -1))) == 1, "an honest origin sends two a second"
+
+
 def test_an_origin_whose_record_is_late_keeps_its_route(host: RouteHost) -> None:
     host.open("a", ask())
     host.close_dead_origins({"b": 1})

@@ -56,8 +56,8 @@ class Arrivals:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the hidden states that wait for an earlier NetworkJob."""
-        return sum(job.packed_bytes for job, _ in self._held.values())
+        """Bytes of the NetworkJobs that wait for an earlier one."""
+        return sum(job.memory for job, _ in self._held.values())
 
     def _ready(self) -> Iterator[NetworkJob]:
         while self._next in self._held:

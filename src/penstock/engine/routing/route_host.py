@@ -33,6 +33,7 @@ MEETING_RETRY_S = 0.1  # for nodes that have just joined to know each other
 RECALL_RETRY_S = 0.3  # recalled blocks should be back after this
 RECALL_TIMEOUT_S = 30.0  # an origin that keeps recalled blocks for longer loses its route
 PROGRESS_INTERVAL_S = 0.1  # between two reports about one route
+MARK_INTERVAL_S = 0.05  # between two Marks of one route, however many Pings its origin sends
 WAITING_TTL_S = 4.0  # how long an origin that found no memory is remembered: longer than it waits before it asks again
 
 
@@ -58,6 +59,7 @@ class HostedRoute:
     handed: dict[int, int] = field(default_factory=dict)  # number of the newest NetworkJob sent on, by the last layer of its leg
     jobs_here: int = 0  # NetworkJobs that are on this node now
     next_report: float = 0.0  # when its origin may be sent the next StageProgress
+    next_mark: float = 0.0  # when the nodes after this one may be sent the next Mark
 
     def successor(self, layer: int) -> str:
         """The node that comes after the leg that ends at this layer."""
@@ -209,10 +211,13 @@ class RouteHost:
         """Whether NetworkJobs are held back for earlier ones."""
         return any(arrivals.waiting for route in self.routes.values() for arrivals in route.arrivals.values())
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the hidden states that are held back for earlier NetworkJobs."""
-        return sum(arrivals.pending_bytes for route in self.routes.values() for arrivals in route.arrivals.values())
+    def count_pending(self, by_sender: dict[str, int]) -> None:
+        """Add the bytes of NetworkJobs that are held back for earlier ones."""
+        for route in self.routes.values():
+            for start, arrivals in route.arrivals.items():
+                if arrivals.waiting:
+                    sender = route.legs[start].predecessor
+                    by_sender[sender] = by_sender.get(sender, 0) + arrivals.pending_bytes
 
     def on_granted(self, job: NetworkJob) -> None:
         """Record a NetworkJob of this node's own that begins its way here."""
@@ -263,10 +268,16 @@ class RouteHost:
         route = self.routes.get(ping.route)
         if route is None or sender != ping.route.origin:
             return []
+        now = self._clock()
+        if now < route.next_mark:
+            return []
         handed = [(leg, route.handed.get(leg.layers.end, -1)) for leg in route.legs.values()]
-        return [
+        marks = [
             (leg.successor, Mark(route.id, leg.layers.end, number)) for leg, number in handed if number > max(ping.settled, -1)
         ]
+        if marks:
+            route.next_mark = now + MARK_INTERVAL_S
+        return marks
 
     def on_arrival(self, sender: str, job: NetworkJob, size: int) -> None:
         log = self._log(sender, job.route, job.current_layer)

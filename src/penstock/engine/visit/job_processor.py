@@ -49,16 +49,15 @@ class JobProcessor:
     def in_flight(self) -> int:
         return len(self._visits)
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the hidden states from other nodes that wait for a pass."""
-        return self._visits.pending_bytes
+    def count_pending(self, by_sender: dict[str, int]) -> None:
+        """Add the bytes of NetworkJobs from other nodes that wait for a pass."""
+        self._visits.count_pending(by_sender)
 
     def accept(self, job: NetworkJob) -> None:
         """Start the visit of a NetworkJob that was granted here, or that came from another node to pass our layers."""
         tokens, context = sum(span.n for span in job.spans), sum(span.end for span in job.spans)
         visit = Visit(job, JobState.VALIDATING, tokens, context, arrived=job.step is ComputeStep.LAYER)
-        visit.phases, visit.pending_bytes = self._times.phases_of(job), job.packed_bytes
+        visit.phases, visit.pending_bytes = self._times.phases_of(job), job.memory
         if job.step is ComputeStep.EMBED:
             visit.state = next_state(visit.state, Facts(step=job.step))  # granted a moment ago: there is nothing to wait for
         self._visits.append(visit)

@@ -27,7 +27,7 @@ class Visit:
     seconds: float = 0.0
     phases: JobPhases = frozenset()  # the jobs of our own NetworkJob
     arrived: bool = False  # from another node
-    pending_bytes: int = 0  # of hidden states from another node that no pass has taken yet
+    pending_bytes: int = 0  # of a NetworkJob from another node that no pass has taken yet
     measured: bool = True  # its seconds tell how long a step takes: no pass of it failed
 
 
@@ -42,9 +42,11 @@ class VisitQueue:
     def __iter__(self) -> Iterator[Visit]:
         return iter(self._visits)
 
-    @property
-    def pending_bytes(self) -> int:
-        return sum(visit.pending_bytes for visit in self._visits)
+    def count_pending(self, by_sender: dict[str, int]) -> None:
+        """Add the bytes of NetworkJobs from other nodes that wait for a pass."""
+        for visit in self._visits:
+            if visit.pending_bytes:
+                by_sender[visit.job.sender] = by_sender.get(visit.job.sender, 0) + visit.pending_bytes
 
     def append(self, visit: Visit) -> None:
         self._visits.append(visit)

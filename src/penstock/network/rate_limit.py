@@ -1,0 +1,40 @@
+"""RateLimit: bounds how many messages of each sender are taken, so that none of them takes all the time of a thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+MAX_SENDERS = 4096  # that are remembered
+
+
+class RateLimit:
+    """Allows `burst` messages of a sender at once, and `rate` a second from then on.
+
+    A sender has a number of tokens, and gets new ones for the time that has passed when it has used them up: so the clock is not
+    read for each message. Threads may share it: two at once may count as one, which no sender can rely on.
+    """
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._tokens: dict[str, int] = {}  # left, by sender
+        self._filled: dict[str, float] = {}  # by sender: when it got its tokens
+
+    def allows(self, sender: str) -> bool:
+        tokens = self._tokens.get(sender) or self._refill(sender)
+        if not tokens:
+            return False
+        self._tokens[sender] = tokens - 1
+        return True
+
+    def _refill(self, sender: str) -> int:
+        now, before = self._clock(), self._filled.get(sender)
+        tokens = self._burst if before is None else int(min(self._burst, (now - before) * self._rate))
+        if tokens > 0:
+            if len(self._filled) >= MAX_SENDERS:
+                self._filled.clear()
+                self._tokens.clear()
+            self._filled[sender] = now
+        return max(0, tokens)
