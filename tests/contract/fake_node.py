@@ -85,6 +85,13 @@ class HoldingSegment(FakeSegment):
         return super().process(hidden, pieces, layers)
 
 
+class CountingRouter(InProcessRouter):
+    """A router that has refused messages."""
+
+    def refused_from(self) -> dict[str, int]:
+        return {"cellar": 3}
+
+
 @dataclass(frozen=True)
 class FakeNode:
     membership: Membership
@@ -101,7 +108,7 @@ def fake_node(folder: Path) -> Iterator[FakeNode]:
     """`folder` is for its workspace. One job is done, one was cancelled, and one is open. Another node of the network holds
     layers too, also of a model that is not complete, loads more, and has room; a third one publishes what nobody can read."""
     hub = Hub()
-    membership = Membership(InProcessRouter(hub, "kitchen"), NETWORK, node="kitchen", epoch=1)
+    membership = Membership(CountingRouter(hub, "kitchen"), NETWORK, node="kitchen", epoch=1)
     spec = spec_from_config(MODEL_CONFIG, (EOS,))
     layers = HoldingSegment(0, LAYERS, BLOCKS, CONFIG.block_size)
     loaded = LoadedModel(MODEL, Path(), spec, torch.float32, torch.device("cpu"), (layers,), None)  # type: ignore[arg-type]

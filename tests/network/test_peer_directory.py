@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import tempfile
 import threading
 from collections import Counter
@@ -17,7 +18,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.errors import BadMessage, ConfigError, PenstockError, Untrusted
+from penstock.errors import BadMessage, ConfigError, DamagedMessage, PenstockError, Untrusted
+from penstock.network import peer_directory
 from penstock.network.blocklist import Blocklist
 from penstock.network.peer_directory import COUNTER, MAX_RECORD_BYTES, PART, RECORD, PeerDirectory
 from penstock.network.roster import MAX_RETRY_S, RESEND_INTERVAL_S, Issue, Roster
@@ -336,6 +338,43 @@ def test_a_record_of_an_impossible_size_is_refused(authority: Authority, data: b
     with pytest.raises(BadMessage, match="record of 'b'"):
         a.known.open("b", b.keyring.seal("a", 1, RECORD, data))
     assert a.roster.records()["b"] == b.record
+
+
+def test_what_cannot_be_opened_is_counted_by_the_sender_that_it_names(authority: Authority) -> None:
+    a, b, c = member(authority, "a"), member(authority, "b"), member(authority, "c")
+    a.sees(b, c)
+    a.asks(b)
+    for node in (b, c):
+        node.keyring.meet(a.keyring.card())
+    again = member(authority, "a", 2)
+    b.keyring.meet(again.keyring.card())
+    assert a.known.open("b", b.keyring.seal("a", 2, PART, b"for a later start")) is None
+    forged = c.keyring.seal("a", 1, PART, b"not from b")
+    for sender in ("b", "b", "nobody", "(others)"):
+        with pytest.raises((BadMessage, Untrusted)) as caught:
+            a.known.open(sender, forged)
+        a.known.refuse(caught.value, sender)
+    assert a.known.refused_from == {"b": 3, "(others)": 2}, "names that were never met are not counted one by one"
+
+
+def test_many_senders_fill_no_memory_with_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_directory, "MAX_COUNTED_SENDERS", 3)
+    keyring = OpenKeyring("a", 1)
+    known = PeerDirectory(keyring, Roster(), None, on_change=lambda: None, on_revoked=lambda: None)
+    for number in range(10):
+        keyring.meet(OpenKeyring(f"n{number}", 1).card())
+        known.refuse(Untrusted("no"), f"n{number}")
+    known.refuse(Untrusted("no"), "n1")
+    assert known.refused_from == {"n0": 1, "n1": 2, "n2": 1, "(others)": 7}
+
+
+def test_a_flood_of_one_kind_hides_no_other_from_the_log(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    a = member(authority, "a")
+    for _ in range(100):
+        a.known.refuse(DamagedMessage("Sealed by another."), "b")
+    a.known.refuse(Untrusted("A card cannot be read."))
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
+    assert [line.rpartition(": ")[2] for line in warnings] == ["Sealed by another.", "A card cannot be read."]
 
 
 def test_what_is_refused_is_counted_and_the_log_is_not_flooded(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:

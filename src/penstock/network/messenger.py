@@ -147,7 +147,7 @@ class Messenger:
                 return
             part = read_part(data)
         except BadMessage as error:
-            self._directory.refuse(error)
+            self._directory.refuse(error, sender)
             return
         with self._changed:
             message = self._assembler.add(Source(sender, envelope.sender, envelope.stream), part)

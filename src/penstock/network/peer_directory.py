@@ -38,6 +38,8 @@ from penstock.network.trust.revocations import MAX_LIST_BYTES
 PART, RECORD, RECEIPT, REVOCATIONS, PARTS_RECEIPT, MESSAGE = range(6)  # kinds of what is sealed
 MESSENGER_KINDS = (MESSAGE, PART, PARTS_RECEIPT)
 COUNTER = struct.Struct(">Q")  # in front of a record; alone it is a receipt
+MAX_COUNTED_SENDERS = 256  # whose refused messages are counted one by one
+UNKNOWN_SENDERS = "(others)"  # ... and the name for the rest: no node can have it
 MAX_GREETING_BYTES = MAX_CARD_BYTES + MAX_LIST_BYTES + MAX_RECORD_BYTES + 1024
 
 logger = logging.getLogger("penstock.network")
@@ -77,8 +79,9 @@ class PeerDirectory:
         self._clock = clock
         self._revoking = threading.Lock()
         self._counting = threading.Lock()
-        self.refused: Counter[str] = Counter()
-        self._throttle = LogThrottle(clock)
+        self.refused: Counter[str] = Counter()  # by error code
+        self.refused_from: Counter[str] = Counter()  # by the sender that a message names
+        self._throttles: dict[str, LogThrottle] = {}  # by error code
 
     # ---- meeting ----
 
@@ -134,8 +137,9 @@ class PeerDirectory:
         stream: the one that it arrived on, which is not sealed. All that is for this directory itself arrives as CONTROL.
         """
         envelope = read_envelope(sealed.envelope)
-        if envelope.receiver != self._keyring.epoch:
-            return None  # for an earlier session of this node
+        if envelope.receiver != self._keyring.epoch:  # for an earlier session of this node: usual after a restart
+            self._count_sender(sender)
+            return None
         if envelope.stream is not stream:
             raise MalformedMessage(f"A message from '{sender}' arrived on the wrong stream.")
         if not self._keyring.has_met(sender, envelope.sender):
@@ -233,9 +237,21 @@ class PeerDirectory:
 
     # ---- refusals ----
 
-    def refuse(self, error: PenstockError) -> None:
-        """Count a refused message, and log it now and then: a hostile member must not fill the log."""
+    def refuse(self, error: PenstockError, sender: str = "") -> None:
+        """Count a refused message, and log it now and then: a hostile member must not fill the log.
+
+        sender: the node that it names. Any member can name any other.
+        """
+        if sender:
+            self._count_sender(sender)
         with self._counting:
             self.refused[error.code] += 1
-            count, level = self.refused.total(), logging.WARNING if self._throttle.should_log() else logging.DEBUG
+            count = self.refused.total()
+            throttle = self._throttles.setdefault(error.code, LogThrottle(self._clock))
+            level = logging.WARNING if throttle.should_log() else logging.DEBUG
         logger.log(level, "refused a message from the network (%d so far): %s", count, error)
+
+    def _count_sender(self, sender: str) -> None:
+        with self._counting:
+            known = sender in self.refused_from or (len(self.refused_from) < MAX_COUNTED_SENDERS and self._keyring.knows(sender))
+            self.refused_from[sender if known else UNKNOWN_SENDERS] += 1

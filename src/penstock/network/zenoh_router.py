@@ -247,6 +247,9 @@ class ZenohRouter:
     def refused(self) -> Mapping[str, int]:
         return dict(self._directory.refused) if self._started else {}
 
+    def refused_from(self) -> Mapping[str, int]:
+        return dict(self._directory.refused_from) if self._started else {}
+
     def _notify(self) -> None:
         if self._notifier is not None:
             self._notifier.notify()
@@ -289,7 +292,7 @@ class ZenohRouter:
         try:
             opened = self._directory.open(sender, sealed, stream)
         except PenstockError as error:
-            self._directory.refuse(error)
+            self._directory.refuse(error, sender)
             return
         if opened is None:
             self._publish_now.set()  # a receipt may be due

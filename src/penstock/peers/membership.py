@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,6 +207,22 @@ class Membership:
         for engine in list(self.engines.values()):
             counts.update(dict(engine.stats.refused))
         return dict(counts)
+
+    def refused_from(self) -> dict[str, int]:
+        """Count what the router has refused, by the sender that a message names. Not every router counts that."""
+        counts: Callable[[], Mapping[str, int]] = getattr(self._router, "refused_from", dict)
+        return dict(counts())
+
+    def expiry_warning(self) -> str | None:
+        """Return a warning if this node's certificate expires soon."""
+        if self.config.certificate_file is None:
+            return None
+        from penstock.network.trust.expiry import expiry_warning
+
+        try:
+            return expiry_warning(self.config.certificate_file)
+        except PenstockError as error:
+            return str(error)
 
     def warnings(self) -> list[str]:
         """Return warnings about the certificate of this node and the list of revocations."""

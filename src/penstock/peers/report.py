@@ -27,6 +27,7 @@ def report(membership: Membership) -> Json:
         "nodes": [_node(record, membership.node, trips) for record in sorted(membership.records, key=lambda record: record.node)],
         "strangers": dict(membership.unreadable_peers),
         "refused": membership.refused(),
+        "refused_from": membership.refused_from(),
         "traffic": {node: asdict(traffic) for node, traffic in membership.wire.traffic().items()},
         "pipes": [_pipe(membership, pipe) for pipe in membership.pipes.pipes()],
     }

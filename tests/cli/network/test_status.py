@@ -84,6 +84,12 @@ def test_only_the_slowest_links_are_shown_and_none_that_are_fast_or_unknown() ->
     ]
 
 
+def test_senders_whose_messages_are_refused_again_and_again_are_shown() -> None:
+    text = render(status(nodes=[node("a")]) | {"refused_from": {"b": 1200, "c": 9}}, 80)
+    shown = [line for line in text.splitlines() if "refused" in line]
+    assert shown == ["  warning: 1,200 messages in the name of b were refused; the log says why"]
+
+
 def test_prompts_being_read_are_shown_with_how_far_each_stage_is() -> None:
     read = route(("b", "0:10"), ("a", "10:30"), reading={"prompts": 2, "tokens": 4000})
     for hop, processed in zip(read["hops"], (2048, 512), strict=True):

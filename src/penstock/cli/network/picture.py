@@ -16,6 +16,7 @@ Json = dict[str, Any]
 MIN_WIDTH = 40  # columns; nothing can be drawn in fewer
 SLOW_BYTES_PER_SECOND = 10e6  # links below this are shown: the hidden state of a token of a large model takes milliseconds there
 MAX_SLOW_LINKS = 5
+MIN_SHOWN_REFUSALS = 10  # a restart of a node causes a few
 NODES = ["node", "state", "serves", "round trip", "version"]
 SEGMENTS = ["node", "layers", "computes on", "a pass", "load", "KV used", "leased", "total"]
 STANDALONE = """\
@@ -89,6 +90,10 @@ def _network(status: Json, named: dict[str, str], width: int, ink: Ink) -> list[
         lines += wrapped(f"{network['node_id']} {text}", width)
     if network.get("warning"):
         lines += [ink("yellow", line) for line in wrapped(f"warning: {network['warning']}", width)]
+    for sender, count in sorted((status.get("refused_from") or {}).items()):  # an older server does not say
+        if count >= MIN_SHOWN_REFUSALS:
+            text = f"warning: {count:,} messages in the name of {sender} were refused; the log says why"
+            lines += [ink("yellow", line) for line in wrapped(text, width)]
     rows = [_node(node, named) for node in nodes]
     return [*lines, "", *table(NODES, rows, width, ink, numbers=[3], elastic=[0, 2]), *_slow_links(nodes, named, width, ink)]
 

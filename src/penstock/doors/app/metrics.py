@@ -16,9 +16,13 @@ from penstock.engine.routing.stage_progress import prompt_progress
 from penstock.stats import Histogram
 
 
-def render_metrics(models: Sequence[HostedLayers], workspace: Mapping[str, int] | None) -> tuple[bytes, str]:
+def render_metrics(
+    models: Sequence[HostedLayers], workspace: Mapping[str, int] | None, refused_from: Mapping[str, int]
+) -> tuple[bytes, str]:
+    """refused_from: how many messages the network's router has refused, by the sender that they name."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(models))
+    registry.register(NetworkCollector(refused_from))
     if workspace is not None:
         registry.register(WorkspaceCollector(workspace))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -127,6 +131,18 @@ class EngineCollector(Collector):
                 found: Histogram = getattr(hosted.engine.stats, attribute)
                 family.add_metric([hosted.name], *_cumulative(found))
             yield family
+
+
+class NetworkCollector(Collector):
+    def __init__(self, refused_from: Mapping[str, int]) -> None:
+        self._refused_from = refused_from
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Messages that could not be opened or read, by the sender that they name"
+        refused = CounterMetricFamily("penstock_refused_messages", text, labels=["sender"])
+        for sender, count in self._refused_from.items():
+            refused.add_metric([sender], count)
+        yield refused
 
 
 class WorkspaceCollector(Collector):

@@ -71,7 +71,7 @@ class NodeEndpoints:
 
     async def metrics(self, request: Request) -> Response:
         _check_unlimited(request)
-        body, kind = render_metrics(self._hosted(), self._jobs_on_disk())
+        body, kind = render_metrics(self._hosted(), self._jobs_on_disk(), self._network().get("refused_from", {}))
         return Response(body, media_type=kind)
 
     async def status(self, request: Request) -> Response:

@@ -177,6 +177,10 @@ class Keyring(ABC):
             self._met.setdefault(peer.node, epochs)[peer.epoch] = peer
             return peer
 
+    def knows(self, node: str) -> bool:
+        """Whether any session of this node was met."""
+        return bool(self._met.get(node))
+
     def has_met(self, node: str, epoch: int) -> bool:
         return epoch in self._met.get(node, ())
 
