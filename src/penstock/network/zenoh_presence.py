@@ -17,10 +17,11 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from penstock.network.link_guard import CHECK_INTERVAL_S, LinkGuard
 from penstock.network.log_throttle import LogThrottle
 from penstock.network.router import is_node_id, join, unreachable
 from penstock.network.stream import Stream
@@ -68,15 +69,19 @@ class PresenceListener(Protocol):
 class Presence:
     """An open session. Zenoh is never called from its own callbacks: events go through channels to threads of this object."""
 
-    def __init__(self, session: Any, address: Address) -> None:
+    def __init__(self, session: Any, address: Address, guard: LinkGuard) -> None:
         self.session = session
         self._address = address
+        self._guard = guard
+        self._guard_now = threading.Event()
+        self._guard_wait = 0.0  # seconds until the next check
         self._outlets: dict[tuple[str, Stream], _Outlet] = {}
         self._connecting = threading.Lock()
         self._ended = threading.Event()
         self._answers: queue.Queue[Reply | None] = queue.Queue(EVENTS_DEPTH)
         self._threads: list[threading.Thread] = []
         self._token: Any = None
+        self._link_events: Any = None
 
     def declare(self, listener: PresenceListener) -> None:
         """Declare the keys of this node. The token comes last: a node that sees it can already send and ask."""
@@ -92,6 +97,9 @@ class Presence:
         self._token = session.liveliness().declare_token(f"{root}/alive/{node}/{epoch}")
         tokens = session.liveliness().declare_subscriber(f"{root}/alive/*/*", FifoChannel(EVENTS_DEPTH), history=True)
         self._start_reader("liveliness", tokens, lambda sample: self._on_liveliness(sample, listener))
+        self._link_events = session.info.declare_link_events_listener(FifoChannel(EVENTS_DEPTH), history=False)
+        self._start_reader("links", self._link_events, lambda event: self._guard_now.set())
+        self._start_reader("link-guard", self._guard_turns(), lambda _: self._check_links())
 
     def _start_reader(self, name: str, source: Iterable[Any], handle: Callable[[Any], None]) -> None:
         throttle = LogThrottle()
@@ -110,6 +118,17 @@ class Presence:
         thread = threading.Thread(target=run, name=f"network-{name}-{self._address.node}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _guard_turns(self) -> Iterator[None]:
+        """Yield whenever the links should be checked: now and then, and when one was added."""
+        while not self._ended.is_set():
+            self._guard_now.wait(self._guard_wait)
+            self._guard_now.clear()
+            yield
+
+    def _check_links(self) -> None:
+        self._guard_wait = CHECK_INTERVAL_S
+        self._guard_wait = self._guard.check(self.session.info.links())
 
     # ---- receiving ----
 
@@ -245,6 +264,7 @@ class Presence:
             logger.info("leaving the network was not announced to all nodes: %s", error)
         with contextlib.suppress(queue.Full):  # if it is full, its thread is not waiting
             self._answers.put_nowait(None)
+        self._guard_now.set()
 
     def join(self) -> None:
         for thread in self._threads:

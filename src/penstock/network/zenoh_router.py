@@ -16,6 +16,7 @@ from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, MalformedMessage, PenstockError, Unreachable
 from penstock.network.blocklist import Blocklist
 from penstock.network.isolation import IsolationMonitor
+from penstock.network.link_guard import LinkGuard
 from penstock.network.messenger import Messenger
 from penstock.network.peer_directory import PeerDirectory
 from penstock.network.roster import Issue, Roster
@@ -126,7 +127,10 @@ class ZenohRouter:
         if session is not None and self._closing.is_set():
             session.close()  # `close` has missed it
         elif session is not None:
-            self._presence = Presence(session, Address(config.name, self._node_id, self._epoch))
+            ports = {int(endpoint.rpartition(":")[2]) for endpoint in config.listen} - {0}
+            guard = LinkGuard(ports, self._denied_at_open)
+            guard.defer_silent()
+            self._presence = Presence(session, Address(config.name, self._node_id, self._epoch), guard)
         return self._presence
 
     def _revoked_names(self) -> Collection[str]:
@@ -370,7 +374,7 @@ class ZenohRouter:
             )
 
     def _reopen(self, presence: Presence) -> Presence | None:
-        """Open a new session that denies revoked nodes: Zenoh can neither close one link nor add a rule to an open session.
+        """Open a new session that denies revoked nodes: Zenoh cannot add a rule to an open one.
 
         Other nodes do the same as soon as they know, so the revocations are sent to them first.
         """

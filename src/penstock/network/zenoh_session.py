@@ -18,6 +18,9 @@ MAX_ZENOH_MESSAGE_BYTES = 1 << 22  # more than a greeting with all that belongs 
 RECEIVE_BUFFER_BYTES = 1 << 20
 SEND_QUEUE_BATCHES = 16  # of 64 KiB, Zenoh's maximum; with its default of 2 a message of 1.2 MB takes 1.5 times as long
 CONNECT_RETRY = {"period_init_ms": 200, "period_max_ms": 4000, "period_increase_factor": 1.5}  # after a link was lost
+HANDSHAKE_TIMEOUT_MS = 60_000  # for TLS. Zenoh lets nobody in for 100 ms after each that fails, so the LinkGuard spreads them out
+ACCEPT_TIMEOUT_MS = 4000  # for its own handshake, which follows
+MAX_ACCEPTING = 500  # of its own at a time; Zenoh closes further connections at once, also those of members
 CLIENT_TIMEOUT_MS = 1000  # per attempt; Zenoh does not retry in the background for clients
 ACL_MESSAGES = [  # all kinds that Zenoh's access control knows
     "put",
@@ -92,7 +95,7 @@ def session_settings(config: NetworkConfig, denied: Collection[str] = ()) -> dic
         }
     return {
         "mode": config.mode,
-        "listen": {"endpoints": listen_endpoints(config), "exit_on_failure": True},
+        "listen": {"endpoints": [_with_timeout(endpoint) for endpoint in listen_endpoints(config)], "exit_on_failure": True},
         "connect": {
             "endpoints": list(config.connect),
             "timeout_ms": CLIENT_TIMEOUT_MS if client else -1,
@@ -100,16 +103,26 @@ def session_settings(config: NetworkConfig, denied: Collection[str] = ()) -> dic
             "retry": CONNECT_RETRY,
         },
         "scouting": {"multicast": {"enabled": config.multicast}, "gossip": {"enabled": True}},
-        "transport": {"shared_memory": {"enabled": False}, "link": link},
+        "transport": {
+            "shared_memory": {"enabled": False},
+            "unicast": {"accept_timeout": ACCEPT_TIMEOUT_MS, "accept_pending": MAX_ACCEPTING},
+            "link": link,
+        },
         "access_control": access_control(denied),
     }
+
+
+def _with_timeout(endpoint: str) -> str:
+    """Add what Zenoh has only as an option of an endpoint. Other nodes do not see it."""
+    return f"{endpoint}#tls_handshake_timeout_ms={HANDSHAKE_TIMEOUT_MS}" if endpoint.startswith("tls/") else endpoint
 
 
 def access_control(denied: Collection[str]) -> dict[str, Any]:
     """Deny everything to revoked nodes, in both directions: tokens, questions and messages.
 
-    They can still connect, because their certificates are valid for TLS. All other nodes are allowed everything: Zenoh lets
-    through what any rule allows, so a rule for all members would overrule this one. The Keyring protects members from each other.
+    Their certificates are valid for TLS, so they can still connect, until the LinkGuard closes the link. All other nodes are
+    allowed everything: Zenoh lets through what any rule allows, so a rule for all members would overrule this one. The Keyring
+    protects members from each other.
     """
     if not denied:
         return {"enabled": False}

@@ -213,17 +213,6 @@ class Membership:
         counts: Callable[[], Mapping[str, int]] = getattr(self._router, "refused_from", dict)
         return dict(counts())
 
-    def expiry_warning(self) -> str | None:
-        """Return a warning if this node's certificate expires soon."""
-        if self.config.certificate_file is None:
-            return None
-        from penstock.network.trust.expiry import expiry_warning
-
-        try:
-            return expiry_warning(self.config.certificate_file)
-        except PenstockError as error:
-            return str(error)
-
     def warnings(self) -> list[str]:
         """Return warnings about the certificate of this node and the list of revocations."""
         return [warning for warning in (certificate_warning(self.config), self.revocations.warning()) if warning]
