@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
+import os
 import tempfile
 import threading
 from collections import Counter
@@ -21,10 +23,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.errors import BadMessage, ConfigError, DamagedMessage, PenstockError, Untrusted
 from penstock.network import peer_directory
 from penstock.network.blocklist import Blocklist
-from penstock.network.peer_directory import COUNTER, MAX_RECORD_BYTES, PART, RECORD, PeerDirectory
+from penstock.network.parts import PART_BYTES, Part
+from penstock.network.peer_directory import (
+    BURST_S,
+    COUNTER,
+    MAX_RECORD_BYTES,
+    MAX_RECORDS_PER_S,
+    PART,
+    RECORD,
+    RECORD_PART,
+    PeerDirectory,
+)
 from penstock.network.roster import MAX_RETRY_S, RESEND_INTERVAL_S, Issue, Roster
 from penstock.network.stream import Stream
-from penstock.network.trust.keyring import Keyring, OpenKeyring, Sealed
+from penstock.network.trust.keyring import Keyring, OpenKeyring, Sealed, read_envelope
 from tests.network.certificates import Authority, Papers
 
 NAMES = "abcd"
@@ -302,6 +314,61 @@ def test_a_record_is_sent_again_until_there_is_a_receipt(authority: Authority) -
     assert [to for to, _ in a.known.outgoing()] == ["b"], "a receipt for b's record, that came with the receipt"
     now[0] += 2
     assert a.known.outgoing() == []
+
+
+def test_a_large_record_travels_in_parts_and_not_with_the_answer(authority: Authority) -> None:
+    now = [0.0]
+    a, b = (Node(authority.invite(name).keyring(1), lambda: now[0]) for name in "ab")
+    a.sees(b)
+    b.sees(a)
+    large = os.urandom(2 * PART_BYTES + 500)
+    a.roster.store_record("a", Issue(1, 7), large, math.inf)
+    answer = a.known.answer(b.known.question())
+    assert len(answer) < PART_BYTES
+    b.known.accept_answer("a", 1, answer)
+    assert b.roster.is_live("a")
+    assert "a" not in b.roster.records()
+    a.asks(b)
+    parts = [sealed for _, sealed in a.known.outgoing() if len(sealed.body) > 100]
+    assert [read_envelope(sealed.envelope).stream for sealed in parts] == [Stream.BULK] * 3
+    assert max(len(sealed.body) for sealed in parts) < PART_BYTES + 100
+    for sealed in parts:
+        assert b.known.open("a", sealed, Stream.BULK) is None
+    assert b.roster.records()["a"] == large
+    now[0] += 2
+    assert a.known.outgoing() == [], "such a record may take longer"
+    now[0] += 10
+    assert len(a.known.outgoing()) == 3, "as long as there is no receipt"
+
+
+def test_a_large_record_that_is_too_large_is_refused_with_its_first_part(authority: Authority) -> None:
+    a, b = member(authority, "a"), member(authority, "b")
+    a.sees(b)
+    a.asks(b)
+    b.keyring.meet(a.keyring.card())
+    part = Part(False, 1, 0, COUNTER.size + MAX_RECORD_BYTES + 1, memoryview(bytes(PART_BYTES))).pack()
+    with pytest.raises(BadMessage, match="record of 'b'"):
+        a.known.open("b", b.keyring.seal("a", 1, RECORD_PART, part, Stream.BULK), Stream.BULK)
+
+
+def test_records_without_end_are_dropped_and_the_newest_one_comes_again(authority: Authority) -> None:
+    now = [0.0]
+    a, b = (Node(authority.invite(name).keyring(1), lambda: now[0]) for name in "ab")
+    a.sees(b)
+    b.sees(a)
+    a.asks(b)
+    b.asks(a)
+    changes = b.changes
+    for _ in range(200):
+        a.publish()
+        for _, sealed in a.known.outgoing():
+            b.known.open("a", sealed)
+    assert b.changes - changes == MAX_RECORDS_PER_S * BURST_S
+    assert b.roster.records()["a"] != a.record
+    now[0] += 2
+    for _, sealed in a.known.outgoing():
+        b.known.open("a", sealed)
+    assert b.roster.records()["a"] == a.record
 
 
 def test_a_replayed_answer_proves_nothing(authority: Authority) -> None:

@@ -70,7 +70,8 @@ class Assembler:
     of one node drops nothing of others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._max_bytes = MAX_UNFINISHED_BYTES if max_bytes is None else max_bytes
         self._unfinished: dict[Source, _Unfinished] = {}  # the one that grew last is last
         self._sizes: Counter[str] = Counter()  # bytes of unfinished messages, by node
         self.size = 0  # ... of all together
@@ -89,7 +90,7 @@ class Assembler:
         self._unfinished[source] = found
         self.size += found.size
         self._sizes[source.node] += found.size
-        while self.size > MAX_UNFINISHED_BYTES:
+        while self.size > self._max_bytes:
             ((most, _),) = self._sizes.most_common(1)
             self._take(next(source for source in self._unfinished if source.node == most))
         return None

@@ -11,6 +11,8 @@ record, whatever is lost and in whichever order things arrive:
 - A node sends its newest record to every proven session until a receipt for it comes, and a receipt is given only for a record
   that was stored. One that arrives before its sender was met, or announced, is not stored, and comes again.
 - Records carry their counter, so an older one that arrives later changes nothing.
+- A large record is not part of an answer. It is sent in parts, on the stream for bulk, so that it neither holds up other messages
+  nor makes a slow link look dead.
 - When a session ends, all that was known about it is dropped; the next one has another epoch and starts from nothing.
 """
 
@@ -29,18 +31,25 @@ import msgspec
 from penstock.errors import MalformedMessage, PenstockError, Unreachable, Untrusted
 from penstock.network.blocklist import Blocklist
 from penstock.network.log_throttle import LogThrottle
+from penstock.network.parts import PART_BYTES, Assembler, Part, Source, offsets, read_part
+from penstock.network.rate_limit import RateLimit
 from penstock.network.roster import Issue, Roster
 from penstock.network.router import MAX_RECORD_BYTES, unreachable
 from penstock.network.stream import Stream
 from penstock.network.trust.keyring import MAX_CARD_BYTES, Envelope, Keyring, Sealed, read_envelope
 from penstock.network.trust.revocations import MAX_LIST_BYTES
 
-PART, RECORD, RECEIPT, REVOCATIONS, PARTS_RECEIPT, MESSAGE = range(6)  # kinds of what is sealed
-MESSENGER_KINDS = (MESSAGE, PART, PARTS_RECEIPT)
+PART, RECORD, RECEIPT, REVOCATIONS, PARTS_RECEIPT, RECORD_PART, MESSAGE = range(7)  # kinds of what is sealed
+FOR_MESSENGER = (MESSAGE, PART, PARTS_RECEIPT)
 COUNTER = struct.Struct(">Q")  # in front of a record; alone it is a receipt
 MAX_COUNTED_SENDERS = 256  # whose refused messages are counted one by one
 UNKNOWN_SENDERS = "(others)"  # ... and the name for the rest: no node can have it
-MAX_GREETING_BYTES = MAX_CARD_BYTES + MAX_LIST_BYTES + MAX_RECORD_BYTES + 1024
+MAX_GREETING_BYTES = MAX_CARD_BYTES + MAX_LIST_BYTES + PART_BYTES + 1024
+MAX_UNFINISHED_RECORDS_BYTES = 64 * MAX_RECORD_BYTES  # of all senders together
+MAX_RECORDS_PER_S = 5  # of a sender; an honest one sends one a second, or several when its layers change
+MAX_LISTS_PER_S = 1  # of revocations
+BURST_S = 5  # seconds for which a sender that was silent may send as many
+MIN_BYTES_PER_SECOND = 50_000  # at which a large record is expected to arrive before it is sent again
 
 logger = logging.getLogger("penstock.network")
 
@@ -82,6 +91,9 @@ class PeerDirectory:
         self.refused: Counter[str] = Counter()  # by error code
         self.refused_from: Counter[str] = Counter()  # by the sender that a message names
         self._throttles: dict[str, LogThrottle] = {}  # by error code
+        self._record_parts = Assembler(MAX_UNFINISHED_RECORDS_BYTES)  # used by the thread of the stream for bulk alone
+        self._record_rate = RateLimit(MAX_RECORDS_PER_S, MAX_RECORDS_PER_S * BURST_S, clock)
+        self._list_rate = RateLimit(MAX_LISTS_PER_S, MAX_LISTS_PER_S * BURST_S, clock)
 
     # ---- meeting ----
 
@@ -92,7 +104,10 @@ class PeerDirectory:
         """Answer another node's question. Raises Untrusted or BadMessage."""
         greeting = self._read(question)
         asker = self._keyring.meet(greeting.card)
-        sealed = self._keyring.seal(asker.node, asker.epoch, RECORD, self._own_record())
+        own = self._own_record()
+        if len(own) > PART_BYTES:
+            own = COUNTER.pack(0)  # none yet
+        sealed = self._keyring.seal(asker.node, asker.epoch, RECORD, own)
         return msgspec.msgpack.encode(_Greeting(self._keyring.card(), self._revocations(), *sealed))
 
     def accept_answer(self, node: str, epoch: int, answer: bytes) -> None:
@@ -134,7 +149,7 @@ class PeerDirectory:
     def open(self, sender: str, sealed: Sealed, stream: Stream = Stream.CONTROL) -> tuple[Envelope, bytes] | None:
         """Return what was sealed if it is for a Messenger; None if it was for this directory. Raises Untrusted or BadMessage.
 
-        stream: the one that it arrived on, which is not sealed. All that is for this directory itself arrives as CONTROL.
+        stream: the one that it arrived on, which is not sealed. Each has a thread of its own.
         """
         envelope = read_envelope(sealed.envelope)
         if envelope.receiver != self._keyring.epoch:  # for an earlier session of this node: usual after a restart
@@ -148,14 +163,22 @@ class PeerDirectory:
             raise Untrusted(f"Node '{sender}' sent a message before it introduced itself.")
         data = self._keyring.open(sender, sealed, envelope)
         self._roster.mark_active(sender, envelope.sender, self._clock())
-        if envelope.kind in MESSENGER_KINDS:
+        if envelope.kind in FOR_MESSENGER:
             return envelope, data
         if envelope.kind == RECORD:
-            self._store_record(sender, envelope.sender, data)
+            self._take_record(sender, envelope.sender, data)
+        elif envelope.kind == RECORD_PART and stream is Stream.BULK:
+            part = read_part(data)
+            if part.total > COUNTER.size + MAX_RECORD_BYTES:
+                raise MalformedMessage(f"The record of '{sender}' has {part.total} bytes; the limit is {MAX_RECORD_BYTES}.")
+            record = self._record_parts.add(Source(sender, envelope.sender, stream), part)
+            if record is not None:
+                self._take_record(sender, envelope.sender, record)
         elif envelope.kind == RECEIPT and len(data) == COUNTER.size:
             self._roster.acknowledge(sender, envelope.sender, *COUNTER.unpack(data))
         elif envelope.kind == REVOCATIONS:
-            self._merge_revocations(data)
+            if self._list_rate.allows(sender):
+                self._merge_revocations(data)
         else:
             raise MalformedMessage(f"Node '{sender}' sent a message of unknown kind {envelope.kind}.")
         return None
@@ -164,7 +187,9 @@ class PeerDirectory:
         """Seal the records and receipts that are due now; returns each with the node to send it to."""
         own = self._own_record()
         (counter,) = COUNTER.unpack_from(own)
-        due = [(node, epoch, RECORD, own) for node, epoch in self._roster.records_due(counter, self._clock())]
+        sessions = self._roster.records_due(counter, self._clock(), transfer=len(own) / MIN_BYTES_PER_SECOND)
+        kind, pieces = (RECORD, [own]) if len(own) <= PART_BYTES else (RECORD_PART, _cut(counter, own))
+        due = [(node, epoch, kind, piece) for node, epoch in sessions for piece in pieces]
         due += [(node, epoch, RECEIPT, COUNTER.pack(counter)) for node, epoch, counter in self._roster.receipts_due()]
         return self._seal_all(due)
 
@@ -179,7 +204,8 @@ class PeerDirectory:
         for node, epoch, kind, data in messages:
             with contextlib.suppress(Unreachable):  # revoked just now
                 if node != self._keyring.node:
-                    sealed.append((node, self._keyring.seal(node, epoch, kind, data)))
+                    stream = Stream.BULK if kind == RECORD_PART else Stream.CONTROL
+                    sealed.append((node, self._keyring.seal(node, epoch, kind, data, stream)))
         return sealed
 
     # ---- records ----
@@ -187,6 +213,11 @@ class PeerDirectory:
     def _own_record(self) -> bytes:
         counter, record = self._roster.newest_record(self._keyring.node, self._keyring.epoch)
         return COUNTER.pack(counter) + (record or b"")
+
+    def _take_record(self, node: str, epoch: int, data: bytes) -> None:
+        """Store a record, unless its sender sends too many: without a receipt it comes again, a second later."""
+        if self._record_rate.allows(node):
+            self._store_record(node, epoch, data)
 
     def _store_record(self, node: str, epoch: int, data: bytes) -> None:
         if not COUNTER.size <= len(data) <= COUNTER.size + MAX_RECORD_BYTES:
@@ -255,3 +286,8 @@ class PeerDirectory:
         with self._counting:
             known = sender in self.refused_from or (len(self.refused_from) < MAX_COUNTED_SENDERS and self._keyring.knows(sender))
             self.refused_from[sender if known else UNKNOWN_SENDERS] += 1
+
+
+def _cut(number: int, record: bytes) -> list[bytes]:
+    view = memoryview(record)
+    return [Part(False, number, start, len(record), view[start : start + PART_BYTES]).pack() for start in offsets(len(record))]

@@ -165,13 +165,16 @@ class Roster:
             self._take_snapshot()
             return counted
 
-    def records_due(self, counter: int, now: float) -> list[tuple[str, int]]:
-        """Return the sessions to send our record with this counter to: no receipt came, and it was not sent just now."""
+    def records_due(self, counter: int, now: float, transfer: float = 0.0) -> list[tuple[str, int]]:
+        """Return the sessions to send our record with this counter to: no receipt came, and it was not sent just now.
+
+        transfer: seconds that it may take on its way.
+        """
         due = []
         with self._lock:
             for key, session in self._sessions.items():
                 sent_counter, sent_at = session.sent
-                resend = sent_counter < counter or now - sent_at >= RESEND_INTERVAL_S
+                resend = sent_counter < counter or now - sent_at >= RESEND_INTERVAL_S + transfer
                 if session.proven and session.acknowledged < counter and resend:
                     session.sent = (counter, now)
                     due.append(key)

@@ -32,7 +32,7 @@ from penstock.network.router import (
     unreachable,
 )
 from penstock.network.stream import Stream
-from penstock.network.trust.keyring import ClosedKeyring, Keyring, OpenKeyring, Sealed
+from penstock.network.trust.keyring import ClosedKeyring, Keyring, OpenKeyring, Sealed, read_envelope
 from penstock.network.zenoh_presence import Address, Presence
 from penstock.network.zenoh_session import check_certificates, open_session, with_connected_peers
 
@@ -270,7 +270,7 @@ class ZenohRouter:
     def _deliver(self, presence: Presence, messages: list[tuple[str, Sealed]]) -> None:
         for node, sealed in messages:
             try:
-                presence.put(node, Stream.CONTROL, sealed, lambda: False)
+                presence.put(node, read_envelope(sealed.envelope).stream, sealed, lambda: False)
             except Unreachable:
                 pass
             except Exception:

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError
 
-MAX_ZENOH_MESSAGE_BYTES = 1 << 22  # more than a greeting with all that belongs to it; messages of nodes travel in smaller parts
+MAX_ZENOH_MESSAGE_BYTES = 1 << 21  # more than a greeting with all that belongs to it; messages of nodes travel in smaller parts
 RECEIVE_BUFFER_BYTES = 1 << 20
 SEND_QUEUE_BATCHES = 16  # of 64 KiB, Zenoh's maximum; with its default of 2 a message of 1.2 MB takes 1.5 times as long
 CONNECT_RETRY = {"period_init_ms": 200, "period_max_ms": 4000, "period_increase_factor": 1.5}  # after a link was lost
