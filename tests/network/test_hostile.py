@@ -16,7 +16,9 @@ import pytest
 
 from penstock.errors import Unreachable
 from penstock.network import isolation as solitude
-from penstock.network.peer_directory import RECORD, PeerDirectory
+from penstock.network import parts
+from penstock.network.parts import PART_BYTES, Part
+from penstock.network.peer_directory import PART, RECORD, PeerDirectory
 from penstock.network.stream import Stream
 from penstock.network.trust import certificates, revocations
 from penstock.network.zenoh_router import ZenohRouter
@@ -242,6 +244,45 @@ def test_an_insider_that_shows_signs_of_a_node_does_not_keep_it_from_starting(
     wait_for(lambda: a.sees("a", "b"), "the node")
     assert "does not answer; using it anyway" in caplog.text
     exchange(a, b, b"hello")
+
+
+def test_an_insider_that_floods_a_node_costs_an_honest_pair_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins messages that never end, on all streams and as several starts of its node, and seals some of them wrongly."""
+    monkeypatch.setattr(parts, "MAX_UNFINISHED_BYTES", 12 * PART_BYTES)
+    a, b = world.join("a"), world.join("b")
+    papers = world.authority.invite("c")
+    insider = world.session(papers)
+    wait_for(lambda: a.sees("a", "b") and b.sees("a", "b") and len(insider.links()) >= 2, "everybody")
+    epoch = epoch_of(insider, "b")
+    keyrings = [papers.keyring(number) for number in range(1, 5)]
+    for keyring in keyrings:
+        (answer,) = insider.ask(f"meet/b/{epoch}/c", msgspec.msgpack.encode([keyring.card(), b""]))
+        keyring.meet(msgspec.msgpack.decode(answer)[0])
+    done, sizes = threading.Event(), list[int]()
+
+    def flood() -> None:
+        number = 0
+        while not done.is_set() or number < 60:
+            number += 1
+            keyring, stream = keyrings[number % 4], Stream(number % 3)
+            for offset in range(0, 3 * PART_BYTES, PART_BYTES):
+                part = Part(False, number, offset, 9 * PART_BYTES, memoryview(bytes(PART_BYTES))).pack()
+                envelope, body = keyring.seal("b", epoch, PART, part, stream)
+                insider.put("b", "c", body if number % 5 else body[::-1], envelope, stream.name.lower())
+            sizes.append(b.router._messenger._assembler.size)  # type: ignore[attr-defined]
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    sent = [b"%d " % number + bytes(4 * PART_BYTES) for number in range(20)]
+    for message in sent:
+        a.router.send("b", message)
+    done.set()
+    flooding.join()
+    wait_for(lambda: len(b.received) == len(sent), "all messages")
+    assert [data for sender, data in b.received if sender == "a"] == sent, "none is lost, and all are in order"
+    assert max(sizes) <= 12 * PART_BYTES
+    wait_for(lambda: b.router.refused_from().get("c", 0) >= 12, "the wrong seals to be counted")  # type: ignore[attr-defined]
+    assert b.router.refused_from().keys() == {"c"}  # type: ignore[attr-defined]
 
 
 def strange_answer(papers: Papers) -> bytes:
