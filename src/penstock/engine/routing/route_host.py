@@ -124,12 +124,14 @@ class RouteHost:
                 stage.close(route)
 
     def close_dead_origins(self, alive: Mapping[str, int]) -> None:
-        """Close the routes of origins that are gone or were restarted. `alive` has the epoch of every live node.
+        """Close the routes of origins that are gone or were restarted, and keep no memory for those that are gone and waited
+        for some. `alive` has the epoch of every live node.
 
         An origin that was never seen alive is spared: its OpenRoute may arrive before its record does.
         """
         gone = self._alive - alive.keys()
         self._alive = set(alive)
+        self._waiting = {origin: until for origin, until in self._waiting.items() if origin not in gone}
         for route in [route for route in self.routes if route.origin in gone or alive.get(route.origin, 0) > route.epoch]:
             self.close(route)
 
