@@ -17,6 +17,7 @@ import pytest
 
 from penstock.config.keys import NO_LIMITS, KeyFolder, KeyLimits
 from penstock.doors.access.keys import Keys
+from penstock.doors.http import fields
 from penstock.pipes.model_manager import LoadedModel
 from tests.server import Api, Server, running_server, server_thread
 
@@ -97,7 +98,7 @@ def check_memory_returns(site: Site, before: int, allowed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "path, fields",
+    "path, sent",
     [
         (CHAT, {"messages": [{"role": "user", "content": ""}] * MANY}),
         ("/api/chat", {"messages": [{"role": "user", "content": ""}] * MANY, "max_tokens": None}),
@@ -107,10 +108,77 @@ def check_memory_returns(site: Site, before: int, allowed: int) -> None:
     ],
     ids=["messages", "ollama", "message", "prompt", "embedding"],
 )
-def test_what_can_never_fit_is_refused_before_it_is_tokenized(site: Site, path: str, fields: dict[str, Any]) -> None:
-    answer = site.post("flooder", path, body_of(**fields))
+def test_what_can_never_fit_is_refused_before_it_is_tokenized(site: Site, path: str, sent: dict[str, Any]) -> None:
+    answer = site.post("flooder", path, body_of(**sent))
     assert answer.status_code == 400
     assert any(why in answer.text for why in ("each message takes at least one", "characters, which are more than")), answer.text
+
+
+TINY_PARTS = [{"type": "text", "text": ""}] * MANY
+TINY_ITEMS = [{"type": "input_text", "text": ""}] * MANY
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+BLOCK_CALL = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+RESULTS = [{"type": "tool_result", "tool_use_id": "c", "content": TINY_PARTS}]
+FEW = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    "path, sent",
+    [
+        ("/v1/responses", {"input": [{"type": "reasoning", "summary": []}] * MANY}),
+        ("/v1/responses", {"input": [CALL] * MANY}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}] * MANY}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}] * MANY}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}] * MANY}),
+    ],
+    ids=["reasoning", "calls", "messages", "count_tokens", "tokenize"],
+)
+def test_too_many_messages_are_refused_before_they_are_parsed(
+    site: Site, path: str, sent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_refused_unparsed(site, path, sent, "each message takes at least one", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "path, sent",
+    [
+        (CHAT, {"messages": [{"role": "user", "content": TINY_PARTS}]}),
+        (CHAT, {"messages": [*FEW, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ""}}] * MANY}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": TINY_ITEMS}]}),
+        ("/v1/responses", {"input": [CALL, {"type": "function_call_output", "call_id": "c", "output": TINY_ITEMS}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": TINY_ITEMS[: MANY // 10]}] * 10}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": TINY_PARTS}]}),
+        ("/v1/messages", {"messages": FEW, "system": TINY_PARTS}),
+        ("/v1/messages", {"messages": [{"role": "assistant", "content": [BLOCK_CALL]}, {"role": "user", "content": RESULTS}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": TINY_PARTS}]}),
+        ("/tokenize", {"messages": [{"role": "user", "content": TINY_PARTS}]}),
+    ],
+    ids=["chat", "calls", "items", "output", "spread", "blocks", "system", "results", "count_tokens", "tokenize"],
+)
+def test_tiny_parts_without_number_are_refused_before_they_are_parsed(
+    site: Site, path: str, sent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_refused_unparsed(site, path, sent, "each part takes at least one", monkeypatch)
+
+
+@pytest.mark.parametrize("path, messages", [("/v1/responses", "input"), ("/v1/messages", "messages"), (CHAT, "messages")])
+def test_tools_without_number_are_refused_before_they_are_parsed(
+    site: Site, path: str, messages: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = [{"type": "function", "name": "f", "function": {"name": "f"}}] * MANY
+    check_refused_unparsed(site, path, {messages: FEW, "tools": tools}, "each tool takes at least one", monkeypatch)
+
+
+def check_refused_unparsed(site: Site, path: str, sent: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send a request that must be refused before its parts were made objects."""
+    parsed: list[type] = []
+    monkeypatch.setattr(fields, "_check_extras", lambda value, where: parsed.append(type(value)))
+    limit = {"max_output_tokens": 1, "max_tokens": None} if path == "/v1/responses" else {}
+    limit |= {"max_tokens": None} if path in ("/tokenize", "/v1/messages/count_tokens") else {}
+    answer = site.post("flooder", path, body_of(**sent, **limit))
+    assert answer.status_code == 400, answer.text[:300]
+    assert reason in answer.text
+    assert parsed == []
 
 
 # ---- what a key may have done ----

@@ -120,6 +120,7 @@ class OutputConfig(Fields):
 class ConversationFields(Fields):
     """The fields that messages and count_tokens share."""
 
+    PROMPT = ("messages", "system", "tools")
     HARMLESS = CACHE_FIELDS | {"metadata"}
     REFUSED = REFUSED
     ONLY = ONLY

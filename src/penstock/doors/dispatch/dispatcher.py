@@ -27,6 +27,8 @@ from penstock.doors.http.workers import Worker, Workers
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import RequestError, UnknownModel
 
+MAX_MESSAGES = 1 << 16  # for a model whose chat template leaves messages out, so that its context says nothing
+
 
 @dataclass(frozen=True, slots=True)
 class MeteredWork:
@@ -34,11 +36,14 @@ class MeteredWork:
 
     worker: Worker
     ticket: Ticket
+    max_messages: int
 
     async def read(self, kind: type[Body], request: Request) -> Body:
         """Read and parse a body, a large one in a thread."""
         body = await whole_body(request)
-        return await self.worker.run(lambda: parse(kind, body), enabled=len(body) > LARGE_BODY_BYTES)
+        large = len(body) > LARGE_BODY_BYTES
+        max_messages = self.max_messages if large else None
+        return await self.worker.run(lambda: parse(kind, body, max_messages=max_messages), enabled=large)
 
     async def run(self, make: Callable[[], Result]) -> Result:
         return await self.worker.run(make)
@@ -120,7 +125,7 @@ class RequestDispatcher:
         ticket = self._work_meter.hold(caller)
         try:
             async with self._workers.worker(caller.owner) as worker:
-                yield MeteredWork(worker, ticket)
+                yield MeteredWork(worker, ticket, self._max_messages())
         finally:
             ticket.close()
 
@@ -157,11 +162,9 @@ class RequestDispatcher:
         request.state.log["model"] = served.hosted.name
         return served
 
-    def _max_messages(self) -> int | None:
-        """The most messages that any model can take: which one a request is for is in its body."""
-        limits = [served.max_messages for served in self.api.catalog.models.values()]
-        known = [limit for limit in limits if limit is not None]
-        return max(known) if known and len(known) == len(limits) else None
+    def _max_messages(self) -> int:
+        """The most messages, and parts of them, that any model can take: which one a request is for is in its body."""
+        return max((served.max_messages or MAX_MESSAGES for served in self.api.catalog.models.values()), default=MAX_MESSAGES)
 
     def describe_layers(self) -> str:
         names = ", ".join(hosted.name for hosted in self.layers)

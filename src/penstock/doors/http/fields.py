@@ -21,6 +21,9 @@ MAX_NAME_LENGTH = 40  # of an unknown field in a message; no known one is longer
 REQUEST_TIMEOUT_S = 60.0  # for a whole body to arrive
 LARGE_BODY_BYTES = 20_000  # parsing and tokenizing more on the event loop would delay other streams
 
+NOUNS = {"tools": "tool", "system": "part"}  # what the lists of these fields have; others have messages
+PART_LISTS = ("content", "output", "tool_calls")  # fields of a message, or of a part, with further parts
+
 Only = Mapping[str, tuple[tuple[Any, ...], str]]
 
 
@@ -35,23 +38,24 @@ class Fields(BaseModel):
     HARMLESS: fields that are accepted because they do not change the answer.
     REFUSED: fields that would change it and are not supported, with a hint.
     ONLY: fields that are accepted with certain values only, which change nothing; with a hint.
-    MESSAGES: the field with the messages, each of which becomes one of the prompt; too many are refused before they are read.
+    PROMPT: the fields with the messages, their parts and the tools, each of which takes a token of the prompt; too many are
+        refused before they are read.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     HARMLESS: ClassVar[frozenset[str]] = frozenset()
     REFUSED: ClassVar[Mapping[str, str]] = {}
     ONLY: ClassVar[Only] = {}
-    MESSAGES: ClassVar[str] = ""
+    PROMPT: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, body: Any, info: ValidationInfo) -> Any:
         if not isinstance(body, dict):
             return body
-        if cls.MESSAGES and isinstance(info.context, _Limits):
-            messages = body.get(cls.MESSAGES)
-            check_count(len(messages) if isinstance(messages, list) else 0, cls.MESSAGES, info.context.max_messages)
+        if isinstance(info.context, _Limits) and info.context.max_messages is not None:
+            for name in cls.PROMPT:
+                check_parts(body.get(name), name, info.context.max_messages)
         return {name: value for name, value in body.items() if value is not None or name in _needed(cls)}
 
     @property
@@ -107,14 +111,32 @@ def parse(kind: type[Body], body: bytes | str, *, max_messages: int | None = Non
     return request
 
 
-def check_count(count: int, field: str, limit: int | None) -> None:
+def check_count(count: int, field: str, limit: int | None, noun: str = "message") -> None:
     """Refuse more messages than the context has tokens: that costs nothing, and reading them a lot."""
     if limit is not None and count > limit:
         raise PromptTooLong(
-            f"{field} has {count} messages, but at most {limit} tokens fit, and each message takes at least one.",
+            f"{field} has {count} {noun}s, but at most {limit} tokens fit, and each {noun} takes at least one.",
             field=field,
             hint="Send fewer.",
         )
+
+
+def check_parts(found: Any, field: str, limit: int) -> None:
+    """Refuse a list that has too many messages, or whose messages together have too many parts."""
+    if isinstance(found, list):
+        check_count(len(found), field, limit, NOUNS.get(field, "message"))
+        check_count(_count_parts(found), field, limit, "part")
+
+
+def _count_parts(found: list[Any]) -> int:
+    """Count messages and parts that have no parts themselves."""
+    count, ahead = 0, [found]
+    while ahead:
+        for one in ahead.pop():
+            inner = [one[name] for name in PART_LISTS if isinstance(one.get(name), list)] if isinstance(one, dict) else []
+            ahead += inner
+            count += not any(inner)
+    return count
 
 
 def parse_part(kind: type[Body], value: Any, where: str) -> Body:

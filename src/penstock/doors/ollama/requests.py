@@ -162,7 +162,7 @@ class OllamaMessage(Fields):
 
 
 class ChatRequest(OllamaAnswerFields):
-    MESSAGES = "messages"
+    PROMPT = ("messages", "tools")
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] | None = None
     tools: Annotated[list[FunctionToolSpec], Field(fail_fast=True)] | None = None
 

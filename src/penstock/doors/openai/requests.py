@@ -194,7 +194,7 @@ class SamplingFields(AnswerFields):
 
 
 class ChatCompletionRequest(SamplingFields):
-    MESSAGES = "messages"
+    PROMPT = ("messages", "tools")
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -300,6 +300,7 @@ def _short_enough(ids: list[int], field: str) -> list[int]:
 
 
 class TokenizeRequest(Fields):
+    PROMPT = ("messages",)
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None

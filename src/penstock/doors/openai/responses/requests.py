@@ -137,6 +137,7 @@ class Reasoning(Fields):
 
 
 class ResponseRequest(AnswerFields):
+    PROMPT = ("input", "tools")
     HARMLESS = frozenset(("prompt_cache_retention", "prompt_cache_options"))
     REFUSED: ClassVar[Mapping[str, str]] = {
         "access_programs": "Not supported.",
