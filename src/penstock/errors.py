@@ -76,6 +76,12 @@ class RequestTooLarge(RequestError):
     code = "request_too_large"
 
 
+class StorageLimit(RequestError):
+    """A key that would store more on the disk than it may."""
+
+    code = "storage_limit"
+
+
 class RequestTimeout(RequestError):
     """A client that started a request and did not finish it in time."""
 

@@ -67,6 +67,8 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "limits.header_timeout": (0.5, 1.5, 60.0),
     "limits.idle_timeout": (0.5, 1.5, 60.0),
     "limits.share_prefixes": (True, False, True),
+    "limits.key_disk": (10**9, 2 * 10**6, 3 << 30),
+    "limits.key_batches": (1, 8, 100),
     "workspace.path": (Path("/jobs/a"), Path("/jobs/b"), Path("/jobs/c")),
     "workspace.jobs": (1, 2, 3),
     "workspace.deaths": (1, 2, 4),

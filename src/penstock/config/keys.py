@@ -37,15 +37,18 @@ class KeyLimits:
     tokens_per_minute: tokens of prompts and answers together.
     priority: the highest priority of its requests.
     models: the only models it may use.
+    disk, batches: bytes that it may store, and batches that it may have open; None for those that the server allows every key.
     """
 
     jobs: int | None = None
     tokens_per_minute: int | None = None
     priority: int | None = None
     models: tuple[str, ...] | None = None
+    disk: int | None = None
+    batches: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("jobs", "tokens_per_minute"):
+        for name in ("jobs", "tokens_per_minute", "disk", "batches"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), minimum=1)
         if self.priority is not None and (type(self.priority) is not int or self.priority not in PRIORITIES):
@@ -129,11 +132,20 @@ class KeyFolder:
                 broken.append(error)
         return Contents(tuple(records), tuple(broken))
 
+    def edit(self, name: str, **changes: Any) -> KeyLimits:
+        """Change some limits of a key, and return all that it has now. changes: fields of KeyLimits; None removes one."""
+        self._check_exists(name)
+        with files.locked_folder(self.path):
+            record = self._read(self._file(name))
+            if record.revoked is not None:
+                raise ConfigError(f"The key '{name}' is revoked.", hint="Create another one: penstock keys add NAME")
+            limits = replace(record.limits, **changes)
+            self._write(replace(record, limits=limits))
+        return limits
+
     def revoke(self, name: str) -> bool:
         """Revoke a key; return whether it was valid until now."""
-        if not self._file(name).exists():
-            known = ", ".join(file.name.removesuffix(SUFFIX) for file in self._files())
-            raise ConfigError(f"There is no key '{name}'.", hint=f"There are: {known}." if known else f"{self.path} has none.")
+        self._check_exists(name)
         with files.locked_folder(self.path):
             record = self._read(self._file(name))
             if record.revoked is not None:
@@ -146,7 +158,7 @@ class KeyFolder:
         try:
             folder = self.path.stat()
             with os.scandir(self.path) as entries:
-                found = tuple(sorted((entry.name, *_file_stamp(entry)) for entry in entries))
+                found = tuple(sorted((entry.name, *_file_stamp(entry)) for entry in entries if not entry.name.startswith(".")))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -157,6 +169,11 @@ class KeyFolder:
         return folder.st_ino, folder.st_mtime_ns, found, None if now - latest > CLOCK_STEP_NS else now
 
     # ---- inside ----
+
+    def _check_exists(self, name: str) -> None:
+        if not self._file(name).exists():
+            known = ", ".join(file.name.removesuffix(SUFFIX) for file in self._files())
+            raise ConfigError(f"There is no key '{name}'.", hint=f"There are: {known}." if known else f"{self.path} has none.")
 
     def _file(self, name: str) -> Path:
         return self.path / f"{name}{SUFFIX}"

@@ -189,6 +189,7 @@ class LimitsConfig:
     header_timeout: seconds for a handshake and the headers of a request.
     idle_timeout: seconds that a connection may wait for its next request.
     share_prefixes: whether a key may use prefixes that another key's prompts have left in the cache.
+    key_disk, key_batches: bytes that a key may store, and batches that it may have open, where its own limits say nothing.
     """
 
     max_jobs: int = 1024
@@ -199,9 +200,13 @@ class LimitsConfig:
     header_timeout: float = 10.0
     idle_timeout: float = 30.0
     share_prefixes: bool = False
+    key_disk: int = 2 * 10**9
+    key_batches: int = 32
 
     def __post_init__(self) -> None:
         check_whole("max_jobs", self.max_jobs, minimum=1)
+        check_whole("key_disk", self.key_disk, minimum=1)
+        check_whole("key_batches", self.key_batches, minimum=1)
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, minimum=1)
         check_whole("max_connections", self.max_connections, minimum=1)

@@ -267,6 +267,8 @@ SETTINGS = (
         SWITCH,
         "Let all keys share the prefix cache; faster, but a key can then find out whether another has sent a text.",
     ),
+    Setting("limits.key_disk", SIZE, "What each key may store, where its own limits do not say; the owner's key has no limit."),
+    Setting("limits.key_batches", WHOLE, "Batches that each key may have open, where its own limits do not say."),
     Setting("limits.drain_timeout", SECONDS, "How long running answers may take to finish when the server stops."),
     Setting("limits.max_connections", WHOLE, "Connections open at once; for one more, one that waits for a request is closed."),
     Setting(

@@ -7,6 +7,7 @@ import hmac
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penstock.config.keys import NO_LIMITS, KeyFolder, KeyLimits, KeyRecord, digest
 from penstock.errors import ConfigError, InvalidKey, KeyForbids, KeyRevoked
@@ -126,11 +127,20 @@ class Keys:
         """Raise KeyForbids if the key of a stored request is not for a model. Safe in any thread."""
         self._owners.get(owner, OWNER).check_model(model, canonical)
 
+    def limits_of(self, owner: str | None) -> KeyLimits:
+        """The limits of a stored request's key; none for the operator, and for one that is unknown. Safe in any thread."""
+        return self._owners.get(owner, OWNER).limits
+
     def check(self, caller: Caller) -> None:
         """Raise KeyRevoked if the key was revoked since: a request may take minutes to arrive."""
         self.refresh()
         if caller.name is not None and caller.sha256 not in self._callers:
             raise revoked(caller.name)
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of keys."""
+        return None if self._folder is None else self._folder.path
 
     def refresh(self) -> None:
         """Read the folder again if it has changed."""

@@ -60,7 +60,7 @@ class OAIHttpServer:
             *openai_routes(dispatcher),
             *model_routes(dispatcher),
             *responses_routes(dispatcher, backlog),
-            *batch_routes(backlog),
+            *batch_routes(backlog, api.server.max_upload),
             *anthropic_routes(dispatcher),
             *ollama_routes(dispatcher),
             *NodeEndpoints(dispatcher, node_id, network, backlog).routes(),

@@ -10,6 +10,7 @@ from penstock.doors.jobs.endpoints import JobApi
 from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import Responses
+from penstock.workspace.store.usage import UNLIMITED, StorageLimits
 from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.pool import JobEnd, Pool
 
@@ -35,6 +36,14 @@ class Backlog:
         self.workspace = workspace
         self.responses = Responses(workspace, keep=config.keep_responses)
         runner = EngineRunner(api, job_api.endpoints)
+
+        def storage_limits(owner: str | None) -> StorageLimits:
+            if owner is None:
+                return UNLIMITED
+            own = api.keys.limits_of(owner)
+            return StorageLimits(own.disk or api.limits.key_disk, own.batches or api.limits.key_batches)
+
+        workspace.usage.limits_of = storage_limits
 
         def vet(owner: str | None, model: str | None) -> None:
             default = next(iter(api.catalog.models), None)

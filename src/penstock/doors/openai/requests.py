@@ -15,6 +15,7 @@ from penstock.errors import RequestError
 
 TIERS = {"default": 0, "flex": -10, "priority": 10}  # a service tier is a priority
 MAX_IDS = 1 << 20  # token ids in a list
+MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 
 Prompts = list[str] | list[list[int]]
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MAX_IDS}
@@ -52,6 +53,19 @@ ONLY: Only = {
 # What clients send back with an assistant's message from an answer; the model does not see it.
 ECHOED = frozenset(("annotations", "audio", "index", "parsed", "parsed_arguments", "refusal"))
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt"))  # variables that the server sets
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Check `metadata`, which is stored: OpenAI's own limits."""
+    for key, value in (metadata or {}).items():
+        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+            raise RequestError(
+                f"metadata['{key[:80]}'] is too long.",
+                field="metadata",
+                hint=f"Keys have up to {MAX_METADATA_KEY} characters, values {MAX_METADATA_VALUE}.",
+            )
+    if len(metadata or {}) > MAX_METADATA_PAIRS:
+        raise RequestError(f"metadata has more than {MAX_METADATA_PAIRS} keys.", field="metadata")
 
 
 def template_variables(variables: dict[str, Any] | None) -> dict[str, Any]:

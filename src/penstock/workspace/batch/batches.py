@@ -29,10 +29,12 @@ from penstock.workspace.store.files import Place, has_file, is_number, not_none,
 from penstock.workspace.store.job_id import BATCH_PREFIX, is_job_id, order
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.root import wrap_os_errors
-from penstock.workspace.store.uploads import Uploads
+from penstock.workspace.store.uploads import StoredFile, Uploads
+from penstock.workspace.store.usage import BATCH_END, BATCH_REQUEST, StoredItem, footprint
 
-INPUT_FILE, REQUEST_FILE, CANCEL_FILE, END_FILE = "input.jsonl", "batch.json", "cancel", "end.json"
+INPUT_FILE, REQUEST_FILE, CANCEL_FILE, END_FILE = "input.jsonl", BATCH_REQUEST, "cancel", BATCH_END
 MAX_WINDOW_S = 30 * DAY
+MAX_REQUEST_BYTES = 1 << 14  # of batch.json: its metadata has up to 9 kB
 MAX_CACHED_JOURNALS = 1000  # others are read again from their beginning
 
 
@@ -186,12 +188,32 @@ class Batches:
         keep_output: float | None = None,
         offers: Callable[[str | None], bool] | None = None,
     ) -> BatchView:
-        """Create a batch with its own copy of the input; it survives a power cut when this returns.
+        """Create a batch with its own copy of the input; it survives a power cut when this returns. Raises StorageLimit or
+        KeyLimit if the owner has too much stored, or too many batches open.
 
         offers: whether a model is served now; lines that ask for other models will fail. None if that is unknown."""
-        found = self._uploads.get(input_file, owner)
+        found, usage = self._uploads.get(input_file, owner), self._workspace.usage
+        with usage.reserve(owner, footprint(found.bytes, MAX_REQUEST_BYTES), batches=1):
+            request = self._request(found, endpoint, window, completion_window, metadata, keep_output, offers)
+            record = json.dumps(dataclasses.asdict(request)).encode() + b"\n"
+            with self._uploads.reading(input_file, owner) as chunks:
+                batch_id = self._workspace.add({INPUT_FILE: chunks, REQUEST_FILE: record}, Place.BATCHES)
+            usage.record(Place.BATCHES, batch_id, StoredItem(owner, footprint(found.bytes, len(record)), open=True))
+        return self.get(batch_id, owner)
+
+    def _request(
+        self,
+        found: StoredFile,
+        endpoint: str,
+        window: float,
+        completion_window: str,
+        metadata: Mapping[str, str] | None,
+        keep_output: float | None,
+        offers: Callable[[str | None], bool] | None,
+    ) -> BatchRequest:
+        input_file, owner = found.file_id, found.owner
         models = None if offers is None else [*filter(offers, self._models(input_file, owner))]
-        request = BatchRequest(
+        return BatchRequest(
             input_file=input_file,
             endpoint=endpoint,
             window=window,
@@ -203,10 +225,6 @@ class Batches:
             keep_output=keep_output,
             models=models,
         )
-        with self._uploads.reading(input_file, owner) as chunks:
-            record = json.dumps(dataclasses.asdict(request)).encode() + b"\n"
-            batch_id = self._workspace.add({INPUT_FILE: chunks, REQUEST_FILE: record}, Place.BATCHES)
-        return self.get(batch_id, owner)
 
     def get(self, batch_id: str, owner: str | None = None) -> BatchView:
         view = self._find(batch_id, owner)
@@ -229,6 +247,12 @@ class Batches:
                     touch(self._workspace.disk, folder, CANCEL_FILE)
                     self._workspace.disk.sync(folder)
         return self.get(batch_id, owner)
+
+    def remove(self, batch_id: str, owner: str | None = None) -> None:
+        """Delete a batch that has ended, with its copy of the input and its journal. Its output files stay."""
+        if self.get(batch_id, owner).end is None:
+            raise RequestError(f"The batch {BATCH_PREFIX}{batch_id} has not ended.", hint="Cancel it first.")
+        self._workspace.throw_away([batch_id], Place.BATCHES)
 
     def _find(self, batch_id: str, owner: str | None) -> BatchView | None:
         with self._workspace.reading_folder(batch_id, Place.BATCHES) as folder:

@@ -75,6 +75,10 @@ class Lines:
     def __len__(self) -> int:
         return len(self._places)
 
+    def length(self, n: int) -> int:
+        """Bytes of a line."""
+        return self._places[n][1]
+
     def line(self, n: int) -> BatchLine:
         """Read a line. Raises BadJob if it is no longer valid, because the file was changed."""
         value, mistake = self._parsed(n)

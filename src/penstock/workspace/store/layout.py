@@ -90,6 +90,9 @@ class Workspace(Places):
         except OSError as error:
             self._undo_put(job_id, place, moved)
             raise to_workspace_error(self.path, error, NOT_SUBMITTED) from error
+        except Exception:  # of what makes the data
+            self._undo_put(job_id, place, moved)
+            raise
         return job_id
 
     def sync_submits(self, place: Place = Place.READY) -> None:
@@ -218,6 +221,7 @@ class Workspace(Places):
             except OSError as error:
                 logger.warning("cannot remove job %s: %s", job_id, error.strerror)
         if removed:
+            self.usage.forget(place, removed)
             self.disk.sync(self._folders[Place.TRASH])
             self.disk.sync(self._folders[place])
             self._empty(*removed)

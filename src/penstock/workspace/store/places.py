@@ -27,6 +27,7 @@ from penstock.workspace.store.files import (
 )
 from penstock.workspace.store.job_id import checked, is_job_id
 from penstock.workspace.store.root import open_places
+from penstock.workspace.store.usage import DiskUsage
 
 LOCK_TIMEOUT_S = 30.0  # for a lock that another client holds
 
@@ -50,7 +51,10 @@ class HeldJob:
 
 
 class Places:
-    """The folders of one workspace. Thread-safe. With `create`, an empty or missing folder becomes a workspace."""
+    """The folders of one workspace. Thread-safe. With `create`, an empty or missing folder becomes a workspace.
+
+    usage: what each owner has stored, and its limits.
+    """
 
     def __init__(self, path: str | Path, *, create: bool = False, disk: Disk | None = None) -> None:
         self.path = Path(path)
@@ -59,6 +63,7 @@ class Places:
         self._open = list(self._folders.values())
         self.close = weakref.finalize(self, _close, self._open)
         self.opened = 1
+        self.usage = DiskUsage(weakref.proxy(self))  # in a circle, the folders would stay open for longer
 
     def reopen(self) -> None:
         """Switch to what is at the path now, after the folder was removed or replaced; `opened` counts this. The old folders

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from penstock.workspace.store.files import MAX_RESULT_BYTES, Place, read_file
 from penstock.workspace.store.job_id import order
 from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.usage import RESPONSE_OWNER, StoredItem, footprint
 
-OWNER, ITEMS, RESPONSE = "owner.json", "items.json", "response.json"
+OWNER, ITEMS, RESPONSE = RESPONSE_OWNER, "items.json", "response.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,17 @@ class Responses:
         self._clock = clock
 
     def put(self, job_id: str, record: ResponseRecord, *, owner: str | None) -> None:
-        """Store an answer; it survives a power cut when this returns."""
+        """Store an answer; it survives a power cut when this returns. Raises StorageLimit if the owner has no room for it."""
         files = {OWNER: json.dumps(owner).encode(), ITEMS: record.items, RESPONSE: record.response}
-        self._workspace.add(files, Place.RESPONSES, job_id)
+        usage, size = self._workspace.usage, footprint(*map(len, files.values()))
+        with usage.reserve(owner, size):
+            self._workspace.add(files, Place.RESPONSES, job_id)
+            usage.record(Place.RESPONSES, job_id, StoredItem(owner, size))
+
+    def check_room(self, items: int, *, owner: str | None) -> None:
+        """Raise StorageLimit if an answer to a conversation of so many bytes could not be stored, however short it is."""
+        with self._workspace.usage.reserve(owner, footprint(0, items, items)):
+            pass
 
     def get(self, job_id: str, *, owner: str | None) -> ResponseRecord | None:
         """Return an answer; None if there is none, it has expired, or it has another owner."""

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,11 @@ from penstock.errors import UnknownFile
 from penstock.workspace.store.files import Place, is_number, not_none, open_file, read_record
 from penstock.workspace.store.job_id import FILE_PREFIX, order
 from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.usage import UPLOAD_RECORD, StoredItem, footprint
 
-CONTENT, RECORD = "content", "file.json"
+CONTENT, RECORD = "content", UPLOAD_RECORD
 CHUNK_BYTES = 1 << 20
+MAX_FILE_RECORD_BYTES = 1 << 12  # of file.json: a name has up to 255 characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +59,12 @@ class Uploads:
         owner: str | None = None,
         expires_after: float | None = None,
         file_id: str | None = None,
+        size: int | None = None,
     ) -> StoredFile:
-        """Store a file; it survives a power cut when this returns. `expires_after` is in seconds."""
+        """Store a file; it survives a power cut when this returns. `expires_after` is in seconds.
+
+        size: that of the content, to refuse (StorageLimit) what does not fit the owner's limit. Without it, it is only counted.
+        """
         content = _Counted(chunks)
         now = round(time.time(), 3)
         facts: dict[str, Any] = {"name": name, "purpose": purpose, "created": now, "owner": owner}
@@ -68,8 +74,12 @@ class Uploads:
             facts.update(bytes=content.bytes, sha256=content.sha256.hexdigest())
             yield json.dumps(facts).encode() + b"\n"
 
-        # the record is written last: only then is the size known
-        file_id = self._workspace.add({CONTENT: content, RECORD: record()}, Place.FILES, file_id)
+        usage = self._workspace.usage
+        needed = None if size is None else footprint(size, MAX_FILE_RECORD_BYTES)
+        with nullcontext() if needed is None else usage.reserve(owner, needed):
+            # the record is written last: only then is the size known
+            file_id = self._workspace.add({CONTENT: content, RECORD: record()}, Place.FILES, file_id)
+            usage.record(Place.FILES, file_id, StoredItem(owner, footprint(content.bytes, MAX_FILE_RECORD_BYTES)))
         return StoredFile(file_id=file_id, **facts)
 
     def get(self, file_id: str, owner: str | None = None) -> StoredFile:

@@ -14,9 +14,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from penstock.errors import BadJob, Cancelled, EngineError, KeyForbids, KeyTaken, RequestError, UnknownJob, UnknownModel
+from penstock.errors import BadJob, KeyForbids, KeyTaken, RequestError, UnknownJob, UnknownModel
 from penstock.workspace.batch.batches import (
     END_FILE,
     INPUT_FILE,
@@ -32,11 +32,12 @@ from penstock.workspace.batch.lines import MAX_MISTAKES, BatchLine, Lines, Mista
 from penstock.workspace.batch.results import CANCELLED, EXPIRED, REVOKED, Cancellation, Fact, Refusal, Results
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.disk import put_file
-from penstock.workspace.store.files import FINISHED, open_file
+from penstock.workspace.store.files import FINISHED, Place, open_file
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import error_record
-from penstock.workspace.store.request import MIN_PRIORITY, WorkRequest, read_request
+from penstock.workspace.store.request import MIN_PRIORITY, WorkRequest
 from penstock.workspace.work import Work, key_file
+from penstock.workspace.worker.line_jobs import LineJob, job_bytes, outcome_of, request_of
 
 SUBMIT_BUDGET_S = 0.5  # for one step: a disk may be slow, and a stop must not wait
 MAX_NOTED_LINES = 500  # written to the journal together
@@ -47,11 +48,6 @@ Vet = Callable[[str | None, str | None], None]
 """Raises KeyForbids if an owner may not use a model."""
 Accepts = Callable[[str | None], bool]
 """Whether jobs for this model are run here."""
-
-
-class _Job(NamedTuple):
-    job_id: str
-    model: str | None
 
 
 class BatchRun:
@@ -83,10 +79,14 @@ class BatchRun:
         self._total = 0
         self._cancellation: Cancellation | None = None
         self._closing: Fact | None = None
-        self._jobs: dict[int, _Job] = {}  # lines that are jobs now
+        self._jobs: dict[int, LineJob] = {}  # lines that are jobs now
         self._waiting: list[int] = []  # lines that are not jobs yet, the first at the end
         self._parked: dict[str | None, deque[int]] = {}  # the same, by model, once we know that there is no room for that model
         self._cancelled_jobs: set[str] = set()
+
+    @property
+    def owner(self) -> str | None:
+        return self._request.owner
 
     @property
     def due(self) -> float:
@@ -126,10 +126,13 @@ class BatchRun:
         if self.over:
             return False
         try:
-            return self._step(room)
+            changed = self._step(room)
         except BadJob as error:
             self._fail(error)
-            return True
+            changed = True
+        if changed and not self.over:
+            self._record_usage()
+        return changed
 
     def validate(self) -> None:
         """Check the input of a new batch, which needs no model."""
@@ -151,6 +154,7 @@ class BatchRun:
         if self._begun is not None:
             self._find_jobs()
         self._clean(last)
+        self._record_usage()
 
     def _step(self, room: int) -> bool:
         if self._begun is None:
@@ -202,17 +206,10 @@ class BatchRun:
             if n in self._results:
                 continue
             job = self._workspace.job_of_key(key_file(self._key(n)))
-            if job is None or (request := self._request_of(job)) is None:
+            if job is None or (request := request_of(self._workspace, job, self.batch_id)) is None:
                 self._waiting.append(n)
             else:
-                self._jobs[n] = _Job(job, request.model)
-
-    def _request_of(self, job: str) -> WorkRequest | None:
-        """Read a job's request; None if it is not of this batch, since users may choose any key."""
-        with suppress(BadJob, RequestError, UnknownJob), self._workspace.reading_job(job) as (_, folder):
-            request = read_request(folder)
-            return request if request.batch == self.batch_id else None
-        return None
+                self._jobs[n] = LineJob(job, request.model, job_bytes(self._lines.length(n)))
 
     # ---- from the input to jobs ----
 
@@ -234,8 +231,12 @@ class BatchRun:
         refused: list[Fact] = []
         jobs, submitted, until = self._count_jobs(), False, time.monotonic() + SUBMIT_BUDGET_S
         self._take_parked(jobs, room)
+        free = self._workspace.usage.room(self._request.owner)
         while self._waiting and jobs[True] < room and len(refused) < MAX_NOTED_LINES and time.monotonic() < until:
             n = self._waiting[-1]
+            size = job_bytes(self._lines.length(n))
+            if free is not None and free < size:
+                break  # it waits until its key has deleted something
             line = self._lines.line(n)
             try:
                 line.check()
@@ -245,8 +246,9 @@ class BatchRun:
                 here = self._accepts(line.model)
                 if jobs[here] < room:
                     body = json.dumps(line.body, ensure_ascii=False)
-                    self._jobs[n] = _Job(self._work.submit_request(request, body).job_id, line.model)
+                    self._jobs[n] = LineJob(self._work.submit_request(request, body).job_id, line.model, size)
                     jobs[here] += 1
+                    free = None if free is None else free - size
                     submitted = True
                 else:
                     self._parked.setdefault(line.model, deque()).append(n)
@@ -301,7 +303,7 @@ class BatchRun:
         for n, job in list(self._jobs.items()):
             place = self._workspace.find(job.job_id)
             if place in FINISHED:
-                outcome = {"job": job.job_id, **self._outcome(job.job_id, cancellation)}
+                outcome = {"job": job.job_id, **outcome_of(self._flow, job.job_id, cancellation)}
                 facts.append({"n": n, "custom_id": self._lines.line(n).custom_id, **outcome})
             elif place is None:  # it was removed by hand: submit it again
                 del self._jobs[n]
@@ -310,20 +312,6 @@ class BatchRun:
                 break
         self._note(facts)
         return bool(facts)
-
-    def _outcome(self, job: str, cancellation: Cancellation | None) -> dict[str, Any]:
-        try:
-            result = self._flow.get(job)
-            if result.done:
-                return {"body": json.loads(result.data)}
-        except BadJob as error:
-            return {"refused": error_record(error)}
-        except (ValueError, RecursionError):
-            return {"refused": error_record(EngineError("The job's result is not JSON."))}
-        why = result.usage.get("error")
-        if cancellation is not None and isinstance(why, dict) and why.get("code") == Cancelled.code:
-            return {"off": cancellation.fact()}
-        return {"refused": why if isinstance(why, dict) else error_record(EngineError(result.text.strip()))}
 
     # ---- cancelling ----
 
@@ -397,7 +385,12 @@ class BatchRun:
             )
         )
 
+    def _record_usage(self) -> None:
+        jobs = sum(job.bytes for job in self._jobs.values())
+        self._workspace.usage.reread(Place.BATCHES, self.batch_id, more=jobs)
+
     def _end(self, end: BatchEnd) -> None:
         put_file(self._workspace.disk, self._held.folder, END_FILE, end.record())
         self._workspace.disk.sync(self._held.folder)
         self.over = True
+        self._record_usage()

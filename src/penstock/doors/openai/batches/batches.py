@@ -65,6 +65,11 @@ class BatchEndpoints:
         self.on_change()
         return json_reply(self._out(view))
 
+    async def delete(self, request: Request) -> Response:
+        batch_id, owner = _parse_batch_id(request), caller_of(request).owner
+        await run_in_thread(lambda: self.batches.remove(batch_id, owner))
+        return json_reply(wire.BatchDeleted(id=f"{BATCH_PREFIX}{batch_id}"))
+
     def _out(self, view: BatchView) -> wire.BatchOut:
         return wire.batch_out(view, self.accepts)
 

@@ -22,6 +22,7 @@ from penstock.doors.openai.batches.requests import FileFields
 from penstock.errors import RequestError, RequestTimeout, UnknownFile
 from penstock.workspace.store.job_id import FILE_PREFIX
 from penstock.workspace.store.uploads import CHUNK_BYTES, Uploads
+from penstock.workspace.store.usage import DiskUsage, Reservation
 
 UPLOAD_TIMEOUT_S = 600.0  # for a whole upload
 MAX_FIELDS, MAX_FIELD_BYTES = 16, 1 << 16  # besides the file
@@ -32,11 +33,29 @@ NO_SNIFFING = {"x-content-type-options": "nosniff"}  # browsers must not run an 
 
 
 class FileEndpoints:
-    def __init__(self, uploads: Uploads) -> None:
+    """max_upload: bytes of the largest upload."""
+
+    def __init__(self, uploads: Uploads, usage: DiskUsage, max_upload: int) -> None:
         self._uploads = uploads
+        self._usage = usage
+        self._max_upload = max_upload
 
     async def create(self, request: Request) -> Response:
         owner = caller_of(request).owner
+        length = request.headers.get("content-length", "")
+        arriving = await run_in_thread(lambda: self._reserve(owner, int(length) if length.isdigit() else None))
+        with arriving:
+            return await self._create(request, owner, arriving)
+
+    def _reserve(self, owner: str | None, length: int | None) -> Reservation:
+        """Hold room for what arrives, which lies in a temporary file meanwhile: so what cannot be stored is refused before it is
+        read, and uploads at the same time cannot fill the disk either."""
+        if length is None:
+            room = self._usage.room(owner)
+            length = self._max_upload if room is None else max(1, min(self._max_upload, room))
+        return self._usage.reserve(owner, length)
+
+    async def _create(self, request: Request, owner: str | None, arriving: Reservation) -> Response:
         async with _form(request) as form:
             file = form.get("file")
             if not isinstance(file, UploadFile):
@@ -44,9 +63,10 @@ class FileEndpoints:
             params = parse(FileFields, json.dumps(_fields(form)))
             keep = None if params.expires_after is None else params.expires_after.seconds
             name = (file.filename or "file")[:MAX_NAME]
-            chunks = iter(lambda: file.file.read(CHUNK_BYTES), b"")
+            chunks, size = iter(lambda: file.file.read(CHUNK_BYTES), b""), file.size
+            arriving.close()  # from here on, the stored file counts
             made = await run_in_thread(
-                lambda: self._uploads.add(chunks, name=name, purpose=params.purpose, owner=owner, expires_after=keep)
+                lambda: self._uploads.add(chunks, name=name, purpose=params.purpose, owner=owner, expires_after=keep, size=size)
             )
         return json_reply(wire.file_out(made))
 

@@ -9,10 +9,9 @@ from pydantic import Field
 from penstock.domain.duration import DAY, HOUR, PATTERN
 from penstock.doors.http.fields import Fields
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
+from penstock.doors.openai.requests import check_metadata
 from penstock.errors import RequestError
 from penstock.workspace.batch.batches import parse_window
-
-MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # of metadata
 
 
 class ExpiresAfter(Fields):
@@ -52,15 +51,7 @@ class BatchCreation(Fields):
                 field="endpoint",
                 hint=f"These can: {', '.join(OPENAI_JOBS.endpoints)}.",
             )
-        for key, value in (self.metadata or {}).items():
-            if len(key) > MAX_KEY or len(value) > MAX_VALUE:
-                raise RequestError(
-                    f"metadata['{key[:80]}'] is too long.",
-                    field="metadata",
-                    hint=f"Keys have up to {MAX_KEY} characters, values {MAX_VALUE}.",
-                )
-        if len(self.metadata or {}) > MAX_PAIRS:
-            raise RequestError(f"metadata has more than {MAX_PAIRS} keys.", field="metadata")
+        check_metadata(self.metadata)
 
     @property
     def window(self) -> float:

@@ -22,9 +22,10 @@ PURPOSE = Parameter("purpose", str, "Only files of this purpose.")
 FORM = "multipart/form-data"
 
 
-def batch_routes(backlog: Backlog | None) -> list[Route]:
+def batch_routes(backlog: Backlog | None, max_upload: int) -> list[Route]:
     """Without a backlog all of them answer with the reason."""
-    files = None if backlog is None else FileEndpoints(Uploads(backlog.workspace))
+    workspace = None if backlog is None else backlog.workspace
+    files = None if workspace is None else FileEndpoints(Uploads(workspace), workspace.usage, max_upload)
     batches = None if backlog is None else BatchEndpoints(Batches(backlog.workspace), backlog.accepts, backlog.batches.wake)
 
     def file(name: str) -> Handler:
@@ -64,6 +65,7 @@ def batch_routes(backlog: Backlog | None) -> list[Route]:
             ),
             Route("GET", one_batch, batch("one"), "Get the progress of a batch", response=wire.BatchOut),
             Route("POST", f"{one_batch}/cancel", batch("cancel"), "Cancel a batch", response=wire.BatchOut),
+            Route("DELETE", one_batch, batch("delete"), "Delete a batch that has ended", response=wire.BatchDeleted),
         ],
     )
 

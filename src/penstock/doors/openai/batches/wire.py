@@ -36,6 +36,12 @@ class FileDeleted(WireStruct, kw_only=True, omit_defaults=False):
     deleted: Literal[True] = True
 
 
+class BatchDeleted(WireStruct, kw_only=True, omit_defaults=False):
+    id: str
+    object: Literal["batch"] = "batch"
+    deleted: Literal[True] = True
+
+
 class BatchMistake(WireStruct, kw_only=True, omit_defaults=False):
     code: str
     message: str

@@ -10,6 +10,7 @@ from penstock.domain.updates import Usage
 from penstock.doors.generation.exchange import Answer, Context, Exchange
 from penstock.doors.generation.turn import PlannedTurn, Turn, plan_turn
 from penstock.doors.http.fields import short
+from penstock.doors.openai.requests import check_metadata
 from penstock.doors.openai.responses import wire
 from penstock.doors.openai.responses.answers import ResponseAnswer
 from penstock.doors.openai.responses.conversation import as_messages, with_input
@@ -24,9 +25,12 @@ class CreateResponse:
 
     def exchange(self, params: ResponseRequest, context: Context) -> Exchange:
         store, served, owner = self._store, context.served, context.owner
+        check_metadata(params.metadata)
         stored = self._is_stored(params.store)
         before = store.conversation(params.previous_response_id, owner=owner)
         items = with_input(before, params.input, store.finder(owner=owner))
+        if stored:
+            store.check_room(items, owner=owner)  # before it is answered
         tools, choice = offered_tools(params)
         turn = Turn(
             messages=as_messages(params.instructions, items),

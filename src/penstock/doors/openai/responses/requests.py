@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
 from penstock.doors.generation.output_format import OutputFormat, json_output_format
 from penstock.doors.http.fields import Fields, Only, short
-from penstock.doors.openai.requests import AnswerFields, template_variables
+from penstock.doors.openai.requests import MAX_METADATA_PAIRS, AnswerFields, template_variables
 from penstock.errors import RequestError
 
 LOGPROBS = "message.output_text.logprobs"
@@ -29,8 +29,11 @@ ITEM_FIELDS = {  # the required fields of each type
     "item_reference": ("id",),
 }
 REASONING = "reasoning"  # of other models: skipped
-MAX_METADATA = 16
+MAX_LABEL_CHARS = 512
 ONLY_TEXT = "This model only reads text."
+
+
+Label = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]  # is stored, and not part of the prompt
 
 
 class InputPart(Fields):
@@ -57,11 +60,11 @@ Parts = Annotated[
 class InputItem(Fields):
     HARMLESS = frozenset(("status", "phase", "parsed_arguments", "caller"))
     type: str | None = None
-    id: str | None = None
+    id: Label | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Parts | None = None
-    call_id: str | None = None
-    name: str | None = None
+    call_id: Label | None = None
+    name: Label | None = None
     arguments: str | None = None
     output: Parts | None = None
 
@@ -173,10 +176,10 @@ class ResponseRequest(AnswerFields):
     reasoning: Reasoning | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA_PAIRS)] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property

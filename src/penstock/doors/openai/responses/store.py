@@ -61,6 +61,11 @@ class ResponseStore:
         job_id = response.id.removeprefix(_RESPONSE)
         self._responses.put(job_id, ResponseRecord(encode(response), encode(_numbered(items, job_id))), owner=owner)
 
+    def check_room(self, items: Sequence[wire.Item], *, owner: str | None) -> None:
+        """Raise StorageLimit if the owner has no room for an answer to these items."""
+        assert self._responses is not None
+        self._responses.check_room(len(encode(items)), owner=owner)
+
     def find(self, name: str, *, owner: str | None) -> StoredResponse:
         found = self._read(name.removeprefix(_RESPONSE), owner) if name.startswith(_RESPONSE) else None
         if found is None:
