@@ -151,6 +151,7 @@ def server_thread(
     it writes one. It starts in a moment. Two at the same time would write into the same KV memory, so that is refused."""
     from penstock.cli.node.logs import KeyValue
     from penstock.doors.access.keys import Keys
+    from penstock.doors.access.usage import UsageLog
     from penstock.doors.api_config import ApiConfig
     from penstock.doors.app.listener import Listener, bind_port, start_listening
     from penstock.doors.app.server import OAIHttpServer
@@ -168,7 +169,7 @@ def server_thread(
     _in_use.add(id(loaded))
     hosted = host_standalone(_with_kv(loaded, node.models[0].kv_memory), node.engine, max_jobs=node.limits.max_jobs)
     catalog = ModelCatalog({hosted.name: ServedModel(hosted)}, node.aliases)
-    api = ApiConfig(catalog, node.server, node.limits, keys)
+    api = ApiConfig(catalog, node.server, node.limits, keys, UsageLog(keys.path))
     backlog = None
     if node.workspace.path is not None:
         workspace = Workspace(node.workspace.path, create=True)
@@ -185,6 +186,7 @@ def server_thread(
     thread = threading.Thread(target=listener.run, kwargs={"sockets": [taken]}, daemon=True)
     with _log(node.log.level, KeyValue()) as lines:
         hosted.start()
+        api.usage.start()
         if backlog is not None:
             backlog.start()
         thread.start()
@@ -199,6 +201,7 @@ def server_thread(
             listener.should_exit = listener.force_exit = True
             if backlog is not None:
                 backlog.stop()
+            api.usage.stop()
             hosted.stop()
             thread.join(60)
             taken.close()

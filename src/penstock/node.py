@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.node import HostedModelConfig, NodeConfig, ServerConfig, WorkspaceConfig
 from penstock.doors.access.keys import Keys
+from penstock.doors.access.usage import UsageLog
 from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.listener import Listener, bind_port, ignoring_signals, start_listening, wait_for_signal
 from penstock.doors.app.server import OAIHttpServer
@@ -132,6 +133,7 @@ class Node:
     def serve(self, *, on_ready: Callable[[], None] = lambda: None, on_leaving: Callable[[], None] = lambda: None) -> None:
         api = self._api()
         backlog = None if self.workspace is None else self._backlog(self.workspace, api)
+        api.usage.start()
 
         def leaving() -> None:
             on_leaving()
@@ -152,6 +154,7 @@ class Node:
             if backlog is not None:
                 with ignoring_signals():  # it takes a second, and jobs that are not given back count as those of a dead server
                     backlog.stop()
+            api.usage.stop()
         if self.membership is not None:
             self.membership.wait_until_unused(self.config.limits.drain_timeout)
 
@@ -171,12 +174,15 @@ class Node:
     def drain(self, on_end: Callable[[JobEnd], None] = lambda end: None) -> Drained:
         """Work on the workspace until it is empty."""
         assert self.workspace is not None
-        backlog = self._backlog(self.workspace, self._api(), on_end)
+        api = self._api()
+        backlog = self._backlog(self.workspace, api, on_end)
+        api.usage.start()
         backlog.batches.start()
         try:
             left = backlog.pool.drain()
         finally:
             backlog.batches.stop()
+            api.usage.stop()
         pool = backlog.pool
         return Drained(
             done=pool.done,
@@ -195,7 +201,7 @@ class Node:
 
     def _api(self) -> ApiConfig:
         catalog = ModelCatalog({hosted.name: ServedModel(hosted) for hosted in self.models}, self.config.aliases)
-        return ApiConfig(catalog, self.config.server, self.config.limits, self.keys)
+        return ApiConfig(catalog, self.config.server, self.config.limits, self.keys, UsageLog(self.keys.path))
 
     def _backlog(self, workspace: Workspace, api: ApiConfig, on_end: Callable[[JobEnd], None] = lambda end: None) -> Backlog:
         return Backlog(workspace, self.config.workspace, api, OPENAI_JOBS, on_end=on_end)

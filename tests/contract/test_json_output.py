@@ -120,4 +120,5 @@ def test_json_about_this_machine_stays(quickly: Run) -> None:
     assert quickly("network", "invite", "cellar")[0] == 0
     commands = {"keys list": ["keys", "list"], "network list": ["network", "list"], "config": ["config"]}
     commands["network invitations"] = ["network", "invitations"]
+    commands["keys usage"] = ["keys", "usage"]
     check_json("json_machine.json", shapes(quickly, commands))

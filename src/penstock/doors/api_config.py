@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.doors.access.keys import Keys
+from penstock.doors.access.usage import UsageLog
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
 
@@ -16,3 +17,4 @@ class ApiConfig:
     server: ServerConfig = field(default_factory=ServerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     keys: Keys = field(default_factory=lambda: Keys(None, None))
+    usage: UsageLog = field(default_factory=UsageLog)

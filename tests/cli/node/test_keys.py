@@ -1,4 +1,4 @@
-"""`penstock keys add`, `list` and `revoke`, as people type them."""
+"""`penstock keys add`, `list`, `edit`, `usage` and `revoke`, as people type them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.keys import KeyFolder, KeyLimits
+from penstock.config.key_usage import OPERATOR, Counts, Held, ServerUsage, UsageFile, Used, today
+from penstock.config.keys import KeyFolder, KeyLimits, digest
 from tests import warm
 from tests.server import clean_environment
 
+NO_STORAGE = {"disk": None, "batches": None}
 Done = subprocess.CompletedProcess[str]
 
 
@@ -43,7 +45,7 @@ def test_a_key_is_made_shown_once_listed_and_revoked(tmp_path: Path) -> None:
     assert entry == {
         "name": "bob",
         "tail": key[-4:],
-        "limits": {"jobs": 2, "tokens_per_minute": 6000, "priority": -5, "models": ["smollm2-135m", "gpt-4o"]},
+        "limits": {"jobs": 2, "tokens_per_minute": 6000, "priority": -5, "models": ["smollm2-135m", "gpt-4o"], **NO_STORAGE},
         "revoked": None,
     }
 
@@ -52,6 +54,91 @@ def test_a_key_is_made_shown_once_listed_and_revoked(tmp_path: Path) -> None:
     (entry,) = json.loads(penstock(tmp_path, "keys", "list", "--json").stdout)["keys"]
     assert entry["revoked"] >= created
     assert "There is already a key 'bob'" in penstock(tmp_path, "keys", "add", "bob", rc=1).stderr
+
+
+def test_the_limits_of_a_key_are_changed_and_the_key_stays(tmp_path: Path) -> None:
+    key = penstock(tmp_path, "keys", "add", "bob", "--jobs", "2", "--priority", "0", "--disk", "5GB", "--batches", "1")
+    assert "5 GB of disk space, 1 open batch." in key.stderr
+    folder = KeyFolder(tmp_path / "keys")
+    (before,) = folder.records()
+    changes = ("--jobs", "none", "--tokens-per-minute", "600", "--disk", "300MB", "--model", "m", "--model", "n")
+    changed = penstock(tmp_path, "keys", "edit", "bob", *changes).stdout
+    assert "600 tokens a minute, priority up to 0, only m and n, 300 MB of disk space, 1 open batch." in changed
+    assert "notices within a second" in changed
+    (after,) = folder.records()
+    assert after.sha256 == before.sha256
+    assert after.limits == KeyLimits(tokens_per_minute=600, priority=0, models=("m", "n"), disk=300 * 10**6, batches=1)
+    penstock(tmp_path, "keys", "edit", "bob", "--model", "none", "--batches", "none", "--disk", "NONE")
+    assert folder.records()[0].limits == KeyLimits(tokens_per_minute=600, priority=0)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ((), "Nothing would change"),
+        (("--jobs", "0"), "cannot be used"),
+        (("--jobs", "many"), "Give a whole number, or none"),
+        (("--disk", "5XB"), "Give a size such as"),
+        (("--batches", "-1"), "cannot be used"),
+        (("--priority", "11"), "cannot be used"),
+    ],
+)
+def test_a_change_that_cannot_be_is_wrong_usage_and_changes_nothing(tmp_path: Path, wrong: tuple[str, ...], words: str) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.add("bob", KeyLimits(jobs=1))
+    done = penstock(tmp_path, "keys", "edit", "bob", *wrong, rc=64)
+    assert words in " ".join(done.stderr.split())
+    assert folder.records()[0].limits == KeyLimits(jobs=1)
+
+
+def test_only_a_key_that_is_valid_can_be_changed(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.add("bob")
+    folder.revoke("bob")
+    assert "is revoked" in penstock(tmp_path, "keys", "edit", "bob", "--jobs", "1", rc=1).stderr
+    assert "There is no key 'eve'" in penstock(tmp_path, "keys", "edit", "eve", "--jobs", "1", rc=1).stderr
+
+
+def test_what_keys_have_used_is_shown(tmp_path: Path) -> None:
+    assert "nothing was used" in penstock(tmp_path, "keys", "usage").stdout
+    assert json.loads(penstock(tmp_path, "keys", "usage", "--json").stdout) == {"keys": []}
+    folder = KeyFolder(tmp_path / "keys")
+    owner = digest(folder.add("bob"))[:16]
+    folder.add("ada")
+    folder.add("eve")
+    folder.revoke("eve")
+    day = today()
+    record = ServerUsage(
+        written=1.0,
+        workspace="/jobs",
+        used={
+            owner: Used(Counts(30, 4000, 500), day, Counts(3, 400, 50)),
+            OPERATOR: Used(Counts(1, 2, 3), "2020-01-01", Counts(1, 2, 3)),
+            "f" * 16: Used(Counts(9, 9, 9)),
+        },
+        held={owner: Held(1_500_000, 2)},
+    )
+    file = UsageFile(folder.path)
+    file.write(record)
+    file.close()
+    rows = [line.split() for line in penstock(tmp_path, "keys", "usage").stdout.splitlines()]
+    assert rows[1:] == [
+        ["ada", *["0"] * 6, "0", "bytes", "0"],
+        ["bob", "3", "400", "50", "30", "4,000", "500", "1.5", "MB", "2"],
+        ["eve", "(revoked)", *["0"] * 6, "0", "bytes", "0"],
+        ["(owner)", "0", "0", "0", "1", "2", "3", "0", "bytes", "0"],
+        ["(removed)", "0", "0", "0", "9", "9", "9", "0", "bytes", "0"],
+    ]
+    entries = json.loads(penstock(tmp_path, "keys", "usage", "--json").stdout)["keys"]
+    assert [(one["name"], one["state"]) for one in entries][:3] == [("ada", "valid"), ("bob", "valid"), ("eve", "revoked")]
+    assert entries[1] == {
+        "name": "bob",
+        "state": "valid",
+        "today": {"requests": 3, "prompt_tokens": 400, "completion_tokens": 50},
+        "total": {"requests": 30, "prompt_tokens": 4000, "completion_tokens": 500},
+        "disk_bytes": 1_500_000,
+        "open_batches": 2,
+    }
 
 
 def test_without_keys_the_list_says_what_that_means(tmp_path: Path) -> None:
@@ -105,6 +192,7 @@ def test_a_server_that_others_reach_is_configured_with_a_key_alone(tmp_path: Pat
     penstock(tmp_path, "config", "--host", "0.0.0.0")
 
 
-@pytest.mark.parametrize("path", [["keys"], ["keys", "add"], ["keys", "list"], ["keys", "revoke"]], ids=" ".join)
-def test_every_command_explains_itself(tmp_path: Path, path: list[str]) -> None:
+@pytest.mark.parametrize("command", ["", "add", "list", "edit", "usage", "revoke"])
+def test_every_command_explains_itself(tmp_path: Path, command: str) -> None:
+    path = ["keys", *command.split()]
     assert penstock(tmp_path, *path, "--help").stdout.startswith(f"Usage: {' '.join(['penstock', *path])}")

@@ -1,4 +1,4 @@
-"""`penstock keys`: create, list and revoke the API keys of this machine's server."""
+"""`penstock keys`: create, list, limit and revoke the API keys of this machine's server, and show what they have used."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from penstock.cli.options import JsonOption, wrong_usage
 from penstock.cli.ui.output import print_json, print_table
 from penstock.config.api_key import KEY_VARIABLE
 from penstock.config.home import this_home
+from penstock.config.kinds import SIZE, WHOLE
 from penstock.config.table import BY_KEY
+from penstock.units import format_bytes
 
 if TYPE_CHECKING:
+    from penstock.config.key_usage import KeyUsage
     from penstock.config.keys import KeyFolder, KeyLimits, KeyRecord
 
-SETTING = BY_KEY["server.keys"]
+SETTING, KEY_DISK, KEY_BATCHES = BY_KEY["server.keys"], BY_KEY["limits.key_disk"], BY_KEY["limits.key_batches"]
 
 app = typer.Typer(help="Give out API keys for this machine's server, each with its limits.", no_args_is_help=True)
 
@@ -46,6 +49,12 @@ def add(
     model: Annotated[
         list[str] | None, typer.Option(metavar="MODEL", help="A model it may use; may be given several times.")
     ] = None,
+    disk: Annotated[
+        str | None, typer.Option(metavar="SIZE", help=f"What it may store, such as 5GB; by default {KEY_DISK.key}.")
+    ] = None,
+    batches: Annotated[
+        int | None, typer.Option(metavar="N", help=f"Batches it may have open at once; by default {KEY_BATCHES.key}.")
+    ] = None,
     keys: FolderOption = None,
 ) -> None:
     """Create a key and print it once.
@@ -57,8 +66,11 @@ def add(
 
     folder = _folder(keys)
     models = tuple(dict.fromkeys(model)) if model else None
+    size = None if disk is None else _value("--disk", disk)
     with wrong_usage():
-        limits = KeyLimits(jobs=jobs, tokens_per_minute=tokens_per_minute, priority=priority, models=models)
+        limits = KeyLimits(
+            jobs=jobs, tokens_per_minute=tokens_per_minute, priority=priority, models=models, disk=size, batches=batches
+        )
     first = not folder.contents().records
     key = folder.add(name, limits)
     notes = [
@@ -91,6 +103,74 @@ def list_keys(as_json: JsonOption = False, keys: FolderOption = None) -> None:
 
 
 @app.command()
+def edit(
+    name: NameArgument,
+    jobs: Annotated[str | None, typer.Option(metavar="N", help="Answers it may have open at once.")] = None,
+    tokens_per_minute: Annotated[
+        str | None, typer.Option(metavar="N", help="Tokens of prompts and answers it may use in any 60 seconds.")
+    ] = None,
+    priority: Annotated[str | None, typer.Option(metavar="N", help="The highest priority it may request: -10 to 10.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="A model it may use; may be given several times.")
+    ] = None,
+    disk: Annotated[
+        str | None, typer.Option(metavar="SIZE", help=f"What it may store, such as 5GB; none for {KEY_DISK.key}.")
+    ] = None,
+    batches: Annotated[
+        str | None, typer.Option(metavar="N", help=f"Batches it may have open at once; none for {KEY_BATCHES.key}.")
+    ] = None,
+    keys: FolderOption = None,
+) -> None:
+    """Change the limits of a key.
+
+    The key stays the same. "none" removes a limit; what is not given stays. A running server notices within a second.
+    """
+    given = {"jobs": jobs, "tokens_per_minute": tokens_per_minute, "priority": priority, "disk": disk, "batches": batches}
+    changes: dict[str, Any] = {
+        field: _value(f"--{field.replace('_', '-')}", text) for field, text in given.items() if text is not None
+    }
+    if model:
+        changes["models"] = None if model == ["none"] else tuple(dict.fromkeys(model))
+    if not changes:
+        raise typer.BadParameter("Nothing would change. Give at least one limit, such as --jobs 2.")
+    folder = _folder(keys)
+    with wrong_usage():
+        _check(changes)
+    limits = folder.edit(name, **changes)
+    print(f"The key '{name}': {', '.join(describe_limits(limits)) or 'no limits'}. A running server notices within a second.")
+
+
+@app.command()
+def usage(as_json: JsonOption = False, keys: FolderOption = None) -> None:
+    """Show what each key has used.
+
+    Requests, tokens of prompts (in) and answers (out) today (UTC) and in all, disk space and open batches. A running server
+    writes this every five seconds, and a later one continues it.
+    """
+    from penstock.config.key_usage import OPERATOR, KeyUsage, read_usage
+
+    folder = _folder(keys)
+    found = folder.contents()
+    used = read_usage(folder.path)
+    rows: list[tuple[str | None, str, KeyUsage]] = []
+    for record in found.records:
+        owner = next((owner for owner in used if owner and record.sha256.startswith(owner)), None)
+        rows.append((record.name, "revoked" if record.revoked else "valid", used.pop(owner) if owner else KeyUsage()))
+    if OPERATOR in used:
+        rows.append((None, "owner", used.pop(OPERATOR)))
+    rows += [(None, "removed", one) for one in used.values()]
+    if as_json:
+        print_json({"keys": [_usage_entry(*row) for row in rows]})
+    elif rows:
+        headings = ["name", "requests today", "in", "out", "requests in all", "in", "out", "disk", "open batches"]
+        print_table(headings, (_usage_row(*row) for row in rows), numbers=range(1, len(headings)))
+    else:
+        print(f"There are no keys, and nothing was used. `penstock keys add NAME{_flag(keys)}` creates a key.")
+    if found.broken:
+        raise found.broken[0]
+
+
+@app.command()
 def revoke(name: NameArgument, keys: FolderOption = None) -> None:
     """Revoke a key.
 
@@ -109,6 +189,44 @@ def _folder(flag_value: str | None) -> KeyFolder:
     with wrong_usage(SETTING.flag):
         path = SETTING.parse(text) if text else None
     return KeyFolder(path or this_home().keys)
+
+
+def _value(option: str, text: str) -> int | None:
+    """Parse the value of a limit; None for "none"."""
+    if text.strip().lower() == "none":
+        return None
+    kind = SIZE if option == "--disk" else WHOLE
+    try:
+        parsed: int = kind.parse(text)
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' cannot be used. Give {kind.expects}, or none.", param_hint=option) from None
+    return parsed
+
+
+def _check(changes: dict[str, Any]) -> None:
+    """Raise ConfigError for a limit that cannot be, before the key is looked for."""
+    from penstock.config.keys import KeyLimits
+
+    KeyLimits(**changes)
+
+
+def _usage_entry(name: str | None, state: str, used: KeyUsage) -> dict[str, Any]:
+    return {
+        "name": name,
+        "state": state,
+        "today": used.today,
+        "total": used.total,
+        "disk_bytes": used.held.disk,
+        "open_batches": used.held.batches,
+    }
+
+
+def _usage_row(name: str | None, state: str, used: KeyUsage) -> list[str]:
+    label = f"({state})" if name is None else f"{name} (revoked)" if state == "revoked" else name
+    counts = [
+        f"{count:,}" for one in (used.today, used.total) for count in (one.requests, one.prompt_tokens, one.completion_tokens)
+    ]
+    return [label, *counts, format_bytes(used.held.disk), str(used.held.batches)]
 
 
 def _flag(flag_value: str | None) -> str:
@@ -147,4 +265,8 @@ def describe_limits(limits: KeyLimits) -> list[str]:
         phrases.append(f"priority up to {limits.priority}")
     if limits.models is not None:
         phrases.append(f"only {' and '.join(limits.models)}")
+    if limits.disk is not None:
+        phrases.append(f"{format_bytes(limits.disk)} of disk space")
+    if limits.batches is not None:
+        phrases.append(f"{limits.batches} open batch{'es' if limits.batches > 1 else ''}")
     return phrases

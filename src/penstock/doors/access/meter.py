@@ -30,26 +30,42 @@ class Used(NamedTuple):
     tokens: int
 
 
+class Tokens(NamedTuple):
+    prompt: int = 0
+    generated: int = 0
+
+
+Record = Callable[[str | None, Tokens], None]
+"""Takes the tokens that an owner has used now."""
+
+
+def _ignore(owner: str | None, tokens: Tokens) -> None:
+    pass
+
+
 @dataclass(eq=False, slots=True)
 class Ticket:
     """An admitted request. Its holder counts tokens, those of the prompt once its jobs run, and must close it.
 
     max_tokens: the limit of each of its answers.
+    record: called with all tokens that are counted.
     """
 
-    account: _Account
+    account: Account
     caller: Caller
     outputs: int
     max_tokens: int
     reserved: int
+    record: Record = _ignore
     _revoked: KeyRevoked | None = None
     _callback: Callable[[KeyRevoked], None] | None = None
 
-    def count(self, tokens: int) -> None:
-        """Count tokens that were used now. Does nothing after `close`."""
+    def count(self, tokens: int, *, generated: bool = False) -> None:
+        """Count tokens of the prompt, or generated ones, that were used now. Does nothing after `close`."""
         if self in self.account.open:
             self.reserved -= min(tokens, self.reserved)
             self.account.use(tokens)
+            self.record(self.caller.owner, Tokens(0, tokens) if generated else Tokens(tokens, 0))
 
     def close(self) -> None:
         self.account.open.discard(self)
@@ -67,7 +83,7 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class _Account:
+class Account:
     """The open tickets and used tokens of one key.
 
     window: ticks and the tokens of each, oldest first. A token counts from the end of its tick, so it never expires too early.
@@ -109,11 +125,12 @@ class _Account:
 
 
 class Meter:
-    """Used on the event loop only."""
+    """Used on the event loop only. record: called with all tokens that are counted."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, record: Record = _ignore) -> None:
         self._clock = clock
-        self._accounts: dict[Caller, _Account] = {}
+        self._record = record
+        self._accounts: dict[Caller, Account] = {}
 
     def admit(self, caller: Caller, *, outputs: int, prompt_tokens: int, max_tokens: int, open_ended: bool = False) -> Ticket:
         """Admit a request, or raise KeyLimit if it must wait, RequestError if it can never fit.
@@ -131,7 +148,7 @@ class Meter:
             if open_ended:
                 granted = min(max_tokens, (limit - account.used - account.reserved - prompt_tokens) // outputs)
             reserved = prompt_tokens + outputs * granted
-        ticket = Ticket(account, caller, outputs=outputs, max_tokens=granted, reserved=reserved)
+        ticket = Ticket(account, caller, outputs=outputs, max_tokens=granted, reserved=reserved, record=self._record)
         account.open.add(ticket)
         return ticket
 
@@ -149,10 +166,10 @@ class Meter:
         account.expire()
         return Used(account.jobs, account.used + account.reserved)
 
-    def _account(self, caller: Caller) -> _Account:
-        return self._accounts.setdefault(caller, _Account(self._clock))
+    def _account(self, caller: Caller) -> Account:
+        return self._accounts.setdefault(caller, Account(self._clock))
 
-    def _check_jobs(self, caller: Caller, account: _Account, outputs: int) -> None:
+    def _check_jobs(self, caller: Caller, account: Account, outputs: int) -> None:
         limit = caller.limits.jobs
         if limit is None or account.jobs + outputs <= limit:
             return
@@ -169,7 +186,7 @@ class Meter:
             hint="Try again when one has ended.",
         )
 
-    def _check_tokens(self, caller: Caller, account: _Account, tokens: int) -> None:
+    def _check_tokens(self, caller: Caller, account: Account, tokens: int) -> None:
         limit = caller.limits.tokens_per_minute
         account.expire()
         if limit is None or account.used + account.reserved + tokens <= limit:

@@ -64,7 +64,7 @@ class RequestDispatcher:
         self.layers = layers
         self.mailbox: Mailbox | None = None
         self.draining = False
-        self._meter = Meter()
+        self._meter = Meter(record=api.usage.count)
         self._turns = CompileTurns()
         self._work_meter = Meter()  # of requests that no job answers
         self._workers = Workers()
@@ -144,6 +144,7 @@ class RequestDispatcher:
             max_tokens=max((job.max_tokens for job in generating), default=0),
             open_ended=any(job.sampling.max_tokens is None for job in generating),
         )
+        self.api.usage.count(caller.owner, requests=1)
         for job in generating:
             job.max_tokens = min(job.max_tokens, ticket.max_tokens)
         return ticket

@@ -75,8 +75,8 @@ class RunningRequest:
     async def read(self, timeout: float | None = None) -> list[NumberedUpdate]:
         found = await self._updates.read(timeout)
         for number, update in found:
-            if isinstance(update, TokensOut):
-                self._count(len(update.token_ids))
+            if isinstance(update, TokensOut) and self._ticket is not None:
+                self._ticket.count(len(update.token_ids), generated=True)
             elif isinstance(update, JobDone | JobFailed):
                 self._ended += 1
                 self._counted_job = None if number == self._counted_job else self._counted_job
@@ -100,10 +100,6 @@ class RunningRequest:
         self.cancel()
         if self._ticket is not None:
             self._ticket.close()
-
-    def _count(self, tokens: int) -> None:
-        if self._ticket is not None:
-            self._ticket.count(tokens)
 
     def _submit_some(self) -> None:
         """Submit as many jobs as the engine may hold.

@@ -1,0 +1,93 @@
+"""UsageLog: counts what each key uses of this server, and writes it to disk every few seconds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.config.key_usage import OPERATOR, Counts, Held, ServerUsage, UsageFile, Used, today
+from penstock.doors.access.meter import Tokens
+from penstock.errors import PenstockError
+
+logger = logging.getLogger("penstock.keys")
+
+WRITE_INTERVAL_S = 5.0  # what a crash may cost
+
+NO_TOKENS = Tokens()
+Holdings = Callable[[], Mapping[str | None, Held]]
+
+
+class UsageLog:
+    """Safe in any thread. Writes between `start` and `stop`; only counts in memory without a folder of keys.
+
+    holdings: what each owner has in the workspace.
+    workspace: where that is.
+    """
+
+    def __init__(self, keys: Path | None = None) -> None:
+        self._keys = keys
+        self._file: UsageFile | None = None
+        self._lock = threading.Lock()
+        self._used: dict[str, Used] = {}
+        self._written: ServerUsage | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failed = False
+        self.holdings: Holdings = dict
+        self.workspace: str | None = None
+
+    def count(self, owner: str | None, tokens: Tokens = NO_TOKENS, *, requests: int = 0) -> None:
+        counts = Counts(requests, tokens.prompt, tokens.generated)
+        key = owner or OPERATOR
+        with self._lock:
+            self._used[key] = self._used.get(key, Used()).plus(counts, today())
+
+    def start(self) -> None:
+        if self._keys is not None:
+            self._thread = threading.Thread(target=self._run, name="penstock-usage", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Write what was counted, and stop."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self.write()
+        if self._file is not None:
+            self._file.close()
+
+    def write(self) -> None:
+        """Write what has changed. An error is logged, and the next call tries again."""
+        if self._keys is None or not self._keys.is_dir():
+            return  # there are no keys
+        try:
+            held = {owner or OPERATOR: one for owner, one in self.holdings().items()}
+            if self._file is None and (self._used or held):
+                self._file = UsageFile(self._keys)
+                self._continue(self._file.before)
+            with self._lock:
+                usage = ServerUsage(0.0, self.workspace, dict(self._used), held)
+            if self._file is not None and usage != self._written:
+                self._file.write(replace(usage, written=time.time()))
+                self._written = usage
+            self._failed = False
+        except (PenstockError, OSError) as error:
+            if not self._failed:
+                logger.warning("what keys use cannot be written: %s", error)
+            self._failed = True
+
+    def _continue(self, before: ServerUsage) -> None:
+        """Add what an earlier server has written."""
+        with self._lock:
+            for owner, used in before.used.items():
+                now = self._used.get(owner)
+                merged = used if now is None else Used(used.total + now.total, now.day, used.on(now.day) + now.today)
+                self._used[owner] = merged
+
+    def _run(self) -> None:
+        while not self._stopping.wait(WRITE_INTERVAL_S):
+            self.write()
