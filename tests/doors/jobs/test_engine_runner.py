@@ -22,7 +22,7 @@ from penstock.doors.grammar import pool as grammar_pool
 from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import host_standalone
-from penstock.errors import NotReady
+from penstock.errors import KeyLimit, NotReady
 from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.flow import Flow, JobResult, Status
 from penstock.workspace.store.disk import Disk
@@ -343,5 +343,5 @@ def test_a_job_whose_grammar_cannot_be_compiled_now_waits(runner: EngineRunner, 
     with pytest.raises(NotReady):
         runner.prepare(WorkRequest(regex="never compiled"), "Hi.", stopped)
     monkeypatch.setattr(grammar_pool, "MAX_LIVE", 0)
-    with pytest.raises(NotReady, match="in use at once"):
+    with pytest.raises(KeyLimit, match="in use at once"):
         runner.prepare(WorkRequest(regex="no room"), "Hi.", Event())

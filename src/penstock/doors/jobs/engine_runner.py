@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.domain.request import JobRequest, new_public_id
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, Timings, Usage
+from penstock.doors.access.job_meter import JobMeter
 from penstock.doors.api_config import ApiConfig
 from penstock.doors.generation.exchange import Answer, Context, Exchange
 from penstock.doors.generation.limits import answer_limit
@@ -23,6 +24,7 @@ from penstock.doors.grammar.remote import Aborted
 from penstock.doors.http.fields import parse, renamed_fields
 from penstock.doors.http.framing import encode
 from penstock.doors.jobs.endpoints import JobEndpoint
+from penstock.doors.jobs.metering import Metering
 from penstock.engine.job_factory import JobHandle
 from penstock.errors import EngineStopped, KeyLimit, NotReady, RequestError, UnknownModel
 from penstock.workspace.store.request import WorkRequest
@@ -30,13 +32,22 @@ from penstock.workspace.store.tokens import FINGERPRINT_BYTES
 from penstock.workspace.worker.runner import PartUpdate, Sink, TextWriter, Writer
 
 TOKENIZING_THREADS = 2  # of those that prepare jobs: more would slow down the answers that run
+GRAMMAR_RETRY_S = 1  # for a job whose key has too many grammars in use
 MIN_DEADLINE_S = 0.001  # for a deadline that has passed: still the most urgent
 
 
 class EngineTask:
     """A job of the workspace, tokenized, with its grammar compiled. exchange: None if its result is plain text."""
 
-    def __init__(self, context: Context, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        request: WorkRequest,
+        jobs: Sequence[JobRequest],
+        exchange: Exchange | None,
+        metering: Metering,
+    ) -> None:
+        self._metering = metering
         self._served = served = context.served
         self._owner = context.prefix_owner
         self._request = request
@@ -51,9 +62,19 @@ class EngineTask:
         self.writer: Writer = TextWriter()
 
     def start(self, job_id: str, seed: int, resume: Sequence[int], sink: Sink) -> Callable[[], None]:
+        """Raises KeyLimit if the job does not fit its key's limits now."""
         hosted, request = self._served.hosted, self._request
         if missing := hosted.engine.pipe.explain():
             raise NotReady(missing)
+        metered = self._metering.admit(request.owner, self._jobs, hosted.context, len(resume), sink)
+        try:
+            return self._start(job_id, seed, resume, metered.on_update)
+        except BaseException:
+            metered.close()
+            raise
+
+    def _start(self, job_id: str, seed: int, resume: Sequence[int], sink: Sink) -> Callable[[], None]:
+        hosted, request = self._served.hosted, self._request
         deadline = request.deadline
         if deadline is not None:  # counted from the submission; the engine counts from now
             deadline = max(MIN_DEADLINE_S, request.submitted + deadline - time.time())
@@ -151,6 +172,7 @@ class EngineRunner:
         self._limits = api.limits
         self._endpoints = endpoints
         self._tokenizing = threading.Semaphore(TOKENIZING_THREADS)
+        self._metering = Metering(JobMeter(api.keys.limits_of), api.usage)
 
     def accepts(self, model: str | None) -> bool:
         return self._catalog.resolve(model) is not None
@@ -166,8 +188,8 @@ class EngineRunner:
     def prepare(self, request: WorkRequest, prompt: str, aborted: threading.Event) -> EngineTask:
         try:
             return self._prepare(request, prompt, aborted)
-        except KeyLimit as error:
-            raise NotReady(error.message) from None  # it waits in the queue
+        except KeyLimit as error:  # of its grammars: it waits in the queue
+            raise KeyLimit(error.message, retry_after=GRAMMAR_RETRY_S) from None
         except Aborted as error:
             raise NotReady(str(error)) from None
 
@@ -198,7 +220,7 @@ class EngineRunner:
 
     def _task(self, context: Context, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None) -> EngineTask:
         with self._tokenizing:
-            return EngineTask(context, request, jobs, exchange)
+            return EngineTask(context, request, jobs, exchange, self._metering)
 
     def _check_model(self, params: Any, served: ServedModel) -> None:
         """Refuse a body for another model than that of the job, which is where the queue looks."""

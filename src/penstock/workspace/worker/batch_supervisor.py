@@ -9,11 +9,13 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from penstock.errors import BadJob, WorkspaceError
-from penstock.workspace.batch.batches import end_of
+from penstock.workspace.batch.batches import end_of, read_batch_request
 from penstock.workspace.batch.results import Refusal
 from penstock.workspace.store.files import Place
 from penstock.workspace.store.job_id import order
@@ -35,7 +37,7 @@ MAX_OPEN_BATCHES = 64  # each keeps files open; the others wait for their turn
 class BatchSupervisor:
     """Works on its own thread between `start` and `stop`; `turn` and `refill` may be called from any thread.
 
-    room: how many jobs all its batches together may have; but each may have at least one.
+    room: how many jobs all its batches together may have; but each may have at least one, and each owner half of its share.
     is_wanted: whether an owner's batches should still run.
     vet: raises KeyForbids for a model that an owner may not use.
     accepts: whether a model is served here."""
@@ -63,6 +65,8 @@ class BatchSupervisor:
         self._yielded_in_turn: dict[str, int] = {}  # the turn in which a batch gave way to others
         self._turns = 0
         self._waiting = 0  # batches that found no place in the last turn
+        self._waiting_owners: set[str | None] = set()  # those of these batches
+        self._owners: dict[str, str | None] = {}  # of batches that have waited for a place
         self._changed = False  # since the last call of `refill`
         self._disk_errors: list[Exception] = []  # in this turn
         self._disk_failing = False
@@ -153,10 +157,20 @@ class BatchSupervisor:
             if self._guarded(batch_id, partial(self._step, run)):
                 idle.discard(batch_id)
                 changed = self._changed = True
-        for batch_id in [batch_id for batch_id in self._runs if batch_id in idle][: self._waiting]:
+        for batch_id in self._to_yield(idle):
             self._runs.pop(batch_id).close()
             self._yielded_in_turn[batch_id] = self._turns
         return changed
+
+    def _to_yield(self, idle: set[str]) -> list[str]:
+        """The batches that give way to others: idle ones; if there is none and an owner has no place at all, the last of the
+        owner with the most places."""
+        found = [batch_id for batch_id in self._runs if batch_id in idle][: self._waiting]
+        places = Counter(run.owner for run in self._runs.values())
+        if found or not self._waiting_owners - places.keys():
+            return found
+        owner, count = places.most_common(1)[0]
+        return [batch_id for batch_id, run in self._runs.items() if run.owner == owner][-1:] if count > 1 else []
 
     @property
     def _places(self) -> int:
@@ -181,8 +195,14 @@ class BatchSupervisor:
             raise
 
     def _step(self, run: BatchRun) -> bool:
-        """Let a batch use half of the room that the others leave: so a new one finds some, and shares even out."""
-        free = self._room - sum(other.jobs for other in self._runs.values() if other is not run)
+        """Let a batch use half of the room that the others leave: so a new one finds some, and shares even out. Each owner has
+        its share of the room too, so that the many batches of one leave the others more than a line."""
+        others = [other for other in self._runs.values() if other is not run]
+        share = self._room // len({run.owner, *(other.owner for other in others)})
+        free = max(
+            self._room - sum(other.jobs for other in others),
+            share - sum(other.jobs for other in others if other.owner == run.owner),
+        )
         changed = run.step(max(1, free // 2))
         self._retry_at.pop(run.batch_id, None)
         if run.over:
@@ -194,16 +214,24 @@ class BatchSupervisor:
     # ---- taking batches ----
 
     def _take_batches(self) -> None:
-        """Take batches that are not taken yet, those first that have waited longest for a place."""
+        """Take batches that are not taken yet: those first whose owner has no place, then those that have waited longest."""
         names, now, self._waiting = set(self._workspace.names(Place.BATCHES)), time.monotonic(), 0
         self._over &= names
-        for known in (self._retry_at, self._yielded_in_turn):
+        for known in (self._retry_at, self._yielded_in_turn, self._owners):
             for batch_id in known.keys() - names:
                 del known[batch_id]
         candidates = [name for name in names - self._over - self._runs.keys() if self._retry_at.get(name, now) <= now]
-        for batch_id in sorted(candidates, key=lambda batch_id: (self._yielded_in_turn.get(batch_id, 0), order(batch_id))):
+        places = Counter(run.owner for run in self._runs.values())
+        self._waiting_owners.clear()
+
+        def turn(batch_id: str) -> tuple[bool, int, tuple[int, int, int]]:
+            return self._owner_of(batch_id) in places, self._yielded_in_turn.get(batch_id, 0), order(batch_id)
+
+        for batch_id in sorted(candidates, key=turn):
             full = len(self._runs) >= self._places
-            self._waiting += self._guarded(batch_id, partial(self._take, batch_id, full=full))
+            if self._guarded(batch_id, partial(self._take, batch_id, full=full)):
+                self._waiting += 1
+                self._waiting_owners.add(self._owner_of(batch_id))
 
     def _take(self, batch_id: str, *, full: bool) -> bool:
         """Take a batch, and return whether it must wait for a place."""
@@ -228,6 +256,14 @@ class BatchSupervisor:
             raise
         run.open()
         return False
+
+    def _owner_of(self, batch_id: str) -> str | None:
+        if batch_id not in self._owners:
+            request = None
+            with suppress(OSError), self._workspace.reading_folder(batch_id, Place.BATCHES) as folder:  # `_take` reports it
+                request = None if folder is None else read_batch_request(folder)
+            self._owners[batch_id] = None if request is None else request.owner
+        return self._owners[batch_id]
 
     def _drop(self, batch_id: str) -> None:
         if batch_id in self._runs:

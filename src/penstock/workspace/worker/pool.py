@@ -28,6 +28,7 @@ SCAN_INTERVAL_S = 2.0  # of the whole queue, and of jobs of dead servers
 SWEEP_INTERVAL_S = 600.0
 LOGGED_FACTS = ("model", "seconds", "completion_tokens", "resumed_tokens")  # of a job that ended
 MISSED_RETRY_S = 0.05  # for a job that another process held
+PROBATION_S = 60.0  # after a job did not fit its owner's limits: for so long its jobs begin one at a time
 STOP_TIMEOUT_S = 1.0  # for the engine to let go of jobs when the server stops
 DISK_WIDE_ERRNOS = (*TRANSIENT_ERRNOS, errno.EIO, errno.EROFS)  # these concern all jobs
 
@@ -74,6 +75,7 @@ class Pool:
         self._next_scan = 0.0
         self._next_sweep = 0.0
         self._no_claims_before = 0.0
+        self._paused: dict[str | None, float] = {}  # owners whose jobs did not fit their limits, and when to try one again
         self._conflicts: set[str] = set()  # jobs that cannot be taken or moved; each was logged
         self._missed: set[str] = set()  # jobs that another process held when we wanted them
         self._thread: threading.Thread | None = None
@@ -229,6 +231,7 @@ class Pool:
             self._on_sweep()
         self._scanner.scan()
         self._scanner.refresh(requeued)
+        self._paused = {owner: until for owner, until in self._paused.items() if until > now - PROBATION_S}
 
     def _is_empty(self) -> bool:
         """Whether there is nothing that we could do now or later."""
@@ -250,6 +253,7 @@ class Pool:
             due = min(due, self._no_claims_before)
         if self._missed:
             due = min(due, now + MISSED_RETRY_S)
+        due = min([due, *(until for until in self._paused.values() if until > now)])
         if self._scanner.unread:
             due = now
         return max(0.001, due - now)
@@ -261,13 +265,13 @@ class Pool:
         taken: list[str] = []
         try:
             while not self._running.has_isolated_job:
-                waiting = self._scanner.first(lambda model: self._runner.accepts(model) and self._runner.ready(model))
-                if waiting is None or not self._has_room(waiting) or (waiting.suspect and len(self._running)):
+                waiting = self._scanner.first(self._is_ready, self._running.owners, self._has_room)
+                if waiting is None or (waiting.suspect and len(self._running)):
                     break
                 self._scanner.forget(waiting.job_id)
                 processor = self._take(waiting)
                 if processor is not None:
-                    self._running.add(processor, waiting.priority)
+                    self._running.add(processor, waiting.priority, waiting.owner)
                     self._conflicts.discard(waiting.job_id)
                     taken.append(waiting.job_id)
             if taken:
@@ -276,11 +280,26 @@ class Pool:
             for job_id in taken:
                 self._running.begin(job_id)
 
+    def _is_ready(self, model: str | None) -> bool:
+        return self._runner.accepts(model) and self._runner.ready(model)
+
     def _has_room(self, waiting: Waiting) -> bool:
-        """Whether a job can be taken. One with a higher priority than a running job may exceed the limit, up to twice."""
+        """Whether a job can be taken. Two kinds may exceed the limit, up to twice: one with a higher priority than a running job,
+        and one with the same of an owner that has less than its share, so that it need not wait for slow jobs of another."""
+        if waiting.owner in self._paused and not self._may_try(waiting.owner):
+            return False
         if len(self._running) < self._max_running:
             return True
-        return waiting.priority > self._running.lowest_priority and len(self._running) < 2 * self._max_running
+        if len(self._running) >= 2 * self._max_running:
+            return False
+        if waiting.priority != self._running.lowest_priority:
+            return waiting.priority > self._running.lowest_priority
+        running = self._running.owners
+        return running[waiting.owner] < max(1, self._max_running // len(running.keys() | {waiting.owner}))
+
+    def _may_try(self, owner: str | None) -> bool:
+        """Whether to take another job of an owner whose jobs did not fit its limits: one at a time, since most will not."""
+        return time.monotonic() >= self._paused[owner] and not self._running.is_beginning(owner)
 
     def _take(self, waiting: Waiting) -> Processor | None:
         held = self._claim(waiting)
@@ -348,6 +367,9 @@ class Pool:
             match event:
                 case JobFinished(job_id, Outcome() as outcome):
                     self._count(JobEnd(job_id, outcome.done, outcome.facts))
+                case JobFinished(job_id, Requeue(pause=float() | int() as pause), owner):
+                    self._scanner.refresh([job_id])
+                    self._paused[owner] = time.monotonic() + pause
                 case JobFinished(job_id, Requeue() as requeue):
                     self._scanner.refresh([job_id])
                     if not requeue.suspect:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
-from penstock.errors import BadJob, Cancelled, EngineError, EngineStopped, NotReady, PenstockError, RequestError
+from penstock.errors import BadJob, Cancelled, EngineError, EngineStopped, KeyLimit, NotReady, PenstockError, RequestError
 from penstock.workspace.store.files import Outcome, Place
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done, failed
@@ -32,10 +32,14 @@ SYNC_INTERVAL_S = 5.0  # the work that a power cut may cost a job
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Put the job back into the queue. A `suspect` runs in isolation next; with `restart`, its tokens so far are dropped."""
+    """Put the job back into the queue. A `suspect` runs in isolation next; with `restart`, its tokens so far are dropped.
+
+    pause: seconds for which jobs of the same owner need not be tried.
+    """
 
     suspect: bool = False
     restart: bool = False
+    pause: float | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +83,7 @@ class Processor:
         self._stopping = False
         self._cancelled = False
         self._has_text = False
+        self.begun = False  # `begin` is through
         self.first_text_unsaved = False  # a client may be waiting for it
         self.ended = False  # the last update has come, or there will be none: call `end`
 
@@ -130,6 +135,7 @@ class Processor:
             except Exception as error:  # one bad job must not stop the others
                 logger.exception("cannot start job %s", self.job_id)
                 self._verdict = failed(EngineError(f"The job could not be started: {type(error).__name__}: {error}."))
+            self.begun = True
             if self._verdict is not None or self._output.last is not None:
                 self.ended = True
                 self._wake()
@@ -256,6 +262,8 @@ class Processor:
             return failed(Cancelled("The job was cancelled."), self._facts())
         if isinstance(error, EngineStopped | NotReady):
             return Requeue()
+        if isinstance(error, KeyLimit):
+            return Requeue(pause=error.retry_after)
         if isinstance(error, RequestError) and error.field == "resume" and self._resumed:
             logger.warning("restarting job %s from its prompt: %s", self.job_id, error)
             return Requeue(restart=True)

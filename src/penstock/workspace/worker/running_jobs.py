@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class JobFinished(NamedTuple):
 
     job_id: str
     verdict: Outcome | Requeue
+    owner: str | None = None
 
 
 class JobRemoved(NamedTuple):
@@ -48,6 +50,7 @@ JobEvent = JobFinished | JobRemoved | WriteFailed
 class _Running:
     processor: Processor
     priority: int
+    owner: str | None
     busy: Future[Any] | None = None  # what a thread does for it now
     not_before: float = 0.0  # when to retry after a failed write
     write_failures: int = 0  # since the last write that succeeded
@@ -93,8 +96,17 @@ class RunningJobs:
     def seconds_until_due(self) -> float:
         return SAVE_INTERVAL_S if self._running else math.inf
 
-    def add(self, processor: Processor, priority: int) -> None:
-        self._running[processor.job_id] = _Running(processor, priority)
+    @property
+    def owners(self) -> Counter[str | None]:
+        """How many jobs of each owner run."""
+        return Counter(job.owner for job in self._running.values())
+
+    def is_beginning(self, owner: str | None) -> bool:
+        """Whether a job of this owner was taken, and it is not known yet whether it runs."""
+        return any(job.owner == owner and (job.processor.ended or not job.processor.begun) for job in self._running.values())
+
+    def add(self, processor: Processor, priority: int, owner: str | None) -> None:
+        self._running[processor.job_id] = _Running(processor, priority, owner)
 
     def begin(self, job_id: str) -> None:
         job = self._running[job_id]
@@ -141,7 +153,7 @@ class RunningJobs:
 
     def _submit(self, job: _Running, work: Callable[[], Any], threads: ThreadPoolExecutor) -> None:
         def on_done(_: Future[Any]) -> None:
-            if job.processor.ended:
+            if job.processor.ended or threads is self._starters:
                 self._wake()
 
         job.busy = threads.submit(work)
@@ -156,7 +168,7 @@ class RunningJobs:
         if verdict is None:
             return None  # it began, or was saved
         del self._running[job_id]
-        return JobFinished(job_id, verdict)
+        return JobFinished(job_id, verdict, job.owner)
 
     def _on_error(self, job_id: str, job: _Running, error: BaseException) -> JobEvent | None:
         event: JobEvent | None = None

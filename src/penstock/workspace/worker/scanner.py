@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ READ_BUDGET_S = 0.05  # for one call of `read_new_jobs`
 SUSPECT_DELAY_S = 60.0  # a suspect lets others go first for so long: it must run in isolation, and delays all
 
 Urgency = tuple[int, bool, float, tuple[int, int, int]]
+_QueueKey = tuple[str | None, str | None]  # model and owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Waiting:
     suspect: bool
     seen: float
     waits_for: frozenset[str] = frozenset()
+    owner: str | None = None
 
     @property
     def urgency(self) -> Urgency:
@@ -65,7 +67,7 @@ class Scanner:
         self._wake = wake
         self._ready = workspace.path / Place.READY
         self._waiting: dict[str, Waiting] = {}
-        self._queues: dict[str | None, list[tuple[Urgency, str]]] = {}  # a heap for each model, with stale entries
+        self._queues: dict[_QueueKey, list[tuple[Urgency, str]]] = {}  # heaps, with stale entries
         self._entered: dict[str, Urgency] = {}  # the entry of a job that is not stale
         self._children: dict[str, set[str]] = {}  # jobs that are held back, by parent
         self._new_jobs: set[str] = set()  # reported by the watcher
@@ -132,9 +134,23 @@ class Scanner:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._unread)
 
-    def first(self, accepts: Callable[[str | None], bool]) -> Waiting | None:
-        tops = [queue[0] for model in list(self._queues) if accepts(model) and (queue := self._live_queue(model))]
-        return self._waiting[min(tops)[1]] if tops else None
+    def first(
+        self,
+        accepts: Callable[[str | None], bool],
+        running: Mapping[str | None, int] | None = None,
+        may_run: Callable[[Waiting], bool] = lambda job: True,
+    ) -> Waiting | None:
+        """The job to take next: of those that are equally urgent, one of the owner with the fewest running jobs.
+
+        running: how many jobs of each owner run. may_run: asked for the first job of each owner and model."""
+        found = [self._waiting[queue[0][1]] for key in list(self._queues) if accepts(key[0]) and (queue := self._live_queue(key))]
+        counts = running or {}
+
+        def turn(job: Waiting) -> tuple[int, bool, int, float, tuple[int, int, int]]:
+            priority, patient, due, age = self._entered[job.job_id]
+            return priority, patient, counts.get(job.owner, 0), due, age
+
+        return min(filter(may_run, found), key=turn, default=None)
 
     def unservable(self, accepts: Callable[[str | None], bool]) -> list[Waiting]:
         """Jobs that need a model that is not here, and their descendants (with `model=None`, since theirs may be here)."""
@@ -169,15 +185,15 @@ class Scanner:
         urgency = job.urgency
         if self._entered.get(job.job_id) != urgency:
             self._entered[job.job_id] = urgency
-            heapq.heappush(self._queues.setdefault(job.model, []), (urgency, job.job_id))
+            heapq.heappush(self._queues.setdefault((job.model, job.owner), []), (urgency, job.job_id))
 
-    def _live_queue(self, model: str | None) -> list[tuple[Urgency, str]]:
-        """Return a model's queue, without stale entries at its head."""
-        queue = self._queues[model]
+    def _live_queue(self, key: _QueueKey) -> list[tuple[Urgency, str]]:
+        """Return the queue of a model and an owner, without stale entries at its head."""
+        queue = self._queues[key]
         while queue and self._entered.get(queue[0][1]) != queue[0][0]:
             heapq.heappop(queue)
         if not queue:
-            del self._queues[model]
+            del self._queues[key]
         return queue
 
     def _read(self, job_id: str) -> Waiting | None:
@@ -201,7 +217,7 @@ class Scanner:
                 waits_for = open_parents(self._workspace, job_id, request.after)
             except WorkspaceError:
                 model = None  # none is needed: the Processor reports why the job cannot run
-            return Waiting(job_id, model, request.priority, due, suspect, time.monotonic(), waits_for)
+            return Waiting(job_id, model, request.priority, due, suspect, time.monotonic(), waits_for, request.owner)
         finally:
             os.close(folder)
 
