@@ -242,6 +242,26 @@ TestChanges = Changes.TestCase
 TestChanges.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
 
 
+def test_who_lists_their_files_and_batches_does_not_wait_for_those_of_others(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, others = store(workspace, 1), [store(workspace, 1, "bob") for _ in range(5)]
+    own_batch = batch(workspace, own)
+    batch(workspace, others[0], "bob")
+    opened: list[str] = []
+    open_folder = Workspace.open_folder
+
+    def counted(self: Workspace, name: str, place: Place) -> int | None:
+        opened.append(name)
+        return open_folder(self, name, place)
+
+    monkeypatch.setattr(Workspace, "open_folder", counted)
+    assert [file.file_id for file in Uploads(workspace).all("ada")] == [own]
+    assert [view.batch_id for view in Batches(workspace).all("ada")] == [own_batch]
+    assert set(opened) == {own, own_batch}
+    assert [file.file_id for file in Uploads(Workspace(workspace.path)).all("ada")] == [own], "also where nothing is counted"
+
+
 # ---- batches ----
 
 

@@ -234,7 +234,7 @@ class Batches:
 
     def all(self, owner: str | None = None) -> Iterator[BatchView]:
         """Yield an owner's batches, newest first."""
-        for batch_id in sorted(self._workspace.names(Place.BATCHES), key=order, reverse=True):
+        for batch_id in sorted(self._workspace.usage.names(Place.BATCHES, owner), key=order, reverse=True):
             if (view := self._find(batch_id, owner)) is not None:
                 yield view
 

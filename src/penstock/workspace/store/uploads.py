@@ -102,7 +102,7 @@ class Uploads:
 
     def all(self, owner: str | None = None) -> Iterator[StoredFile]:
         """Yield an owner's files, newest first."""
-        for file_id in sorted(self._workspace.names(Place.FILES), key=order, reverse=True):
+        for file_id in sorted(self._workspace.usage.names(Place.FILES, owner), key=order, reverse=True):
             found = self.find(file_id)
             if found is not None and found.owner == owner:
                 yield found

@@ -152,6 +152,16 @@ class DiskUsage:
             for name in names:
                 self._drop(place, name)
 
+    def names(self, place: Place, owner: str | None) -> list[str]:
+        """What an owner has at a place; what all have, while nothing was counted. What other processes have changed in the last
+        second may be missing."""
+        with self._lock:
+            if not self._opened:
+                return self._places.names(place)
+            self._load()
+            self._refresh(REFRESH_INTERVAL_S)
+            return [name for name, item in self._items[place].items() if item.owner == owner]
+
     def totals(self) -> Mapping[str | None, Stored]:
         """What each owner has; what other processes have changed in the last minute may be missing."""
         with self._lock:
