@@ -69,8 +69,11 @@ class WeightFiles:
         if index.exists():
             try:
                 self.where: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise CorruptWeights(f"{index} cannot be read: {error!r}.", hint=FETCH_AGAIN_HINT) from None
+            for file in self.where.values():
+                if not _is_file_name(file):
+                    raise CorruptWeights(f"{index} names {file!r:.80}, which is no file of that folder.", hint=FETCH_AGAIN_HINT)
             return
         files = sorted(folder.glob("*.safetensors"))
         if not files:
@@ -140,8 +143,14 @@ def places(path: Path) -> dict[str, TensorPlace]:
         raise _damaged(path, error) from None
 
 
+def _is_file_name(value: object) -> bool:
+    return isinstance(value, str) and Path(value).name == value and value not in ("", "..") and "\0" not in value
+
+
 def _place(name: str, entry: dict[str, Any], start: int, size: int) -> TensorPlace:
     begin, end = entry["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (begin, end, *entry["shape"])):
+        raise ValueError(f"{name} has a place or a shape that is not in whole numbers")
     place = TensorPlace(entry["dtype"], tuple(entry["shape"]), start + begin, start + end)
     if place.dtype not in DTYPES:
         raise _unknown_type(name, place.dtype)

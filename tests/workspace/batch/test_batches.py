@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,25 @@ def test_lines_are_found_whatever_they_hold(pieces: list[bytes], newline: bool) 
         places = [number for number, piece in enumerate(pieces, 1) if piece.strip()]
         assert [mistake.line for mistake in found.mistakes("/v1/completions")] == (places or [None])
         os.close(file)
+
+
+@pytest.mark.parametrize("text", [b"no JSON", b"", b"[" * 100_000, b"\xff", b"[]", b"7"])
+def test_a_line_of_a_journal_that_is_no_fact_counts_as_torn_though_its_checksum_is_right(text: bytes) -> None:
+    with quick_folder() as path:
+        folder = os.open(path, FOLDER)
+        good = b'{"n":0}'
+        (path / JOURNAL).write_bytes(b"".join(b"%08x %b\n" % (zlib.crc32(line), line) for line in (good, text, good)))
+        assert [entry.fact for entry in read_entries(folder)] == [{"n": 0}]
+        os.close(folder)
+
+
+@pytest.mark.parametrize("fact", [{"lines": "three", "at": 1.0}, {"lines": 3, "at": None}, {"lines": True, "at": []}])
+def test_a_journal_that_begins_with_nonsense_leaves_a_batch_that_has_not_begun(server: Server, fact: dict[str, Any]) -> None:
+    batch = server.submit(jsonl([line("a")]))
+    file = server.workspace.path / Place.BATCHES / batch / JOURNAL
+    text = json.dumps(fact).encode()
+    file.write_bytes(b"%08x %b\n" % (zlib.crc32(text), text))
+    assert server.batches.get(batch).status is BatchStatus.VALIDATING
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=3), min_size=1, max_size=8), st.data())

@@ -43,6 +43,14 @@ def test_what_is_put_is_found_by_its_owner_alone(responses: Responses) -> None:
     assert responses.get(JOB, owner="ada") == SAID
 
 
+@pytest.mark.parametrize("owner", [b"", b"ada", b"[" * 100_000, b"\xff"])
+def test_a_damaged_owner_is_nobody(responses: Responses, tmp_path: Path, owner: bytes) -> None:
+    responses.put(JOB, SAID, owner="ada")
+    (tmp_path / "jobs/responses" / JOB / "owner.json").write_bytes(owner)
+    assert responses.get(JOB, owner="ada") is None
+    assert responses.get(JOB, owner=None) is None
+
+
 def test_a_new_life_finds_what_an_earlier_one_kept(responses: Responses, tmp_path: Path, clock: Clock) -> None:
     responses.put(JOB, SAID, owner=None)
     assert Responses(Workspace(tmp_path / "jobs"), keep=60.0, clock=clock).get(JOB, owner=None) == SAID

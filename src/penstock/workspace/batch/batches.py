@@ -159,7 +159,7 @@ class _JournalSummary:
         for entry in read_entries(folder, self.offset):
             self.offset = entry.end
             match entry.fact:
-                case {"lines": total, "at": at}:
+                case {"lines": total, "at": at} if is_number(total) and is_number(at):
                     self.total, self.begun = total, at
                 case {"body": _}:
                     self.completed += 1

@@ -62,7 +62,11 @@ class Responses:
             stored_owner, items, response = (read_file(folder, name, MAX_RESULT_BYTES) for name in (OWNER, ITEMS, RESPONSE))
         if stored_owner is None or items is None or response is None:
             return None  # it is being removed
-        return ResponseRecord(response, items) if json.loads(stored_owner) == owner else None
+        try:
+            is_owned = json.loads(stored_owner) == owner
+        except (ValueError, RecursionError):  # a damaged record belongs to nobody
+            return None
+        return ResponseRecord(response, items) if is_owned else None
 
     def remove(self, job_id: str, *, owner: str | None) -> bool:
         """Delete an answer, and return whether it existed."""
