@@ -3,28 +3,36 @@
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 #
 # takes PyTorch's small CPU build on a Linux machine without an NVIDIA GPU (the default there is the CUDA build, several GB).
+# Only PyTorch comes from that index. Everything else is installed as requirements/dev.txt pins it, with hashes.
 
-PYTHON      ?= python3
-PROMPT      ?= What is the capital of France?
-PYTEST_ARGS ?= -n 3 --dist loadfile
-SOAK_ARGS   ?=
-BENCH_ARGS  ?=
-SERVE_ARGS  ?=
-TORCH_INDEX ?=
+PYTHON       ?= python3
+PROMPT       ?= What is the capital of France?
+PYTEST_ARGS  ?= -n 3 --dist loadfile
+SOAK_ARGS    ?=
+FUZZ_MINUTES ?= 60
+LOCK_ARGS    ?=
+BENCH_ARGS   ?=
+SERVE_ARGS   ?=
+TORCH_INDEX  ?=
 
-VENV  := .venv
-BIN   := $(VENV)/bin
-STAMP := $(VENV)/.installed
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+SUPPLY := .supply
 # Twice quiet: errors are shown, warnings about mirrors and the like are not.
-PIP   := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
-TORCH := $(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
+PIP    := -m pip install --quiet --quiet --disable-pip-version-check
+PINNED := $(PIP) --require-hashes --only-binary :all: --no-deps --requirement
+TORCH  := $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --requirement requirements/torch.txt
+LOCK   := $(SUPPLY)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-package torch \
+          --custom-compile-command 'make lock' $(LOCK_ARGS)
 
 # The prompt travels by environment and unexpanded, so that quotes, $ and new lines in it reach the model as they are.
 unexport PROMPT
 export PENSTOCK_PROMPT := $(value PROMPT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve run test test-slow soak lint format bench bench-compare bench-serving bench-network bench-workspace clean
+.PHONY: help setup serve run test test-slow soak fuzz lint format lock audit \
+        bench bench-compare bench-serving bench-network bench-workspace clean
 
 help: ## Show this list
 	@echo "Penstock: one language model running across the machines you already have"
@@ -53,6 +61,9 @@ test-slow: $(STAMP) ## Run the tests that are slow by nature: real servers that 
 soak: $(STAMP) ## Kill and freeze nodes and servers, and cut the power of a disk (some forty minutes)
 	$(BIN)/python -m pytest tests/soak -s $(SOAK_ARGS)
 
+fuzz: $(STAMP) ## Feed random and damaged input to everything that reads what others send, for FUZZ_MINUTES
+	@nice -n 10 $(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES)
+
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -61,6 +72,16 @@ lint: $(STAMP) ## Check style and types
 format: $(STAMP) ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+lock: $(SUPPLY)/.installed ## Pin all dependencies with hashes, and write the SBOM (newer versions: LOCK_ARGS=--upgrade)
+	$(LOCK) --constraint requirements/torch.txt --extra dev --output-file requirements/dev.txt pyproject.toml
+	$(LOCK) --constraint requirements/torch.txt --constraint requirements/dev.txt --output-file requirements/runtime.txt pyproject.toml
+	$(LOCK) --group installer --output-file requirements/pip.txt
+	$(LOCK) --group supply --output-file requirements/supply.txt
+	$(SUPPLY)/bin/python tools/sbom.py
+
+audit: $(SUPPLY)/.installed ## Look up known holes of all pinned packages; fails where the database cannot be reached
+	@$(SUPPLY)/bin/python tools/audit.py
 
 bench: $(STAMP) ## Measure how fast this machine is
 	@$(BIN)/penstock bench $(BENCH_ARGS)
@@ -78,18 +99,27 @@ bench-workspace: $(STAMP) ## Measure durable jobs on this disk, on a quiet machi
 	@$(BIN)/python bench/workspace.py $(BENCH_ARGS)
 
 clean: ## Remove .venv and all caches (not the downloaded models)
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SUPPLY) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml requirements/pip.txt requirements/dev.txt requirements/torch.txt
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo "Penstock needs Python 3.11 or newer, and '$(PYTHON)' was not found. Choose one with: make setup PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Choose another with: make setup PYTHON=python3.12"; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || \
 	  { echo "Creating the environment $(VENV) with $$($(PYTHON) -V) ..."; $(PYTHON) -m venv --clear $(VENV); }
-	@echo "Installing PyTorch (a large download the first time, this takes a minute or more) ..."
-	@$(TORCH)
-	@echo "Installing Penstock and its tools (another minute or two) ..."
-	@$(PIP) --editable '.[dev]'
+	@echo "Installing what Penstock needs (this takes a minute or two) ..."
+	@$(BIN)/python $(PINNED) requirements/pip.txt
+	@$(BIN)/python $(PINNED) requirements/dev.txt
+	@echo "Installing PyTorch (a large download the first time) ..."
+	@$(BIN)/python $(TORCH)
+	@$(BIN)/python $(PIP) --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip check --disable-pip-version-check >$(VENV)/pip-check.txt || { cat $(VENV)/pip-check.txt; exit 1; }
+	@touch $@
+
+$(SUPPLY)/.installed: requirements/pip.txt requirements/supply.txt
+	@$(PYTHON) -m venv --clear $(SUPPLY)
+	@$(SUPPLY)/bin/python $(PINNED) requirements/pip.txt
+	@$(SUPPLY)/bin/python $(PINNED) requirements/supply.txt
 	@touch $@
