@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import tempfile
 import zlib
 from contextlib import suppress
@@ -23,6 +22,7 @@ from penstock.network.roster import Roster
 from penstock.network.stream import Stream
 from penstock.network.trust import invitation, revocations, trusted_models
 from penstock.network.trust.keyring import Sealed
+from penstock.network.trust.token_text import from_text, to_text
 from tests.fuzz.target import Target, TargetMaker, damaged
 from tests.network.certificates import Authority
 from tests.network.messages import decode_job
@@ -142,11 +142,11 @@ def invitations() -> Target:
         token = invitation.encode(
             invitation.Invitation("home", authority.identity.certificate, identity, ("tls/10.0.0.1:7447",), authority.revoke())
         )
-    packed = base64.urlsafe_b64decode(token.removeprefix(invitation.TOKEN_PREFIX) + "===")[: -invitation.CHECKSUM_BYTES]
+    packed = from_text(invitation.TOKEN_PREFIX, token, invitation.MAX_TOKEN_CHARS)
     contents = zlib.decompress(packed)
 
     def resealed(packed: bytes) -> str:
-        return invitation.TOKEN_PREFIX + base64.urlsafe_b64encode(packed + invitation._checksum(packed)).decode()
+        return to_text(invitation.TOKEN_PREFIX, packed)
 
     def check(text: str) -> None:
         with suppress(Untrusted):

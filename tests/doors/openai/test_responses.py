@@ -245,7 +245,7 @@ def test_a_name_that_is_no_responses_is_unknown(client: OpenAI, name: str) -> No
         client.responses.retrieve(name)
 
 
-@pytest.mark.parametrize("damaged", ["response.json", "items.json", "owner.json"])
+@pytest.mark.parametrize("damaged", ["response.json", "items.json"])
 def test_a_response_whose_files_are_damaged_says_so(client: OpenAI, workspace: Path, damaged: str) -> None:
     made = ask(client, max_output_tokens=1)
     (workspace / "responses" / made.id.removeprefix("resp_") / damaged).write_bytes(b"{")
@@ -253,6 +253,13 @@ def test_a_response_whose_files_are_damaged_says_so(client: OpenAI, workspace: P
         client.responses.retrieve(made.id)
     with pytest.raises(openai.BadRequestError, match="its files are damaged"):
         ask(client, previous_response_id=made.id)
+
+
+def test_a_response_whose_owner_is_damaged_is_nobodys(client: OpenAI, workspace: Path) -> None:
+    made = ask(client, max_output_tokens=1)
+    (workspace / "responses" / made.id.removeprefix("resp_") / "owner.json").write_bytes(b"{")
+    with pytest.raises(openai.NotFoundError, match="There is no response"):
+        client.responses.retrieve(made.id)
 
 
 # ---- what is refused ----
