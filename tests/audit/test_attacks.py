@@ -47,6 +47,7 @@ def test_embeddings_give_every_token_away(dictionary: Dictionary, text: dict[int
     assert share(dictionary.nearest(text[0], 1), sample) == 1.0
 
 
+@pytest.mark.slow
 def test_one_layer_is_enough_against_the_nearest_embedding_and_not_against_a_linear_map(
     dictionary: Dictionary, text: dict[int, Tensor], sample: list[int], public_states: dict[int, Tensor], public: list[int]
 ) -> None:

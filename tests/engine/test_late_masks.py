@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
@@ -18,6 +17,7 @@ from tests.engine.layouts import configs, faults, networks, prompts
 from tests.engine.node import Place
 from tests.engine.test_prompt_scores import Steps
 from tests.engine.world import Faults, World
+from tests.examples import examples
 
 SETS = [{5, 6}, {7, 8, 9}, {8, 9, 10}, {11, 12}]
 
@@ -116,8 +116,15 @@ def test_while_a_mask_is_late_other_answers_go_on() -> None:
     assert engine.sequences.pool.held == 0
 
 
-@settings(max_examples=40, deadline=None)
-@given(networks(least_blocks=26), configs, faults, st.lists(prompts, min_size=1, max_size=4), st.integers(0, 99))
+@examples(
+    few=12,
+    many=100,
+    network=networks(least_blocks=26),
+    config=configs,
+    faults=faults,
+    asked=st.lists(prompts, min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+)
 def test_answers_with_late_masks_are_the_same_in_any_network(
     network: tuple[int, list[Place]], config: EngineConfig, faults: Faults, asked: list[list[int]], seed: int
 ) -> None:

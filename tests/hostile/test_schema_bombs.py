@@ -192,6 +192,7 @@ def test_a_job_with_a_bomb_fails_for_good(another_model: LoadedModel, tmp_path: 
     assert [flow.get(job).data for job in jobs] == [result.data for result in results]
 
 
+@pytest.mark.slow
 def test_batches_of_bombs_fail_line_by_line_and_those_of_other_keys_are_answered(site: Site) -> None:
     def line(i: int, schema: dict[str, Any]) -> str:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -41,6 +41,7 @@ def same(ours: Any, theirs: torch.Tensor) -> bool:
     return torch.allclose(torch.tensor(ours), theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_prompts_of_all_lengths_have_the_embeddings_of_transformers(llm: LLM) -> None:
     names = ["one token", "emoji", "long", "chat turns"]
     prompts, right = [EMBEDDED[name] for name in names], [THEIRS[name] for name in names]
@@ -69,6 +70,7 @@ def test_an_embedding_among_running_chats_is_the_same(llm: LLM) -> None:
     assert same(said[at].vector, THEIRS["chat turns"])  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_preempted_embedding_is_the_same(llm: LLM) -> None:
     said, ended, urgent = list[JobUpdate](), threading.Event(), list[JobUpdate]()
 

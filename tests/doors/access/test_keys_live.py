@@ -115,6 +115,7 @@ def open_answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return most
 
 
+@pytest.mark.slow
 def test_limits_hold_under_sixty_four_clients_with_four_keys(site: Site, open_answers: dict[str, int]) -> None:
     keys = {
         "few": site.keys.add("few", KeyLimits(jobs=2)),

@@ -149,6 +149,7 @@ def test_structured_output_is_parsed(client: OpenAI) -> None:
 # ---- tools ----
 
 
+@pytest.mark.slow
 def test_a_call_is_answered_in_the_next_request(real_client: OpenAI) -> None:
     first = ask(real_client, "How is the weather in Paris?", **FORCED)
     (call,) = first.output

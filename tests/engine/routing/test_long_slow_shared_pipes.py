@@ -140,6 +140,7 @@ def test_a_prompt_after_a_long_answer_over_a_slow_link_breaks_no_route(monkeypat
         assert isinstance(one.final, JobDone)
 
 
+@pytest.mark.slow
 def test_many_streams_fill_many_hops() -> None:
     """64 answers over 20 nodes with 100 ms between them: as many steps are on the way as make them fastest."""
     nodes = [Place(f"n{layer:02d}", ((layer, layer + 1),), blocks=400, seconds=0.01, per_token=0.000625) for layer in range(20)]
