@@ -8,6 +8,7 @@
 PYTHON       ?= python3
 PROMPT       ?= What is the capital of France?
 PYTEST_ARGS  ?= -n 4 --dist loadfile
+SLOW_ARGS    ?= -n 3 --dist loadfile
 SOAK_ARGS    ?=
 FUZZ_MINUTES ?= 60
 LOCK_ARGS    ?=
@@ -56,7 +57,7 @@ test: lint ## Check style and types, then run the quick tests (some five minutes
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow $(SLOW_ARGS)
 
 soak: $(STAMP) ## Kill and freeze nodes and servers, and cut the power of a disk (some forty minutes)
 	$(BIN)/python -m pytest tests/soak -s $(SOAK_ARGS)
