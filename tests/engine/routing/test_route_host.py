@@ -352,6 +352,22 @@ def test_a_route_waits_until_its_nodes_know_each_other(host: RouteHost) -> None:
     assert host.open("a", request).blocks
 
 
+def test_memory_is_kept_for_an_origin_that_waits_until_it_is_gone(host: RouteHost, clock: Clock) -> None:
+    alive = {"a": 1, "b": 1, "z": 1}
+    host.close_dead_origins(alive)
+    whole = host.open("a", ask()).blocks
+    assert not host.open("b", replace(ask(), route=RouteId("b", 1, 0))).blocks
+    clock.now += 10.0  # it tries other paths in the meantime
+    host.recalls()
+    lease = host.renew("a", Ping(ROUTE, 1, whole, -1))
+    assert lease is not None
+    assert lease.target == whole // 2
+    host.close_dead_origins({"a": 1, "z": 1})
+    lease = host.renew("a", Ping(ROUTE, 2, whole, -1))
+    assert lease is not None
+    assert lease.target == whole
+
+
 def test_a_stale_lease_of_an_earlier_route_of_the_origin_goes_when_it_opens_another(host: RouteHost) -> None:
     host.open("a", ask())
     assert host.open("a", replace(ask(), route=RouteId("a", 1, 1))).blocks == 16

@@ -34,7 +34,7 @@ RECALL_RETRY_S = 0.3  # recalled blocks should be back after this
 RECALL_TIMEOUT_S = 30.0  # an origin that keeps recalled blocks for longer loses its route
 PROGRESS_INTERVAL_S = 0.1  # between two reports about one route
 MARK_INTERVAL_S = 0.05  # between two Marks of one route, however many Pings its origin sends
-WAITING_TTL_S = 4.0  # how long an origin that found no memory is remembered: longer than it waits before it asks again
+WAITING_TTL_S = 15.0  # that an origin which found no memory is remembered: it may try other paths before it asks again
 
 
 class RoutePart(NamedTuple):
