@@ -33,7 +33,7 @@ export PENSTOCK_PROMPT := $(value PROMPT)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve run test test-slow soak fuzz lint format lock audit \
-        bench bench-compare bench-serving bench-network bench-workspace clean
+        bench bench-compare bench-serving bench-network bench-workspace bench-attacks clean
 
 help: ## Show this list
 	@echo "Penstock: one language model running across the machines you already have"
@@ -98,6 +98,9 @@ bench-network: $(STAMP) ## Measure pipes over several nodes, on a quiet machine 
 
 bench-workspace: $(STAMP) ## Measure durable jobs on this disk, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/workspace.py $(BENCH_ARGS)
+
+bench-attacks: $(STAMP) ## Measure what clients feel of attacks by others, on a quiet machine (some ten minutes)
+	@$(BIN)/python bench/attacks.py $(BENCH_ARGS)
 
 clean: ## Remove .venv and all caches (not the downloaded models)
 	rm -rf $(VENV) $(SUPPLY) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -129,9 +129,13 @@ class Server(Program):
                     sys.exit(f"The server was not ready after {START_LIMIT:.0f} s: {error.read().decode()}")
                 time.sleep(0.1)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def cpu(self) -> Cpu:
-        process = f"/proc/{self._process.pid}"
-        return Cpu(_seconds(f"{process}/stat"), _seconds(f"{process}/task/{self._process.pid}/stat"))
+        process = f"/proc/{self.pid}"
+        return Cpu(_seconds(f"{process}/stat"), _seconds(f"{process}/task/{self.pid}/stat"))
 
     def counters(self) -> dict[str, float]:
         """Penstock's own counters, those of one model, without its name: `steps`, `busy_seconds`, ..."""
