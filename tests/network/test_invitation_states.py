@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 from penstock.network.trust import admission, authority, invitation_book, revocations
 from penstock.network.trust.certificates import new_key
 from penstock.network.trust.invitation_book import KEEP_FOR, MAX_OPEN, MAX_WRONG_PROOFS
-from penstock.network.trust.join_protocol import Refusal
+from penstock.network.trust.join_protocol import JoinRefusal
 from penstock.network.trust.join_token import JoinToken
 from tests.network.joins import admit, created, request_of
 
@@ -61,7 +61,7 @@ class Life(RuleBasedStateMachine):
         self.network = created(Path(self._folder.name))
         self.now = datetime.now(UTC)
         self.nodes: dict[str, str] = {}  # by token
-        self.closed: dict[str, Refusal] = {}
+        self.closed: dict[str, JoinRefusal] = {}
         self.used: dict[str, int] = {}  # which key
         self.guesses: dict[str, int] = {}
         self.delivered: dict[str, set[bytes]] = {}
@@ -72,7 +72,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(target=tokens, node=st.sampled_from("ab"))
     def invite(self, node: str) -> JoinToken:
-        self._close(node, Refusal.WITHDRAWN)
+        self._close(node, JoinRefusal.WITHDRAWN)
         token = admission.invite_once(self.network, node, lifetime=timedelta(hours=HOURS), now=self.now)
         self.nodes[token.id] = node
         return token
@@ -85,33 +85,33 @@ class Life(RuleBasedStateMachine):
             with power_cut(cut):
                 answer = admit(self.network, request_of(token, KEYS[key]), self.now)
         except PowerCut:
-            assert expected is Refusal.NONE, "nothing is written for a machine that is refused"
+            assert expected is JoinRefusal.NONE, "nothing is written for a machine that is refused"
             assert token.id not in self.used
             return
         assert answer.refusal == expected
-        if expected is Refusal.NONE:
+        if expected is JoinRefusal.NONE:
             self.used[token.id] = key
             if not lost:
                 self.delivered.setdefault(token.id, set()).add(answer.certificate)
 
     @rule(token=tokens)
     def guess(self, token: JoinToken) -> None:
-        open_now = self._expected(token, 0) is Refusal.NONE and token.id not in self.used
+        open_now = self._expected(token, 0) is JoinRefusal.NONE and token.id not in self.used
         request = request_of(token, KEYS[0])
         request.proof = bytes(32)
-        assert admit(self.network, request, self.now).refusal == Refusal.INVALID
+        assert admit(self.network, request, self.now).refusal == JoinRefusal.INVALID
         if open_now:
             self.guesses[token.id] = self.guesses.get(token.id, 0) + 1
             if self.guesses[token.id] == MAX_WRONG_PROOFS:
-                self.closed[token.id] = Refusal.LOCKED
+                self.closed[token.id] = JoinRefusal.LOCKED
 
     @rule(token=tokens)
     def withdraw(self, token: JoinToken) -> None:
-        was_open = self._expected(token, 0) is Refusal.NONE and token.id not in self.used
+        was_open = self._expected(token, 0) is JoinRefusal.NONE and token.id not in self.used
         try:
             admission.withdraw(self.network, token.id, now=self.now)
             assert was_open
-            self.closed[token.id] = Refusal.WITHDRAWN
+            self.closed[token.id] = JoinRefusal.WITHDRAWN
         except ConfigError:
             assert not was_open
 
@@ -121,7 +121,7 @@ class Life(RuleBasedStateMachine):
             authority.revoke(self.network, node)
         except ConfigError:
             assert node not in self.nodes.values()
-        self._close(node, Refusal.WITHDRAWN)
+        self._close(node, JoinRefusal.WITHDRAWN)
 
     @rule(hours=st.integers(1, 2 * HOURS))
     def wait(self, hours: int) -> None:
@@ -134,14 +134,14 @@ class Life(RuleBasedStateMachine):
             (certificate,) = certificates
             assert f"{x509.load_der_x509_certificate(certificate).serial_number:x}" in register
 
-    def _expected(self, token: JoinToken, key: int) -> Refusal:
+    def _expected(self, token: JoinToken, key: int) -> JoinRefusal:
         if token.id in self.used:
-            return Refusal.NONE if self.used[token.id] == key else Refusal.USED
+            return JoinRefusal.NONE if self.used[token.id] == key else JoinRefusal.USED
         if self.closed.get(token.id) is not None:
             return self.closed[token.id]
-        return Refusal.EXPIRED if self.now >= token.expires else Refusal.NONE
+        return JoinRefusal.EXPIRED if self.now >= token.expires else JoinRefusal.NONE
 
-    def _close(self, node: str, why: Refusal) -> None:
+    def _close(self, node: str, why: JoinRefusal) -> None:
         for token, name in self.nodes.items():
             if name == node and token not in self.used:
                 self.closed[token] = why
@@ -158,7 +158,7 @@ def test_after_a_power_cut_an_invitation_is_as_it_was_and_what_it_gives_can_be_r
     with pytest.raises(PowerCut), power_cut(cut):
         admit(network, request_of(token, KEYS[0]))
     answer = admit(network, request_of(token, KEYS[1]))
-    assert answer.refusal == Refusal.NONE
+    assert answer.refusal == JoinRefusal.NONE
     authority.revoke(network, "laptop")
     serial = x509.load_der_x509_certificate(answer.certificate).serial_number
     assert serial in revocations.read(network.revocations_file.read_bytes(), authority.signing_identity(network).certificate)

@@ -37,8 +37,8 @@ from penstock.network.trust.join_protocol import (
     Channel,
     JoinAnswer,
     JoinHello,
+    JoinRefusal,
     JoinRequest,
-    Refusal,
 )
 from penstock.network.trust.join_token import JoinToken, decode_join, encode_join
 from penstock.network.trust.revocation_stamp import read_stamp
@@ -207,7 +207,7 @@ def test_of_machines_that_use_a_token_at_the_same_moment_one_gets_in(network: Jo
     requests = [request_of(token) for _ in range(8)]
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda request: admit(network, request).refusal, requests))
-    assert sorted(answers) == [Refusal.NONE, *[Refusal.USED] * 7]
+    assert sorted(answers) == [JoinRefusal.NONE, *[JoinRefusal.USED] * 7]
     assert issued(network, token) == 1
 
 
@@ -410,7 +410,7 @@ def test_a_recorded_join_cannot_be_replayed(network: JoinedNetwork, token: JoinT
 
     def record(network: JoinedNetwork, request: JoinRequest, **about: object) -> JoinAnswer:
         recorded.append(request)
-        return JoinAnswer(Refusal.FAILED) if len(recorded) == 1 else answers(network, request, **about)  # type: ignore[arg-type]
+        return JoinAnswer(JoinRefusal.FAILED) if len(recorded) == 1 else answers(network, request, **about)  # type: ignore[arg-type]
 
     monkeypatch.setattr(join_listener, "admit", record)
     with pytest.raises(Untrusted, match="could not issue"):
@@ -419,7 +419,7 @@ def test_a_recorded_join_cannot_be_replayed(network: JoinedNetwork, token: JoinT
         channel = client_channel(connection, network)
         channel.receive(JoinHello, MAX_REQUEST_BYTES)
         channel.send(recorded[0])
-        assert channel.receive(JoinAnswer, MAX_ANSWER_BYTES).refusal == Refusal.INVALID
+        assert channel.receive(JoinAnswer, MAX_ANSWER_BYTES).refusal == JoinRefusal.INVALID
     assert issued(network, token) == 0
     request_certificate(token)
 
@@ -439,7 +439,7 @@ def test_a_proof_is_good_for_its_own_conversation_alone(network: JoinedNetwork, 
         mutated = bytes(byte ^ (index == place) for index, byte in enumerate(request.proof))
         changed = {"id": other.id, "signing_request": signing_request(new_key()), "proof": mutated}[change]
         request = msgspec.structs.replace(request, **{change: changed})
-    assert admission.admit(network, request, **about).refusal == Refusal.INVALID  # type: ignore[arg-type]
+    assert admission.admit(network, request, **about).refusal == JoinRefusal.INVALID  # type: ignore[arg-type]
     assert issued(network, token) == issued(network, other) == 0
 
 

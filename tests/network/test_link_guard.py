@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.network import link_guard
-from penstock.network.link_guard import BUSY_INTERVAL_S, CHECK_INTERVAL_S, MAX_PENDING, MIN_AGE_S, Connection, LinkGuard
+from penstock.network.link_guard import BUSY_INTERVAL_S, CHECK_INTERVAL_S, MAX_PENDING, MIN_AGE_S, LinkGuard, TcpConnection
 
 
 class Clock:
@@ -158,8 +158,8 @@ def test_a_certificate_has_few_links_and_the_first_ones_stay(stack: contextlib.E
 
 def test_an_address_with_many_connections_loses_them_before_another_does() -> None:
     guard = LinkGuard([7447])
-    few = [Connection(number, ("10.0.0.1", 7447), ("10.0.0.2", number)) for number in range(3)]
-    many = [Connection(number, ("10.0.0.1", 7447), ("10.6.6.6", number)) for number in range(10, 110)]
+    few = [TcpConnection(number, ("10.0.0.1", 7447), ("10.0.0.2", number)) for number in range(3)]
+    many = [TcpConnection(number, ("10.0.0.1", 7447), ("10.6.6.6", number)) for number in range(10, 110)]
     guard._seen = {one.inode: float(one.inode) for one in [*few, *many]}  # the few are the oldest
     assert guard.choose([*few, *many], 1000.0) == many[0]
     assert guard.choose([*few, *many[: MAX_PENDING - 3]], 1000.0) is None

@@ -21,15 +21,15 @@ OPERATOR = ""  # in place of an owner
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class UsageCounts:
     """Requests, and tokens of their prompts and answers."""
 
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
+    def __add__(self, other: UsageCounts) -> UsageCounts:
+        return UsageCounts(
             self.requests + other.requests,
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
@@ -37,23 +37,23 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class KeyUse:
     """What one key has used: in all, and on `day` (UTC)."""
 
-    total: Counts = Counts()
+    total: UsageCounts = UsageCounts()
     day: str = ""
-    today: Counts = Counts()
+    today: UsageCounts = UsageCounts()
 
-    def plus(self, counts: Counts, day: str) -> Used:
-        today = self.today if day == self.day else Counts()
-        return Used(self.total + counts, day, today + counts)
+    def plus(self, counts: UsageCounts, day: str) -> KeyUse:
+        today = self.today if day == self.day else UsageCounts()
+        return KeyUse(self.total + counts, day, today + counts)
 
-    def on(self, day: str) -> Counts:
-        return self.today if day == self.day else Counts()
+    def on(self, day: str) -> UsageCounts:
+        return self.today if day == self.day else UsageCounts()
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class KeyHoldings:
     """What a key has in a workspace: bytes on the disk, and batches that have not ended."""
 
     disk: int = 0
@@ -69,17 +69,17 @@ class ServerUsage:
 
     written: float = 0.0
     workspace: str | None = None
-    used: Mapping[str, Used] = field(default_factory=dict)
-    held: Mapping[str, Held] = field(default_factory=dict)
+    used: Mapping[str, KeyUse] = field(default_factory=dict)
+    held: Mapping[str, KeyHoldings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyUsage:
     """What one key has used of all servers."""
 
-    total: Counts = Counts()
-    today: Counts = Counts()
-    held: Held = Held()
+    total: UsageCounts = UsageCounts()
+    today: UsageCounts = UsageCounts()
+    held: KeyHoldings = KeyHoldings()
 
 
 def today() -> str:
@@ -124,7 +124,7 @@ def read_usage(keys: Path) -> dict[str, KeyUsage]:
     for usage in latest.values():
         for owner, held in usage.held.items():
             before = all_used.get(owner, KeyUsage())
-            sums = Held(before.held.disk + held.disk, before.held.batches + held.batches)
+            sums = KeyHoldings(before.held.disk + held.disk, before.held.batches + held.batches)
             all_used[owner] = replace(before, held=sums)
     return all_used
 
@@ -148,11 +148,11 @@ def _read(file: Path) -> ServerUsage | None:
             written=float(found["written"]),
             workspace=found["workspace"],
             used={owner: _used(one) for owner, one in found["used"].items()},
-            held={owner: Held(**one) for owner, one in found["held"].items()},
+            held={owner: KeyHoldings(**one) for owner, one in found["held"].items()},
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def _used(found: dict[str, Any]) -> Used:
-    return Used(Counts(**found["total"]), str(found["day"]), Counts(**found["today"]))
+def _used(found: dict[str, Any]) -> KeyUse:
+    return KeyUse(UsageCounts(**found["total"]), str(found["day"]), UsageCounts(**found["today"]))

@@ -34,7 +34,7 @@ CHECK_INTERVAL_S = 1.0
 BUSY_INTERVAL_S = 0.2  # while there are too many connections without a link: then one of them is closed with each check
 
 
-class Connection(NamedTuple):
+class TcpConnection(NamedTuple):
     """A TCP connection of this process."""
 
     inode: int
@@ -76,7 +76,7 @@ class LinkGuard:
         linked = {_ends(*key) for key in found}
         now, closed = self._clock(), 0
         with contextlib.ExitStack() as stack:
-            sockets: dict[Connection, socket.socket] = {}
+            sockets: dict[TcpConnection, socket.socket] = {}
             for connection, sock in self._connections(bool(unwanted)):
                 sockets[connection] = stack.enter_context(sock)
             waiting = [one for one in sockets if one.local[1] in self._ports and (one.local, one.remote) not in linked]
@@ -89,7 +89,7 @@ class LinkGuard:
                         closed += 1
         return BUSY_INTERVAL_S if closed or len(waiting) > MAX_PENDING else CHECK_INTERVAL_S
 
-    def choose(self, pending: Collection[Connection], now: float) -> Connection | None:
+    def choose(self, pending: Collection[TcpConnection], now: float) -> TcpConnection | None:
         """Return the pending connection to close: the oldest of the address that has most, if there are too many."""
         if len(pending) <= MAX_PENDING:
             return None
@@ -107,7 +107,7 @@ class LinkGuard:
                 unwanted.add(_ends(*key))
         return unwanted
 
-    def _connections(self, with_outgoing: bool) -> Iterator[tuple[Connection, socket.socket]]:
+    def _connections(self, with_outgoing: bool) -> Iterator[tuple[TcpConnection, socket.socket]]:
         """Yield the TCP connections at our ports, or all of them, each with a socket of its own to close."""
         unrelated: set[int] = set()
 
@@ -147,7 +147,7 @@ def _is_tcp(sock: socket.socket) -> bool:
     return sock.family in (socket.AF_INET, socket.AF_INET6) and bool(sock.type & socket.SOCK_STREAM)
 
 
-def _connection(sock: socket.socket) -> Connection | None:
+def _connection(sock: socket.socket) -> TcpConnection | None:
     """Return what is known of a TCP connection; None for any other socket."""
     if not _is_tcp(sock):
         return None
@@ -155,7 +155,7 @@ def _connection(sock: socket.socket) -> Connection | None:
         local, remote = sock.getsockname(), sock.getpeername()
     except OSError:  # it is not connected
         return None
-    return Connection(os.fstat(sock.fileno()).st_ino, (_host(local[0]), local[1]), (_host(remote[0]), remote[1]))
+    return TcpConnection(os.fstat(sock.fileno()).st_ino, (_host(local[0]), local[1]), (_host(remote[0]), remote[1]))
 
 
 def _ends(src: str, dst: str) -> tuple[tuple[str, int], tuple[str, int]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.key_usage import OPERATOR, Counts, Held, ServerUsage, UsageFile, Used, today
+from penstock.config.key_usage import OPERATOR, KeyHoldings, KeyUse, ServerUsage, UsageCounts, UsageFile, today
 from penstock.config.keys import KeyFolder, KeyLimits, digest
 from tests import warm
 from tests.server import clean_environment
@@ -112,11 +112,11 @@ def test_what_keys_have_used_is_shown(tmp_path: Path) -> None:
         written=1.0,
         workspace="/jobs",
         used={
-            owner: Used(Counts(30, 4000, 500), day, Counts(3, 400, 50)),
-            OPERATOR: Used(Counts(1, 2, 3), "2020-01-01", Counts(1, 2, 3)),
-            "f" * 16: Used(Counts(9, 9, 9)),
+            owner: KeyUse(UsageCounts(30, 4000, 500), day, UsageCounts(3, 400, 50)),
+            OPERATOR: KeyUse(UsageCounts(1, 2, 3), "2020-01-01", UsageCounts(1, 2, 3)),
+            "f" * 16: KeyUse(UsageCounts(9, 9, 9)),
         },
-        held={owner: Held(1_500_000, 2)},
+        held={owner: KeyHoldings(1_500_000, 2)},
     )
     file = UsageFile(folder.path)
     file.write(record)

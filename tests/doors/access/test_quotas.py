@@ -15,7 +15,7 @@ import openai
 import pytest
 from starlette.testclient import TestClient
 
-from penstock.config.key_usage import OPERATOR, Counts, Held, read_usage
+from penstock.config.key_usage import OPERATOR, KeyHoldings, UsageCounts, read_usage
 from penstock.config.keys import KeyFolder, KeyLimits, digest
 from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
 from penstock.doors.access.keys import OWNER_ID_LENGTH, Keys
@@ -266,7 +266,7 @@ def test_what_a_key_uses_is_written_down_and_goes_on_at_the_next_server(site: Si
     usages += [openai.types.CompletionUsage(**json.loads(one)["response"]["body"]["usage"]) for one in output.splitlines()]
     prompt = sum(one.prompt_tokens for one in usages if one is not None)
     generated = sum(one.completion_tokens for one in usages if one is not None)
-    expected = Counts(4, prompt, generated)
+    expected = UsageCounts(4, prompt, generated)
 
     def written() -> Any:
         use = site.use_of(key)
@@ -278,7 +278,7 @@ def test_what_a_key_uses_is_written_down_and_goes_on_at_the_next_server(site: Si
     later.start()
     later.count(owner_of(key), requests=1)
     later.stop()
-    assert site.use_of(key).total == expected + Counts(requests=1), "two servers with the same keys are added up"
+    assert site.use_of(key).total == expected + UsageCounts(requests=1), "two servers with the same keys are added up"
 
 
 def test_lines_wait_for_tokens_of_the_minute_while_other_keys_go_on(site: Site) -> None:
@@ -312,14 +312,14 @@ def test_what_is_held_is_told_once_for_servers_that_share_a_workspace(tmp_path: 
     for written in (1.0, 2.0):
         log = UsageLog(tmp_path)
         log.workspace = "/jobs"
-        log.holdings = lambda: {"ada": Held(int(written) * 100, 1), None: Held(5, 0)}  # noqa: B023
+        log.holdings = lambda: {"ada": KeyHoldings(int(written) * 100, 1), None: KeyHoldings(5, 0)}  # noqa: B023
         log.count("ada", requests=1)
         log.start()
         log.stop()
     found = read_usage(tmp_path)
     assert found["ada"].total.requests == 2
-    assert found["ada"].held == Held(200, 1)
-    assert found[OPERATOR].held == Held(5, 0)
+    assert found["ada"].held == KeyHoldings(200, 1)
+    assert found[OPERATOR].held == KeyHoldings(5, 0)
 
 
 def test_yesterdays_use_is_not_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,13 +328,13 @@ def test_yesterdays_use_is_not_todays(tmp_path: Path, monkeypatch: pytest.Monkey
     log.start()
     log.count("ada", requests=3)
     log.stop()
-    assert (read_usage(tmp_path)["ada"].today, read_usage(tmp_path)["ada"].total) == (Counts(), Counts(3))
+    assert (read_usage(tmp_path)["ada"].today, read_usage(tmp_path)["ada"].total) == (UsageCounts(), UsageCounts(3))
     monkeypatch.undo()
     log = UsageLog(tmp_path)
     log.start()
     log.count("ada", requests=1)
     log.stop()
-    assert (read_usage(tmp_path)["ada"].today, read_usage(tmp_path)["ada"].total) == (Counts(1), Counts(4))
+    assert (read_usage(tmp_path)["ada"].today, read_usage(tmp_path)["ada"].total) == (UsageCounts(1), UsageCounts(4))
 
 
 def test_two_servers_with_the_same_keys_do_not_write_over_each_other(tmp_path: Path) -> None:

@@ -30,16 +30,16 @@ class Used(NamedTuple):
     tokens: int
 
 
-class Tokens(NamedTuple):
+class UsedTokens(NamedTuple):
     prompt: int = 0
     generated: int = 0
 
 
-Record = Callable[[str | None, Tokens], None]
+Record = Callable[[str | None, UsedTokens], None]
 """Takes the tokens that an owner has used now."""
 
 
-def _ignore(owner: str | None, tokens: Tokens) -> None:
+def _ignore(owner: str | None, tokens: UsedTokens) -> None:
     pass
 
 
@@ -65,7 +65,7 @@ class Ticket:
         if self in self.account.open:
             self.reserved -= min(tokens, self.reserved)
             self.account.use(tokens)
-            self.record(self.caller.owner, Tokens(0, tokens) if generated else Tokens(tokens, 0))
+            self.record(self.caller.owner, UsedTokens(0, tokens) if generated else UsedTokens(tokens, 0))
 
     def close(self) -> None:
         self.account.open.discard(self)

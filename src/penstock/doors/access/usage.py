@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.config.key_usage import OPERATOR, Counts, Held, ServerUsage, UsageFile, Used, today
-from penstock.doors.access.meter import Tokens
+from penstock.config.key_usage import OPERATOR, KeyHoldings, KeyUse, ServerUsage, UsageCounts, UsageFile, today
+from penstock.doors.access.meter import UsedTokens
 from penstock.errors import PenstockError
 
 logger = logging.getLogger("penstock.keys")
 
 WRITE_INTERVAL_S = 5.0  # what a crash may cost
 
-NO_TOKENS = Tokens()
-Holdings = Callable[[], Mapping[str | None, Held]]
+NO_TOKENS = UsedTokens()
+Holdings = Callable[[], Mapping[str | None, KeyHoldings]]
 
 
 class UsageLog:
@@ -32,7 +32,7 @@ class UsageLog:
         self._keys = keys
         self._file: UsageFile | None = None
         self._lock = threading.Lock()
-        self._used: dict[str, Used] = {}
+        self._used: dict[str, KeyUse] = {}
         self._written: ServerUsage | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -40,11 +40,11 @@ class UsageLog:
         self.holdings: Holdings = dict
         self.workspace: str | None = None
 
-    def count(self, owner: str | None, tokens: Tokens = NO_TOKENS, *, requests: int = 0) -> None:
-        counts = Counts(requests, tokens.prompt, tokens.generated)
+    def count(self, owner: str | None, tokens: UsedTokens = NO_TOKENS, *, requests: int = 0) -> None:
+        counts = UsageCounts(requests, tokens.prompt, tokens.generated)
         key = owner or OPERATOR
         with self._lock:
-            self._used[key] = self._used.get(key, Used()).plus(counts, today())
+            self._used[key] = self._used.get(key, KeyUse()).plus(counts, today())
 
     def start(self) -> None:
         if self._keys is not None:
@@ -85,7 +85,7 @@ class UsageLog:
         with self._lock:
             for owner, used in before.used.items():
                 now = self._used.get(owner)
-                merged = used if now is None else Used(used.total + now.total, now.day, used.on(now.day) + now.today)
+                merged = used if now is None else KeyUse(used.total + now.total, now.day, used.on(now.day) + now.today)
                 self._used[owner] = merged
 
     def _run(self) -> None:

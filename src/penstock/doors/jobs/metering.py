@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.domain.request import JobRequest
 from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.doors.access.job_meter import JobMeter, JobTicket
-from penstock.doors.access.meter import Tokens
+from penstock.doors.access.meter import UsedTokens
 from penstock.doors.access.usage import UsageLog
 from penstock.workspace.worker.runner import PartUpdate, Sink
 
@@ -26,7 +26,7 @@ class Metering:
         answers = [_max_answer(job, context - prompt) for job, prompt in zip(jobs, prompts, strict=True)]
         ticket = self._meter.admit(owner, sum(prompts) + sum(answers))
         ticket.count(sum(prompts))
-        self._usage.count(owner, Tokens(prompt=sum(prompts)), requests=0 if resumed else 1)
+        self._usage.count(owner, UsedTokens(prompt=sum(prompts)), requests=0 if resumed else 1)
         return MeteredTask(ticket, self._usage, owner, resumed, sink)
 
 
@@ -49,7 +49,7 @@ class MeteredTask:
             self._to_skip -= skipped
             tokens = len(inner.token_ids) - skipped
             self._ticket.count(tokens)
-            self._usage.count(self._owner, Tokens(generated=tokens))
+            self._usage.count(self._owner, UsedTokens(generated=tokens))
         elif isinstance(update, JobDone | JobFailed):
             self._ticket.close()
         self._sink(update)

@@ -16,7 +16,7 @@ from penstock.network.trust import authority, invitation_book
 from penstock.network.trust.addresses import DEFAULT_PORT, LOOPBACK, free_port
 from penstock.network.trust.certificates import NODE_DAYS, check_issuable, issue_to, requested_key
 from penstock.network.trust.invitation_book import BookedInvitation, InvitationBook, InvitationState, Use, new_invitation
-from penstock.network.trust.join_protocol import JoinAnswer, JoinRequest, Refusal, prove
+from penstock.network.trust.join_protocol import JoinAnswer, JoinRefusal, JoinRequest, prove
 from penstock.network.trust.join_token import JoinToken
 from penstock.network.trust.listening import ANY_IPV4, check_hosts, is_loopback, reachable_endpoints, split
 
@@ -27,10 +27,10 @@ LIFETIME = timedelta(hours=6)
 MIN_LIFETIME = timedelta(minutes=1)
 MAX_LIFETIME = timedelta(days=7)
 REFUSALS = {
-    InvitationState.USED: Refusal.USED,
-    InvitationState.EXPIRED: Refusal.EXPIRED,
-    InvitationState.WITHDRAWN: Refusal.WITHDRAWN,
-    InvitationState.LOCKED: Refusal.LOCKED,
+    InvitationState.USED: JoinRefusal.USED,
+    InvitationState.EXPIRED: JoinRefusal.EXPIRED,
+    InvitationState.WITHDRAWN: JoinRefusal.WITHDRAWN,
+    InvitationState.LOCKED: JoinRefusal.LOCKED,
 }
 
 
@@ -115,12 +115,12 @@ def admit(
         book = invitation_book.read(network)
         booked = book.find(request.id)
         if booked is None:
-            return JoinAnswer(Refusal.INVALID)
+            return JoinAnswer(JoinRefusal.INVALID)
         expected = prove(booked.secret, booked.id, challenge, server_certificate, request.signing_request)
         if not hmac.compare_digest(expected, request.proof):
             if booked.state(now) is InvitationState.OPEN:
                 files.replace(network.folder, {invitation_book.FILE: book.record_wrong_proof(booked.id).encode()})
-            return JoinAnswer(Refusal.INVALID)
+            return JoinAnswer(JoinRefusal.INVALID)
         key = requested_key(request.signing_request)
         encoded = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         state = booked.state(now)
@@ -144,7 +144,7 @@ def admit(
 def _answer(network: JoinedNetwork, booked: BookedInvitation, certificate: bytes) -> JoinAnswer:
     signing = authority.signing_identity(network)
     return JoinAnswer(
-        refusal=Refusal.NONE,
+        refusal=JoinRefusal.NONE,
         certificate=certificate,
         endpoints=booked.endpoints,
         revocations=files.read(network.revocations_file),

@@ -22,8 +22,8 @@ from penstock.network.trust.join_protocol import (
     Channel,
     JoinAnswer,
     JoinHello,
+    JoinRefusal,
     JoinRequest,
-    Refusal,
     prove,
 )
 from penstock.network.trust.join_token import JoinToken
@@ -36,11 +36,11 @@ RETRY_INTERVAL_S = 0.3
 ASK_AGAIN = "Ask for a new one, on the machine that created the network: penstock network invite NAME"
 NOT_YET_VALID, EXPIRED = 9, 10  # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 REFUSED = {
-    Refusal.INVALID: "The machine that created the network does not know this invitation.",
-    Refusal.USED: "The invitation was used already: it is valid for one machine.",
-    Refusal.EXPIRED: "The invitation has expired.",
-    Refusal.WITHDRAWN: "The invitation was withdrawn.",
-    Refusal.LOCKED: "The invitation was locked after too many attempts with a wrong secret.",
+    JoinRefusal.INVALID: "The machine that created the network does not know this invitation.",
+    JoinRefusal.USED: "The invitation was used already: it is valid for one machine.",
+    JoinRefusal.EXPIRED: "The invitation has expired.",
+    JoinRefusal.WITHDRAWN: "The invitation was withdrawn.",
+    JoinRefusal.LOCKED: "The invitation was locked after too many attempts with a wrong secret.",
 }
 
 
@@ -113,7 +113,7 @@ def _context(authority: x509.Certificate) -> ssl.SSLContext:
 
 def _invitation(token: JoinToken, key: ec.EllipticCurvePrivateKey, answer: JoinAnswer) -> Invitation:
     if answer.refusal in REFUSED:
-        raise Untrusted(REFUSED[Refusal(answer.refusal)], hint=ASK_AGAIN)
+        raise Untrusted(REFUSED[JoinRefusal(answer.refusal)], hint=ASK_AGAIN)
     if answer.refusal:
         raise Untrusted(
             "The machine that created the network could not issue a certificate.",

@@ -28,8 +28,8 @@ from penstock.network.trust.join_protocol import (
     Channel,
     JoinAnswer,
     JoinHello,
+    JoinRefusal,
     JoinRequest,
-    Refusal,
 )
 from penstock.network.trust.listening import split
 
@@ -120,11 +120,11 @@ class JoinListener:
             answer = admit(self._network, request, challenge=challenge, server_certificate=self._certificate, address=address)
         except Untrusted as error:
             logger.warning("refused a machine at %s that wants to join: %s", address, error)
-            answer = JoinAnswer(Refusal.FAILED)
+            answer = JoinAnswer(JoinRefusal.FAILED)
         except PenstockError as error:
             logger.error("a machine at %s could not join: %s", address, error)
-            answer = JoinAnswer(Refusal.FAILED)
-        if answer.refusal == Refusal.INVALID:
+            answer = JoinAnswer(JoinRefusal.FAILED)
+        if answer.refusal == JoinRefusal.INVALID:
             self._log(f"refused a machine at {address}: it does not know the secret of invitation {request.id}")
         channel.send(answer)
 

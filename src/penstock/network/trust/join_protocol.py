@@ -42,7 +42,7 @@ _LENGTH = struct.Struct(">I")
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-class Refusal(StrEnum):
+class JoinRefusal(StrEnum):
     """Why a machine is refused. INVALID is all that one learns who does not know the secret of an invitation."""
 
     NONE = ""
