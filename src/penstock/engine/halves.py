@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,12 @@ def run_in_halves(count: int, run: Callable[[int, int], Output]) -> PassResult[O
 def join(parts: Sequence[Tensor]) -> Tensor:
     """Put the rows of several tensors together, without a copy if there is only one."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def all_finite(hidden: Tensor) -> bool:
+    """Whether no number is NaN or infinite: then their sum is finite, too, which is far quicker to see. Very large ones may add
+    up to infinity, so another sum proves nothing."""
+    return math.isfinite(hidden.sum().item()) or bool(torch.isfinite(hidden).all())
 
 
 def to_compute_error(error: Exception) -> PenstockError:

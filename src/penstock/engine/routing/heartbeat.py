@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Self
 
 MIN_SILENCE_S = 4.0  # a compute thread is never given up sooner than this
 SILENCE_FACTOR = 4.0  # ... or sooner than this multiple of what its present pass was predicted to take
@@ -35,11 +35,13 @@ class Heartbeat:
     def silent(self) -> bool:
         return is_silent(self.age, self.expected)
 
-    @contextmanager
-    def in_pass(self, expected: float) -> Iterator[None]:
-        """Announce a pass that is predicted to take this long."""
+    def in_pass(self, expected: float) -> Self:
+        """Announce a pass that is predicted to take this long; it lasts until the end of a `with` block."""
         self._last, self.expected = self._clock(), expected
-        try:
-            yield
-        finally:
-            self._last, self.expected, self.passes = self._clock(), 0.0, self.passes + 1
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._last, self.expected, self.passes = self._clock(), 0.0, self.passes + 1

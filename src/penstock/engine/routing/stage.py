@@ -14,7 +14,7 @@ from penstock.domain.blocks import BlockPool
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
-from penstock.engine.halves import join, run_in_halves
+from penstock.engine.halves import all_finite, join, run_in_halves
 from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
@@ -141,7 +141,7 @@ class Stage:
 
     def _hand_out(self, jobs: Sequence[NetworkJob], pieces: Sequence[BatchPiece], out: Tensor) -> None:
         """Give each NetworkJob its rows of a pass. Where other nodes send hidden states too, refuse rows that are not finite."""
-        if self._shared and not torch.isfinite(out).all():
+        if self._shared and not all_finite(out):
             finite = torch.isfinite(out).all(1).tolist()
             spans = [range(end - piece.n, end) for piece, end in zip(pieces, accumulate(p.n for p in pieces), strict=True)]
             bad = {number for number, rows in enumerate(spans) if not all(finite[row] for row in rows)}
@@ -168,9 +168,10 @@ class Stage:
                 through_all if not self.mean_pass_seconds else 0.9 * self.mean_pass_seconds + 0.1 * through_all
             )
             if self._shared:  # other nodes are told
-                predicted = self._predictor.step(*_work(full))
+                work = _work(full)
+                predicted = self._predictor.step(*work)
                 self._delay = max(1.0, DELAY_DECAY * self._delay, through_all / max(predicted, MIN_PREDICTED_S))
-                self._predictor.observe(*_work(full), through_all)
+                self._predictor.observe(*work, through_all)
 
     def _take(self, blocks: int) -> list[int]:
         """Take this many unleased blocks, or as many as there are."""

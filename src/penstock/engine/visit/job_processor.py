@@ -11,12 +11,10 @@ from __future__ import annotations
 import logging
 from itertools import accumulate
 
-import torch
-
 from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_state
 from penstock.domain.job import Job
 from penstock.domain.span import NetworkJob, PackedHidden, Span
-from penstock.engine.halves import join, run_in_halves, to_compute_error
+from penstock.engine.halves import all_finite, join, run_in_halves, to_compute_error
 from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
 from penstock.engine.sequences.engine_sequences import Step
 from penstock.engine.visit.answer_times import AnswerTimes
@@ -185,7 +183,7 @@ class JobProcessor:
 
     def _validate_returned(self, visit: Visit) -> None:
         job, origin, sequences = visit.job, self._context.own_origin, self._context.sequences
-        if self._context.pipe.networked and job.hidden is not None and not torch.isfinite(job.hidden).all():
+        if self._context.pipe.networked and job.hidden is not None and not all_finite(job.hidden):
             origin.reject_returned(job)
             visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, job_exists=False))
             return
