@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.halves import run_in_halves, to_compute_error
+from penstock.engine.halves import all_finite, run_in_halves, to_compute_error
 from penstock.errors import ComputeFailed, PromptTooLong
 
 
@@ -99,3 +100,18 @@ def test_memory_that_torch_keeps_is_freed_before_a_pass_that_ran_out_of_it_is_re
 
     run_in_halves(2, run)
     assert events == (["run", "freed", "run", "run"] if freed else ["run", "run", "run"])
+
+
+@pytest.mark.parametrize(
+    "numbers,finite",
+    [
+        ([], True),
+        ([0.0, -1.5], True),
+        ([3e38, 3e38, -3e38], True),
+        ([1.0, math.nan], False),
+        ([math.inf, 1.0], False),
+        ([math.inf, -math.inf], False),
+    ],
+)
+def test_one_number_that_is_not_finite_is_seen_among_others(numbers: list[float], finite: bool) -> None:
+    assert all_finite(torch.tensor([numbers])) is finite
