@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,12 @@ class KeyUsage:
 
 
 def today() -> str:
-    return f"{datetime.now(UTC):%Y-%m-%d}"
+    return _day(int(time.time() // 86_400))
+
+
+@lru_cache(maxsize=2)
+def _day(number: int) -> str:
+    return f"{datetime.fromtimestamp(86_400 * number, UTC):%Y-%m-%d}"
 
 
 class UsageFile:

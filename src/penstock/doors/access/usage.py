@@ -32,7 +32,8 @@ class UsageLog:
         self._keys = keys
         self._file: UsageFile | None = None
         self._lock = threading.Lock()
-        self._used: dict[str, KeyUse] = {}
+        self._new: dict[tuple[str, str], list[int]] = {}  # by key and day: requests, tokens of prompts and of answers
+        self._used: dict[str, KeyUse] = {}  # without what is new
         self._written: ServerUsage | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -41,10 +42,13 @@ class UsageLog:
         self.workspace: str | None = None
 
     def count(self, owner: str | None, tokens: UsedTokens = NO_TOKENS, *, requests: int = 0) -> None:
-        counts = UsageCounts(requests, tokens.prompt, tokens.generated)
-        key = owner or OPERATOR
+        """Called for each token: it adds three numbers, and `write` does the rest."""
+        key = (owner or OPERATOR, today())
         with self._lock:
-            self._used[key] = self._used.get(key, KeyUse()).plus(counts, today())
+            counts = self._new.setdefault(key, [0, 0, 0])
+            counts[0] += requests
+            counts[1] += tokens.prompt
+            counts[2] += tokens.generated
 
     def start(self) -> None:
         if self._keys is not None:
@@ -66,6 +70,7 @@ class UsageLog:
             return  # there are no keys
         try:
             held = {owner or OPERATOR: one for owner, one in self.holdings().items()}
+            self._add_new()
             if self._file is None and (self._used or held):
                 self._file = UsageFile(self._keys)
                 self._continue(self._file.before)
@@ -79,6 +84,12 @@ class UsageLog:
             if not self._failed:
                 logger.warning("what keys use cannot be written: %s", error)
             self._failed = True
+
+    def _add_new(self) -> None:
+        with self._lock:
+            for (key, day), counts in self._new.items():
+                self._used[key] = self._used.get(key, KeyUse()).plus(UsageCounts(*counts), day)
+            self._new.clear()
 
     def _continue(self, before: ServerUsage) -> None:
         """Add what an earlier server has written."""
