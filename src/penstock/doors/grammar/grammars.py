@@ -18,7 +18,7 @@ from penstock.doors.grammar.constraint import SIMPLIFY, short_reason
 from penstock.doors.grammar.pool import CpuBudget, GrammarKey, GrammarLimits, GrammarPool
 from penstock.doors.grammar.remote import ForkServerProcess, Refused, TooComplex, damaged_tokenizer, unsupported_tokenizer
 from penstock.doors.grammar.schema import guided_schema
-from penstock.doors.grammar.worker import Tokens, load_tokens
+from penstock.doors.grammar.worker import TokenizerRefused, Tokens, load_tokens
 from penstock.errors import RequestError
 
 MAX_PATTERN_BYTES = 16 * 1024  # of a regular expression
@@ -136,7 +136,7 @@ class _Model:
                     self._loaded = load_tokens(self._file, self._vocab, self._eos_ids)
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     raise damaged_tokenizer(self._file, error) from None
-                except NotImplementedError as error:
+                except TokenizerRefused as error:
                     raise unsupported_tokenizer(self._file, error) from None
             return self._loaded
 

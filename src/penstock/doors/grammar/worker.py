@@ -76,8 +76,12 @@ class Tokens:
     special: Mapping[str, int]
 
 
+class TokenizerRefused(Exception):
+    """A sound tokenizer of a kind that llguidance does not support."""
+
+
 def load_tokens(file: Path, vocab: int, eos_ids: list[int]) -> Tokens:
-    """Raises OSError, ValueError, KeyError or TypeError for a damaged file, and NotImplementedError if llguidance refuses it."""
+    """Raises OSError, ValueError, KeyError or TypeError for a damaged file, and TokenizerRefused if llguidance refuses it."""
     document = json.loads(file.read_text(encoding="utf-8"))
     document["truncation"] = document["padding"] = None
     added = [(token["content"], int(token["id"]), bool(token.get("special"))) for token in document.get("added_tokens", [])]
@@ -88,7 +92,7 @@ def load_tokens(file: Path, vocab: int, eos_ids: list[int]) -> Tokens:
         # With fewer logits than tokens the mask is cut; with more it is padded.
         ll = LLTokenizer(json.dumps(document), n_vocab=max(vocab, known), eos_token=eos_ids)
     except Exception as error:  # the Rust code raises plain Exceptions
-        raise NotImplementedError(str(error)) from None
+        raise TokenizerRefused(str(error)) from None
     return Tokens(ll, known, {content: i for content, i, special in added if special})
 
 
@@ -107,7 +111,7 @@ def main(control_fd: int, tokenizer_file: str, vocab: int, eos_ids: list[int], m
         tokens = load_tokens(Path(tokenizer_file), vocab, eos_ids)
     except (OSError, ValueError, KeyError, TypeError) as error:
         _report(control, damaged=str(error))
-    except NotImplementedError as error:
+    except TokenizerRefused as error:
         _report(control, unsupported=str(error))
     else:
         _report(control, special=tokens.special)
