@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -18,6 +21,8 @@ from penstock.network.trust.listening import ANY_IPV4, check_listen, free_endpoi
 from penstock.network.trust.revocation_stamp import RevocationStamp, read_stamp
 from penstock.network.trust.revocations import Revocations
 from penstock.network.trust.trusted_models import TrustedModels
+
+Signed = TypeVar("Signed", Revocations, RevocationStamp, TrustedModels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +67,11 @@ def join(home: Home, invitation: Invitation, *, listen: str | None = None) -> Jo
     with files.locked_folder(current.folder):
         _refuse_other_network(current, invitation.authority)
         _refuse_older(current, invitation)
-        revoked = _all_revoked(current, invitation)
+        revoked = _merged(revocations.read, current.revocations_file, invitation.revocations, invitation.authority)
         _refuse_revoked(invitation, revoked)
         network = replace(current, node=node, listen=(listen,) if listen else current.listen, connect=invitation.endpoints)
-        stamp, trusted = _newest_stamp(current, invitation), _all_trusted(current, invitation)
+        stamp = _merged(read_stamp, current.stamp_file, invitation.stamp, invitation.authority)
+        trusted = _merged(trusted_models.read, current.trusted_file, invitation.trusted, invitation.authority)
         files.replace(network.folder, _contents(network, invitation, revoked, stamp, trusted))
     return Joined(network, current.node)
 
@@ -107,32 +113,15 @@ def _free_endpoint(home: Home, endpoints: tuple[str, ...]) -> str:
     return free_endpoint(home, host=addresses.LOOPBACK if local else ANY_IPV4, taken=taken)
 
 
-def _all_revoked(current: JoinedNetwork, invitation: Invitation) -> Revocations:
-    """Merge the stored and the invitation's revocations, so that an old invitation does not undo any."""
-    brought = revocations.read(invitation.revocations, invitation.authority)
+def _merged(
+    read: Callable[[bytes, x509.Certificate], Signed], stored: Path, brought: bytes, authority: x509.Certificate
+) -> Signed:
+    """Merge what is stored with what an invitation brings, so that an old invitation undoes nothing."""
+    found = read(brought, authority)
     try:
-        stored = revocations.read(files.read(current.revocations_file), invitation.authority)
+        return read(files.read(stored), authority) | found
     except (Untrusted, ConfigError):  # missing or damaged: the invitation's is sound
-        return brought
-    return stored | brought
-
-
-def _newest_stamp(current: JoinedNetwork, invitation: Invitation) -> RevocationStamp:
-    brought = read_stamp(invitation.stamp, invitation.authority)
-    try:
-        return read_stamp(files.read(current.stamp_file), invitation.authority) | brought
-    except (Untrusted, ConfigError):  # missing or damaged: the invitation's is sound
-        return brought
-
-
-def _all_trusted(current: JoinedNetwork, invitation: Invitation) -> TrustedModels:
-    """Merge the stored and the invitation's trusted models, so that an old invitation brings back no old record."""
-    brought = trusted_models.read(invitation.trusted, invitation.authority)
-    try:
-        stored = trusted_models.read(files.read(current.trusted_file), invitation.authority)
-    except (Untrusted, ConfigError):  # missing or damaged: the invitation's is sound
-        return brought
-    return stored | brought
+        return found
 
 
 def _refuse_other_network(current: JoinedNetwork, authority: x509.Certificate) -> None:
