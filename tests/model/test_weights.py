@@ -31,7 +31,7 @@ def test_a_place_in_anything_but_whole_numbers_is_refused(tmp_path: Path, shape:
         places(bad)
 
 
-@pytest.mark.parametrize("file", ["../outside.safetensors", "/etc/passwd", "..", "", "a/b", "x\0y", 7, None, ["a"]])
+@pytest.mark.parametrize("file", ["../outside.safetensors", "/etc/passwd", "..", "", "a/b", "x\0y", "\ud800", 7, None, ["a"]])
 def test_an_index_names_only_files_of_its_folder(tmp_path: Path, file: Any) -> None:
     folder = write_model(tmp_path / "model", shards=True, layers=1)
     index = folder / "model.safetensors.index.json"

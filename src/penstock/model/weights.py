@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,12 @@ def places(path: Path) -> dict[str, TensorPlace]:
 
 
 def _is_file_name(value: object) -> bool:
-    return isinstance(value, str) and Path(value).name == value and value not in ("", "..") and "\0" not in value
+    if not isinstance(value, str) or value in ("", "..") or "\0" in value or Path(value).name != value:
+        return False
+    try:
+        return bool(os.fsencode(value))
+    except UnicodeEncodeError:  # half a character, which JSON can write and no file system can
+        return False
 
 
 def _place(name: str, entry: dict[str, Any], start: int, size: int) -> TensorPlace:
