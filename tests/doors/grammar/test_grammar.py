@@ -110,6 +110,15 @@ def test_grammars_that_nobody_uses_are_forgotten_the_oldest_first(
     assert encode("used")[0] in allowed_tokens(used().mask())
 
 
+def test_a_key_with_many_grammars_replaces_only_its_own(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "MAX_IDLE_OF_KEY", 2)
+    grammars.for_request("modest", Event()).regex("modest", field="regex")
+    for i in range(4):
+        grammars.for_request("greedy", Event()).regex(f"greedy {i}", field="regex")
+    kept = [key.text for key in grammars._model.pool._compiled if key.owner in ("modest", "greedy")]
+    assert kept == ["modest", "greedy 1", "greedy 2", "greedy 3"]  # the last one was in use when it was kept
+
+
 def test_keys_share_no_compiled_grammar(grammars: Grammars) -> None:
     one, other = (grammars.for_request(owner, Event()).regex("shared?", field="regex") for owner in ("one", "other"))
     assert one._grammar is not other._grammar

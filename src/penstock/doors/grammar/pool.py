@@ -16,6 +16,7 @@ from penstock.doors.grammar.remote import ABORT_POLL_S, ForkServerProcess, Refus
 from penstock.errors import KeyLimit
 
 MAX_IDLE = 32  # compiled grammars that are kept for a next request
+MAX_IDLE_OF_KEY = 8  # of them for one key, so that nobody replaces those of others by sending new ones
 MAX_USES = 1000  # of a compiled grammar, whose automaton grows with use: after this many, compile it again
 MAX_LIVE = 128  # grammars of one key at the same time
 BASE_MEMORY_BYTES = 12 * 1024 * 1024  # what a small grammar reports; most of it is shared with the others
@@ -168,9 +169,14 @@ class GrammarPool:
     def _keep(self, key: GrammarKey, compiled: _Compiled) -> None:
         with self._lock:
             self._compiled[key] = compiled
-            idle = [key for key, known in self._compiled.items() if not known.grammar.is_used]
-            for old in idle[: max(0, len(idle) - MAX_IDLE)]:
-                self._compiled.pop(old).grammar.close()
+            self._end_idle(MAX_IDLE_OF_KEY, [known for known in self._compiled if known.owner == key.owner])
+            self._end_idle(MAX_IDLE, list(self._compiled))
+
+    def _end_idle(self, keep: int, keys: list[GrammarKey]) -> None:
+        """End all but the last few of these grammars that nobody uses."""
+        idle = [key for key in keys if not self._compiled[key].grammar.is_used]
+        for key in idle[:-keep]:
+            self._compiled.pop(key).grammar.close()
 
     def _make_room(self, owner: str | None, account: _GrammarAccount) -> None:
         """End grammars of this key that nobody uses, the least recently used first, while it has too many."""
