@@ -10,7 +10,7 @@
 
 For each, short chats of another key are timed one after the other: without the attack, and while it lasts. The attackers are
 processes of the lowest priority, since real ones would have machines of their own. Memory is that of the server and of all its
-processes, before the attack and when it has been over for some seconds.
+processes, before the attack and when it has been over for some seconds; pages that processes share count once.
 Results are kept in bench/results/attacks.json, those of a --quick run are not.
 """
 
@@ -160,8 +160,11 @@ def time_chats(server: Server, key: str, count: int) -> list[float]:
 
 
 def memory(server: Server) -> int:
-    process = psutil.Process(server.pid)
-    return sum(one.memory_info().rss for one in [process, *process.children(recursive=True)])
+    process, total = psutil.Process(server.pid), 0
+    for one in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += one.memory_full_info().pss
+    return total
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:

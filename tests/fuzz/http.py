@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from penstock.config.node import LimitsConfig
 from penstock.doors.access.gate import AccessLog, Gate
 from penstock.doors.access.keys import Keys
+from penstock.doors.access.refusal_pace import RefusalPace
 from penstock.doors.anthropic.requests import MessagesRequest
 from penstock.doors.connections.admission import Admission
 from penstock.doors.connections.connection import Connection
@@ -112,7 +113,17 @@ def connections() -> Target:
         scope["dialect"] = OPENAI
         await logged(scope, receive, send)
 
-    gate = Gate(answer, Keys(None, None), {"localhost"}, (), MAX_BODY, {}, send_error, set())
+    gate = Gate(
+        answer,
+        Keys(None, None),
+        {"localhost"},
+        (),
+        MAX_BODY,
+        {},
+        send_error,
+        set(),
+        RefusalPace(itertools.count(0.0, 10.0).__next__),
+    )
     logged = AccessLog(gate, send_error)
     config = uvicorn.Config(with_dialect, log_config=None, access_log=False, server_header=False, lifespan="off", ws="none")
     config.load()

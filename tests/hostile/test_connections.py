@@ -18,7 +18,7 @@ import pytest
 
 from penstock.config.keys import KeyFolder
 from penstock.doors.app.listener import start_listening
-from penstock.doors.connections.connection import MAX_HEADER_BYTES, MAX_PIPELINED, Connection
+from penstock.doors.connections.connection import MAX_HEADER_BYTES, MAX_PIPELINED, REFUSED_OPEN_S, Connection
 from penstock.pipes.model_manager import LoadedModel
 from tests.server import Api, Server, running_server, server_thread
 
@@ -147,6 +147,15 @@ def test_headers_of_64_kib_are_read_and_larger_ones_refused(server: Server) -> N
         answer = read_all(client)
     assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
     assert b"more than 65536 bytes" in answer
+
+
+def test_a_refused_client_has_its_answer_at_once_and_cannot_connect_again_at_once(server: Server) -> None:
+    with connect(server) as client:
+        began = time.monotonic()
+        client.sendall(b"no HTTP\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 400 ")
+        assert read_all(client) == b""
+        assert time.monotonic() - began > REFUSED_OPEN_S / 2
 
 
 def test_a_few_requests_may_be_sent_ahead_of_their_answers(server: Server) -> None:

@@ -8,7 +8,7 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.doors.access.keys import OWNER, Caller, Keys
+from penstock.doors.access.refusal_pace import RefusalPace
 from penstock.errors import EngineError, ForbiddenOrigin, InvalidKey, NotReady, PenstockError, RequestTooLarge
 
 logger = logging.getLogger("penstock.http")
@@ -25,6 +26,7 @@ Refuse = Callable[[Scope, Send, PenstockError], Awaitable[None]]
 
 OPEN_PATHS = frozenset(("/health", "/ready"))  # for monitoring; they reveal nothing
 CLIENT_CLOSED_REQUEST = 499
+PACED = frozenset((401, 403, 429))  # refused for who asks, or how often
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
@@ -83,6 +85,8 @@ class AccessLog:
 class Gate:
     """Refuses a request before its body is read: wrong key, foreign origin, body too large.
 
+    Many refusals of one key, or of one address without a key, are sent more and more slowly.
+
     hosts: names by which a server without keys may be addressed; None allows any.
     max_upload: by path, where bodies may be larger because they go to disk.
     arriving: tasks of requests whose body is still being read; aborted at shutdown.
@@ -96,11 +100,18 @@ class Gate:
     max_upload: Mapping[str, int]
     refuse: Refuse
     arriving: set[asyncio.Task[Any]]
+    pace: RefusalPace = field(default_factory=RefusalPace)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+
+        async def paced_send(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] in PACED:
+                await asyncio.sleep(self.pace.delay(_client(scope)))
+            await send(message)
+
         try:
             headers = Headers(scope=scope)
             self._check_origin(headers)
@@ -109,7 +120,7 @@ class Gate:
             self._check_length(scope["path"], headers)
         except PenstockError as error:
             scope["state"]["log"]["error"] = error.code
-            await self.refuse(scope, send, error)
+            await self.refuse(scope, paced_send, error)
             return
         read, max_bytes, task = 0, self._max_bytes(scope["path"]), asyncio.current_task()
         assert task is not None
@@ -127,7 +138,7 @@ class Gate:
 
         self.arriving.add(task)
         try:
-            await self.app(scope, limited_receive, send)
+            await self.app(scope, limited_receive, paced_send)
         finally:
             self.arriving.discard(task)
 
@@ -169,6 +180,12 @@ class Gate:
 
 def shutting_down() -> NotReady:
     return NotReady("The server is shutting down.", hint="Try again later.")
+
+
+def _client(scope: Scope) -> str:
+    caller: Caller | None = scope["state"].get("caller")
+    address = scope.get("client") or ("",)
+    return f"key {caller.owner}" if caller is not None and caller.owner is not None else f"address {address[0]}"
 
 
 def _keys_in(headers: Headers) -> list[str]:

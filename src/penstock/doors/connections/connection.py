@@ -16,6 +16,7 @@ from penstock.doors.connections.admission import Admission
 
 MAX_HEADER_BYTES = 1 << 16  # request line and headers together; also the trailers of a body
 MAX_PIPELINED = 16  # requests sent ahead of the answer before them
+REFUSED_OPEN_S = 1.0  # how long a connection stays open after a refusal, unread: who sends rubbish cannot connect again at once
 OUTPUT_STALL_S = 30.0  # close a connection if its client reads nothing for this long while there is something to read
 
 
@@ -54,6 +55,7 @@ class Connection(HttpToolsProtocol):
         self._cancel_handshake: Callable[[], object] = lambda: None
         self._made = False  # whether there is a transport
         self._dropped = False
+        self._refused = False
         self._deadline: asyncio.TimerHandle | None = None
         self._output_check: asyncio.TimerHandle | None = None
         self._unanswered = 0  # requests with complete headers whose answer is not complete
@@ -97,9 +99,14 @@ class Connection(HttpToolsProtocol):
         self._watch_output()
 
     def _refuse(self, status: int, message: str) -> None:
-        if not self._unanswered:  # else it would end up in the middle of an answer
-            self.transport.write(plain_response(status, message))
-        self._close()
+        self._refused = True
+        if self._unanswered:  # this would end up in the middle of an answer
+            self._close()
+            return
+        self.transport.write(plain_response(status, message))
+        self.transport.pause_reading()
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(REFUSED_OPEN_S, self._close)
 
     # ---- deadlines ----
 
@@ -129,11 +136,11 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if not self._unanswered and self._deadline is None:
             self._set_deadline()  # for the next headers, or the rest of a request that was answered before it was complete
-        while data and not self.transport.is_closing():
+        while data and not self._refused and not self.transport.is_closing():
             part, data = data[: self._room], data[self._room :]
             self._room -= len(part)
             super().data_received(part)
-            if self._room <= 0 and not self.transport.is_closing():
+            if self._room <= 0 and not self._refused and not self.transport.is_closing():
                 self._refuse(431, f"The request line and the headers have more than {MAX_HEADER_BYTES} bytes.")
 
     def send_400_response(self, msg: str) -> None:
