@@ -32,7 +32,7 @@ from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedModel
 from penstock.engine.routing.config import RoutingConfig
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.model.spec import spec_from_config
 from penstock.network.codec import PROTOCOL, encode_record
 from penstock.network.in_process import Hub, InProcessRouter

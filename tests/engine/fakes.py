@@ -23,7 +23,7 @@ from penstock.domain.updates import JobUpdate
 from penstock.engine.engine import Engine
 from penstock.engine.routing.stage import Stage
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.model.sampler import SampleRow, sample
 from penstock.pipes.pipe import Pipe
 

@@ -18,7 +18,7 @@ from penstock.engine.job_receiver import JobReceiver
 from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.heartbeat import Heartbeat
 from penstock.engine.routing.origin import Origin
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.network.codec import PROTOCOL, decode
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.pipe import Pipe

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from penstock import LLM, SamplingParams
 from penstock.domain.topology import LayerRange
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
 from penstock.model.segment import LlmModel
 from penstock.model.sources.catalogue import find

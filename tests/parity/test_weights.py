@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, UnsupportedModel
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
 from penstock.model.families import FAMILIES
 from penstock.model.spec import ROPE_TYPES, read_spec

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.domain.topology import LayerRange, covering
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
 from penstock.model.segment import LlmModel
 from penstock.model.spec import ModelSpec, RopeSpec, read_spec

@@ -122,7 +122,7 @@ import json, re, sys
 import torch
 from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.model.sources import resolve
 from penstock.model.tokenizer import Tokenizer
 from penstock.pipes.model_manager import ModelManager

@@ -16,7 +16,7 @@ import torch
 from penstock.domain.messages import AskWeights, Message, WeightsPart
 from penstock.domain.topology import LayerRange
 from penstock.errors import ModelError, WeightsUnavailable
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.model.segment import LlmModel
 from penstock.model.spec import read_spec
 from penstock.model.weights import WeightFiles

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.config.engine import EngineConfig
 from penstock.errors import NotEnoughMemory
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.model.candidates import argmax
 from penstock.model.ends import EndModel
 from penstock.model.sources import resolve

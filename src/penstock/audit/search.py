@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.audit.attacks import Dictionary, LinearMap
 from penstock.audit.cut_model import CutModel
 from penstock.audit.report import MAX_CANDIDATES
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.model.shapes import max_layer_params
 from penstock.model.spec import ModelSpec
 

@@ -7,6 +7,8 @@ in the same order have the same result in both, so the origin knows what fits wi
 from __future__ import annotations
 
 import hashlib
+import sys
+from array import array
 from collections.abc import Iterable, Sequence
 
 NULL_BLOCK = 0  # never handed out; padding points here
@@ -141,10 +143,12 @@ class KeyChain:
     def up_to(self, tokens: Sequence[int], count: int) -> list[bytes]:
         """The keys of the first `count` blocks of `tokens`. Tokens are only ever appended."""
         keys, size = self.keys, self._size
-        while len(keys) < count:
-            at = len(keys) * size
-            hasher = hashlib.blake2b(keys[-1] if keys else self._root, key=self._secret, digest_size=16)
-            for token in tokens[at : at + size]:
-                hasher.update(token.to_bytes(4, "little"))
-            keys.append(hasher.digest())
+        if len(keys) < count:
+            new = array("I", tokens[len(keys) * size : count * size])
+            if sys.byteorder == "big":
+                new.byteswap()
+            data, step = new.tobytes(), size * new.itemsize
+            for at in range(0, len(data), step):
+                before = keys[-1] if keys else self._root
+                keys.append(hashlib.blake2b(before + data[at : at + step], key=self._secret, digest_size=16).digest())
         return keys[:count]

@@ -40,6 +40,9 @@ _ALLOWED = {
 }
 
 
+_FINAL = (JobDone, JobFailed)
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """An accepted request. Only its origin has all of it."""
@@ -69,7 +72,7 @@ class Job:
 
     def emit(self, update: JobUpdate) -> None:
         """Send an update to the client. After a failure nothing more is sent."""
-        if isinstance(update, JobDone | JobFailed) and self.on_end is not None:
+        if self.on_end is not None and isinstance(update, _FINAL):
             self.on_end(self)
         if self.reachable:
             try:

@@ -76,7 +76,7 @@ class Embedded:
     vector: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes three times as long to make, and there is one for every token
 class TokensOut:
     """New tokens of output `index`. `text` may be empty while an incomplete character or a possible stop string is held back."""
 

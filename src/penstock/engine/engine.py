@@ -266,6 +266,8 @@ class Engine:
         if self.pipe.networked:
             self.heartbeat.beat()
             self._tick()
+        if self.origin.route is not None and self._processor.decode():
+            return True
         job, decided = self.origin.grant()
         if job is not None:
             if self.pipe.networked:

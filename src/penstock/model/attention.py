@@ -9,24 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.domain.blocks import NULL_BLOCK
+from penstock.model.batch import Batch, BatchPiece
 
 SMALL_BUCKET = 8  # blocks; below this, padding costs less than another call
-
-
-class BatchPiece(NamedTuple):
-    """One Span of a batch: its next `n` rows, at positions from `start_pos`, with KV in the blocks of `table`."""
-
-    start_pos: int
-    n: int
-    table: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -54,21 +45,15 @@ class AttentionPlan:
         self._dtype = dtype
         self._device = device
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
-        positions, slots = _positions_and_slots(pieces, block_size)
+        batch = Batch.of(pieces)
+        positions, slots = _positions_and_slots(batch, block_size)
         self.tokens = len(positions)
         self.max_position = int(positions.max())
         self.positions = torch.from_numpy(positions).to(device)
         self.slots = torch.from_numpy(slots).to(device)
-        singles: list[tuple[int, BatchPiece]] = []
-        self._chunks: list[_Chunk] = []
-        row = 0
-        for piece in pieces:
-            if piece.n == 1:
-                singles.append((row, piece))
-            else:
-                self._chunks.append(self._chunk(row, piece))
-            row += piece.n
-        self._decodes = [self._bucket(members) for members in _buckets(singles, block_size)]
+        rows = np.cumsum(batch.counts) - batch.counts  # the first one of each Span
+        self._chunks = [self._chunk(int(rows[i]), batch, i) for i in np.flatnonzero(batch.counts > 1).tolist()]
+        self._decodes = [self._bucket(members, rows, batch) for members in _buckets(batch, block_size)]
 
     def attend(self, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
         """q [T, heads, head_dim] over kv [slots, 2, kv_heads, head_dim] -> [T, heads * head_dim]"""
@@ -129,52 +114,43 @@ class AttentionPlan:
     def _additive(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
 
-    def _chunk(self, row: int, piece: BatchPiece) -> _Chunk:
-        end = piece.start_pos + piece.n
-        blocks = torch.tensor(piece.table[: -(-end // self._block_size)], dtype=torch.int64, device=self._device)
-        return _Chunk(slice(row, row + piece.n), blocks, piece.start_pos, end)
+    def _chunk(self, row: int, batch: Batch, number: int) -> _Chunk:
+        start, n = int(batch.starts[number]), int(batch.counts[number])
+        held = -(-(start + n) // self._block_size)
+        blocks = torch.from_numpy(batch.tables[number, :held]).to(self._device)
+        return _Chunk(slice(row, row + n), blocks, start, start + n)
 
-    def _bucket(self, members: list[tuple[int, BatchPiece]]) -> _Decodes:
-        width = max(piece.start_pos // self._block_size + 1 for _, piece in members)
-        blocks = np.full((len(members), width), NULL_BLOCK, dtype=np.int64)
-        for i, (_, piece) in enumerate(members):
-            held = piece.start_pos // self._block_size + 1
-            blocks[i, :held] = piece.table[:held]
-        rows = [row for row, _ in members]
+    def _bucket(self, members: np.ndarray, first_rows: np.ndarray, batch: Batch) -> _Decodes:
+        starts, rows = batch.starts[members], first_rows[members]
+        width = int(starts.max()) // self._block_size + 1
         together = rows[-1] - rows[0] == len(rows) - 1
         return _Decodes(
-            rows=slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows, device=self._device),
-            blocks=torch.from_numpy(blocks.reshape(-1)).to(self._device),
-            lengths=torch.tensor([piece.start_pos + 1 for _, piece in members], device=self._device),
+            rows=slice(int(rows[0]), int(rows[-1]) + 1) if together else torch.from_numpy(rows).to(self._device),
+            blocks=torch.from_numpy(batch.tables[members, :width].reshape(-1)).to(self._device),
+            lengths=torch.from_numpy(starts + 1).to(self._device),
             batch=len(members),
             width=width,
         )
 
 
-def _positions_and_slots(pieces: Sequence[BatchPiece], block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    total = sum(piece.n for piece in pieces)
-    positions, slots = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
-    row = 0
-    for start, n, table in pieces:
-        if n == 1:
-            positions[row] = start
-            slots[row] = table[start // block_size] * block_size + start % block_size
-        else:
-            where = np.arange(start, start + n)
-            first = start // block_size
-            held = np.asarray(table[first : (start + n - 1) // block_size + 1], dtype=np.int64)
-            positions[row : row + n] = where
-            slots[row : row + n] = held[where // block_size - first] * block_size + where % block_size
-        row += n
-    return positions, slots
+def _positions_and_slots(batch: Batch, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    starts, counts = batch.starts, batch.counts
+    piece = np.arange(len(starts))
+    positions = starts
+    if (counts != 1).any():
+        piece = np.repeat(piece, counts)
+        before = np.repeat(np.cumsum(counts) - counts, counts)  # rows of earlier Spans
+        positions = starts[piece] + np.arange(len(piece)) - before
+    block, offset = np.divmod(positions, block_size)
+    return positions.copy(), batch.tables[piece, block] * block_size + offset
 
 
-def _buckets(singles: list[tuple[int, BatchPiece]], block_size: int) -> list[list[tuple[int, BatchPiece]]]:
+def _buckets(batch: Batch, block_size: int) -> list[np.ndarray]:
     """Group decodes by length: within a bucket the longest is at most twice as long as the shortest."""
-    if not singles:
-        return []
-    by_width: dict[int, list[tuple[int, BatchPiece]]] = {}
-    for member in singles:
-        width = max(member[1].start_pos // block_size + 1, SMALL_BUCKET)
-        by_width.setdefault((width - 1).bit_length(), []).append(member)
-    return list(by_width.values())
+    singles = np.flatnonzero(batch.counts == 1)
+    widths = np.maximum(batch.starts[singles] // block_size + 1, SMALL_BUCKET)
+    doublings = np.searchsorted(_POWERS_OF_TWO, widths)
+    return [singles[doublings == size] for size in np.unique(doublings)]
+
+
+_POWERS_OF_TWO = 1 << np.arange(40)

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.domain.topology import LayerRange
-from penstock.model.attention import AttentionPlan, BatchPiece
+from penstock.model.attention import AttentionPlan
+from penstock.model.batch import BatchPiece
 from penstock.model.layer import Layer, LayerBuilder
 from penstock.model.rope import RopeTable, rotate_
 from penstock.model.shapes import layer_shapes

@@ -32,7 +32,7 @@ from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, P
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobFailed
 from penstock.engine.sequences import worker_sequences
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.network.codec import encode
 from penstock.network.rate_limit import RateLimit
 from tests.engine.node import MODEL, SHAPE, Place

@@ -16,7 +16,7 @@ from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobDone
 from penstock.engine.routing.pacing import Pacing
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.network.codec import encode
 from tests.engine.node import FakeLayers, Node, Place
 from tests.engine.world import GREEDY, Asked, World

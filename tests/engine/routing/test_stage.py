@@ -12,7 +12,7 @@ from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.engine.routing.stage import Stage
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.model.segment import LlmModel
 from penstock.model.sources import DEFAULT_MODEL
 from penstock.pipes.model_manager import ModelManager

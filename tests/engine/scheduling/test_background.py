@@ -120,8 +120,8 @@ def test_a_job_is_lifted_when_it_has_stood_still_for_long_and_not_before() -> No
 
 
 def test_a_background_job_that_goes_on_is_not_lifted_however_long_it_takes() -> None:
-    busy = Busy(EngineConfig(block_size=2), 200)
-    background, updates = busy.submit(-1, tokens=300)
+    busy = Busy(EngineConfig(block_size=2), 300)
+    background, updates = busy.submit(-1, tokens=500)
     while not done(updates):
         busy.turn()
     assert busy.now - background.arrival > 1.5 * STARVED_S

@@ -22,7 +22,7 @@ from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.stage import Stage
 from penstock.engine.visit import job_processor
 from penstock.errors import ComputeFailed
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import BatchPiece
 from penstock.pipes.hidden import unpack
 from penstock.pipes.pipe import Pipe
 from tests.engine import layouts

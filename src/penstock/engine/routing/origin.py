@@ -71,6 +71,7 @@ class Origin:
         self.route: ActiveRoute | None = None
         self.in_flight: dict[int, InFlight] = {}
         self.returned: dict[int, float] = {}  # NetworkJobs that came back and are not sampled from yet, with their trip's seconds
+        self.steady_since = -1  # `sequences.changes` when the scheduler last granted a decode to every sequence, and nothing else
         self.ends_seconds = 0.0  # seconds that embedding and head take, smoothed
         self.opener = RouteOpener(config, routing, pipe, host, clock)
         self.pacing = Pacing(config, sequences, pipe.node, routing.width)
@@ -132,7 +133,9 @@ class Origin:
             max_chunk=self.pacing.max_chunk(route),
         )
         self.stats.prompt_tokens += sum(grant.n for grant in output.grants if not grant.seq.decoding)
+        steady = output.is_steady and len(output.grants) == len(sequences.holders)
         spans = sequences.on_schedule(output)
+        self.steady_since = sequences.changes if steady else -1
         if not spans and (not sequences.has_new_notices or self.in_flight or self.returned):
             return None, bool(output)
         # an empty NetworkJob still carries the notices, so that stages get their blocks back
@@ -201,9 +204,7 @@ class Origin:
         self.route.health.on_returned(job.number)
         self.opener.on_success()
         self.route.served = True
-        self.sequences.acknowledge(sent.notice)
-        if self.route.settled_at is None and sent.notice >= self.route.resized:
-            self.route.settled_at = now
+        self.acknowledge(sent.notice)
         if sent.tokens and self.route.nodes != {self._pipe.node}:
             decodes = sent.tokens == len(sent.spans)  # a prompt of one token counts as a decode
             self.pacing.measure(self.route, job, sent.tokens, now - sent.sent, decodes=decodes, ends=self.ends_seconds)
@@ -213,6 +214,12 @@ class Origin:
             seq = self.sequences.get(span)
             if seq is not None and not self._count_refusal(seq, last, "lost track of it", REFUSAL_WEIGHT):
                 self._rewind_spans([span])
+
+    def acknowledge(self, notice: int) -> None:
+        """Record that all stages have the notices up to this number."""
+        self.sequences.acknowledge(notice)
+        if self.route is not None and self.route.settled_at is None and notice >= self.route.resized:
+            self.route.settled_at = self._clock()
 
     def done(self, job: NetworkJob) -> None:
         """Forget a NetworkJob that is fully processed: its sequences can be granted again."""

@@ -19,7 +19,7 @@ from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
 from penstock.errors import PenstockError
-from penstock.model.attention import BatchPiece
+from penstock.model.batch import Batch, BatchPiece
 from penstock.model.segment import Segment
 
 DELAY_DECAY = 0.9  # with each pass: the predictor learns slowly, and a machine that became slow stays so for a while
@@ -53,7 +53,7 @@ class Stage:
         self._block_size = block_size
         self._node = node
         self._clock = clock
-        self._shared = shared  # other nodes send hidden states here, and they are not trusted
+        self.shared = shared  # other nodes send hidden states here, and they are not trusted
         self._unleased = list(range(segment.kv_blocks, 0, -1))
         self.leases: dict[RouteId, WorkerSequenceManager] = {}
         self.seconds = 0.0  # of compute in total
@@ -74,7 +74,7 @@ class Stage:
 
     def expected_seconds(self, jobs: Sequence[NetworkJob]) -> float:
         """Predict how long a pass with these NetworkJobs takes, where other nodes want to know."""
-        if not self._shared:
+        if not self.shared:
             return 0.0
         return self._delay * self._predictor.step(*_work(jobs)) if self.passes else UNKNOWN_PASS_S
 
@@ -110,6 +110,23 @@ class Stage:
         self._observe(jobs, full, layers, self._clock() - started, repeated=failure is not None)
         return failure
 
+    def expected_decode_seconds(self, batch: Batch) -> float:
+        """Predict how long `decode` takes, where other nodes want to know."""
+        return self._delay * self._predictor.step(len(batch), _thousands(batch)) if self.shared else 0.0
+
+    def decode(self, hidden: Tensor, batch: Batch, layers: LayerRange) -> Tensor | None:
+        """Run a pass of decodes whose blocks the caller has taken. Returns None if a row is not finite where other nodes send
+        hidden states too: `run` finds out which one."""
+        started = self._clock()
+        out = self.segment.process(hidden, batch, layers)
+        if self.shared and not all_finite(out):
+            return None
+        took = self._clock() - started
+        self.seconds += took
+        self.passes += 1
+        self._learn(len(batch), _thousands(batch), layers, took)
+        return out
+
     def refuse(self, job: NetworkJob) -> None:
         """Refuse all Spans of a NetworkJob, and take back what they were to write."""
         for span in job.spans:
@@ -122,8 +139,10 @@ class Stage:
 
         A pass can be repeated in parts: each Span writes its own positions before it reads them, and no Span reads another's.
         """
-        pieces = [BatchPiece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in jobs for s in job.spans]
-        rows = [0, *accumulate(piece.n for piece in pieces)]
+        pieces: Sequence[BatchPiece] = Batch.of(
+            [BatchPiece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in jobs for s in job.spans]
+        )
+        rows = [0, *accumulate(span.n for job in jobs for span in job.spans)]
         hidden = join([job.hidden for job in jobs])
 
         def run(start: int, end: int) -> Tensor:
@@ -141,7 +160,7 @@ class Stage:
 
     def _hand_out(self, jobs: Sequence[NetworkJob], pieces: Sequence[BatchPiece], out: Tensor) -> None:
         """Give each NetworkJob its rows of a pass. Where other nodes send hidden states too, refuse rows that are not finite."""
-        if self._shared and not all_finite(out):
+        if self.shared and not all_finite(out):
             finite = torch.isfinite(out).all(1).tolist()
             spans = [range(end - piece.n, end) for piece, end in zip(pieces, accumulate(p.n for p in pieces), strict=True)]
             bad = {number for number, rows in enumerate(spans) if not all(finite[row] for row in rows)}
@@ -163,15 +182,17 @@ class Stage:
             self.passes += 1
             self.shared_passes += len({job.route.origin for job in full}) > 1
         if full and not repeated:
-            through_all = took * self.segment.layers.size / layers.size
-            self.mean_pass_seconds = (
-                through_all if not self.mean_pass_seconds else 0.9 * self.mean_pass_seconds + 0.1 * through_all
-            )
-            if self._shared:  # other nodes are told
-                work = _work(full)
-                predicted = self._predictor.step(*work)
-                self._delay = max(1.0, DELAY_DECAY * self._delay, through_all / max(predicted, MIN_PREDICTED_S))
-                self._predictor.observe(*work, through_all)
+            self._learn(*_work(full), layers, took)
+
+    def _learn(self, tokens: int, pairs: int, layers: LayerRange, took: float) -> None:
+        """Learn from a pass how long one takes. pairs: thousands of pairs of tokens that attention looked at."""
+        through_all = took * self.segment.layers.size / layers.size
+        mean = self.mean_pass_seconds
+        self.mean_pass_seconds = 0.9 * mean + 0.1 * through_all if mean else through_all
+        if self.shared:  # other nodes are told
+            predicted = self._predictor.step(tokens, pairs)
+            self._delay = max(1.0, DELAY_DECAY * self._delay, through_all / max(predicted, MIN_PREDICTED_S))
+            self._predictor.observe(tokens, pairs, through_all)
 
     def _take(self, blocks: int) -> list[int]:
         """Take this many unleased blocks, or as many as there are."""
@@ -222,6 +243,11 @@ class Stage:
     def _refusal(self, job: NetworkJob, span: Span, verdict: Verdict) -> Refusal:
         length = self.leases[job.route].kv_len(span)
         return Refusal(span.seq_id, span.incarnation, span.attempt, verdict, length, self._node)
+
+
+def _thousands(batch: Batch) -> int:
+    """How many thousand pairs of tokens attention has to look at, for decodes."""
+    return int(batch.starts.sum() + len(batch)) // 1000
 
 
 def _work(jobs: Sequence[NetworkJob]) -> tuple[int, int]:

@@ -36,6 +36,11 @@ class SchedulerOutput:
     promoted: Job | None = None  # a background job that ranks like any other from the next round on
     reach: int = 0  # the most blocks that a sequence can have
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether it only grants decodes: then the next decision is the same, as long as nothing else changes."""
+        return not (self.preempted or self.ignored or self.promoted) and all(grant.seq.decoding for grant in self.grants)
+
     def __bool__(self) -> bool:
         return bool(self.grants or self.preempted or self.ignored or self.promoted)
 

@@ -33,6 +33,7 @@ from penstock.engine.scheduling.scheduler import SchedulerOutput
 from penstock.engine.sequences.output_text import OutputText, TextStreams, accept_token, replay_token
 from penstock.engine.sequences.sequence_manager import SequenceManager, SequenceRef
 from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong
+from penstock.model.sampler import Sample
 from penstock.stats import EngineStats
 
 
@@ -70,6 +71,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         self.holders: dict[int, Sequence] = {}  # RUNNING, PAUSED
         self.notices: list[Notice] = []  # that stages may not have received yet
         self.preemptions = 0
+        self.changes = 0  # of which sequences there are and what they hold, apart from the tokens that they get
         self._eos_ids = eos_ids
         self._text_stream = text_stream
         self._secret = secret
@@ -81,6 +83,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
 
     def add(self, job: Job) -> None:
         """Queue a job: a WAITING sequence for each of its `n` outputs, or a WAITING_PREEMPT one for an answer that is resumed."""
+        self.changes += 1
         sampling, make_constraint = job.sampling, job.request.constraint
         for index in range(sampling.n):
             text = OutputText(self._text_stream(sampling.skip_special_tokens), sampling.stop)
@@ -101,6 +104,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
 
     def use(self, pool: BlockPool, stages: int = 1) -> None:
         """Switch to the pool of a new route, whose stages know nothing yet."""
+        self.changes += 1
         assert not self.holders
         self.pool, self._next_block, self._stages = pool, pool.capacity + 1, stages
         self.notices, self._next_notice, self._sent_notice = [], 0, -1
@@ -108,6 +112,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
 
     def resize(self, blocks: int) -> None:
         """Use this many blocks from now on, here and at the stages. Blocks that are given up must be free."""
+        self.changes += 1
         pool = self.pool
         if blocks < pool.capacity:
             pool.shrink(pool.capacity - blocks)
@@ -196,12 +201,35 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             if step.token_id is None:
                 continue
             seq.move(SequenceState.PAUSED)
-            try:
-                self._accept(seq, step.token_id, step.logprob)
-            except PenstockError as error:
-                self.fail(seq.job, error)
-            except Exception as error:  # one broken answer must not affect the others
-                self.fail(seq.job, ComputeFailed(f"The answer could not be decoded into text: {error}."))
+            self._generate(seq, step.token_id, step.logprob, now)
+
+    def take_blocks(self, seqs: Iterable[Sequence]) -> None:
+        """Give each of these sequences one more block."""
+        for seq in seqs:
+            seq.table.append(self.pool.allocate())
+
+    def on_decode_step(self, seqs: Iterable[Sequence], samples: Iterable[Sample]) -> bool:
+        """Record the next token of each of these sequences, which are decoding: what `on_schedule`, `on_stage_completed` and
+        `on_step_completed` do for Spans that pass all stages without an event in between.
+
+        Returns whether all of them go on: none has ended, and all clients have taken their updates.
+        """
+        now, stages, block_size = self._clock(), self._stages, self.pool.block_size
+        changes, reachable = self.changes, True
+        for seq, (token_id, logprob) in zip(seqs, samples, strict=True):
+            if seq.state is not SequenceState.PAUSED:
+                continue  # its job has failed with another of its outputs
+            end = len(seq.tokens)
+            seq.scheduled = seq.step_processed = end
+            seq.stages_processed = [end] * stages
+            if end > seq.furthest:
+                seq.furthest, seq.refused = end, 0
+            seq.job.last_update = now
+            if end % block_size == 0:
+                self._commit(seq)
+            self._generate(seq, token_id, logprob, now)
+            reachable = reachable and seq.job.reachable
+        return reachable and changes == self.changes
 
     def preempt_seq(self, ref: SequenceRef) -> None:
         """Drop the KV. Prompt and generated tokens are computed again later; no update is repeated."""
@@ -222,6 +250,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         """Go back to the last token that passed all stages, because Spans were lost or a grammar is late. The rest is granted
         again. The table keeps its blocks, since they are needed at once."""
         assert seq.state in HOLDS_KV
+        self.changes += 1
         seq.attempt += 1
         seq.base = seq.scheduled = seq.step_processed
         seq.stages_processed = [seq.step_processed] * self._stages
@@ -315,6 +344,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
     # ---- inside ----
 
     def _take_prefix(self, seq: Sequence, hits: Iterable[int]) -> None:
+        self.changes += 1
         for block in hits:
             self.pool.share(block)
             seq.table.append(block)
@@ -369,9 +399,17 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             job.emit(Embedded(tuple((job.row_sum / seq.prompt_len).astype(np.float32).tolist())))
             self.free_seq(seq, FinishReason.STOP)
 
-    def _accept(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
+    def _generate(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None, now: float) -> None:
+        try:
+            self._accept(seq, token_id, logprob, now)
+        except PenstockError as error:
+            self.fail(seq.job, error)
+        except Exception as error:  # one broken answer must not affect the others
+            self.fail(seq.job, ComputeFailed(f"The answer could not be decoded into text: {error}."))
+
+    def _accept(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None, now: float) -> None:
         seq.tokens.append(token_id)
-        self._observe_token(seq)
+        self._observe_token(seq, now)
         accepted = accept_token(seq, self._texts[seq.seq_id], self._eos_ids)
         seq.job.emit(TokensOut(seq.index, accepted.text, (token_id,), () if logprob is None else (logprob,)))
         if accepted.reason is not None:
@@ -394,8 +432,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         elif seq.constraint is not None:
             seq.constraint.prefetch()
 
-    def _observe_token(self, seq: Sequence) -> None:
-        now, job = self._clock(), seq.job
+    def _observe_token(self, seq: Sequence, now: float) -> None:
+        job = seq.job
         if job.first_token is None:
             job.first_token = now
             self._stats.first_token.observe(now - job.arrival)
@@ -419,6 +457,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         del self._texts[seq.seq_id]
 
     def _drop_kv(self, seq: Sequence) -> None:
+        self.changes += 1
         self.pool.release(seq.table)
         seq.table = []
         seq.scheduled = seq.step_processed = seq.committed = seq.in_flight = 0

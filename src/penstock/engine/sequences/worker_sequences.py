@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -29,7 +30,7 @@ class Replica:
     kv_len: int = 0
     stage_processed: int = 0
     step_processed: int = 0
-    table: list[int] = field(default_factory=list)
+    table: array[int] = field(default_factory=lambda: array("q"))
 
 
 class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
@@ -106,6 +107,13 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
             done = min((notice.first_block + len(notice.keys)) * size, replica.stage_processed)
             replica.step_processed = max(replica.step_processed, done)
 
+    def on_decode_step(self, replicas: Iterable[Replica]) -> None:
+        """Record that one more token of each of these passed this stage, like `on_schedule` and `on_stage_completed` for Spans of
+        decodes. Those that need another block have it already."""
+        for replica in replicas:
+            replica.kv_len += 1
+            replica.stage_processed = replica.kv_len
+
     def preempt_seq(self, ref: SequenceRef) -> None:
         """Drop the KV. The empty replica stays, so that Spans still on their way are recognised as stale."""
         replica = self._current(ref)
@@ -148,7 +156,7 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         replica = self.replicas.get(span.seq_id)
         return 0 if replica is None or replica.incarnation != span.incarnation else replica.kv_len
 
-    def table(self, span: Span) -> list[int]:
+    def table(self, span: Span) -> array[int]:
         return self.replicas[span.seq_id].table
 
     def _current(self, ref: SequenceRef) -> Replica | None:

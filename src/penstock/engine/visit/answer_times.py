@@ -45,6 +45,14 @@ class AnswerTimes:
             phases = frozenset((one.seq.job, decodes(one.seq, one.span)) for one in returned)
             self._add(phases, [(TimedPart("head", (self._context.pipe.node,)), seconds)])
 
+    def record_decode_step(self, seqs: Iterable[Output], embedding: float, services: Sequence[float], head: float) -> None:
+        """Count the parts of a step in which each of these sequences got its next token on this node."""
+        route = self._context.own_origin.route
+        if self._enabled and route is not None:
+            node, elapsed = self._context.pipe.node, embedding + sum(services)
+            parts = trip_parts(route.hops, node, services, elapsed, embedding)
+            self._add(frozenset((seq.job, True) for seq in seqs), [*parts, (TimedPart("head", (node,)), head)])
+
     def log_prompt_read(self, jobs: Iterable[Job]) -> None:
         """Log how long the prompts of these jobs took: all of them have just passed the last layer."""
         now = self._context.clock()

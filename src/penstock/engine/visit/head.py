@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.domain.job import Sequence as Output
 from penstock.domain.span import Span
 from penstock.domain.updates import PromptLogprobs
+from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
 from penstock.engine.sequences.engine_sequences import Step
 from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError
@@ -39,6 +40,18 @@ class ReturnedSpan(NamedTuple):
 class Head:
     def __init__(self, context: JobContext) -> None:
         self._context = context
+        self._row_seconds = 0.0  # that it took for a row, decaying
+
+    def expected_seconds(self, rows: int) -> float:
+        """How long this may take for so many rows: other nodes should not think that this one hangs."""
+        return rows * self._row_seconds if self._row_seconds else UNKNOWN_PASS_S
+
+    def observe(self, rows: int, seconds: float, *, failed: bool = False) -> None:
+        """Record how long norm, head and sampling of so many rows took."""
+        self._row_seconds = max(0.9 * self._row_seconds, seconds / max(1, rows))
+        if not failed:
+            origin = self._context.own_origin
+            origin.ends_seconds = 0.8 * origin.ends_seconds + 0.2 * seconds
 
     def steps(self, returned: Sequence[ReturnedSpan], normed: Tensor) -> list[Step]:
         """Make a Step of each Span from the normed rows of the batch, [sum of rows, hidden]. Omits Spans that get no token
@@ -59,7 +72,7 @@ class Head:
 
     def _sample(self, returned: Sequence[ReturnedSpan], normed: Tensor) -> dict[Span, Sample]:
         """Sample the next token of all Spans that need one, in one call."""
-        rows = [(one, row) for one in returned if one.wants_token and (row := self._sample_row(one.seq)) is not None]
+        rows = [(one, row) for one in returned if one.wants_token and (row := self.sample_row(one.seq)) is not None]
         if not rows:
             return {}
         last = [one.end - 1 for one, _ in rows]
@@ -67,7 +80,7 @@ class Head:
         found = sample(logits, [row for _, row in rows])
         return {one.span: sampled for (one, _), sampled in zip(rows, found, strict=True)}
 
-    def _sample_row(self, seq: Output) -> SampleRow | None:
+    def sample_row(self, seq: Output) -> SampleRow | None:
         """The sampler's input for a sequence. None if its grammar failed, which fails this job only, has no mask yet, or
         turns out to be complete."""
         job, params = seq.job, seq.job.sampling

@@ -15,11 +15,11 @@ from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_st
 from penstock.domain.job import Job
 from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.engine.halves import all_finite, join, run_in_halves, to_compute_error
-from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
 from penstock.engine.sequences.engine_sequences import Step
 from penstock.engine.visit.answer_times import AnswerTimes
 from penstock.engine.visit.head import Head, ReturnedSpan
 from penstock.engine.visit.job_context import JobContext
+from penstock.engine.visit.steady_decode import SteadyDecode
 from penstock.engine.visit.visit_queue import Visit, VisitQueue
 from penstock.errors import PenstockError
 from penstock.pipes.hidden import unpack
@@ -34,7 +34,7 @@ class JobProcessor:
         self._times = AnswerTimes(context)
         self._visits = VisitQueue(context)
         self._failed_passes = 0
-        self._row_seconds = 0.0  # that the head took for a row, decaying
+        self._steady = SteadyDecode(context, self._at_head, self._times, self._after_head)
         self._actions = {
             JobState.VALIDATING: self._validate,
             JobState.EMBED: self._embed,
@@ -72,6 +72,10 @@ class JobProcessor:
             return
         job.step = ComputeStep.NORM
         self.accept(job)
+
+    def decode(self) -> bool:
+        """Take a step for all running sequences at once, if they are all on this node and nothing else is to be done."""
+        return not self._visits and self._steady.step()
 
     def step(self) -> None:
         """Run one action on all visits that wait for the same work as the oldest."""
@@ -224,7 +228,7 @@ class JobProcessor:
             self._observe(visit)
 
     def _compute_steps(self, batch: list[Visit], returned: list[ReturnedSpan]) -> list[Step]:
-        context, origin = self._context, self._context.own_origin
+        context = self._context
         if not returned:
             return []
         hidden = join([visit.job.hidden for visit in batch])
@@ -239,23 +243,17 @@ class JobProcessor:
                 some = [one._replace(start=one.start - first, end=one.end - first) for one in some]
             return self._at_head.steps(some, normed)
 
-        with context.heartbeat.in_pass(self._expected_seconds(len(hidden))), _Timed(context, batch) as timed:
+        with context.heartbeat.in_pass(self._at_head.expected_seconds(len(hidden))), _Timed(context, batch) as timed:
             result = run_in_halves(len(returned), run)
-        self._row_seconds = max(0.9 * self._row_seconds, timed.elapsed / max(1, len(hidden)))
+        self._at_head.observe(len(hidden), timed.elapsed, failed=bool(result.trace))
         self._times.record_head(returned, timed.elapsed)
         if result.trace:
             self._on_failed_pass(batch, result.trace)
-        else:
-            origin.ends_seconds = 0.8 * origin.ends_seconds + 0.2 * timed.elapsed
         for number, error in result.errors.items():
             context.sequences.fail(returned[number].seq.job, error)
         return [step for some in result.outputs for step in some]
 
     # ---- inside ----
-
-    def _expected_seconds(self, rows: int) -> float:
-        """How long the head may take for so many rows: other nodes should not think that this one hangs."""
-        return rows * self._row_seconds if self._row_seconds else UNKNOWN_PASS_S
 
     def _facts(self, span: Span) -> Facts:
         """The facts of one Span of a returned NetworkJob."""

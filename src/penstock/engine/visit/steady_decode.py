@@ -1,0 +1,242 @@
+"""SteadyDecode: steps in which every running sequence gets its next token on this node, and nothing else happens.
+
+Most steps are like that where the whole model is local. They need no decision of the scheduler, no Spans and no NetworkJob: the
+batch of the step before is one token further. What is kept between steps are columns: where each sequence is, and its blocks.
+
+The general way, through Origin, JobProcessor and Stage, is the truth. This takes the same steps with the same results, and when
+a step is in any way special it does nothing and leaves it to the general way: another sequence, an event, a lack of memory, a
+grammar, a pass that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from penstock.domain.job import Job, Sequence, SequenceState
+from penstock.engine.routing.route_host import HostedRoute, RoutePart
+from penstock.engine.sequences.worker_sequences import Replica, WorkerSequenceManager
+from penstock.engine.visit.answer_times import AnswerTimes
+from penstock.engine.visit.head import Head
+from penstock.engine.visit.job_context import JobContext
+from penstock.model.batch import Batch, padded
+from penstock.model.sampler import Sample, SampleRow, sample
+
+MAX_STEPS = 16  # in a row while others wait: then the scheduler looks at them again
+SPARE_BLOCKS = 32  # of every table, so that columns need not be copied for every new block
+
+
+class _StageColumns(NamedTuple):
+    """The members at one stage.
+
+    name: of its layers, for statistics.
+    batch: the starts of all stages are one array.
+    """
+
+    name: str
+    part: RoutePart
+    lease: WorkerSequenceManager
+    replicas: list[Replica]
+    batch: Batch
+
+
+class SteadyDecode:
+    """after_head: called with every job that got a token."""
+
+    def __init__(self, context: JobContext, head: Head, times: AnswerTimes, after_head: Callable[[Job], None]) -> None:
+        self._context = context
+        self._head = head
+        self._times = times
+        self._after_head = after_head
+        self._seqs: list[Sequence] = []
+        self._rows: list[SampleRow] = []
+        self._starts = np.empty(0, dtype=np.int64)  # the position of each member's newest token, which is computed next
+        self._stages: list[_StageColumns] = []
+        self._hosted: HostedRoute | None = None
+        self._changes = -1  # `sequences.changes` of which the columns are true
+        self._steps = -1  # ... and `stats.steps`
+        self._since_scheduled = 0
+
+    def step(self) -> bool:
+        """Take a step for all running sequences. Returns False if this is not such a step; then nothing was done."""
+        if not (self._is_current() or self._collect()):
+            return False
+        self._pass_on_notices()
+        if not self._take_blocks():
+            self._changes = -1
+            return False
+        try:
+            samples = self._compute()
+        except Exception:  # the general way repeats it, and finds out whose fault it is
+            samples = None
+        if samples is None:
+            self._changes = -1
+            return False
+        self._advance(samples)
+        return True
+
+    # ---- whether it is a steady step ----
+
+    def _is_current(self) -> bool:
+        """Whether the columns are still true, and the scheduler would decide as before."""
+        context, sequences = self._context, self._context.sequences
+        if self._changes != sequences.changes or self._steps != context.stats.steps:
+            return False
+        if sequences.queued:
+            self._since_scheduled += 1
+            if self._since_scheduled > MAX_STEPS:
+                return False
+        return self._hosted is not None and context.host.routes.get(self._hosted.id) is self._hosted
+
+    def _collect(self) -> bool:
+        """Make the columns of all running sequences, if each of them can take a steady step."""
+        context, origin, sequences = self._context, self._context.own_origin, self._context.sequences
+        self._changes = -1
+        route = origin.route
+        if route is None or route.nodes != {context.pipe.node} or origin.in_flight or origin.returned:
+            return False
+        if not sequences.holders or (sequences.queued and origin.steady_since != sequences.changes):
+            return False
+        if not all(map(_is_steady, sequences.holders.values())):
+            return False
+        hosted = context.host.routes.get(route.id)
+        if hosted is None:
+            return False
+        if sequences.queued and self._since_scheduled > MAX_STEPS and self._steps == context.stats.steps:
+            return False  # it is the scheduler's turn
+        seqs = list(sequences.holders.values())
+        rows = [self._head.sample_row(seq) for seq in seqs]
+        starts = np.array([seq.step_processed for seq in seqs], dtype=np.int64)
+        self._hosted = hosted
+        self._pass_on_notices([part.stage.leases[route.id] for part in hosted.parts.values()])
+        stages = []
+        for _, part in sorted(hosted.parts.items()):
+            lease = part.stage.leases[route.id]
+            replicas = [lease.replicas.get(seq.seq_id) for seq in seqs]
+            if not all(replica is not None and _agree(seq, replica) for seq, replica in zip(seqs, replicas, strict=True)):
+                return False
+            found = [replica for replica in replicas if replica is not None]
+            batch = Batch(starts, np.ones(len(seqs), dtype=np.int64), padded([one.table for one in found], SPARE_BLOCKS))
+            stages.append(_StageColumns(str(part.stage.segment.layers), part, lease, found, batch))
+        self._seqs, self._rows, self._starts, self._stages = seqs, [row for row in rows if row is not None], starts, stages
+        self._changes, self._steps, self._since_scheduled = sequences.changes, context.stats.steps, 0
+        return len(self._rows) == len(seqs)
+
+    # ---- the step ----
+
+    def _pass_on_notices(self, leases: list[WorkerSequenceManager] | None = None) -> None:
+        """Do at once what a NetworkJob does with the notices it carries."""
+        sequences = self._context.sequences
+        if sequences.has_new_notices:
+            notices = sequences.take_notices()
+            for lease in leases or [columns.lease for columns in self._stages]:
+                lease.on_notices(notices)
+            self._context.own_origin.acknowledge(notices[-1].number)
+
+    def _take_blocks(self) -> bool:
+        """Give a block to each member whose newest token begins one. Returns False if there are not enough."""
+        sequences, size = self._context.sequences, self._context.config.block_size
+        grown = np.flatnonzero(self._starts % size == 0).tolist()
+        if not grown:
+            return True
+        pools = [sequences.pool, *(columns.lease.pool for columns in self._stages)]
+        if any(pool.available < len(grown) for pool in pools):
+            return False
+        columns_used = int(self._starts[grown].max()) // size
+        if any(columns_used >= columns.batch.tables.shape[1] for columns in self._stages):
+            return False  # the tables are full: they are made anew
+        sequences.take_blocks([self._seqs[i] for i in grown])
+        for columns in self._stages:
+            for i in grown:
+                table = columns.replicas[i].table
+                columns.batch.tables[i, len(table)] = block = columns.lease.pool.allocate()
+                table.append(block)
+        return True
+
+    def _compute(self) -> list[Sample] | None:
+        """Sample the next token of every member. None if some hidden state is not finite."""
+        context, ends, clock = self._context, self._context.own_end_model, self._context.clock
+        began = clock()
+        hidden: Tensor = ends.compute_embed([seq.tokens[-1] for seq in self._seqs])
+        embedded = at = clock()
+        services = []
+        for columns in self._stages:
+            stage, layers = columns.part
+            with context.heartbeat.in_pass(stage.expected_decode_seconds(columns.batch)):
+                computed = stage.decode(hidden, columns.batch, layers)
+            if computed is None:
+                return None
+            hidden, before, at = computed, at, clock()
+            services.append(at - before)
+        with context.heartbeat.in_pass(self._head.expected_seconds(len(self._seqs))):
+            samples = sample(ends.compute_head(ends.compute_norm(hidden)), self._rows)
+        done = clock()
+        self._observe(embedded - began, services, done - at)
+        return samples
+
+    def _advance(self, samples: list[Sample]) -> None:
+        """Record the new tokens, here and at the stages."""
+        context, sequences = self._context, self._context.sequences
+        for columns in self._stages:
+            columns.lease.on_decode_step(columns.replicas)
+        self._starts += 1
+        all_go_on = sequences.on_decode_step(self._seqs, samples)
+        context.stats.generated_tokens += len(samples)
+        context.own_origin.on_progress(self._seqs)
+        if not all_go_on:
+            for job in {seq.job for seq in self._seqs}:
+                self._after_head(job)
+            self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        """Go on with the members that are left, unless others wait for what the ended ones held."""
+        sequences = self._context.sequences
+        keep = [i for i, seq in enumerate(self._seqs) if seq.state is SequenceState.PAUSED]
+        if sequences.queued or not keep or len(keep) != len(sequences.holders):
+            self._changes = -1
+            return
+        self._seqs, self._rows = [self._seqs[i] for i in keep], [self._rows[i] for i in keep]
+        self._starts = self._starts[keep]
+        self._stages = [
+            columns._replace(
+                replicas=[columns.replicas[i] for i in keep],
+                batch=Batch(self._starts, columns.batch.counts[: len(keep)], columns.batch.tables[keep]),
+            )
+            for columns in self._stages
+        ]
+        self._changes = sequences.changes
+
+    def _observe(self, embedding: float, services: list[float], head: float) -> None:
+        context, rows = self._context, len(self._seqs)
+        stats, took = context.stats, embedding + sum(services) + head
+        for columns, seconds in zip(self._stages, services, strict=True):
+            stats.stages[columns.name] = stats.stages.get(columns.name, 0.0) + seconds
+        stats.compute += took
+        stats.steps += 1
+        self._steps = stats.steps
+        context.predictor.observe(rows, int(self._starts.sum()) + rows, took, 0.0)
+        self._head.observe(rows, head)
+        self._times.record_decode_step(self._seqs, embedding, services, head)
+
+
+def _is_steady(seq: Sequence) -> bool:
+    return (
+        seq.state is SequenceState.PAUSED
+        and seq.decoding
+        and seq.constraint is None
+        and not seq.in_flight
+        and seq.generated >= seq.job.sampling.min_tokens
+        and seq.job.reachable
+    )
+
+
+def _agree(seq: Sequence, replica: Replica) -> bool:
+    """Whether a stage is as far as the origin thinks: its next Span would be appended."""
+    return (
+        (replica.incarnation, replica.attempt) == (seq.incarnation, seq.attempt)
+        and replica.kv_len == seq.step_processed
+        and len(replica.table) == len(seq.table)
+    )

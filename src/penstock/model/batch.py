@@ -1,0 +1,67 @@
+"""Batch: the Spans of one pass as columns, as the layers take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from penstock.domain.blocks import NULL_BLOCK
+
+
+class BatchPiece(NamedTuple):
+    """One Span of a batch: its next `n` rows, at positions from `start_pos`, with KV in the blocks of `table`."""
+
+    start_pos: int
+    n: int
+    table: Sequence[int]
+
+
+class Batch(Sequence[BatchPiece]):
+    """A ragged batch, with an entry of each column for each Span. It can be read as BatchPieces, too.
+
+    starts, counts: the position of a Span's first row, and how many rows it has.
+    tables: [spans, width], a Span's blocks, and NULL_BLOCK behind them.
+    """
+
+    __slots__ = ("counts", "starts", "tables")
+
+    def __init__(self, starts: np.ndarray, counts: np.ndarray, tables: np.ndarray) -> None:
+        self.starts = starts
+        self.counts = counts
+        self.tables = tables
+
+    @classmethod
+    def of(cls, pieces: Sequence[BatchPiece]) -> Batch:
+        if isinstance(pieces, Batch):
+            return pieces
+        starts = np.array([piece.start_pos for piece in pieces], dtype=np.int64)
+        counts = np.array([piece.n for piece in pieces], dtype=np.int64)
+        return cls(starts, counts, padded([piece.table for piece in pieces]))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, at: int) -> BatchPiece: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Batch: ...
+
+    def __getitem__(self, at: int | slice) -> BatchPiece | Batch:
+        if isinstance(at, slice):
+            return Batch(self.starts[at], self.counts[at], self.tables[at])
+        table = self.tables[at]
+        return BatchPiece(int(self.starts[at]), int(self.counts[at]), table[table != NULL_BLOCK].tolist())
+
+    def __iter__(self) -> Iterator[BatchPiece]:
+        return (self[i] for i in range(len(self)))
+
+
+def padded(tables: Sequence[Sequence[int]], spare: int = 0) -> np.ndarray:
+    """Block tables as one array, a row each. spare: columns behind the longest."""
+    rows = np.full((len(tables), max(map(len, tables), default=0) + spare), NULL_BLOCK, dtype=np.int64)
+    for row, table in zip(rows, tables, strict=True):
+        row[: len(table)] = table
+    return rows

@@ -1,0 +1,259 @@
+"""Steady steps do what the general way does, only faster; whatever is special is left to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from torch import Tensor
+
+from penstock.config.engine import EngineConfig
+from penstock.domain.job import Job
+from penstock.domain.sampling import SamplingParams
+from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
+from penstock.engine.engine import Engine
+from tests.engine.fakes import finish, make_engine, make_job, oracle, own
+from tests.engine.sequences.test_properties import check_pool
+from tests.examples import examples
+
+LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+
+def count_steady(engine: Engine) -> list[int]:
+    """The sizes of the steady steps that the engine takes from now on."""
+    steady = engine._processor._steady
+    step, sizes = steady.step, list[int]()
+
+    def counted() -> bool:
+        if done := step():
+            sizes.append(engine.stats.generated_tokens - before[0])
+        before[0] = engine.stats.generated_tokens
+        return done
+
+    before = [0]
+    steady.step = counted  # type: ignore[method-assign]
+    return sizes
+
+
+def submit(engine: Engine, prompt: list[int], params: SamplingParams = LONG, **more: Any) -> tuple[Job, list[JobUpdate]]:
+    job, updates = make_job(prompt, params, **more)
+    engine.submit(job)
+    engine.take_commands(wait=False)
+    return job, updates
+
+
+def tokens(updates: list[JobUpdate]) -> list[int]:
+    return [token for update in updates if isinstance(update, TokensOut) for token in update.token_ids]
+
+
+def check(engine: Engine) -> None:
+    """Origin and stages count the same blocks, and each sequence is as far here as there."""
+    sequences = engine.sequences
+    check_pool(sequences.pool, [seq.table for seq in sequences.holders.values()])
+    for stage in engine.stages.values():
+        lease = own(stage)
+        check_pool(lease.pool, [replica.table for replica in lease.replicas.values()])
+        if not (sequences.notices or engine.origin.in_flight or engine._processor.in_flight):
+            assert lease.pool.available == sequences.pool.available
+            for seq in sequences.holders.values():
+                assert lease.replicas[seq.seq_id].kv_len >= seq.step_processed
+
+
+# ---- against the general way ----
+
+params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.9]),
+    max_tokens=st.integers(5, 30),
+    min_tokens=st.sampled_from([0, 0, 5]),
+    n=st.sampled_from([1, 1, 1, 2]),
+    logprobs=st.sampled_from([None, None, 2]),
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.sampled_from([(), (3,), (7, 9)]),
+    frequency_penalty=st.sampled_from([0.0, 0.5]),
+)
+jobs = st.tuples(st.lists(st.integers(1, 40), min_size=1, max_size=20), params, st.sampled_from([-1, 0, 0, 0, 5]))
+events = st.one_of(
+    jobs.map(lambda job: ("submit", job)),
+    st.integers(0, 20).map(lambda number: ("cancel", number)),
+    st.integers(0, 20).map(lambda number: ("hang up", number)),
+    st.integers(1, 20).map(lambda turns: ("turn", turns)),
+)
+
+
+def play(script: list[tuple[str, Any]], config: EngineConfig, *, stages: int, blocks: int, steady: bool) -> list[list[Any]]:
+    """What the client of each job got, without times. Turns are counted in tokens, which do not depend on the way."""
+    engine = make_engine(config, stages=stages, blocks=blocks)
+    if not steady:
+        engine._processor.decode = lambda: False  # type: ignore[method-assign]
+    taken: list[tuple[Job, list[JobUpdate]]] = []
+    for event, value in script:
+        if event == "submit":
+            prompt, sampling, priority = value
+            taken.append(submit(engine, prompt, sampling, seed=len(taken), arrival=float(len(taken)), priority=priority))
+        elif event == "turn":
+            until = engine.stats.generated_tokens + value
+            while engine.stats.generated_tokens < until and engine.turn():
+                check(engine)
+        elif value < len(taken):
+            job = taken[value][0]
+            if event == "cancel":
+                engine.cancel(job)
+                engine.take_commands(wait=False)
+            else:
+                job.sink = _gone
+    finish(engine)
+    assert not engine.sequences.holders
+    check(engine)
+    return [_seen(updates) for _, updates in taken]
+
+
+def _gone(update: JobUpdate) -> None:
+    raise ConnectionError
+
+
+def _seen(updates: list[JobUpdate]) -> list[Any]:
+    seen: list[Any] = []
+    for update in updates:
+        match update:
+            case TokensOut() | OutputFinished():
+                seen.append(update)
+            case JobDone(usage):
+                seen.append((usage.prompt_tokens, usage.completion_tokens))
+            case JobFailed(error):
+                seen.append(error.code)
+    return seen
+
+
+@examples(
+    few=40,
+    many=1500,
+    script=st.lists(events, min_size=1, max_size=12),
+    stages=st.integers(1, 2),
+    blocks=st.sampled_from([16, 24, 200]),
+    prefix_cache=st.booleans(),
+    policy=st.sampled_from(["fcfs", "lrs"]),
+)
+def test_all_clients_get_what_the_general_way_gives_them(
+    script: list[tuple[str, Any]], stages: int, blocks: int, prefix_cache: bool, policy: str
+) -> None:
+    if any(event == "turn" for event, _ in script):  # when exactly a cancellation comes depends on the size of the steps
+        script = [(event, value) for event, value in script if event not in ("cancel", "hang up")]
+    config = EngineConfig(block_size=4, chunk=8, max_sequences=6, prefix_cache=prefix_cache, policy=policy)
+    fast, general = (play(script, config, stages=stages, blocks=blocks, steady=steady) for steady in (True, False))
+    assert fast == general
+
+
+@examples(few=40, many=1500, script=st.lists(events, min_size=1, max_size=25), blocks=st.sampled_from([16, 24, 200]))
+def test_answers_are_right_and_memory_is_accounted_for_whatever_happens(script: list[tuple[str, Any]], blocks: int) -> None:
+    seen = play(script, EngineConfig(block_size=4, chunk=8, max_sequences=6), stages=1, blocks=blocks, steady=True)
+    submitted = [value for event, value in script if event == "submit"]
+    for number, (got, (prompt, sampling, _)) in enumerate(zip(seen, submitted, strict=True)):
+        for output in range(sampling.n):
+            whole = oracle(prompt, sampling, stages=1, seed=number, output=output)
+            own_tokens = [
+                t for update in got if isinstance(update, TokensOut) and update.index == output for t in update.token_ids
+            ]
+            assert own_tokens == whole[: len(own_tokens)]
+            ends = [update.reason for update in got if isinstance(update, OutputFinished) and update.index == output]
+            if ends and ends[0] is not FinishReason.CANCELLED:
+                assert own_tokens == whole
+
+
+# ---- which steps are steady ----
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_sequences_that_only_decode_take_steady_steps(stages: int) -> None:
+    engine = make_engine(EngineConfig(block_size=4), stages=stages, blocks=100)
+    sizes = count_steady(engine)
+    asked = [submit(engine, [1, 2, 3 + i], arrival=float(i)) for i in range(3)]
+    finish(engine)
+    assert sizes.count(3) >= 35
+    for i, (_, updates) in enumerate(asked):
+        assert tokens(updates) == oracle([1, 2, 3 + i], LONG, stages=stages, seed=1)
+    assert engine.stats.generated_tokens == 120
+    assert engine.stats.steps < 60
+
+
+def test_those_that_are_left_go_on_when_one_ends() -> None:
+    engine = make_engine(EngineConfig(block_size=4), blocks=100)
+    sizes = count_steady(engine)
+    for i in range(4):
+        submit(engine, [1, 2, 3 + i], SamplingParams(temperature=0, max_tokens=10 + 5 * i, ignore_eos=True), arrival=float(i))
+    finish(engine)
+    assert [sizes.count(size) for size in (4, 3, 2, 1)] == pytest.approx([8, 5, 5, 5], abs=2)
+
+
+def test_while_others_wait_the_scheduler_looks_at_them_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(EngineConfig(block_size=4, max_sequences=2), blocks=100)
+    sizes, looked = count_steady(engine), []
+    schedule = engine.origin._scheduler.schedule  # type: ignore[union-attr]
+    monkeypatch.setattr(engine.origin._scheduler, "schedule", lambda *a, **k: looked.append(len(sizes)) or schedule(*a, **k))  # type: ignore[union-attr]
+    for i in range(3):
+        submit(engine, [1, 2, 3 + i], arrival=float(i))
+    while not engine.stats.jobs:
+        engine.turn()
+    assert len(sizes) > 25
+    assert 2 <= len([at for at in looked if 0 < at < len(sizes) - 1]) <= 6
+
+
+def test_a_more_urgent_job_is_seen_at_once() -> None:
+    engine = make_engine(EngineConfig(block_size=4, max_sequences=1), blocks=100)
+    submit(engine, [1, 2, 3])
+    for _ in range(20):
+        engine.turn()
+    _, urgent = submit(engine, [4, 5], priority=5)
+    before = engine.stats.generated_tokens
+    while not tokens(urgent):
+        engine.turn()
+    assert engine.stats.generated_tokens - before <= 2
+
+
+def test_a_pass_that_fails_is_repeated_the_general_way() -> None:
+    engine = make_engine(EngineConfig(block_size=4), blocks=100)
+    (segment,) = engine.pipe.segments
+    process, calls = segment.process, [0]
+
+    def failing(hidden: Tensor, *more: Any) -> Tensor:
+        calls[0] += 1
+        if calls[0] % 5 == 0:
+            raise RuntimeError("for once")
+        return process(hidden, *more)
+
+    segment.process = failing  # type: ignore[method-assign]
+    sizes = count_steady(engine)
+    asked = [submit(engine, [1, 2, 3 + i], arrival=float(i)) for i in range(2)]
+    finish(engine)
+    assert len(sizes) > 10
+    for i, (_, updates) in enumerate(asked):
+        assert tokens(updates) == oracle([1, 2, 3 + i], LONG, stages=1, seed=1)
+    check(engine)
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_client_that_is_gone_frees_its_memory_at_once(gone: int) -> None:
+    engine = make_engine(EngineConfig(block_size=4), blocks=100)
+    asked = [submit(engine, [1, 2, 3 + i], arrival=float(i)) for i in range(2)]
+    for _ in range(15):
+        engine.turn()
+    asked[gone][0].sink = _gone
+    engine.turn()
+    assert engine.stats.unreachable_clients == 1
+    assert list(engine.sequences.holders.values()) == [asked[1 - gone][0].sequences[0]]
+    finish(engine)
+    assert tokens(asked[1 - gone][1]) == oracle([1, 2, 4 - gone], LONG, stages=1, seed=1)
+
+
+def test_parts_are_timed_as_on_the_general_way() -> None:
+    times = {}
+    for steady in (True, False):
+        engine = make_engine(EngineConfig(block_size=4, time_parts=True), stages=2, blocks=100)
+        if not steady:
+            engine._processor.decode = lambda: False  # type: ignore[method-assign]
+        _, updates = submit(engine, [1, 2, 3])
+        finish(engine)
+        (done,) = [update for update in updates if isinstance(update, JobDone)]
+        times[steady] = [(p.part, p.nodes, p.layers, p.prefill_passes, p.decode_passes) for p in done.timings.parts]
+    assert times[True] == times[False]
