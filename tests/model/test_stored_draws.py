@@ -1,7 +1,7 @@
 """The same seeds draw the same tokens as ever: draws of an earlier sampler, stored for many mixtures of settings.
 
-`python -m tests.model.test_stored_draws` makes the file anew, from the sampler as it is. A draw that lies so close to the edge of a
-token that another processor's exponential may move it is stored as null and not compared.
+`python -m tests.model.test_stored_draws` makes the file anew, from the sampler as it is. A draw so close to the edge of a
+token that the exponential of another processor may move it is stored as null and not compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from penstock.domain.sampling import SamplingParams
-from penstock.model.sampler import SampleRow, sample
+from penstock.model.sample_row import SampleRow
+from penstock.model.sampler import sample
 
 FILE = Path(__file__).with_name("stored_draws.json")
 VOCABULARIES = (96, 1000, 5003, 49152)

@@ -129,6 +129,7 @@ class Sequence:
     prefix_trusted: bool = True  # False once a stage lacked a prefix that we expected there
     constraint: Constraint | None = None  # has seen all generated tokens
     last_token: float = 0.0  # when it was generated
+    sample_row: Any = None  # what the sampler keeps of it between steps
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -16,25 +16,32 @@ def top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     rows, vocab = logits.shape
     blocks = vocab // BLOCK
-    if vocab % BLOCK or k >= blocks:
+    if k >= blocks:
         return _first_of_ties(*torch.topk(logits, k, dim=-1))
-    tiles = logits.view(rows, blocks, BLOCK)
+    tiles = logits[:, : blocks * BLOCK].view(rows, blocks, BLOCK)
     best = torch.topk(tiles.amax(dim=-1), k, dim=-1).indices.sort(dim=-1).values  # [R, k]
     inside = tiles.gather(1, best.unsqueeze(-1).expand(-1, -1, BLOCK)).view(rows, k * BLOCK)
-    values, places = torch.topk(inside, k, dim=-1)
-    ids = best.gather(1, places // BLOCK) * BLOCK + places % BLOCK
-    return _first_of_ties(values, ids)
+    values, places = torch.topk(torch.cat([inside, logits[:, blocks * BLOCK :]], dim=1), k, dim=-1)
+    first = torch.cat([best * BLOCK, torch.full_like(best[:, :1], blocks * BLOCK)], dim=1)  # ids at which the blocks begin
+    block = (places // BLOCK).clamp_(max=k)
+    return _first_of_ties(values, first.gather(1, block) + places - block * BLOCK)
 
 
 def argmax(logits: Tensor) -> Tensor:
     """[R, V] -> [R]; ties go to the lowest id."""
     rows, vocab = logits.shape
-    if vocab % BLOCK:
+    blocks = vocab // BLOCK
+    if not blocks:
         return logits.argmax(dim=-1)
-    tiles = logits.view(rows, -1, BLOCK)
-    block = tiles.amax(dim=-1).argmax(dim=-1)  # [R]
-    inside = tiles[torch.arange(rows, device=logits.device), block]
-    return block * BLOCK + inside.argmax(dim=-1)
+    tiles = logits[:, : blocks * BLOCK].view(rows, blocks, BLOCK)
+    maxima = tiles.amax(dim=-1)
+    block = maxima.argmax(dim=-1)  # [R]
+    at = torch.arange(rows, device=logits.device)
+    best = block * BLOCK + tiles[at, block].argmax(dim=-1)
+    if vocab == blocks * BLOCK:
+        return best
+    rest = logits[:, blocks * BLOCK :]  # shorter than a block
+    return torch.where(rest.amax(dim=-1) > maxima[at, block], blocks * BLOCK + rest.argmax(dim=-1), best)
 
 
 def _first_of_ties(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

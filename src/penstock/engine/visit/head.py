@@ -15,7 +15,8 @@ from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
 from penstock.engine.sequences.engine_sequences import Step
 from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError
-from penstock.model.sampler import Sample, SampleRow, sample, score
+from penstock.model.sample_row import SampleRow
+from penstock.model.sampler import Sample, sample, score
 
 SCORE_BATCH_ROWS = 256  # of logits computed at once for prompt logprobs
 
@@ -100,7 +101,11 @@ class Head:
             known = error if isinstance(error, PenstockError) else ComputeFailed(f"The grammar failed: {error}.")
             self._context.sequences.fail(job, known)
             return None
-        return SampleRow(params, job.seed, seq.index, seq.tokens, seq.prompt_len, banned, allowed)
+        row: SampleRow | None = seq.sample_row
+        if row is None:
+            row = seq.sample_row = SampleRow(params, job.seed, seq.index, seq.tokens, seq.prompt_len)
+        row.banned, row.allowed = banned, allowed
+        return row
 
     def _score(self, one: ReturnedSpan, normed: Tensor) -> PromptLogprobs:
         """Logprobs of the prompt's tokens, a slice of rows at a time, since logits over a vocabulary are large."""
