@@ -230,7 +230,7 @@ def test_a_job_ends_whole_when_only_some_of_its_outputs_still_fit_the_memory(cac
     manager.add(job)
 
     def step(only: int | None = None) -> None:
-        output = scheduler.schedule(manager.pool, manager.queued.values(), manager.holders.values(), 0.0)
+        output = scheduler.schedule(manager.pool, manager.queued, manager.holders.values(), 0.0)
         output.grants = [grant for grant in output.grants if only in (None, grant.seq.index)]
         spans = manager.on_schedule(output)
         manager.on_step_completed([Step(span, 7 if span.rows else None) for span in spans])

@@ -40,7 +40,7 @@ class Admission:
     def step(self) -> None:
         manager = self.manager
         output = self._scheduler.schedule(
-            manager.pool, manager.queued.values(), manager.holders.values(), float(self._arrivals), reach=REACH
+            manager.pool, manager.queued, manager.holders.values(), float(self._arrivals), reach=REACH
         )
         manager.on_step_completed([Step(span, 7 if span.rows else None) for span in manager.on_schedule(output)])
 

@@ -124,7 +124,7 @@ class Origin:
             return None, False
         output = self._scheduler.schedule(
             sequences.pool,
-            sequences.queued.values(),
+            sequences.queued,
             sequences.holders.values(),
             now,
             window=window,

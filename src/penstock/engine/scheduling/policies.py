@@ -1,4 +1,4 @@
-"""Scheduling policies. Each is a sort key, lower first, computed at every step; ties are broken by arrival."""
+"""Scheduling policies. Each is a sort key, lower first; ties are broken by arrival. `WaitingQueue` keeps the same order."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def to_promote(seqs: Collection[Sequence], now: float) -> Job | None:
     if any(seq.job.promoted for seq in seqs):
         return None
     background = [seq for seq in seqs if seq.job.priority < 0]
-    longest = min(background, key=lambda seq: (_last_progress(seq), seq.seq_id), default=None)
-    return longest.job if longest is not None and now - _last_progress(longest) >= STARVED_S else None
+    longest = min(background, key=lambda seq: (last_progress(seq), seq.seq_id), default=None)
+    return longest.job if longest is not None and now - last_progress(longest) >= STARVED_S else None
 
 
-def _last_progress(seq: Sequence) -> float:
+def last_progress(seq: Sequence) -> float:
+    """When it got its last token, or arrived."""
     return max(seq.job.arrival, seq.last_token)

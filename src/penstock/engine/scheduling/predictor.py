@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock.config.engine import MAX_CHUNK
 
 DECAY = 0.98  # weight of all earlier steps at each new one
@@ -60,6 +62,11 @@ class StepTimePredictor:
             return 0.0
         a, b, _ = self._weights
         return self._beyond + a * -(-tokens // max(chunk, 1)) + b * tokens
+
+    def prefill_column(self, tokens: np.ndarray, chunk: int) -> np.ndarray:
+        """`prefill` for a column of token counts, all above 0."""
+        a, b, _ = self._weights
+        return self._beyond + a * np.ceil(tokens / max(chunk, 1)) + b * tokens
 
     def chunk_within(self, seconds: float, decodes: int, context: int) -> int:
         """The most prefill tokens that keep a step with these decodes under `seconds`."""

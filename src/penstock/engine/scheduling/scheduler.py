@@ -6,21 +6,23 @@ If a decode or a started prompt lacks memory, the least urgent sequence is preem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.config.engine import MAX_CHUNK, EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.job import Job, Sequence, SequenceState
 from penstock.engine.scheduling.policies import POLICIES, to_promote
 from penstock.engine.scheduling.predictor import StepTimePredictor
+from penstock.engine.scheduling.waiting_queue import Ranking, WaitingQueue
 
 IDLE_FACTOR = 4  # default of idle_chunk, as a multiple of chunk
 MIN_DYNAMIC_CHUNK = 64  # tokens; prompts make progress on the slowest machine
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """`n` more tokens of a sequence. `hits` are cached blocks of its prefix, when it is admitted."""
 
     seq: Sequence
@@ -54,7 +56,7 @@ class Scheduler:
     def schedule(
         self,
         pool: BlockPool,
-        queued: Collection[Sequence],
+        queue: WaitingQueue,
         holders: Collection[Sequence],
         now: float,
         *,
@@ -65,43 +67,52 @@ class Scheduler:
     ) -> SchedulerOutput:
         """Decide one batch.
 
-        queued: sequences without memory (WAITING, WAITING_PREEMPT).
+        queue: sequences without memory (WAITING, WAITING_PREEMPT).
         holders: sequences with memory (RUNNING, PAUSED).
         window: NetworkJobs that may be in flight; each carries its part of the decodes.
         pipelined: there are several nodes to keep busy.
         reach: blocks that the pool may grow to; a prompt that would fit then waits for them.
         max_chunk: tokens of prompts that the links of the route carry well in one NetworkJob.
         """
-        round_ = _Round(pool, self._config, holders, lambda seq: self._urgency(seq, now), reach or pool.capacity)
-        round_.out.promoted = to_promote([*queued, *holders], now)
-        round_.preempt_for_priority(queued)
-        ready = [seq for seq in holders if seq.state is SequenceState.PAUSED and seq.remaining > 0]
-        decodes = [seq for seq in ready if seq.decoding]
-        if len(decodes) > pool.available:
-            decodes.sort(key=round_.urgency)  # the order matters only if some may be preempted
+        ranking = Ranking(self._config.policy, now, self._predictor, self._config.chunk)
+        held = Holders(holders, pool)
+        round_ = _Round(pool, self._config, held, lambda seq: self._urgency(seq, now), reach or pool.capacity)
+        if not queue.has_promoted(ranking):
+            stalled = queue.stalled_longest(ranking)
+            round_.out.promoted = to_promote(held.background if stalled is None else [stalled, *held.background], now)
+        if queue.max_priority(ranking) > held.lowest:
+            round_.preempt_for_priority(self._in_order(queue, ranking))
+        decodes = held.ready_decodes
+        if len(decodes) > pool.available and round_.blocks_to_decode(decodes) > pool.available:
+            decodes = sorted(decodes, key=round_.urgency)  # the order matters only if some may be preempted
         if window > 1:
-            part = -(-sum(seq.decoding for seq in holders) // window)
-            decodes = decodes[:part]
-        for seq in decodes:
-            round_.decode(seq)
-        round_.budget = min(max_chunk, self._chunk(decodes, holders, pipelined=pipelined or window > 1))
-        prompts = [seq for seq in ready if not seq.decoding]
-        admitting = round_.may_admit()
-        if admitting:
-            prompts += queued
-        for seq in sorted(prompts, key=round_.urgency):
-            if seq.state is SequenceState.PAUSED:
-                round_.continue_prompt(seq)
-            elif admitting:
-                admitting = round_.admit(seq)
+            decodes = decodes[: -(-held.decoding // window)]
+        round_.decode(decodes)
+        round_.budget = min(max_chunk, self._chunk(decodes, held, pipelined=pipelined or window > 1))
+        started = sorted(held.ready_prompts, key=round_.urgency)
+        waiting = self._in_order(queue, ranking) if round_.may_admit() else iter(())
+        self._read_prompts(round_, started, waiting)
         round_.drop_ignored_jobs()
         return round_.out
 
-    def _chunk(self, decodes: list[Sequence], holders: Collection[Sequence], *, pipelined: bool) -> int:
+    def _in_order(self, queue: WaitingQueue, ranking: Ranking) -> Iterator[Sequence]:
+        return queue.in_order(ranking)
+
+    def _read_prompts(self, round_: _Round, started: list[Sequence], waiting: Iterator[Sequence]) -> None:
+        """Grant chunks to started prompts and admit new ones, by urgency. Of those that wait, it looks at as few as it can."""
+        newcomer = next(waiting, None)
+        for seq in started:
+            while newcomer is not None and round_.urgency(newcomer) < round_.urgency(seq):
+                newcomer = next(waiting, None) if round_.admit(newcomer) else None
+            round_.continue_prompt(seq)
+        while newcomer is not None:
+            newcomer = next(waiting, None) if round_.admit(newcomer) else None
+
+    def _chunk(self, decodes: Collection[Sequence], held: Holders, *, pipelined: bool) -> int:
         config = self._config
         if config.step_target is None:
             # long passes are faster, but they stall decodes and leave other stages of a pipeline idle
-            if pipelined or any(seq.decoding for seq in holders):
+            if pipelined or held.decoding:
                 return config.chunk
             return config.idle_chunk or IDLE_FACTOR * config.chunk
         context = sum(seq.step_processed for seq in decodes)
@@ -118,6 +129,47 @@ class Scheduler:
 Urgency = tuple[int, float, float, int]
 
 
+class Holders:
+    """The sequences with memory, looked at once.
+
+    ready_decodes, ready_prompts: those that may be granted a Span now.
+    background: those of priority below 0.
+    lowest: the lowest priority.
+    decoding: how many generate.
+    outstanding: blocks that started prompts still need: no other prompt is admitted into them.
+    """
+
+    def __init__(self, holders: Collection[Sequence], pool: BlockPool) -> None:
+        self.all = holders
+        self.ready_decodes: list[Sequence] = []
+        self.ready_prompts: list[Sequence] = []
+        self.background: list[Sequence] = []
+        self.decoding = 0
+        self.outstanding = 0
+        lowest: float = math.inf
+        for seq in holders:  # properties are written out, since this loop is most of a step with hundreds of sequences
+            length, job = len(seq.tokens), seq.job
+            decoding = seq.step_processed == length - 1 and length > seq.prompt_len
+            if decoding:
+                self.decoding += 1
+            else:
+                self.outstanding += outstanding(seq, pool)
+            if seq.state is SequenceState.PAUSED and seq.scheduled < length:
+                (self.ready_decodes if decoding else self.ready_prompts).append(seq)
+            priority = job.request.priority
+            if priority < 0:
+                self.background.append(seq)
+                priority = job.effective_priority
+            if priority < lowest:
+                lowest = priority
+        self.lowest = lowest
+
+
+def outstanding(seq: Sequence, pool: BlockPool) -> int:
+    """Blocks that the rest of a started prompt needs."""
+    return 0 if seq.decoding else pool.blocks_for(len(seq.tokens)) - len(seq.table)
+
+
 class _Round:
     """One decision in progress: what is granted so far, and the memory that is left."""
 
@@ -125,7 +177,7 @@ class _Round:
         self,
         pool: BlockPool,
         config: EngineConfig,
-        holders: Collection[Sequence],
+        held: Holders,
         rank: Callable[[Sequence], Urgency],
         reach: int,
     ) -> None:
@@ -133,16 +185,15 @@ class _Round:
         self.budget = 0
         self._pool = pool
         self._config = config
-        self._holders = holders
+        self._held = held
         self._rank = rank
         self._ranks = dict[int, Urgency]()
         self._free = pool.available
         self._granted: set[int] = set()
         self._gone: set[int] = set()
         self._released: set[int] = set()  # blocks freed by preemptions of this round
-        self._running = len(holders)
-        # blocks that admitted prompts still need: no other prompt is admitted into them
-        self._promised = sum(map(self._outstanding, holders))
+        self._running = len(held.all)
+        self._promised = held.outstanding
 
     def urgency(self, seq: Sequence) -> Urgency:
         found = self._ranks.get(seq.seq_id)
@@ -153,39 +204,49 @@ class _Round:
     def may_admit(self) -> bool:
         return self.budget > 0 and self._running < self._config.max_sequences
 
-    def preempt_for_priority(self, queued: Collection[Sequence]) -> None:
-        """Preempt lower-priority sequences if that lets the most urgent queued one in. Never preempts equals."""
-        if not self._holders or not queued:
-            return
-        lowest = min(seq.job.effective_priority for seq in self._holders)
-        above = [
-            seq
-            for seq in queued
-            if seq.job.effective_priority > lowest and self._fits_pool(seq) and not self._waits_for_first_output(seq)
-        ]
-        if not above:
-            return
-        newcomer = min(above, key=self.urgency)
+    def preempt_for_priority(self, waiting: Iterator[Sequence]) -> None:
+        """Preempt lower-priority sequences if that lets the most urgent waiting one in. Never preempts equals."""
+        for newcomer in waiting:
+            if newcomer.job.effective_priority <= self._held.lowest:
+                return
+            if self._fits_pool(newcomer) and not self._waits_for_first_output(newcomer):
+                self._preempt_for(newcomer)
+                return
+
+    def _preempt_for(self, newcomer: Sequence) -> None:
         need = self._pool.blocks_for(len(newcomer.tokens))
         free, running = self._free - self._promised, self._running
         victims: list[Sequence] = []
-        below = (seq for seq in self._holders if seq.job.effective_priority < newcomer.job.effective_priority)
+        below = (seq for seq in self._held.all if seq.job.effective_priority < newcomer.job.effective_priority)
         candidates = sorted(below, key=self.urgency)
         while free < need + running or running >= self._config.max_sequences:
             if not candidates:
                 return  # preempting all of them would not be enough
             victims.append(candidates.pop())
-            free += len(self._pool.exclusive(victims[-1].table)) + self._outstanding(victims[-1])
+            free += len(self._pool.exclusive(victims[-1].table)) + outstanding(victims[-1], self._pool)
             running -= 1
         for victim in victims:
             self._preempt(victim)
 
-    def decode(self, seq: Sequence) -> None:
-        if seq.seq_id in self._gone:
-            return
-        need = max(0, self._pool.blocks_for(seq.scheduled + 1) - len(seq.table))
-        if self._make_room(need, seq):
-            self._grant(seq, 1, need)
+    def decode(self, seqs: Collection[Sequence]) -> None:
+        """Grant a token to each of these. If there is memory for all, no one is preempted, and there is little to decide."""
+        if not self._gone:
+            need = self.blocks_to_decode(seqs)
+            if need <= self._free:
+                self._free -= need
+                self._granted.update([seq.seq_id for seq in seqs])
+                self.out.grants += [Grant(seq, 1) for seq in seqs]
+                return
+        for seq in seqs:
+            if seq.seq_id not in self._gone:
+                need = self.blocks_to_decode((seq,))
+                if self._make_room(need, seq):
+                    self._grant(seq, 1, need)
+
+    def blocks_to_decode(self, seqs: Collection[Sequence]) -> int:
+        """Blocks that these must be given before the next token of each is computed."""
+        size = self._pool.block_size
+        return sum([1 for seq in seqs if seq.scheduled // size >= len(seq.table)])
 
     def continue_prompt(self, seq: Sequence) -> None:
         """Grant the next chunk of a started prompt."""
@@ -241,7 +302,7 @@ class _Round:
 
     def _make_room(self, need: int, seq: Sequence) -> bool:
         while self._free < need:
-            victims = [v for v in self._holders if v.seq_id not in self._granted and v.seq_id not in self._gone]
+            victims = [v for v in self._held.all if v.seq_id not in self._granted and v.seq_id not in self._gone]
             victim = max(victims, key=self.urgency)
             self._preempt(victim)
             if victim is seq:
@@ -255,11 +316,7 @@ class _Round:
         self._released.update(released)
         self._free += len(released)
         self._running -= 1
-        self._promised -= self._outstanding(victim)
-
-    def _outstanding(self, seq: Sequence) -> int:
-        """Blocks that the rest of a started prompt needs."""
-        return 0 if seq.decoding else self._pool.blocks_for(len(seq.tokens)) - len(seq.table)
+        self._promised -= outstanding(victim, self._pool)
 
     def _grant(self, seq: Sequence, n: int, blocks: int, hits: tuple[int, ...] = ()) -> None:
         self._granted.add(seq.seq_id)

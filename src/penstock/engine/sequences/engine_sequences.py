@@ -30,6 +30,7 @@ from penstock.domain.updates import (
     Usage,
 )
 from penstock.engine.scheduling.scheduler import SchedulerOutput
+from penstock.engine.scheduling.waiting_queue import WaitingQueue
 from penstock.engine.sequences.output_text import OutputText, TextStreams, accept_token, replay_token
 from penstock.engine.sequences.sequence_manager import SequenceManager, SequenceRef
 from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong
@@ -67,7 +68,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         self._stats = stats or EngineStats()
         self._next_block = pool.capacity + 1
         self._stages = 1  # of the route
-        self.queued: dict[int, Sequence] = {}  # WAITING, WAITING_PREEMPT
+        self.queued = WaitingQueue()  # WAITING, WAITING_PREEMPT
         self.holders: dict[int, Sequence] = {}  # RUNNING, PAUSED
         self.notices: list[Notice] = []  # that stages may not have received yet
         self.preemptions = 0
@@ -128,6 +129,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         """Apply a decision: promote, preempt and ignore, then turn the grants into Spans."""
         if output.promoted is not None:
             output.promoted.promoted = True
+            self.queued.refile(output.promoted)
         for seq in output.preempted:
             self.preempt_seq(seq)
         for seq in output.ignored:
