@@ -117,3 +117,20 @@ class TwinPools(RuleBasedStateMachine):
 
 
 TestTwinPools = TwinPools.TestCase
+
+
+def test_keys_do_not_depend_on_how_many_are_computed_at_once() -> None:
+    tokens = list(range(40))
+    whole = KeyChain(b"s", 4).up_to(tokens, 10)
+    chain = KeyChain(b"s", 4)
+    assert [chain.up_to(tokens[: 4 * count], count)[-1] for count in range(1, 11)] == whole
+    assert chain.up_to(tokens, 3) == whole[:3]
+    assert len(set(whole)) == 10
+
+
+def test_a_fork_begins_with_the_same_keys_and_goes_its_own_way() -> None:
+    chain = KeyChain(b"s", 2)
+    chain.up_to([1, 2], 1)
+    fork = chain.fork()
+    assert fork.up_to([1, 2, 3, 4], 2) == KeyChain(b"s", 2).up_to([1, 2, 3, 4], 2)
+    assert chain.up_to([1, 2, 9, 9], 2) == KeyChain(b"s", 2).up_to([1, 2, 9, 9], 2)

@@ -7,9 +7,9 @@ in the same order have the same result in both, so the origin knows what fits wi
 from __future__ import annotations
 
 import hashlib
-import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from copy import copy
 
 NULL_BLOCK = 0  # never handed out; padding points here
 
@@ -144,11 +144,17 @@ class KeyChain:
         """The keys of the first `count` blocks of `tokens`. Tokens are only ever appended."""
         keys, size = self.keys, self._size
         if len(keys) < count:
-            new = array("I", tokens[len(keys) * size : count * size])
-            if sys.byteorder == "big":
-                new.byteswap()
-            data, step = new.tobytes(), size * new.itemsize
-            for at in range(0, len(data), step):
-                before = keys[-1] if keys else self._root
-                keys.append(hashlib.blake2b(before + data[at : at + step], key=self._secret, digest_size=16).digest())
+            start = len(keys) * size
+            content = array("I", tokens[start : count * size]).tobytes()
+            step = len(content) // (count - len(keys))
+            last = keys[-1] if keys else self._root
+            for at in range(0, len(content), step):
+                last = hashlib.blake2b(last + content[at : at + step], key=self._secret, digest_size=16).digest()
+                keys.append(last)
         return keys[:count]
+
+    def fork(self) -> KeyChain:
+        """A chain that begins with the keys known so far, for another output of the same prompt."""
+        other = copy(self)
+        other.keys = list(self.keys)
+        return other

@@ -54,6 +54,7 @@ class Job:
     seed: int
     arrival: float
     sink: Callable[[JobUpdate], None]
+    chain: KeyChain | None = None  # the keys of its prompt's blocks, if they are known already
     sequences: list[Sequence] = field(default_factory=list)
     cached_tokens: int = 0
     prefilled: int = 0  # prompt tokens reported to the client as read

@@ -101,7 +101,7 @@ class JobFactory:
     def prepare(
         self, request: JobRequest, sink: Callable[[JobUpdate], None] | None = None, *, job_id: str | None = None
     ) -> PreparedJob:
-        """Check and tokenize in the caller's thread, so that bad input is refused at once and costs the engine nothing."""
+        """Check, tokenize and hash in the caller's thread, so that bad input is refused at once and costs the engine nothing."""
         prompt = self._prompt(request)
         if not all(0 <= token < self._vocab for token in request.resume):
             raise RequestError("resume contains ids outside the vocabulary.", field="resume", hint=self._id_hint)
@@ -133,6 +133,7 @@ class JobFactory:
             arrival=time.monotonic(),
             sink=sink or updates.put,  # type: ignore[union-attr]
         )
+        self._engine.sequences.hash_prompt(job)
         return PreparedJob(job, updates)
 
     def submit(self, prepared: PreparedJob, *, counted: bool = True) -> JobHandle:

@@ -271,6 +271,8 @@ class _Round:
             if pool.blocks_for(seq.min_length) > self.out.reach:
                 self.out.ignored.append(seq)
             return True
+        if self._free - self._promised <= self._running:
+            return False  # at least one block is needed, whatever is cached
         whole = pool.blocks_for(len(seq.tokens))
         hits = self._hits(seq)
         # a hit is free while another sequence holds the block

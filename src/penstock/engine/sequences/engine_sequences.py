@@ -88,7 +88,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         sampling, make_constraint = job.sampling, job.request.constraint
         for index in range(sampling.n):
             text = OutputText(self._text_stream(sampling.skip_special_tokens), sampling.stop)
-            chain = KeyChain(self._secret, self.pool.block_size, job.request.owner)
+            chain = self._new_chain(job) if job.chain is None else job.chain.fork()
             seq = Sequence(self._next_seq, job, index, list(job.prompt_ids), chain)
             seq.constraint = None if make_constraint is None else make_constraint()
             self._next_seq += 1
@@ -97,6 +97,15 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             if job.request.resume:
                 seq.state = SequenceState.WAITING_PREEMPT  # its KV was lost with the server that generated them
                 self._resume(seq)
+
+    def hash_prompt(self, job: Job) -> None:
+        """Compute the keys of a prompt's blocks before the job is added; on any thread, since a long prompt has thousands."""
+        if self.pool.prefix_cache:
+            job.chain = self._new_chain(job)
+            job.chain.up_to(job.prompt_ids, len(job.prompt_ids) // self.pool.block_size)
+
+    def _new_chain(self, job: Job) -> KeyChain:
+        return KeyChain(self._secret, self.pool.block_size, job.request.owner)
 
     def get(self, span: Span | Position) -> Sequence | None:
         """The sequence of a Span. None if it has ended, or the Span is of an older incarnation or attempt."""
