@@ -1,0 +1,58 @@
+"""The plan of a batch: where each token's KV is written, and what each token sees, as their definitions say."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.model.attention import AttentionPlan
+from penstock.model.batch import BatchPiece
+
+BLOCK = 4
+CPU = torch.device("cpu")
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[BatchPiece]:
+    pieces = []
+    for i in range(draw(st.integers(1, 8))):
+        start, n = draw(st.integers(0, 200)), draw(st.sampled_from([1, 1, 1, 2, 5, 17]))
+        spare = draw(st.integers(0, 3))
+        table = [1 + 100 * i + j for j in range(-(-(start + n) // BLOCK) + spare)]
+        kind = draw(st.sampled_from([list, tuple, np.int32, np.int64]))
+        pieces.append(BatchPiece(start, n, kind(table) if kind in (list, tuple) else np.array(table, dtype=kind)))
+    return pieces
+
+
+def attended_plainly(q: torch.Tensor, kv: torch.Tensor, pieces: list[BatchPiece], window: int | None) -> torch.Tensor:
+    """Attention of one token after the other over the slots of its own table."""
+    out = []
+    for piece in pieces:
+        for position in range(piece.start_pos, piece.start_pos + piece.n):
+            first = 0 if window is None else max(0, position - window + 1)
+            slots = [int(piece.table[p // BLOCK]) * BLOCK + p % BLOCK for p in range(first, position + 1)]
+            query = q[len(out)].double()  # [heads, head_dim]
+            keys, values = kv[slots, 0].double(), kv[slots, 1].double()  # [seen, kv_heads, head_dim]
+            group = query.view(keys.shape[1], -1, query.shape[1])  # [kv_heads, group, head_dim]
+            weights = torch.softmax(torch.einsum("kgd,skd->kgs", group, keys) / query.shape[1] ** 0.5, dim=-1)
+            out.append(torch.einsum("kgs,skd->kgd", weights, values).reshape(-1))
+    return torch.stack(out)
+
+
+@settings(max_examples=20, deadline=None)
+@given(pieces=batches(), window=st.sampled_from([None, 3, 64]))
+def test_every_token_is_written_to_its_slot_and_sees_what_is_before_it(pieces: list[BatchPiece], window: int | None) -> None:
+    plan = AttentionPlan(pieces, BLOCK, torch.float32, CPU)
+    positions = [p for piece in pieces for p in range(piece.start_pos, piece.start_pos + piece.n)]
+    owners = [piece for piece in pieces for _ in range(piece.n)]
+    assert plan.tokens == len(positions)
+    assert plan.max_position == max(positions)
+    assert plan.positions.tolist() == positions
+    assert plan.slots.tolist() == [int(o.table[p // BLOCK]) * BLOCK + p % BLOCK for o, p in zip(owners, positions, strict=True)]
+    generator = torch.Generator().manual_seed(len(positions))
+    kv = torch.randn(900 * BLOCK, 2, 2, 4, generator=generator)
+    q = torch.randn(len(positions), 4, 4, generator=generator)
+    expected = attended_plainly(q, kv, pieces, window)
+    assert torch.allclose(plan.attend(q, kv, window).double(), expected, atol=1e-5)
