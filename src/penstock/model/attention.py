@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.batch import Batch, BatchPiece
+from penstock.model.upload import upload
 
 SMALL_BUCKET = 8  # blocks; below this, padding costs less than another call
 
@@ -49,8 +50,8 @@ class AttentionPlan:
         positions, slots = _positions_and_slots(batch, block_size)
         self.tokens = len(positions)
         self.max_position = int(positions.max())
-        self.positions = torch.from_numpy(positions).to(device)
-        self.slots = torch.from_numpy(slots).to(device)
+        self.positions = upload(positions, device)
+        self.slots = upload(slots, device)
         rows = np.cumsum(batch.counts) - batch.counts  # the first one of each Span
         self._chunks = [self._chunk(int(rows[i]), batch, i) for i in np.flatnonzero(batch.counts > 1).tolist()]
         self._decodes = [self._bucket(members, rows, batch) for members in _buckets(batch, block_size)]
@@ -117,7 +118,7 @@ class AttentionPlan:
     def _chunk(self, row: int, batch: Batch, number: int) -> _Chunk:
         start, n = int(batch.starts[number]), int(batch.counts[number])
         held = -(-(start + n) // self._block_size)
-        blocks = torch.from_numpy(batch.tables[number, :held]).to(self._device)
+        blocks = upload(batch.tables[number, :held], self._device)
         return _Chunk(slice(row, row + n), blocks, start, start + n)
 
     def _bucket(self, members: np.ndarray, first_rows: np.ndarray, batch: Batch) -> _Decodes:
@@ -125,9 +126,9 @@ class AttentionPlan:
         width = int(starts.max()) // self._block_size + 1
         together = rows[-1] - rows[0] == len(rows) - 1
         return _Decodes(
-            rows=slice(int(rows[0]), int(rows[-1]) + 1) if together else torch.from_numpy(rows).to(self._device),
-            blocks=torch.from_numpy(batch.tables[members, :width].reshape(-1)).to(self._device),
-            lengths=torch.from_numpy(starts + 1).to(self._device),
+            rows=slice(int(rows[0]), int(rows[-1]) + 1) if together else upload(rows, self._device),
+            blocks=upload(batch.tables[members, :width].reshape(-1), self._device),
+            lengths=upload(starts + 1, self._device),
             batch=len(members),
             width=width,
         )

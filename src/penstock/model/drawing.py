@@ -15,7 +15,8 @@ from torch import Tensor
 
 from penstock.domain.sampling import SamplingParams
 from penstock.model.noise import noise_at
-from penstock.model.sample_row import SampleRow, upload
+from penstock.model.sample_row import SampleRow
+from penstock.model.upload import upload
 
 TILE = 128
 SMALL_VOCAB = 1024  # up to here, all tokens are candidates

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +15,7 @@ from penstock.model.linear import Linear, can_pack, linear
 from penstock.model.shapes import end_params, end_shapes
 from penstock.model.spec import ModelSpec
 from penstock.model.tokenizer import Tokenizer
+from penstock.model.upload import upload
 from penstock.model.weights import WeightFiles
 
 REFINED_CANDIDATES = 8  # candidates whose logits are computed in fp32
@@ -53,7 +55,7 @@ class EndModel:
     @torch.inference_mode()
     def compute_embed(self, token_ids: Sequence[int]) -> Tensor:
         """[T, hidden] in fp32"""
-        ids = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
+        ids = upload(np.array(token_ids, dtype=np.int64), self.device)
         embedded = self._embedding.index_select(0, ids).float()
         return embedded if self._embed_scale == 1.0 else embedded.mul_(self._embed_scale)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.domain.sampling import SamplingParams
 from penstock.model.noise import noise_key
+from penstock.model.upload import upload
 
 
 class SampleRow:
@@ -139,9 +140,3 @@ def constrain_(logits: Tensor, rows: Sequence[SampleRow]) -> None:
         if row.allowed is not None:
             forbidden = np.unpackbits(~row.allowed.view(np.uint8), bitorder="little")[: logits.shape[1]].view(np.bool_)
             logits[i].masked_fill_(upload(forbidden, logits.device), float("-inf"))
-
-
-def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a device without waiting for it; on a CPU, share its memory."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -16,7 +16,8 @@ from torch import Tensor
 from penstock.domain.updates import TokenLogprob
 from penstock.model.candidates import argmax, top
 from penstock.model.drawing import draw
-from penstock.model.sample_row import SampleRow, adjust_, constrain_, upload
+from penstock.model.sample_row import SampleRow, adjust_, constrain_
+from penstock.model.upload import upload
 
 
 class Sample(NamedTuple):
