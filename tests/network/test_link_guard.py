@@ -14,13 +14,7 @@ import pytest
 
 from penstock.network import link_guard
 from penstock.network.link_guard import BUSY_INTERVAL_S, CHECK_INTERVAL_S, MAX_PENDING, MIN_AGE_S, LinkGuard, TcpConnection
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @dataclass

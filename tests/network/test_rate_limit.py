@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.network import rate_limit
 from penstock.network.rate_limit import RateLimit
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 3)), max_size=200))

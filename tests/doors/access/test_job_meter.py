@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from penstock.config.keys import KeyLimits
 from penstock.doors.access.job_meter import MAX_RETRY_S, JobMeter
 from penstock.errors import KeyLimit
+from tests.clock import Clock
 
 LIMIT = 1000
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
@@ -13,16 +11,9 @@ from penstock.config.keys import KeyLimits
 from penstock.doors.access.keys import OWNER, Caller
 from penstock.doors.access.meter import MIN_OPEN_ENDED_TOKENS, Meter, Ticket, Used
 from penstock.errors import KeyLimit, KeyRevoked, RequestError
+from tests.clock import Clock
 
 JOBS, TOKENS = 5, 1000
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def caller(name: str = "bob", **limits: int) -> Caller:

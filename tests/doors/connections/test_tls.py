@@ -11,13 +11,7 @@ import pytest
 from penstock.doors.connections.tls import CHECK_INTERVAL_S, ServerCertificate
 from penstock.errors import ConfigError
 from tests.certificates import write_certificate
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def refusal(cert: Path, key: Path) -> ConfigError:

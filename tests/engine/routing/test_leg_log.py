@@ -9,16 +9,10 @@ from hypothesis import strategies as st
 
 from penstock.domain.messages import MAX_LISTED
 from penstock.engine.routing.leg_log import MAX_REMEMBERED, REORDER_TIMEOUT_S, LegLog
+from tests.clock import Clock
 
 numbers = st.integers(0, 40)
 events = st.lists(st.tuples(st.sampled_from(["arrived", "marked", "left", "settle"]), numbers, st.floats(0, 0.02)), max_size=60)
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @given(events)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from penstock.engine.reception import HEADER_FACTOR
 from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.origin import Origin
 from penstock.pipes.pipe import Pipe
+from tests.clock import Clock
 from tests.engine import layouts
 from tests.engine.fakes import FakeSegment
 from tests.engine.node import MODEL, SHAPE, Place
@@ -47,14 +48,6 @@ class Silent:
 
     def draining(self) -> frozenset[str]:
         return frozenset()
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Host:

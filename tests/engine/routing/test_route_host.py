@@ -18,6 +18,7 @@ from penstock.engine.routing.arrivals import CREDITS, Arrivals
 from penstock.engine.routing.leg_log import REORDER_TIMEOUT_S
 from penstock.engine.routing.route_host import RECALL_TIMEOUT_S, RouteHost
 from penstock.engine.routing.stage import Stage
+from tests.clock import Clock
 from tests.engine.fakes import FakeSegment
 
 ROUTE = RouteId("a", 1, 0)
@@ -81,13 +82,6 @@ def test_what_is_remembered_is_bounded_whatever_the_numbers(numbers: list[int]) 
 
 
 # ---- opening ----
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -10,18 +10,11 @@ import pytest
 from penstock.errors import BadJob, WorkspaceError
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import ResponseRecord, Responses
+from tests.clock import Clock
 from tests.workspace.crashing import FailingDisk, KillingDisk, SteppingDisk, process
 
 SAID = ResponseRecord(b'{"id":"resp_1000_1_0"}', b"[]")
 JOB = "1000_1_0"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
