@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.commands import build_commands_once
 from tests.jobs import Run, in_this_process
 from tests.memory import release_memory
 from tests.server import loaded_model as loaded_model
@@ -34,6 +36,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
 
+build_commands_once()
+
 for ignored in (signal.SIGINT, signal.SIGHUP):
     # A shell lets what it starts with `&` ignore Ctrl-C, as nohup does with SIGHUP; every process of a test would inherit that.
     if signal.getsignal(ignored) is signal.SIG_IGN:
@@ -54,6 +58,12 @@ def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory, default_model_fold
     from tests.small_model import write_small_model
 
     return write_small_model(tmp_path_factory.mktemp("models") / "tiny", default_model_folder, layers=6, width=64)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, so no collection of garbage needs to look at it again: it would take half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,6 +18,8 @@ import sys
 import termios
 from dataclasses import dataclass
 
+from tests.commands import build_commands_once
+
 FILES = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPIPE)
 
@@ -41,6 +43,7 @@ def import_everything() -> None:
     for found in pkgutil.walk_packages(penstock.__path__, "penstock."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
+    build_commands_once()
 
 
 def read_command(connection: socket.socket) -> Command:
