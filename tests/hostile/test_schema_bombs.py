@@ -12,10 +12,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import psutil
 import pytest
 
@@ -28,7 +27,13 @@ from penstock.workspace.flow import Flow, Status
 from penstock.workspace.work import Work
 from tests.hostile.bombs import LARK_BOMB, LATE_SCHEMA_BOMB, SCHEMA_BOMB, cpu_until_gone, schema_bomb, tools_of, until
 from tests.hostile.conftest import GIVEN_UP_CPU_S, LONG, SOON
+from tests.lazy_module import LazyModule
 from tests.server import Api, load_small_model, running_server, server_thread
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 MODEL = "smollm2-135m"
 MESSAGES = [{"role": "user", "content": "Hi."}]

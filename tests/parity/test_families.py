@@ -13,19 +13,24 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.lazy_module import LazyModule
 from tiny_models import BLOCK_SIZE, KINDS, LAYERS, VOCAB, Change, Pipeline, edit_config, judged, make
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.model.families import FAMILIES
 from penstock.model.shapes import end_shapes, layer_params, layer_shapes, max_layer_params, total_params
 from penstock.model.spec import fingerprint, read_spec, spec_from_config
+
+if TYPE_CHECKING:
+    import transformers
+else:
+    transformers = LazyModule("transformers")
 
 CUTS = {"one segment": [(0, 4)], "two segments": [(0, 1), (1, 4)], "four segments": [(0, 1), (1, 2), (2, 3), (3, 4)]}
 RELATIVE = 1e-4  # largest difference, against the largest logit
@@ -135,7 +140,7 @@ def test_what_makes_a_model_special_shows_in_its_logits(kind: str, change: Chang
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_bf16_is_about_as_exact_as_in_transformers(kind: str, tmp_path: Path) -> None:
     reference = make(dataclasses.replace(KINDS[kind], dtype=torch.bfloat16), tmp_path)
-    rounded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    rounded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
     tokens = text(150)
     exact = judged(reference, tokens)
     ours = float((Pipeline(tmp_path, dtype=torch.bfloat16).alone(tokens) - exact).abs().mean())
@@ -211,7 +216,7 @@ def test_a_text_shorter_than_the_original_context_is_turned_with_the_long_factor
     copied = Path(shutil.copytree(folder, tmp_path / "model"))
     params = json.loads((copied / "config.json").read_text())["rope_parameters"]
     edit_config(copied, rope_parameters=params | {"short_factor": params["long_factor"]})
-    reference = AutoModelForCausalLM.from_pretrained(copied, dtype=torch.float32, attn_implementation="eager").eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(copied, dtype=torch.float32, attn_implementation="eager").eval()
     tokens = text(7)
     assert difference(Pipeline(folder).alone(tokens), judged(reference, tokens)) < RELATIVE
 
@@ -300,7 +305,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_means_what_transformers_makes_of_it(name: str) -> None:
     config = PUBLISHED[name]
-    filled = AutoConfig.for_model(**copy.deepcopy(config)).to_dict()
+    filled = transformers.AutoConfig.for_model(**copy.deepcopy(config)).to_dict()
     ours, theirs = spec_from_config(config), spec_from_config(filled)
     assert dataclasses.replace(ours, eos_ids=()) == dataclasses.replace(theirs, eos_ids=())
 

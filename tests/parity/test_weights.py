@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.lazy_module import LazyModule
 from tiny_models import CPU, KINDS, LAYERS, Pipeline, edit_config, load_range, make
-from transformers import AutoConfig
 
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, UnsupportedModel
@@ -23,6 +23,11 @@ from penstock.model.ends import EndModel
 from penstock.model.families import FAMILIES
 from penstock.model.spec import ROPE_TYPES, read_spec
 from penstock.model.weights import WeightFiles
+
+if TYPE_CHECKING:
+    import transformers
+else:
+    transformers = LazyModule("transformers")
 
 WEIGHTS = "model.safetensors"
 MIDDLE = LayerRange(1, 3)
@@ -155,7 +160,7 @@ def test_a_llama3_scaling_without_its_original_context_takes_the_whole_one_as_tr
     params = json.loads((folder / "config.json").read_text())["rope_parameters"]
     del params["original_max_position_embeddings"]
     edit_config(folder, rope_parameters=params)
-    expected = AutoConfig.from_pretrained(folder).rope_parameters["original_max_position_embeddings"]
+    expected = transformers.AutoConfig.from_pretrained(folder).rope_parameters["original_max_position_embeddings"]
     assert read_spec(folder).rope.params["original_max_position_embeddings"] == expected
 
 

@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from tests.lazy_module import LazyModule
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.domain.topology import LayerRange, covering
 from penstock.model.batch import BatchPiece
@@ -21,6 +21,11 @@ from penstock.model.ends import EndModel
 from penstock.model.segment import LlmModel
 from penstock.model.spec import ModelSpec, RopeSpec, read_spec
 from penstock.model.weights import WeightFiles
+
+if TYPE_CHECKING:
+    import transformers
+else:
+    transformers = LazyModule("transformers")
 
 CPU = torch.device("cpu")
 LAYERS, VOCAB, BLOCK_SIZE = 4, 128, 8
@@ -228,8 +233,8 @@ KINDS: dict[str, Kind] = {
 
 def make(kind: Kind, folder: Path) -> Any:
     """Write a model into the folder and return transformers' idea of it, in fp32."""
-    config = AutoConfig.for_model(kind.family, **kind.config())
-    model = AutoModelForCausalLM.from_config(config)
+    config = transformers.AutoConfig.for_model(kind.family, **kind.config())
+    model = transformers.AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -243,7 +248,7 @@ def make(kind: Kind, folder: Path) -> Any:
                 parameter.copy_(noise * 1.5 / parameter.shape[1] ** 0.5)
     model.to(kind.dtype).save_pretrained(folder, max_shard_size=kind.shard)
     write_tokenizer(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -7,11 +7,15 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
-
+from tests.lazy_module import LazyModule
 from tests.pipes_live.nodes import MODEL, PATIENCE, until
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 CLOSE = 1e-3  # what the best two tokens may be apart where a sum in another order may choose the other one
 

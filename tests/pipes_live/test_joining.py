@@ -8,13 +8,19 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from openai import OpenAI
 
 from tests import warm
+from tests.lazy_module import LazyModule
 from tests.server import Server, clean_environment, free_port, running_server, until_ready
 from tests.small_model import write_small_model
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +75,7 @@ def machine(tmp_path: Path, default_model_folder: Path) -> Callable[..., Machine
 
 
 def streamed(server: Server) -> str:
-    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     messages = [{"role": "user", "content": QUESTION}]
     chunks = client.chat.completions.create(model=MODEL, messages=messages, stream=True, temperature=0)  # type: ignore[call-overload]
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -155,7 +161,7 @@ def test_private_layers_work_beside_a_node_that_holds_everything_and_a_long_prom
     until_ready(private)
     hops = private.get("/network")["pipes"][0]["route"]["hops"]
     assert [(hop["node"], hop["layers"]) for hop in hops] == [("a", [0, 2]), ("b", [2, 28]), ("a", [28, 30])]
-    client = OpenAI(base_url=f"{private.url}/v1", api_key="none", max_retries=0)
+    client = openai.OpenAI(base_url=f"{private.url}/v1", api_key="none", max_retries=0)
     long = client.completions.create(model=model, prompt="The river runs to the sea. " * 1000, max_tokens=4, temperature=0)
     assert long.usage is not None
     assert long.usage.prompt_tokens > 6000

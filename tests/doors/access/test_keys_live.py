@@ -10,17 +10,22 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 from penstock.config.keys import KeyFolder, KeyLimits
 from penstock.doors.access.keys import Caller, Keys
 from penstock.doors.access.meter import Meter, Ticket
 from penstock.pipes.model_manager import LoadedModel
+from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 MODEL = "smollm2-135m"
 OWNER = "the-key-of-the-owner"

@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 from starlette.testclient import TestClient
 
@@ -29,7 +28,13 @@ from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.store.files import Place
 from penstock.workspace.store.layout import Workspace
 from tests.doors.openai.batch_kills import MODEL, OVER, chat_line, jsonl
+from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 CHAT = "/v1/chat/completions"
 OWNER_KEY = "the-key-of-the-owner"

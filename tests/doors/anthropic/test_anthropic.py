@@ -8,11 +8,9 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
-from anthropic import Anthropic
 from pydantic import BaseModel
 
 from penstock.domain.updates import FinishReason, OutputFinished, TokensOut, Usage
@@ -23,7 +21,14 @@ from penstock.doors.tools import ToolParser
 from penstock.doors.tools.formats import DESCRIBED
 from penstock.errors import ComputeFailed
 from penstock.pipes.model_manager import LoadedModel
+from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
+
+if TYPE_CHECKING:
+    import anthropic
+    from anthropic import Anthropic
+else:
+    anthropic = LazyModule("anthropic")
 
 MODEL = "smollm2-135m"
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
@@ -69,13 +74,13 @@ def real_server(loaded_model: LoadedModel) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def client(server: Api) -> Iterator[Anthropic]:
-    with Anthropic(base_url=server.url, api_key="none", max_retries=0) as made:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def real_client(real_server: Api) -> Iterator[Anthropic]:
-    with Anthropic(base_url=real_server.url, api_key="none", max_retries=0) as made:
+    with anthropic.Anthropic(base_url=real_server.url, api_key="none", max_retries=0) as made:
         yield made
 
 

@@ -11,10 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from openai import OpenAI
-
+from tests.lazy_module import LazyModule
 from tests.server import Server, running_server
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 KEY = "a-key-of-these-tests"
 MODEL = "smollm2-135m"
@@ -54,7 +59,7 @@ def fuzzed_server(folder: Path) -> Iterator[Server]:
 
 def make(server: Server) -> dict[str, str]:
     """Something of each kind that has a name, so that more than what is not there is asked for."""
-    client = OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
     response = client.responses.create(model=MODEL, input="What is the capital of France?")
     file = client.files.create(file=("batch.jsonl", json.dumps(LINE).encode()), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")

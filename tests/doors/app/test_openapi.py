@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import schemathesis
 
 from penstock.domain.sampling import SamplingParams
 from penstock.doors.anthropic.routes import anthropic_routes
@@ -24,6 +23,12 @@ from penstock.doors.openai.requests import ChatCompletionRequest
 from penstock.doors.openai.responses.routes import responses_routes
 from penstock.doors.openai.routes import openai_routes
 from penstock.errors import InvalidSampling
+from tests.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import schemathesis
+else:
+    schemathesis = LazyModule("schemathesis")
 
 
 def all_routes() -> list[Route]:

@@ -14,17 +14,21 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai import OpenAI
 
 from penstock.doors.app.listener import bind_port, start_listening
 from penstock.errors import ConfigError
 from penstock.pipes.model_manager import LoadedModel
 from tests.jobs import Run
+from tests.lazy_module import LazyModule
 from tests.server import Api, running_server, server_thread
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 MODEL = "smollm2-135m"
 KEY = "a-key-that-nobody-knows"
@@ -83,11 +87,11 @@ def test_the_welcome_shows_a_line_and_a_program_that_work(default_model_folder: 
 def test_a_server_with_a_key_wants_it(small_model: LoadedModel) -> None:
     with server_thread(small_model, key=KEY) as server:
         base = f"{server.url}/v1"
-        right = OpenAI(base_url=base, api_key=KEY, max_retries=0)
+        right = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0)
         assert [model.id for model in right.models.list()] == [MODEL]
         for wrong in ("another-key", KEY + "x", KEY[:-1]):
             with pytest.raises(openai.AuthenticationError):
-                OpenAI(base_url=base, api_key=wrong, max_retries=0).models.list()
+                openai.OpenAI(base_url=base, api_key=wrong, max_retries=0).models.list()
         connection = http.client.HTTPConnection("127.0.0.1", server.port)
         for path, status in (
             ("/health", 200),
@@ -179,14 +183,14 @@ def test_one_more_than_it_accepts_is_asked_to_come_back(small_model: LoadedModel
         threads = [stream(server, heard, max_tokens=1000) for heard in both]
         for heard in both:
             wait_for(heard, 2)
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.RateLimitError) as caught:
             client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=2)
         assert int(caught.value.response.headers["retry-after"]) >= 1
         assert caught.value.code == "queue_full"
         with pytest.raises(openai.BadRequestError, match="at most 2 at once"):  # coming back later would never help
             client.completions.create(model=MODEL, prompt=["a", "b", "c"])
-        patient = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=30)
+        patient = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=30)
         patient.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=2)
         for thread in threads:
             thread.join(60)

@@ -11,14 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import openai
+from typing import TYPE_CHECKING, Any
 
 from penstock.workspace.batch.journal import JOURNAL
 from penstock.workspace.store.files import Place
+from tests.lazy_module import LazyModule
 from tests.server import clean_environment, free_port
 from tests.warm.process import Process
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 MODEL = "smollm2-135m"
 PATIENCE = 120.0  # seconds for a server to start

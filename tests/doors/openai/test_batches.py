@@ -6,10 +6,9 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 from starlette.testclient import TestClient
 
@@ -27,7 +26,13 @@ from penstock.workspace.batch.batches import Batches
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
 from tests.doors.openai.batch_kills import MODEL, OVER, chat_line, check_batch_under_kills, jsonl
+from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 CHAT = "/v1/chat/completions"
 PATIENCE = 60.0

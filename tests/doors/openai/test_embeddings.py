@@ -7,13 +7,11 @@ import json
 import queue
 from collections.abc import Iterator, Sequence
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
-from openai import OpenAI
 
 from penstock.domain.request import JobRequest
 from penstock.domain.updates import Embedded, JobDone, JobFailed
@@ -26,7 +24,14 @@ from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import HostedModel
 from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.store.request import WorkRequest
+from tests.lazy_module import LazyModule
 from tests.server import Api, ServerThread, server_thread
+
+if TYPE_CHECKING:
+    import openai
+    from openai import OpenAI
+else:
+    openai = LazyModule("openai")
 
 MODEL = "smollm2-135m"
 WIDTH = 576
@@ -42,7 +47,7 @@ def server(loaded_model: LoadedModel) -> Iterator[ServerThread]:
 
 @pytest.fixture(scope="module")
 def client(server: Api) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")

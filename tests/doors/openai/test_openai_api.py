@@ -7,14 +7,19 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai import OpenAI
 
 from penstock.pipes.model_manager import LoadedModel
+from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
+
+if TYPE_CHECKING:
+    import openai
+    from openai import OpenAI
+else:
+    openai = LazyModule("openai")
 
 MODEL = "smollm2-135m"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -40,7 +45,7 @@ def server(small_model: LoadedModel) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def client(server: Api) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,7 @@ def real_server(loaded_model: LoadedModel) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def real_client(real_server: Api) -> OpenAI:
-    return OpenAI(base_url=f"{real_server.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{real_server.url}/v1", api_key="none", max_retries=0)
 
 
 def call(server: Api, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:

@@ -9,15 +9,20 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from penstock.pipes.model_manager import LoadedModel
+from tests.lazy_module import LazyModule
 from tests.server import Api, load_small_model, running_server, server_thread
+
+if TYPE_CHECKING:
+    import openai
+    from openai import OpenAI
+else:
+    openai = LazyModule("openai")
 
 MODEL = "smollm2-135m"
 QUESTION = "What is the capital of France?"
@@ -56,7 +61,7 @@ def real_client(loaded_model: LoadedModel, tmp_path_factory: pytest.TempPathFact
 
 
 def client_of(server: Api) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def ask(client: OpenAI, said: Any = QUESTION, **fields: Any) -> Any:
