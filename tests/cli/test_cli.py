@@ -232,7 +232,7 @@ def test_doctor_warns_of_a_thread_count_that_makes_no_sense() -> None:
 
 
 def test_a_terminal_that_cannot_show_a_character_does_not_end_the_command() -> None:
-    done = cold_cli("doctor", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    done = cli("doctor", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert " ? PyTorch" in done.stdout
 

@@ -435,19 +435,24 @@ def at_cuts(request: JobRequest, whole: Whole, every: int) -> list[JobRequest]:
     return [replace(request, resume=whole.token_ids[:cut]) for cut in range(1, len(whole.token_ids) + 1, every)]
 
 
-CUTS = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)], ids=["some cuts", "every cut"])
+def some_cuts(*values: Any) -> Any:
+    return pytest.param(*values, 3, id="some cuts")
 
 
-@CUTS
-@pytest.mark.parametrize(
-    "sampling,reason",
-    [
-        (SamplingParams(temperature=1.0, max_tokens=10, seed=11), FinishReason.LENGTH),
-        (SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.2, max_tokens=10, seed=12), FinishReason.LENGTH),
-        (SamplingParams(temperature=1.3, top_k=40, min_tokens=4, stop=["e", " the"], seed=13), FinishReason.STOP),
-        (SamplingParams(temperature=0.3, seed=4), FinishReason.STOP),
-    ],
-)
+def every_cut(*values: Any) -> Any:
+    return pytest.param(*values, 1, marks=pytest.mark.slow)
+
+
+DRAWS = [
+    (SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.2, max_tokens=10, seed=12), FinishReason.LENGTH),
+    (SamplingParams(temperature=1.0, max_tokens=10, seed=11), FinishReason.LENGTH),
+    (SamplingParams(temperature=1.3, top_k=40, min_tokens=4, stop=["e", " the"], seed=13), FinishReason.STOP),
+    (SamplingParams(temperature=0.3, seed=4), FinishReason.STOP),
+]
+PATTERNS = ["🦦 é 漢字!", r"[A-Z][a-z]{2,12} \(founded in [0-9]{2,4}\)"]
+
+
+@pytest.mark.parametrize("sampling,reason,every", [some_cuts(*DRAWS[0]), *(every_cut(*draw) for draw in DRAWS)])
 def test_a_drawn_answer_of_the_real_model_is_the_same_wherever_it_was_cut(
     llm: LLM, sampling: SamplingParams, reason: FinishReason, every: int
 ) -> None:
@@ -459,10 +464,9 @@ def test_a_drawn_answer_of_the_real_model_is_the_same_wherever_it_was_cut(
         assert resumed == whole
 
 
-@CUTS
-@pytest.mark.parametrize("pattern", [r"[A-Z][a-z]{2,12} \(founded in [0-9]{2,4}\)", "🦦 é 漢字!"])
+@pytest.mark.parametrize("pattern,every", [some_cuts(PATTERNS[0]), *(every_cut(pattern) for pattern in PATTERNS)])
 def test_a_grammar_goes_on_where_the_answer_was_cut(llm: LLM, grammars: Grammars, pattern: str, every: int) -> None:
-    """The second one has characters of several tokens each: cut inside, they still come out whole."""
+    """The first one has characters of several tokens each: cut inside, they still come out whole."""
     request = JobRequest(
         prompt=llm.tokenizer.encode("A city:"),
         sampling=SamplingParams(temperature=1.0, seed=5, max_tokens=40),

@@ -216,7 +216,7 @@ WALKS = settings(
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=20,
+    max_examples=8,
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow],
 )

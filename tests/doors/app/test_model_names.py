@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +22,7 @@ from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import host_standalone
-from penstock.pipes.model_manager import ModelManager
-from penstock.progress import silent
+from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.work import Work
@@ -80,12 +78,11 @@ class Doors:
 
 
 @pytest.fixture(scope="module")
-def doors(default_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+def doors(small_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     folder, config = tmp_path_factory.mktemp("names"), EngineConfig()
     keys = KeyFolder(folder / "keys")
     owner = {"authorization": "Bearer owner"}
-    loaded = ModelManager(config, silent).load(DEFAULT_MODEL, dtype="float32", kv_memory=200_000_000)
-    hosted = host_standalone(loaded, config)
+    hosted = host_standalone(small_model, config)
     served = ServedModel(hosted)
     hosted.start()
     api = ApiConfig(ModelCatalog({DEFAULT_MODEL: served, OTHER: served}, ALIASES), keys=Keys(keys, "owner"))

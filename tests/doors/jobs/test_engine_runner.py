@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
@@ -38,6 +40,7 @@ from tests.workspace.queues import until
 
 LIMIT = 600  # tokens that a job may ask for
 PATIENCE = 120.0
+PASS_S = 0.02
 PERSON = {
     "type": "object",
     "properties": {
@@ -215,8 +218,17 @@ def test_the_log_tells_nothing_of_what_jobs_ask_and_say(beside: Beside) -> None:
 
 
 @pytest.fixture(scope="module")
-def runner(loaded_model: LoadedModel) -> Iterator[EngineRunner]:
-    hosted = host_standalone(loaded_model, EngineConfig())
+def runner(small_model: LoadedModel) -> Iterator[EngineRunner]:
+    """With a small model that takes its time, so that its jobs can be stopped on the way."""
+    (segment,) = small_model.segments
+    slow = copy.copy(segment)
+
+    def process(*args: Any, **more: Any) -> Any:
+        time.sleep(PASS_S)
+        return segment.process(*args, **more)
+
+    slow.process = process  # type: ignore[method-assign]
+    hosted = host_standalone(replace(small_model, segments=(slow,)), EngineConfig())
     hosted.start()
     yield EngineRunner(ApiConfig(ModelCatalog({hosted.name: ServedModel(hosted)})), OPENAI_JOBS.endpoints)
     hosted.stop()

@@ -110,7 +110,7 @@ def test_a_forced_call_always_parses(
     plan = ToolCalling(TEMPLATES[name]).plan(USER, TOOLS, choice)
     factory, rng = plan.grammar.compile(tokens), random.Random(1)
     assert plan.skip_special is False
-    for _ in range(15):
+    for _ in range(5):
         answer = any_answer(tokens, factory, rng, eos, limit=4000)
         reader = plan.parser()
         events = reader.push(answer.text) + reader.finish()
