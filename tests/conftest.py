@@ -8,10 +8,12 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import warm
 from tests.commands import build_commands_once
 from tests.jobs import Run, in_this_process
 from tests.memory import release_memory
@@ -58,6 +60,17 @@ def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory, default_model_fold
     from tests.small_model import write_small_model
 
     return write_small_model(tmp_path_factory.mktemp("models") / "tiny", default_model_folder, layers=6, width=64)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All workers fork their commands from one process."""
+    node.workerinput["warm"] = warm.start()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        warm.share(config.workerinput["warm"])
 
 
 def pytest_collection_finish() -> None:

@@ -15,27 +15,44 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CLIENT = Path(__file__).with_name("client.py")
+PATIENCE_S = 120.0
+
+
+_of_this_run = ""  # the socket of the server that all workers share
+
+
+def share(path: str) -> None:
+    """Use the server that another process has started."""
+    global _of_this_run
+    _of_this_run = path
 
 
 @functools.cache
 def address() -> str:
-    """The socket of this process's server, which is started on first use and ends with this process."""
+    """The socket of this run's server, when it is there. Where none is shared, one is started on first use."""
+    path, until = _of_this_run or start(), time.monotonic() + PATIENCE_S
+    while not os.path.exists(path):
+        assert time.monotonic() < until, "The process that forks did not start."
+        time.sleep(0.01)
+    return path
+
+
+@functools.cache
+def start() -> str:
+    """Start a server, which imports everything first, and ends with this process. Returns its socket, which is there soon."""
     folder = tempfile.mkdtemp(prefix="penstock-warm-")
     path = f"{folder}/socket"
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.warm.server", path],
         cwd=ROOT,
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},  # several of its processes share the cores
     )
-    assert server.stdin is not None
-    assert server.stdout is not None
-    assert server.stdout.readline() == b"ready\n"
 
     def stop() -> None:
         server.communicate()  # the end of its stdin is the end of the server

@@ -89,8 +89,9 @@ def become(command: Command) -> None:
 class Server:
     def __init__(self, path: str) -> None:
         self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(path)
+        self._door.bind(f"{path}~")
         self._door.listen(64)
+        os.rename(f"{path}~", path)  # who sees it can connect
         self._running: dict[int, socket.socket] = {}
         self._bell, ringing = os.pipe()
         os.set_blocking(ringing, False)
@@ -182,7 +183,6 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     server = Server(sys.argv[1])
-    os.write(1, b"ready\n")
     command = server.until_forked()
     if command is not None:
         del server
