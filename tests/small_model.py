@@ -50,6 +50,8 @@ def write_small_model(
 def _weights(shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
     """Large enough for every token of a prompt to change what comes next."""
     if math.prod(shape) > 1 << 24:  # half the memory
-        return random.standard_normal(shape, np.float32) * np.float32(2 / math.sqrt(shape[1]))
+        wide = random.standard_normal(shape, np.float32)
+        wide *= np.float32(2 / math.sqrt(shape[1]))
+        return wide
     drawn = np.ones(shape) if len(shape) == 1 else random.normal(0, 2 / math.sqrt(shape[1]), shape)
     return drawn.astype(np.float32)

@@ -141,7 +141,7 @@ def test_what_makes_a_model_special_shows_in_its_logits(kind: str, change: Chang
 def test_bf16_is_about_as_exact_as_in_transformers(kind: str, tmp_path: Path) -> None:
     reference = make(dataclasses.replace(KINDS[kind], dtype=torch.bfloat16), tmp_path)
     rounded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
-    tokens = text(150)
+    tokens = text(90)
     exact = judged(reference, tokens)
     ours = float((Pipeline(tmp_path, dtype=torch.bfloat16).alone(tokens) - exact).abs().mean())
     theirs = float((judged(rounded, tokens).float() - exact).abs().mean())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +15,17 @@ import pytest
 from tests.network.slow_link import SlowLink
 from tests.pipes_live.answers import long_text
 from tests.pipes_live.nodes import Cluster, Node, Spec, cluster
-from tests.small_model import write_small_model
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[2]
+WRITE = """
+import sys
+from pathlib import Path
+from tests.small_model import write_small_model
+folder, default, width = sys.argv[1:]
+write_small_model(Path(folder), Path(default), width=int(width), inner=256, tied=True)
+"""
 BYTES_PER_SECOND = 20e6 / 8
 WIDTH = 4096
 TOKENS = 24  # of each answer
@@ -26,7 +35,9 @@ SENTENCES = 190  # some 2,000 tokens, and so 33 MB of hidden states on their way
 @pytest.fixture
 def linked(default_model_folder: Path, tmp_path: Path) -> Iterator[tuple[Cluster, SlowLink]]:
     """`a` has the ends and the last layer, `b` the first one; the only link between them is slow."""
-    model = write_small_model(tmp_path / "model", default_model_folder, width=WIDTH, inner=256, tied=True)
+    model = tmp_path / "model"
+    # in a process of its own, which needs two gigabytes for it
+    subprocess.run([sys.executable, "-c", WRITE, model, default_model_folder, str(WIDTH)], cwd=ROOT, check=True)
     specs = {"a": Spec(layers="1:2", ends=True, kv_memory="1GB"), "b": Spec(layers="0:1", kv_memory="1GB")}
     with (
         cluster(specs, up=(), model=str(model), chunk=512, lease_ms=2000) as made,

@@ -17,6 +17,7 @@ from penstock.workspace.store.files import Place
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.outcomes import done
 from penstock.workspace.work import Work
+from tests import warm
 
 PAGE = (Path(__file__).parents[2] / "docs" / "workspace.md").read_text(encoding="utf-8")
 
@@ -28,6 +29,7 @@ def blocks(language: str) -> list[str]:
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory, default_model_folder: Path) -> Path:
     folder = tmp_path_factory.mktemp("page")
+    warm.script(folder / "bin")
     (folder / "notes.txt").write_text("The meeting is on Monday. Bring the plans for the new bridge.\n", encoding="utf-8")
     ask = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": ask}
@@ -37,7 +39,7 @@ def where(tmp_path_factory: pytest.TempPathFactory, default_model_folder: Path) 
 
 
 def run(command: list[str], where: Path) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{where / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
     return subprocess.run(command, cwd=where, env=environment, text=True, capture_output=True, timeout=250, check=False)
 

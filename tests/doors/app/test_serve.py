@@ -21,6 +21,7 @@ import pytest
 from penstock.doors.app.listener import bind_port, start_listening
 from penstock.errors import ConfigError
 from penstock.pipes.model_manager import LoadedModel
+from tests import warm
 from tests.jobs import Run
 from tests.lazy_module import LazyModule
 from tests.server import Api, running_server, server_thread
@@ -36,7 +37,7 @@ LONG = {"model": MODEL, "messages": [{"role": "user", "content": "Tell me a stor
 
 
 def serve(*flags: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.cli", "serve", *flags]
+    command = warm.penstock("serve", *flags)
     return subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -180,7 +181,7 @@ def test_a_server_that_dies_breaks_the_stream_and_nothing_else(default_model_fol
 def test_one_more_than_it_accepts_is_asked_to_come_back(small_model: LoadedModel) -> None:
     with server_thread(small_model, "--max-jobs", "2") as server:
         both: list[list[str]] = [[], []]
-        threads = [stream(server, heard, max_tokens=1000) for heard in both]
+        threads = [stream(server, heard, max_tokens=500) for heard in both]
         for heard in both:
             wait_for(heard, 2)
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

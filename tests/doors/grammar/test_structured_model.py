@@ -22,7 +22,7 @@ from tests.doors.grammar.test_schemas import validate
 
 pytestmark = pytest.mark.slow
 
-SCHEMAS = 16
+SCHEMAS = 8
 
 
 @pytest.fixture(scope="module")

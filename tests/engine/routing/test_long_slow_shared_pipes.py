@@ -93,7 +93,7 @@ def test_the_first_token_over_twenty_nodes_takes_little_more_than_their_passes()
     assert isinstance(one.final, JobDone)
 
 
-@pytest.mark.parametrize("megabits", [20, 50, 100])
+@pytest.mark.parametrize("megabits", [20, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (50, 100))])
 def test_a_long_prompt_takes_as_long_as_the_links_need(megabits: int) -> None:
     """A model 8,192 wide in float32, over three nodes, after short prompts and beside a running answer."""
     rate = megabits * 1e6 / 8 / (8192 * 4)
@@ -133,7 +133,7 @@ def test_the_first_prompt_over_a_slow_link_breaks_no_route(monkeypatch: pytest.M
 def test_a_prompt_after_a_long_answer_over_a_slow_link_breaks_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that was seen of the link for long were single tokens, which do not tell how long a chunk takes."""
     world = over_a_slow_link(monkeypatch)
-    for prompt_tokens, tokens in ((4, 600), (300, 2)):
+    for prompt_tokens, tokens in ((4, 300), (300, 2)):
         one = world.ask_for("a", prompt_tokens, tokens, first=tokens)
         world.run_until_trouble([one], 200.0)
         assert world.troubles() == {}

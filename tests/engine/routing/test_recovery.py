@@ -55,7 +55,7 @@ def on_route(world: World) -> list[str]:
 
 
 @examples(
-    few=8,
+    few=4,
     many=25,
     after=st.floats(0, 0.3),
     noticed=st.sampled_from([0.0, 0.1, 3.0, 30.0]),
@@ -73,7 +73,7 @@ def test_when_a_node_dies_its_replica_takes_over_and_no_token_is_lost_or_said_tw
 
 
 @examples(
-    few=6,
+    few=4,
     many=25,
     deaths=st.lists(st.tuples(st.sampled_from("bcde"), st.floats(0, 0.2)), min_size=1, max_size=6),
     faults=st.sampled_from([0.0, 0.05]),
@@ -342,7 +342,7 @@ def test_a_node_that_announces_to_leave_finishes_what_runs_if_nobody_else_can() 
 
 
 @examples(
-    few=10,
+    few=5,
     many=30,
     replays=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.4)), min_size=5, max_size=40),
     seed=st.integers(0, 99),

@@ -249,7 +249,7 @@ def test_an_origin_grows_only_by_what_was_granted_after_it_gave_something_back()
     world.finish()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 def test_late_news_about_memory_makes_nobody_count_on_what_is_gone(seed: int) -> None:
     world = shared("abc")
     world.faults = Faults(
