@@ -20,11 +20,19 @@ HEADS = 4
 
 
 def write_small_model(
-    folder: Path, default: Path, *, layers: int = 2, width: int = 32, inner: int | None = None, tied: bool = False
+    folder: Path,
+    default: Path,
+    *,
+    layers: int = 2,
+    width: int = 32,
+    inner: int | None = None,
+    head: int | None = None,
+    tied: bool = False,
 ) -> Path:
     """Write it into `folder`; `default` is the folder of the default model. Needs no torch, which takes seconds to import.
 
     inner: width of the MLP.
+    head: width of an attention head.
     tied: the head has the weights of the embedding.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +43,7 @@ def write_small_model(
         "intermediate_size": inner or width * 3 // 2,
         "num_attention_heads": HEADS,
         "num_key_value_heads": 2,
-        "head_dim": width // HEADS,
+        "head_dim": head or width // HEADS,
         "num_hidden_layers": layers,
         "tie_word_embeddings": tied,
         "torch_dtype": "float32",

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from tests.small_model import write_small_model
 folder, default, width = sys.argv[1:]
-write_small_model(Path(folder), Path(default), width=int(width), inner=256, tied=True)
+write_small_model(Path(folder), Path(default), width=int(width), inner=256, head=32, tied=True)
 """
 BYTES_PER_SECOND = 20e6 / 8
 WIDTH = 4096

@@ -225,7 +225,7 @@ def get_weather(city: str) -> str:
     return f"It rains in {city}."
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_tool_is_called_with_an_object(real_client: ollama.Client, stream: bool) -> None:
     wanted = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
     asked: Any = [{"role": "user", "content": f"Repeat: {wanted}"}]
