@@ -127,7 +127,7 @@ def test_a_key_without_tokens_is_tried_with_one_job_at_a_time(queue: Queue) -> N
     runner = Metered(queue, "ada")
     waiting = submit(queue, "ada", *prompts(50, name="own"))
     with queue.pool(runner, max_running=50) as pool:
-        until(lambda: runner.refused >= 50, "all that were taken at first")
+        until(lambda: runner.refused >= 50 and pool.describe()["running"] <= 1, "all that were taken at first to be refused")
         before = runner.refused
         until(lambda: runner.refused >= before + 5, "further attempts")
         assert pool.describe()["running"] <= 1
