@@ -8,7 +8,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,7 @@ from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_standalone
 from penstock.engine.routing.config import RoutingConfig
-from penstock.errors import UntrustedWeights, WorkspaceError
+from penstock.errors import PenstockError, UntrustedWeights, WorkspaceError
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
@@ -167,6 +169,7 @@ class Node:
             layers=[hosted for hosted in self.hosted if not isinstance(hosted, HostedModel)],
             network=dict if self.membership is None else self._report,
             backlog=backlog,
+            certificates=self._certificate_ends,
         )
         tls = None if self.certificate is None else self.certificate.context
         return Listener(door, self.config.limits, tls=tls, on_ready=on_ready, on_leaving=on_leaving, abort=self._stop)
@@ -192,6 +195,16 @@ class Node:
             blocked=len(pool.blocked),
             open_batches=len(open_batches(self.workspace)),
         )
+
+    def _certificate_ends(self) -> dict[str, datetime]:
+        """When the certificates of the API and of the network expire."""
+        ends = {} if self.certificate is None else {"api": self.certificate.expires}
+        if self.membership is not None and self.config.network.certificate_file is not None:
+            from penstock.network.trust.expiry import expires
+
+            with suppress(PenstockError):  # it is being replaced; status and log warn of one that cannot be read
+                ends["network"] = expires(self.config.network.certificate_file)
+        return ends
 
     def _report(self) -> dict[str, Any]:
         from penstock.peers.report import report

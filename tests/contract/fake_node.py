@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,7 +156,14 @@ def _request(max_tokens: int = 100) -> JobRequest:
 def _client(hosted: HostedModel, membership: Membership, folder: Path) -> TestClient:
     api = ApiConfig(ModelCatalog({}, {"other": MODEL}))
     backlog = Backlog(Workspace(folder, create=True), WorkspaceConfig(), api, OPENAI_JOBS)
-    server = OAIHttpServer(api, node_id="kitchen", layers=[hosted], network=lambda: report(membership), backlog=backlog)
+    server = OAIHttpServer(
+        api,
+        node_id="kitchen",
+        layers=[hosted],
+        network=lambda: report(membership),
+        backlog=backlog,
+        certificates=lambda: {"network": datetime.now(UTC)},
+    )
     return TestClient(server.app, base_url="http://127.0.0.1")
 
 

@@ -79,6 +79,17 @@ def test_a_node_is_ready_when_a_token_comes_out_and_not_before() -> None:
         asyncio.run(Readiness([half], within=30).check())
 
 
+def test_a_node_that_loses_layers_is_not_ready_at_once_though_a_token_came_a_moment_ago() -> None:
+    hosted: Any = Hosted((0, 2), (2, 4))
+    hosted.engine.start()
+    readiness = Readiness([hosted], within=30)
+    asyncio.run(readiness.check())
+    hosted.engine.pipe.segments = hosted.engine.pipe.segments[:1]
+    with pytest.raises(NotReady, match="Layers of fake are missing"):
+        asyncio.run(readiness.check())
+    hosted.engine.stop()
+
+
 def test_many_who_ask_whether_a_node_is_ready_wait_for_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.doors.app.readiness.PROBE_TIMEOUT_S", 0.1)
     silent: Any = Hosted((0, 4))  # its engine does not run

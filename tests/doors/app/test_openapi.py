@@ -35,7 +35,11 @@ def all_routes() -> list[Route]:
     """Those of a server; nobody answers."""
     dispatcher = RequestDispatcher(ApiConfig(ModelCatalog({})))
     dialects = [openai_routes(dispatcher), responses_routes(dispatcher, None), batch_routes(None, 1)]
-    dialects += [anthropic_routes(dispatcher), ollama_routes(dispatcher), NodeEndpoints(dispatcher, "node", dict, None).routes()]
+    dialects += [
+        anthropic_routes(dispatcher),
+        ollama_routes(dispatcher),
+        NodeEndpoints(dispatcher, "node", dict, None, {}, dict).routes(),
+    ]
     return with_document([route for routes in dialects for route in routes])
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,6 +226,9 @@ def test_json_logs_are_json(default_model_folder: Path) -> None:
         lines = [json.loads(line) for line in server.stderr.read_text().splitlines() if line.startswith("{")]
     (request,) = [line for line in lines if line["message"] == "request"]
     assert (request["status"], request["completion_tokens"], request["model"]) == (200, 3, MODEL)
+    assert request["client"] == "127.0.0.1"
+    assert request["id"]
+    assert datetime.fromisoformat(request["time"]).tzinfo is not None
     assert any("tokens/s" in line["message"] for line in lines)  # print_times
 
 

@@ -19,10 +19,10 @@ def set_up_logging(form: str, level: str) -> None:
 
 
 class KeyValue(logging.Formatter):
-    """Lines such as `12:30:05 info penstock.http request method=POST status=200`."""
+    """Lines such as `2026-03-01 12:30:05 info penstock.http request method=POST status=200`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        when = datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M:%S")
         words = [when, record.levelname.lower(), record.name, record.getMessage()]
         words += [f"{name}={_word(value)}" for name, value in _fields(record).items()]
         return " ".join(words) + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import time
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,27 +34,30 @@ LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 @dataclass(slots=True)
 class AccessLog:
-    """Logs one line per request: path, status, duration, tokens. Never any text of it.
+    """Logs one line per request: its id, client, key, path, status, duration, tokens. Never any text of it.
 
     paths: those that may be logged as they are; any other could contain text of a client.
+    responses: counts answers by method, path and status.
     """
 
     app: ASGIApp
     refuse: Refuse
     paths: Collection[str] = ()
+    responses: Counter[tuple[str, str, int]] = field(default_factory=Counter)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status, started_response = time.perf_counter(), 500, False
+        started, status, started_response, request_id = time.perf_counter(), 500, False, ""
         facts: dict[str, object] = {}
         scope.setdefault("state", {})["log"] = facts
 
         async def logged_send(message: Message) -> None:
-            nonlocal status, started_response
+            nonlocal status, started_response, request_id
             if message["type"] == "http.response.start":
                 status, started_response = message["status"], True
+                request_id = Headers(raw=message.get("headers", [])).get("x-request-id", "")
             await send(message)
 
         try:
@@ -73,7 +78,9 @@ class AccessLog:
         finally:
             seconds = round(time.perf_counter() - started, 3)
             quiet = scope["path"] in OPEN_PATHS or scope["path"] == "/metrics"
-            fields = {"method": scope["method"], "path": self._path(scope), "status": status, "seconds": seconds, **facts}
+            fields = _origin(scope, request_id)
+            fields |= {"method": scope["method"], "path": self._path(scope), "status": status, "seconds": seconds, **facts}
+            self.responses[scope["method"], self._path(scope), int(str(fields["status"]))] += 1
             logger.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
 
     def _path(self, scope: Scope) -> str:
@@ -176,6 +183,18 @@ class Gate:
         return RequestTooLarge(
             f"The body is larger than {self._max_bytes(path)} bytes.", hint=f"Raise server.{setting}, or send less."
         )
+
+
+def _origin(scope: Scope, request_id: str) -> dict[str, object]:
+    """Where a request comes from, for the log. A proxy can write anything as the address, so only addresses are taken."""
+    found: dict[str, object] = {"id": request_id} if request_id else {}
+    client = scope.get("client") or ("",)
+    with contextlib.suppress(ValueError):
+        found["client"] = str(ipaddress.ip_address(client[0]))
+    caller: Caller | None = scope["state"].get("caller")
+    if caller is not None and caller.name is not None:
+        found["key"] = caller.name
+    return found
 
 
 def shutting_down() -> NotReady:

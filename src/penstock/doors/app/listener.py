@@ -34,6 +34,8 @@ class Door(Protocol):
 
     def abort_unread(self) -> None: ...
 
+    def count_unread(self, status: int) -> None: ...
+
 
 def bind_port(host: str, port: int) -> socket.socket:
     """Bind a port without accepting connections, so that a used port is reported before models are loaded."""
@@ -163,6 +165,7 @@ class Listener(uvicorn.Server):
                 lambda: self._connection(admission),
                 tls=self._tls,
                 handshake_timeout=self._limits.header_timeout,
+                on_unread=self._door.count_unread,
             )
             acceptor.start()
             self.servers.append(acceptor)  # type: ignore[arg-type]  # it is closed like those of asyncio
@@ -172,7 +175,13 @@ class Listener(uvicorn.Server):
     def _connection(self, admission: Admission[Connection]) -> Connection:
         assert self._loop is not None
         return Connection(
-            self.config, self.server_state, self.lifespan.state, self._loop, admission=admission, limits=self._limits
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            self._loop,
+            admission=admission,
+            limits=self._limits,
+            on_unread=self._door.count_unread,
         )
 
     def _max_connections(self) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from penstock import __version__
 from penstock.domain.job import SequenceState
 from penstock.engine.hosted_model import HostedLayers, HostedModel
 from penstock.engine.routing.stage_progress import prompt_progress
@@ -17,12 +22,18 @@ from penstock.stats import Histogram
 
 
 def render_metrics(
-    models: Sequence[HostedLayers], workspace: Mapping[str, int] | None, refused_from: Mapping[str, int]
+    models: Sequence[HostedLayers],
+    *,
+    workspace: Mapping[str, int] | None,
+    network: Mapping[str, Any],
+    responses: Mapping[tuple[str, str, int], int],
+    certificates: Mapping[str, datetime],
 ) -> tuple[bytes, str]:
-    """refused_from: how many messages the network's router has refused, by the sender that they name."""
+    """network: what GET /network answers; empty without one. responses: by method, path and status."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineCollector(models))
-    registry.register(NetworkCollector(refused_from))
+    registry.register(NetworkCollector(models, network))
+    registry.register(ServerCollector(responses, certificates))
     if workspace is not None:
         registry.register(WorkspaceCollector(workspace))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -134,15 +145,55 @@ class EngineCollector(Collector):
 
 
 class NetworkCollector(Collector):
-    def __init__(self, refused_from: Mapping[str, int]) -> None:
-        self._refused_from = refused_from
+    """Nodes and pipes; a node without a network counts itself, and its models as one pipe each."""
+
+    def __init__(self, models: Sequence[HostedLayers], network: Mapping[str, Any]) -> None:
+        self._models = models
+        self._network = network
 
     def collect(self) -> Iterator[Metric]:
         text = "Messages that could not be opened or read, by the sender that they name"
         refused = CounterMetricFamily("penstock_refused_messages", text, labels=["sender"])
-        for sender, count in self._refused_from.items():
+        for sender, count in self._network.get("refused_from", {}).items():
             refused.add_metric([sender], count)
-        yield refused
+        nodes = GaugeMetricFamily("penstock_nodes", "Live nodes of the network, this one included")
+        nodes.add_metric([], len(self._network.get("nodes", ())) or 1)
+        usable = GaugeMetricFamily("penstock_model_complete", "1 if all layers of a model are held, else 0", labels=["model"])
+        pipes = GaugeMetricFamily("penstock_complete_pipes", "Pipes that hold all layers of a model", labels=["model"])
+        found = self._pipes()
+        for name in dict.fromkeys(name for name, _, _ in found):  # two architectures may have one name
+            usable.add_metric([name], any(complete for other, complete, _ in found if other == name))
+            pipes.add_metric([name], sum(count for other, _, count in found if other == name))
+        yield from (refused, nodes, usable, pipes)
+
+    def _pipes(self) -> list[tuple[str, bool, int]]:
+        """The models of the network, each with whether it is complete, and how many of its pipes are."""
+        if self._network:
+            pipes = self._network["pipes"]
+            return [(pipe["model"], pipe["complete"], sum(part["complete"] for part in pipe["pipes"])) for pipe in pipes]
+        alone = [(hosted.name, hosted.engine.pipe.is_complete()) for hosted in self._models]
+        return [(name, complete, int(complete)) for name, complete in alone]
+
+
+class ServerCollector(Collector):
+    def __init__(self, responses: Mapping[tuple[str, str, int], int], certificates: Mapping[str, datetime]) -> None:
+        self._responses = responses
+        self._certificates = certificates
+
+    def collect(self) -> Iterator[Metric]:
+        answered = CounterMetricFamily(
+            "penstock_http_responses", "Answers of the API, by route and status", labels=["method", "route", "status"]
+        )
+        for (method, path, status), count in sorted(self._responses.items()):
+            answered.add_metric([method, path, str(status)], count)
+        expiry = GaugeMetricFamily(
+            "penstock_certificate_expiry_timestamp_seconds", "When a certificate of this node expires", labels=["certificate"]
+        )
+        for name, expires in self._certificates.items():
+            expiry.add_metric([name], expires.timestamp())
+        build = InfoMetricFamily("penstock_build", "The versions of this server")
+        build.add_metric([], {"version": __version__, "python": platform.python_version(), "torch": version("torch")})
+        yield from (answered, expiry, build)
 
 
 class WorkspaceCollector(Collector):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -23,13 +24,23 @@ from penstock.errors import KeyForbids, NotReady
 
 
 class NodeEndpoints:
+    """responses: answers so far, by method, path and status. certificates: when each expires."""
+
     def __init__(
-        self, dispatcher: RequestDispatcher, node_id: str, network: Callable[[], Mapping[str, Any]], backlog: Backlog | None
+        self,
+        dispatcher: RequestDispatcher,
+        node_id: str,
+        network: Callable[[], Mapping[str, Any]],
+        backlog: Backlog | None,
+        responses: Mapping[tuple[str, str, int], int],
+        certificates: Callable[[], Mapping[str, datetime]],
     ) -> None:
         self._dispatcher = dispatcher
         self._node_id = node_id
         self._network = network
         self._backlog = backlog
+        self._responses = responses
+        self._certificates = certificates
         self._served = [served.hosted for served in dispatcher.api.catalog.models.values()]
         self._readiness = Readiness(self._served, within=dispatcher.api.server.ready_within)
 
@@ -71,7 +82,13 @@ class NodeEndpoints:
 
     async def metrics(self, request: Request) -> Response:
         _check_unlimited(request)
-        body, kind = render_metrics(self._hosted(), self._jobs_on_disk(), self._network().get("refused_from", {}))
+        body, kind = render_metrics(
+            self._hosted(),
+            workspace=self._jobs_on_disk(),
+            network=self._network(),
+            responses=self._responses,
+            certificates=self._certificates(),
+        )
         return Response(body, media_type=kind)
 
     async def status(self, request: Request) -> Response:

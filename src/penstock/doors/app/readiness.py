@@ -1,4 +1,4 @@
-"""Readiness: checks that each model generated a token recently, or can now."""
+"""Readiness: checks that each model has all its layers, and generated a token recently or can now."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Readiness:
         self._running: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
-        """Raise NotReady if a model generates no token. Concurrent checks share one probe and what comes of it."""
+        """Raise NotReady if a model lacks layers or generates no token. Concurrent checks share one probe and its outcome."""
+        for hosted in self._models:
+            if missing := hosted.engine.pipe.explain():  # also right after a token: its layers may be gone
+                raise NotReady(missing, hint=STATUS_HINT)
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._check())
             self._running.add_done_callback(lambda task: task.cancelled() or task.exception())  # if all who waited have left
@@ -37,8 +40,6 @@ class Readiness:
                 await self._generate(hosted)
 
     async def _generate(self, hosted: HostedModel) -> None:
-        if missing := hosted.engine.pipe.explain():
-            raise NotReady(missing, hint=STATUS_HINT)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[PenstockError | None] = loop.create_future()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 
 from starlette.applications import Starlette
@@ -42,6 +44,7 @@ class OAIHttpServer:
     layers: models of which this node only holds layers, for other nodes.
     network: describes the network for GET /network.
     backlog: None if nothing is stored: then there are no files, batches or stored responses.
+    certificates: when each certificate of this node expires, for GET /metrics.
     """
 
     def __init__(
@@ -52,9 +55,11 @@ class OAIHttpServer:
         layers: Sequence[HostedLayers] = (),
         network: Callable[[], Mapping[str, Any]] = dict,
         backlog: Backlog | None = None,
+        certificates: Callable[[], Mapping[str, datetime]] = dict,
     ) -> None:
         self._api = api
         self._arriving: set[asyncio.Task[Any]] = set()
+        self._responses: Counter[tuple[str, str, int]] = Counter()
         self._dispatcher = dispatcher = RequestDispatcher(api, layers)
         routes = [
             *openai_routes(dispatcher),
@@ -63,7 +68,7 @@ class OAIHttpServer:
             *batch_routes(backlog, api.server.max_upload),
             *anthropic_routes(dispatcher),
             *ollama_routes(dispatcher),
-            *NodeEndpoints(dispatcher, node_id, network, backlog).routes(),
+            *NodeEndpoints(dispatcher, node_id, network, backlog, self._responses, certificates).routes(),
         ]
         self.app = self._build(with_document(routes))
 
@@ -74,6 +79,10 @@ class OAIHttpServer:
     @draining.setter
     def draining(self, value: bool) -> None:
         self._dispatcher.draining = value
+
+    def count_unread(self, status: int) -> None:
+        """Count an answer to a request that was never read, such as one of too many connections."""
+        self._responses["-", "(unread)", status] += 1
 
     def abort_unread(self) -> None:
         """Abort requests whose body is still arriving. Runs on the event loop."""
@@ -92,7 +101,7 @@ class OAIHttpServer:
         hosts = None if server.beyond_loopback else {*LOOPBACK, server.host.lower()}
         middleware = [
             Middleware(DialectOfPath, dialects=[(route.path, route.known_dialect) for route in routes]),
-            Middleware(AccessLog, refuse=send_error, paths=[route.path for route in routes]),
+            Middleware(AccessLog, refuse=send_error, paths=[route.path for route in routes], responses=self._responses),
         ]
         if server.cors_origins:  # before the gate: browsers send preflight requests without the key
             middleware.append(

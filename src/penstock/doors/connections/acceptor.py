@@ -29,6 +29,7 @@ class Acceptor:
     make: makes a Connection.
     tls: returns what encrypts the next connection; None for plain HTTP.
     handshake_timeout: seconds.
+    on_unread: called with 503 for each connection that is turned away with that answer.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class Acceptor:
         *,
         tls: Callable[[], ssl.SSLContext] | None,
         handshake_timeout: float,
+        on_unread: Callable[[int], None] = lambda status: None,
     ) -> None:
         self._listening = listening
         self._admission = admission
         self._make = make
         self._tls = tls
         self._handshake_timeout = handshake_timeout
+        self._on_unread = on_unread
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -113,6 +116,7 @@ class Acceptor:
         with client:
             if self._tls is None:
                 client.setblocking(False)
+                self._on_unread(503)
                 try:
                     client.send(FULL)
                     client.recv(1 << 16)  # closing with unread bytes would discard the answer

@@ -37,6 +37,8 @@ class Connection(HttpToolsProtocol):
 
     Headers must be complete `header_timeout` seconds after the connection was opened, or after the first byte of a later request.
     Between requests it may be idle for `idle_timeout` seconds. The endpoints limit how long a body may take.
+
+    on_unread: called with the status of an answer to a request that does not reach the API.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class Connection(HttpToolsProtocol):
         *,
         admission: Admission[Connection],
         limits: LimitsConfig,
+        on_unread: Callable[[int], None] = lambda status: None,
     ) -> None:
         super().__init__(config, server_state, app_state, loop)
         self._admission = admission
         self._header_timeout = limits.header_timeout
+        self._on_unread = on_unread
         self._cancel_handshake: Callable[[], object] = lambda: None
         self._made = False  # whether there is a transport
         self._dropped = False
@@ -104,6 +108,7 @@ class Connection(HttpToolsProtocol):
             self._close()
             return
         self.transport.write(plain_response(status, message))
+        self._on_unread(status)
         self.transport.pause_reading()
         self._clear_deadline()
         self._deadline = self.loop.call_later(REFUSED_OPEN_S, self._close)

@@ -15,6 +15,11 @@ def expires_soon(ends: datetime, now: datetime | None = None) -> bool:
     return ends - (now or datetime.now(UTC)) < RENEWAL_PERIOD
 
 
+def expires(certificate_file: Path) -> datetime:
+    """Return when the certificate in a file expires."""
+    return load_certificate(files.read(certificate_file)).not_valid_after_utc
+
+
 def expiry_warning(certificate_file: Path, now: datetime | None = None) -> str | None:
     """Return a warning if the certificate expires soon, with what to do; None otherwise."""
     certificate = load_certificate(files.read(certificate_file))
