@@ -250,11 +250,15 @@ class Node:
             agent.watch()
 
     def preview(self) -> list[Preview]:
-        """Say what would be loaded now, and why. Loads nothing, takes no port, and needs not be entered."""
+        """Say what would be loaded now, and why, or raise what a start would raise. Loads nothing, keeps no port, and needs not
+        be entered."""
         from penstock.placement.agent import PlacementAgent
         from penstock.placement.preview import preview_alone
 
         config = self.config
+        if self._door:
+            _certificate(config.server)
+            bind_port(config.server.host, config.server.port).close()
         if not config.network.enabled:
             return [preview_alone(model, config, self._progress) for model in config.models]
         membership = self._join()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from penstock.cli import options
 from penstock.cli.chat.answer import follow
 from penstock.cli.exits import exit_codes
 from penstock.cli.machine import hardware as machine
+from penstock.cli.node.logs import set_up_logging
 from penstock.cli.ui import bars
 from penstock.domain.updates import (
     FinishReason,
@@ -138,6 +142,48 @@ def test_long_work_says_a_plain_line_now_and_then(clock: list[float]) -> None:
         "Downloading the model … 20 MB of 90 MB",
         "Downloading the model … 80 MB of 90 MB",
     ]
+
+
+def test_work_of_which_a_line_was_printed_gets_a_last_one(clock: list[float]) -> None:
+    stream = io.StringIO()
+    progress = bars.ProgressBars(stream)
+    for done in range(31):
+        progress("loading", done, 30)
+        clock[0] += 0.25
+    assert stream.getvalue().splitlines() == ["Loading … 20 of 30", "Loading … 30 of 30"]
+
+
+# ---- progress on a terminal ----
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """`set_up_logging` changes the logging of its process, and this one has its own."""
+    loggers = logging.getLogger(), logging.getLogger("penstock")
+    before = [(one.handlers[:], one.level) for one in loggers]
+    yield
+    for one, (handlers, level) in zip(loggers, before, strict=True):
+        one.handlers[:] = handlers
+        one.setLevel(level)
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_of_the_log_does_not_stick_to_a_bar(monkeypatch: pytest.MonkeyPatch, own_logging: None) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    set_up_logging("text", "info")
+    with bars.ProgressBars() as progress:
+        progress("loading", 1, 30)
+        logging.getLogger("penstock.http").warning("words of the log")
+        progress("loading", 2, 30)
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()))
+    (found,) = [line for line in lines if "words of the log" in line]
+    assert re.fullmatch(r"\d{4}-\S+ \S+ warning penstock.http words of the log *", found)
 
 
 # ---- other machines ----

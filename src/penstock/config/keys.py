@@ -109,7 +109,8 @@ class KeyFolder:
             self._refuse_writable(self.path)
             if self._file(name).exists():
                 raise ConfigError(
-                    f"There is already a key '{name}', or a revoked one.", hint="Use another name: names are never reused."
+                    f"There is already a key '{name}', or a revoked one.",
+                    hint="Use another name, or remove the revoked one: penstock keys remove NAME",
                 )
             self._write(record)
         return key
@@ -152,6 +153,14 @@ class KeyFolder:
                 return False
             self._write(replace(record, revoked=_now()))
         return True
+
+    def remove(self, name: str) -> None:
+        """Remove the record of a revoked key, and free its name."""
+        self._check_exists(name)
+        with files.locked_folder(self.path):
+            if self._read(self._file(name)).revoked is None:
+                raise ConfigError(f"The key '{name}' is valid.", hint=f"Revoke it first: penstock keys revoke {name}")
+            self._file(name).unlink()
 
     def stamp(self) -> object:
         """Return a value that changes whenever the contents of the folder do; None where there is no folder."""

@@ -5,15 +5,20 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+from penstock.errors import NotEnoughMemory
 
 # glibc's mallopt parameters
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 # Linux's madvise advice
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _HUGE_PAGE_BYTES = 2 << 20
+_EXHAUSTED = ("out of memory", "can't allocate memory")  # in the messages of torch's other errors
 
 
 def keep_freed_memory() -> None:
@@ -85,3 +90,19 @@ def _cgroup(name: str) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
+
+
+@contextmanager
+def explaining_exhaustion() -> Iterator[None]:
+    """Turn an allocation that fails, on a GPU or in main memory, into an error that says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = next(iter(str(error).splitlines()), "")
+        if not isinstance(error, torch.OutOfMemoryError) and not any(words in reason for words in _EXHAUSTED):
+            raise
+        raise NotEnoughMemory(
+            f"The memory ran out while the model was loaded: {reason}",
+            hint="Close other programs that use this GPU or memory, set --max-memory or --kv-memory to less than is free, choose "
+            "a smaller model, or compute elsewhere with --device cpu.",
+        ) from error

@@ -13,7 +13,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
 from penstock.model.ends import EndModel, end_bytes
-from penstock.model.memory import available_memory, keep_freed_memory, use_huge_pages
+from penstock.model.memory import available_memory, explaining_exhaustion, keep_freed_memory, use_huge_pages
 from penstock.model.reservations import Reservations
 from penstock.model.segment import LlmModel
 from penstock.model.shapes import layer_params, layer_shapes, max_layer_params
@@ -60,11 +60,13 @@ class ModelManager:
         self._progress = progress
         self._reservations = Reservations()
 
+    @explaining_exhaustion()
     def find(self, model: str, folder: Path, *, dtype: str = "auto", device: str = "auto") -> FoundModel:
         where = pick_device(device)
         keep_freed_memory()
         return FoundModel(model, folder, read_spec(folder), pick_dtype(dtype, where), where)
 
+    @explaining_exhaustion()
     def budget(
         self,
         found: FoundModel,
@@ -121,9 +123,11 @@ class ModelManager:
             max_blocks=context * config.max_sequences,
         )
 
+    @explaining_exhaustion()
     def load_ends(self, found: FoundModel) -> EndModel:
         return EndModel(found.spec, found.folder, WeightFiles(found.folder), dtype=found.dtype, device=found.device)
 
+    @explaining_exhaustion()
     def load_layers(self, found: FoundModel, layers: LayerRange, kv_blocks: int) -> LlmModel:
         segment = self._segment(found, layers, WeightFiles(found.folder), kv_blocks)
         if found.device.type == "cpu":
@@ -142,6 +146,7 @@ class ModelManager:
             progress=self._progress,
         )
 
+    @explaining_exhaustion()
     def load(
         self,
         model: str,
@@ -197,7 +202,7 @@ class ModelManager:
             raise NotEnoughMemory(
                 f"max_memory is {format_bytes(max_memory)}, but the weights take {format_bytes(weights)}"
                 + (f" and kv_memory {format_bytes(kv_memory)}." if kv_memory else ", and KV needs some too."),
-                hint=f"Give at least {(smallest + (kv_memory or 0)) // 10**6 + 2}MB, or choose a smaller model or dtype.",
+                hint=f"Set max_memory to at least {_rounded_up(smallest + (kv_memory or 0))}, or choose a smaller model.",
             )
         if smallest > free:
             raise NotEnoughMemory(
@@ -213,9 +218,10 @@ class ModelManager:
                 left = int((self._unreserved(device, own=True) - weights - footprint.peak) * _kv_share(device))
             return max(MIN_BLOCKS, min(footprint.blocks_within(left, layers), footprint.max_blocks))
         if type(kv_memory) is not int or kv_memory < 2 * per_block:
+            size = format_bytes(kv_memory) if type(kv_memory) is int else repr(kv_memory)
             raise ConfigError(
-                f"kv_memory = {kv_memory} bytes is less than two KV blocks of this model.",
-                hint=f"Give at least {2 * per_block} bytes.",
+                f"kv_memory = {size} is less than two KV blocks of this model.",
+                hint=f"Set kv_memory to at least {_rounded_up(2 * per_block)}.",
             )
         if weights + kv_memory > free:
             raise NotEnoughMemory(
@@ -224,6 +230,11 @@ class ModelManager:
                 hint="Give less kv_memory.",
             )
         return kv_memory // per_block
+
+
+def _rounded_up(size: int) -> str:
+    """A size that is still large enough when it is rounded as people read it."""
+    return format_bytes(int(1.01 * size))
 
 
 def _sizes(found: FoundModel, ranges: Sequence[LayerRange], *, ends: bool) -> tuple[int, int]:

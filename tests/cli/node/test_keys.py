@@ -1,4 +1,4 @@
-"""`penstock keys add`, `list`, `edit`, `usage` and `revoke`, as people type them."""
+"""`penstock keys add`, `list`, `edit`, `usage`, `revoke` and `remove`, as people type them."""
 
 from __future__ import annotations
 
@@ -54,6 +54,20 @@ def test_a_key_is_made_shown_once_listed_and_revoked(tmp_path: Path) -> None:
     (entry,) = json.loads(penstock(tmp_path, "keys", "list", "--json").stdout)["keys"]
     assert entry["revoked"] >= created
     assert "There is already a key 'bob'" in penstock(tmp_path, "keys", "add", "bob", rc=1).stderr
+
+
+def test_revoking_the_last_key_says_what_that_means_and_a_revoked_one_can_be_removed(tmp_path: Path) -> None:
+    penstock(tmp_path, "keys", "add", "ann")
+    penstock(tmp_path, "keys", "add", "bob")
+    assert "last" not in penstock(tmp_path, "keys", "revoke", "ann").stderr
+    assert "'bob' is valid" in penstock(tmp_path, "keys", "remove", "bob", rc=1).stderr
+    last = penstock(tmp_path, "keys", "revoke", "bob").stderr
+    assert "It was the last valid one" in last
+    assert "refuses all requests" in last
+    assert penstock(tmp_path, "keys", "remove", "ann").stderr == ""
+    assert "from its next start on, a server on this machine requires none" in penstock(tmp_path, "keys", "remove", "bob").stderr
+    assert "There is no key 'bob'" in penstock(tmp_path, "keys", "remove", "bob", rc=1).stderr
+    penstock(tmp_path, "keys", "add", "bob")
 
 
 def test_the_limits_of_a_key_are_changed_and_the_key_stays(tmp_path: Path) -> None:

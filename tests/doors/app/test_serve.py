@@ -246,20 +246,31 @@ def own_logging() -> Iterator[None]:
         one.setLevel(level)
 
 
-def test_of_two_that_took_one_port_the_second_cannot_listen() -> None:
-    first = bind_port("127.0.0.1", 0)
-    second = bind_port("127.0.0.1", first.getsockname()[1])
-    with first, second:
+def test_a_port_that_another_server_has_taken_while_it_loads_its_model_is_refused_at_once() -> None:
+    with bind_port("127.0.0.1", 0) as first, pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1"):
+        bind_port("127.0.0.1", first.getsockname()[1])
+
+
+def test_a_port_whose_last_connections_are_not_forgotten_by_the_system_can_be_taken_again() -> None:
+    """Also twice: then both may have it, and only one can listen."""
+    with bind_port("127.0.0.1", 0) as ended:
+        start_listening(ended)
+        port = ended.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            ended.accept()[0].close()  # the side that closes first keeps the connection for a minute
+            client.recv(1)
+    with bind_port("127.0.0.1", port) as first, bind_port("127.0.0.1", port) as second:
         start_listening(first)
         with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1"):
             start_listening(second)
 
 
-def test_a_port_that_is_taken() -> None:
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_port_that_is_taken(more: list[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = serve("--port", str(taken.getsockname()[1]))
+        done = serve("--port", str(taken.getsockname()[1]), *more)
     assert done.returncode == 1
     assert done.stderr.startswith("error: The server cannot listen on 127.0.0.1")
     assert "--port" in done.stderr
@@ -299,12 +310,15 @@ def test_of_two_that_start_together_on_one_port_the_second_is_told(default_model
         (["--tls-cert", "/does/not/exist.pem", "--tls-key", "key.pem"], "The certificate /does/not/exist.pem does not exist."),
         (["--tls-cert", "cert.pem"], "tls_key"),
         (["--layers", "0:10"], "layers"),
-        (["--max-memory", "50MB"], "max_memory"),
+        (["--max-memory", "50MB"], "max_memory to at least 6"),
+        (["--kv-memory", "1KB"], "kv_memory = 1 kB is less"),
     ],
 )
 @pytest.mark.usefixtures("own_logging", "default_model_folder")
-def test_a_start_that_fails_says_why_in_a_line(flags: list[str], said: str, quickly: Run) -> None:
+def test_a_start_that_fails_says_why_in_a_line_and_so_does_a_dry_run(flags: list[str], said: str, quickly: Run) -> None:
     code, out, err = quickly("serve", "--port", "0", *flags)
+    if flags[0] != "--model":  # a dry run downloads nothing, and says that
+        assert quickly("serve", "--port", "0", *flags, "--dry-run") == (code, out, err)
     assert code == 1, err
     assert err.startswith("error: ")
     assert said in err

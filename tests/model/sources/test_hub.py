@@ -99,7 +99,7 @@ def ask(
     command = [sys.executable, "-c", ASK, json.dumps([model, layers, ends])]
     done = subprocess.run(command, env=clean, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(json.loads(done.stdout.splitlines()[-1])) | {"stderr": done.stderr}
 
 
 def fetched(standin: StandIn) -> set[str]:
@@ -156,11 +156,14 @@ def test_what_was_fetched_before_runs_while_the_hub_is_out_of_reach(tmp_path: Pa
     assert ask(tmp_path, standin.url)["folder"] == online["folder"]
 
 
-@pytest.mark.slow  # the library tries for 23 seconds
-def test_a_hub_out_of_reach_is_named(tmp_path: Path) -> None:
-    answer = ask(tmp_path, "http://127.0.0.1:9")
+@pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:9"])
+def test_a_hub_out_of_reach_is_named_in_a_line_and_not_asked_again_and_again(tmp_path: Path, proxy: str) -> None:
+    proxies = {"HTTP_PROXY": proxy, "http_proxy": proxy, "NO_PROXY": "", "no_proxy": ""} if proxy else {}
+    endpoint = "http://hub.invalid" if proxy else "http://127.0.0.1:9"
+    answer = ask(tmp_path, endpoint, **proxies)
     assert answer["error"] == "DownloadFailed"
-    assert "http://127.0.0.1:9 could not be reached" in answer["message"]
+    assert f"{endpoint} could not be reached" in answer["message"]
+    assert answer["stderr"] == f"{endpoint} does not answer; only what is on this machine already is used.\n"
 
 
 @pytest.mark.parametrize(

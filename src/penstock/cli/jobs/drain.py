@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.exits import FAILED, INTERRUPTED, print_error
-from penstock.cli.jobs.workspaces import WorkspaceArgument, describe_open_batches, job_record
+from penstock.cli.jobs.workspaces import OptionalWorkspace, describe_open_batches, job_record
 from penstock.cli.node.logs import set_up_logging
 from penstock.cli.node.old_variables import log_old_variables
-from penstock.cli.node.settings import takes_settings
+from penstock.cli.node.settings import takes_some_settings
 from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.columns import harmless
 from penstock.cli.ui.output import print_json
 from penstock.config.network import NetworkConfig
 from penstock.config.node import NodeConfig
 from penstock.config.settings import Settings
-from penstock.config.table import BY_KEY
+from penstock.config.table import SETTINGS
 from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
@@ -33,18 +33,27 @@ if TYPE_CHECKING:
     from penstock.workspace.worker.pool import JobEnd
 
 
-@takes_settings
+# those of a server make no difference here, but for the keys: batches of revoked ones are not worked on
+SETTINGS_OF_A_DRAIN = [
+    setting.key
+    for setting in SETTINGS
+    if setting.table not in ("server", "limits") or setting.key in ("server.keys", "limits.max_tokens")
+    if setting.key not in ("workspace.path", "workspace.keep_responses")
+]
+
+
+@takes_some_settings(*SETTINGS_OF_A_DRAIN)
 def drain(
     settings: Settings,
-    workspace: WorkspaceArgument,
+    workspace: OptionalWorkspace = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON for each job that ends, and one with the counts.")
     ] = False,
 ) -> None:
     """Work on a queue and its batches until both are done.
 
-    Submit jobs with `penstock work`, before or meanwhile; `penstock flow` fetches results. Takes the settings of
-    `penstock serve`, but opens no port. Works on its own, unless --network names a network.
+    Submit jobs with `penstock work`, before or meanwhile; `penstock flow` fetches results. Opens no port, and works on its own,
+    unless --network names a network.
 
     \b
     penstock drain nightly
@@ -53,9 +62,9 @@ def drain(
     The exit code is 0 if all jobs are done, 1 if some failed or need a model that is not here. Ctrl-C puts running jobs back
     into the queue; they continue next time.
     """
-    flag = BY_KEY["workspace.path"].flag
-    if settings.sources["workspace.path"].source == f"flag {flag}":
-        raise typer.BadParameter(f"Leave it out: penstock drain {workspace}", param_hint=flag)
+    workspace = workspace or settings.node.workspace.path
+    if workspace is None:
+        raise typer.BadParameter("The settings name no workspace. Give the folder of the jobs.", param_hint="WORKSPACE")
     config = drain_config(workspace, settings)
     quiet = settings.sources["log.level"].source == "default"  # the bar shows the jobs
     set_up_logging(config.log.format, "warning" if quiet else config.log.level)

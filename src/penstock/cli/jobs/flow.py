@@ -7,17 +7,19 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.jobs import flow_job
 from penstock.cli.jobs.flow_jobs import for_each, named_jobs, not_ready_is_2, time_left
-from penstock.cli.jobs.workspaces import WorkspaceArgument, describe_counts, no_server_hint
+from penstock.cli.jobs.workspaces import OptionalWorkspace, default_folder, describe_counts, no_server_hint
 from penstock.cli.options import JsonOption
 from penstock.cli.prompt import STDIN, is_piped
 from penstock.cli.ui.durations import METAVAR, age, parse_duration_option
 from penstock.cli.ui.output import print_json
+from penstock.workspace.store.job_id import is_job_id
 from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ GOES_WITH = {
 
 
 def flow(
-    workspace: WorkspaceArgument,
+    workspace: OptionalWorkspace = None,
     job: Annotated[
         str | None,
         typer.Argument(
@@ -102,7 +104,8 @@ def flow(
 ) -> None:
     """Show the jobs in a queue, and fetch results.
 
-    Without a JOB it counts the jobs and lists the newest. With one it prints its result, and nothing else.
+    The queue is the folder WORKSPACE, by default that of `penstock serve`. Without a JOB this counts the jobs and lists the
+    newest. With one it prints its result, and nothing else.
 
     \b
     penstock flow nightly                    how many jobs wait, run, are done, have failed
@@ -128,6 +131,8 @@ def flow(
         Action.TREE: tree,
         Action.GC: gc,
     }
+    if workspace is not None and job is None and _names_a_job(workspace):
+        workspace, job = None, str(workspace)
     actions = [name for name, is_set in flags.items() if is_set]
     if job is None and len(actions) == 1 and actions[0] in OF_ONE_JOB and is_piped():
         job = STDIN
@@ -142,6 +147,7 @@ def flow(
     from penstock.workspace.flow import Flow
     from penstock.workspace.store.layout import Workspace
 
+    workspace = workspace or default_folder()
     with wrap_os_errors(workspace):
         place = Workspace(workspace)
     queue = Flow(place, lambda: print(no_server_hint(place.path), file=sys.stderr, flush=True))
@@ -173,6 +179,11 @@ def flow(
 
 
 # ---- options that go together ----
+
+
+def _names_a_job(argument: Path) -> bool:
+    """Whether the only argument is a JOB of the default workspace."""
+    return str(argument) == STDIN or (is_job_id(str(argument)) and not argument.exists())
 
 
 def _choose_action(actions: list[Action], job: str | None) -> Action:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -12,10 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.jobs.work_body import EMBEDDINGS, Body, embedding, read_body
-from penstock.cli.jobs.workspaces import no_server_hint, note
+from penstock.cli.jobs.workspaces import default_folder, no_server_hint, note
 from penstock.cli.node.old_variables import print_old_variables
 from penstock.cli.options import wrong_usage
-from penstock.cli.prompt import STDIN, prompt_text, read_text
+from penstock.cli.prompt import STDIN, is_piped, prompt_text, read_text
 from penstock.cli.ui.durations import METAVAR, parse_duration_option
 from penstock.cli.ui.output import print_json
 from penstock.errors import RequestError
@@ -35,7 +36,15 @@ TopK = Annotated[int | None, typer.Option(help="Choose among the k likeliest tok
 
 
 def work(
-    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The folder for the jobs; created if missing.")],
+    workspace: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[WORKSPACE]",
+            help="The folder for the jobs; created if missing. A lone argument is the PROMPT, for the workspace of "
+            "`penstock serve`, unless it is a folder or a pipe has the prompt.",
+            show_default=False,
+        ),
+    ] = None,
     prompt: Annotated[
         list[str] | None,
         typer.Argument(
@@ -115,10 +124,11 @@ def work(
 ) -> None:
     """Submit a job to a queue on disk, and print its id.
 
-    The job waits in the folder WORKSPACE, and survives restarts and power cuts, until `penstock drain` or a server runs it.
-    `penstock flow` fetches its result.
+    The job waits in the folder WORKSPACE, by default that of `penstock serve`, and survives restarts and power cuts, until
+    `penstock drain` or a server runs it. `penstock flow` fetches its result.
 
     \b
+    penstock work "Name three rivers."
     job=$(penstock work nightly "Name three rivers.")
     cat report.txt | penstock work nightly - --system "Summarise." --tag reports
     penstock work nightly "A person, as JSON." --schema person.json --key person-1
@@ -129,6 +139,9 @@ def work(
     The exit code is 0 if the job is submitted, 1 if it cannot be, 64 for wrong usage.
     """
     print_old_variables()
+    if workspace is not None and not prompt and body is None and _is_prompt(workspace):
+        workspace, prompt = None, [str(workspace)]
+    workspace = workspace or default_folder()
     sampling_options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     sampling: dict[str, Any] = {name: value for name, value in sampling_options.items() if value is not None}
     if stop:
@@ -177,6 +190,16 @@ def work(
         print(f"The key was used before; its job is {status}.{again}", file=sys.stderr)
     elif not served:
         note(f"The job waits. {no_server_hint(workspace)}")
+
+
+def _is_prompt(argument: Path) -> bool:
+    """Whether a lone argument is the prompt. With a pipe it is a folder, unless it has spaces: the pipe has the prompt."""
+    text = str(argument)
+    if text == STDIN:
+        return True
+    if argument.exists() or (os.sep in text and " " not in text):
+        return False
+    return not is_piped() or " " in text
 
 
 def _prompt(workspace: Path, words: list[str] | None, options: str = "") -> str:

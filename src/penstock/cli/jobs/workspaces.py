@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,14 +11,37 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.config.state import default_workspace
+from penstock.config.table import BY_KEY
+from penstock.errors import ConfigError
+
 WorkspaceArgument = Annotated[
     Path, typer.Argument(metavar="WORKSPACE", help="The folder that holds the jobs.", show_default=False)
 ]
+OptionalWorkspace = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[WORKSPACE]", help="The folder that holds the jobs; by default that of `penstock serve`.", show_default=False
+    ),
+]
+SETTING = BY_KEY["workspace.path"]
 PROOF = ("outcome", "sha256")  # fields of usage.json that prove it whole; of no use to readers
+
+
+def default_folder() -> Path:
+    """The workspace of a server that is started without --workspace in the same environment."""
+    text = os.environ.get(SETTING.variable)
+    path: Path | None = SETTING.parse(text, SETTING.variable) if text else default_workspace(os.environ)
+    if path is None:
+        reason = f"{SETTING.variable} is {text}" if text else "HOME is not set"
+        raise ConfigError(f"There is no default workspace: {reason}.", hint="Name a folder for the jobs.")
+    return path
 
 
 def no_server_hint(path: Path) -> str:
     """What to do about a queue that no server works on."""
+    if path == default_workspace(os.environ):
+        return "No server works on this queue. Run `penstock drain`, or `penstock serve`."
     name = shlex.quote(str(path))
     return f"No server works on this queue. Run `penstock drain {name}`, or `penstock serve --workspace {name}`."
 

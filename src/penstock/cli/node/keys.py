@@ -174,12 +174,36 @@ def usage(as_json: JsonOption = False, keys: FolderOption = None) -> None:
 def revoke(name: NameArgument, keys: FolderOption = None) -> None:
     """Revoke a key.
 
-    A running server ends the key's open answers within a second. The name cannot be used again.
+    A running server ends the key's open answers within a second. `penstock keys remove` forgets the key, so that its name can
+    be used again.
     """
-    if _folder(keys).revoke(name):
-        print(f"The key '{name}' is revoked. A running server notices within a second.")
-    else:
+    folder = _folder(keys)
+    if not folder.revoke(name):
         print(f"The key '{name}' was already revoked. Nothing has changed.")
+        return
+    print(f"The key '{name}' is revoked. A running server notices within a second.")
+    if all(record.revoked for record in folder.contents().records):
+        print(
+            f"It was the last valid one: a server accepts only the owner's key ({KEY_VARIABLE}) now, and without one it refuses "
+            f"all requests. For another key: penstock keys add NAME{_flag(keys)}",
+            file=sys.stderr,
+        )
+
+
+@app.command()
+def remove(name: NameArgument, keys: FolderOption = None) -> None:
+    """Forget a revoked key.
+
+    Its name can be used again. Its batches, files and stored responses stay, and belong to no key.
+    """
+    folder = _folder(keys)
+    folder.remove(name)
+    print(f"The key '{name}' is removed.")
+    if not keys and not folder.contents().records:
+        print(
+            "There are no more keys: from its next start on, a server on this machine requires none but the owner's, if any.",
+            file=sys.stderr,
+        )
 
 
 def _folder(flag_value: str | None) -> KeyFolder:

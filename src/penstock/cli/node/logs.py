@@ -10,12 +10,23 @@ from typing import Any
 
 
 def set_up_logging(form: str, level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     handler.setFormatter(JsonLines() if form == "json" else KeyValue())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)  # for libraries
     logging.getLogger("penstock").setLevel(level.upper())
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    """Writes to what sys.stderr is at the moment: while a bar is drawn, that puts lines above it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
 
 
 class KeyValue(logging.Formatter):

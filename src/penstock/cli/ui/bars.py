@@ -26,9 +26,12 @@ class ProgressBars:
         self._bar: RichProgress | None = None
         self._what = ""  # the current work
         self._due = 0.0  # when its next plain line may be printed
+        self._printed = False  # whether a plain line about it was
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if 0 < total <= done:
+            if self._printed and what == self._what:
+                self._print_line(done, total)  # or the last line would look like where it stopped
             self.clear()
             return
         is_new = what != self._what
@@ -41,6 +44,7 @@ class ProgressBars:
     def clear(self) -> None:
         """Remove the bar from the screen; later progress draws a new one."""
         self._what = ""
+        self._printed = False
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -65,9 +69,14 @@ class ProgressBars:
         now = time.monotonic()
         if is_new:
             self._due = now + QUIET_S
+            self._printed = False
         elif now >= self._due:
             self._due = now + REMINDER_INTERVAL_S
-            print(f"{_sentence(self._what)} … {amount(done, total)}".rstrip(), file=self._stream, flush=True)
+            self._print_line(done, total)
+
+    def _print_line(self, done: int, total: int) -> None:
+        self._printed = True
+        print(f"{_sentence(self._what)} … {amount(done, total)}".rstrip(), file=self._stream, flush=True)
 
 
 def amount(done: int, total: int) -> str:

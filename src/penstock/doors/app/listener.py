@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -42,8 +43,13 @@ def bind_port(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        try:
+            bound.bind(address)  # fails also while another server that has taken the port still loads its models
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections of an ended server do not matter
+            bound.bind(address)
     except socket.gaierror as error:
         raise ConfigError(
             f"The host '{host}' cannot be found: {error.strerror}.", hint="Use 127.0.0.1, or an address of this machine."
@@ -55,6 +61,7 @@ def bind_port(host: str, port: int) -> socket.socket:
 
 def start_listening(bound: socket.socket) -> None:
     """Accept connections. Two servers that start together can both bind; only one can listen, and the event loop hides that."""
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for its connections, when the next server takes the port
     try:
         bound.listen(MAX_PENDING_CONNECTIONS)
     except OSError as error:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from penstock import __version__
-from penstock.domain.job import Job
+from penstock.domain.job import HOLDS_KV, Job
+from penstock.domain.job import Sequence as EngineSequence
 from penstock.engine.hosted_model import HostedLayers, HostedModel
 
 
@@ -90,6 +91,14 @@ def _model(hosted: HostedLayers) -> ModelStatus:
     }
 
 
+def _state(job: Job, sequences: Sequence[EngineSequence]) -> str:
+    """A state in a word that a user knows: between two chunks of a prompt a sequence is PAUSED, and its job is being read."""
+    if not sequences:
+        return "waiting"
+    state = sequences[0].state
+    return "reading" if state in HOLDS_KV and job.prefilled < len(job.prompt_ids) else state.name.lower()
+
+
 def _job(job: Job) -> JobStatus:
     """Read while the compute thread runs, so the numbers may be of slightly different times.
 
@@ -97,10 +106,9 @@ def _job(job: Job) -> JobStatus:
     """
     sequences = list(job.sequences)
     now, updated = time.monotonic(), job.last_update
-    states = [seq.state.name.lower() for seq in sequences]
     return {
         "id": job.job_id,
-        "state": states[0] if states else "waiting",
+        "state": _state(job, sequences),
         "outputs": job.sampling.n,
         "age": round(now - job.arrival, 3),
         "last_update": None if updated is None else round(max(0.0, now - updated), 3),

@@ -189,10 +189,18 @@ class RouteHealth:
         before = self.origin
         for station in self.stations:
             if self._is_dead(station, now, bytes_per_second(station)):
-                ends = {before, station.node} - {self.origin}
-                return Trouble(f"nothing arrives from node {before} at node {station.node}", ends)
+                return self._dead_leg(before, station)
             before = station.node
         return None
+
+    def _dead_leg(self, before: str, station: Station) -> Trouble:
+        """Blame the end of a leg that has answered no Ping since the leg is dead, or both where both answer."""
+        ends = {before, station.node} - {self.origin}
+        since = self.legs[station].waiting_since or 0.0
+        silent = sorted(name for name in ends if self.nodes[name].heard < since)
+        if silent:
+            return Trouble(f"node {' and '.join(silent)} does not answer", silent)
+        return Trouble(f"nothing arrives from node {before} at node {station.node}", ends)
 
     def _is_unheard(self, node: WatchedNode, now: float) -> bool:
         timeout = max(MIN_SILENCE_S, SILENCE_FACTOR * node.slowest)

@@ -6,17 +6,25 @@ The library reads HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE itself. Its 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, DownloadFailed, UnknownModel, UnsupportedModel
 from penstock.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _LAYER = re.compile(r"(?:language_model\.model|model\.language_model|model)\.layers\.(\d+)\.")
@@ -33,8 +41,11 @@ def is_hub_id(model: str) -> bool:
 def fetch(model: str, *, layers: LayerRange | None, ends: bool, progress: Progress) -> Path:
     """Fetch `org/name[@revision]` and return its snapshot folder, with at least the wanted part of the weights."""
     name, _, revision = model.partition("@")
-    snapshot = _Snapshot(name, revision or None, progress)
-    progress(f"asking the hub for {name}", 0, 0)  # without a network the library takes a while to give up
+    progress(f"asking the hub for {name}", 0, 0)
+    reachable = _offline() or _answers(_endpoint())  # the library would try for half a minute
+    if not reachable:
+        logger.warning("%s does not answer; only what is on this machine already is used.", _endpoint())
+    snapshot = _Snapshot(name, revision or None, progress, local_only=not reachable)
     folder = snapshot.require("config.json").parent
     snapshot.revision = folder.name  # a commit, so that all files match even if the branch moves meanwhile
     snapshot.require("tokenizer.json")
@@ -98,10 +109,11 @@ def _weight_map(index: Path) -> dict[str, str]:
 class _Snapshot:
     """One revision of a repository, whose files are fetched by name."""
 
-    def __init__(self, name: str, revision: str | None, progress: Progress) -> None:
+    def __init__(self, name: str, revision: str | None, progress: Progress, *, local_only: bool) -> None:
         self.name = name
         self.revision = revision
         self._progress = progress
+        self._local_only = local_only
 
     def require(self, filename: str) -> Path:
         found = self.get(filename)
@@ -119,11 +131,17 @@ class _Snapshot:
             return cached
         with _wrap_hub_errors(self.name):
             try:
-                path = hf_hub_download(self.name, filename, revision=self.revision, tqdm_class=_bar(filename, self._progress))
+                path = hf_hub_download(
+                    self.name,
+                    filename,
+                    revision=self.revision,
+                    tqdm_class=_bar(filename, self._progress),
+                    local_files_only=self._local_only,
+                )
             except RemoteEntryNotFoundError:
                 return None
             except LocalEntryNotFoundError:
-                if _offline() and self._at_commit() and filename in (*_OPTIONAL, _INDEX):
+                if (_offline() or self._local_only) and self._at_commit() and filename in (*_OPTIONAL, _INDEX):
                     return None  # fetched by another tool that did not need this file
                 raise
         return Path(path)
@@ -176,6 +194,20 @@ def _wrap_hub_errors(name: str) -> Iterator[None]:
     except (HTTPError, OSError) as error:
         first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise DownloadFailed(f"{name} could not be fetched from {_endpoint()}: {first_line}", hint="Try again later.") from error
+
+
+def _answers(endpoint: str) -> bool:
+    """Whether the hub, or the proxy before it, accepts a connection."""
+    url = urlsplit(endpoint)
+    proxy = None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
+    if proxy:
+        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    try:
+        port = url.port or (80 if url.scheme == "http" else 443)
+        socket.create_connection((url.hostname, port), CONNECT_TIMEOUT_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _endpoint() -> str:
