@@ -3,7 +3,8 @@
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 #
 # takes PyTorch's small CPU build on a Linux machine without an NVIDIA GPU (the default there is the CUDA build, several GB).
-# Only PyTorch comes from that index. Everything else is installed as requirements/dev.txt pins it, with hashes.
+# Only PyTorch comes from that index. Everything else is installed as requirements/ pins it, with hashes: what Penstock needs for
+# setup, serve, run and bench, and on top of it the tools of developers for the other targets.
 
 PYTHON       ?= python3
 PROMPT       ?= What is the capital of France?
@@ -19,6 +20,7 @@ TORCH_INDEX  ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TOOLS  := $(VENV)/.tools
 SUPPLY := .supply
 # Twice quiet: errors are shown, warnings about mirrors and the like are not.
 PIP    := -m pip install --quiet --quiet --disable-pip-version-check
@@ -44,7 +46,7 @@ help: ## Show this list
 	@echo '  make run PROMPT="Why is the sky blue?"'
 	@echo '  make test PYTEST_ARGS="-k cli -x"'
 
-setup: $(STAMP) ## Install Penstock and its tools into .venv
+setup: $(STAMP) ## Install Penstock into .venv
 	@echo "Penstock is ready: $(BIN)/penstock --help"
 
 serve: $(STAMP) ## Serve the default model to every OpenAI client, until Ctrl-C
@@ -56,27 +58,28 @@ run: $(STAMP) ## Answer PROMPT with the default model (downloaded on first use)
 test: lint ## Check style and types, then run the quick tests (some five minutes)
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
-test-slow: $(STAMP) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
+test-slow: $(TOOLS) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
 	$(BIN)/python -m pytest -m slow $(SLOW_ARGS)
 
-soak: $(STAMP) ## Kill and freeze nodes and servers, and cut the power of a disk (some forty minutes)
+soak: $(TOOLS) ## Kill and freeze nodes and servers, and cut the power of a disk (some forty minutes)
 	$(BIN)/python -m pytest tests/soak -s $(SOAK_ARGS)
 
-fuzz: $(STAMP) ## Feed random and damaged input to everything that reads what others send, for FUZZ_MINUTES
+fuzz: $(TOOLS) ## Feed random and damaged input to everything that reads what others send, for FUZZ_MINUTES
 	@nice -n 10 $(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES)
 
-lint: $(STAMP) ## Check style and types
+lint: $(TOOLS) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(STAMP) ## Rewrite the code in the project's style
+format: $(TOOLS) ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 lock: $(SUPPLY)/.installed ## Pin all dependencies with hashes, and write the SBOM (newer versions: LOCK_ARGS=--upgrade)
 	$(LOCK) --constraint requirements/torch.txt --extra dev --output-file requirements/dev.txt pyproject.toml
 	$(LOCK) --constraint requirements/torch.txt --constraint requirements/dev.txt --output-file requirements/runtime.txt pyproject.toml
+	$(LOCK) --constraint requirements/dev.txt --group build --output-file requirements/build.txt
 	$(LOCK) --group installer --output-file requirements/pip.txt
 	$(LOCK) --group supply --output-file requirements/supply.txt
 	$(SUPPLY)/bin/python tools/sbom.py
@@ -87,26 +90,26 @@ audit: $(SUPPLY)/.installed ## Look up known holes of all pinned packages; fails
 bench: $(STAMP) ## Measure how fast this machine is
 	@$(BIN)/penstock bench $(BENCH_ARGS)
 
-bench-compare: $(STAMP) ## Compare with transformers, on a quiet machine (some ten minutes)
+bench-compare: $(TOOLS) ## Compare with transformers, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/compare.py $(BENCH_ARGS)
 
-bench-serving: $(STAMP) ## Measure the server under load, on a quiet machine (some fifteen minutes)
+bench-serving: $(TOOLS) ## Measure the server under load, on a quiet machine (some fifteen minutes)
 	@$(BIN)/python bench/serving.py $(BENCH_ARGS)
 
-bench-network: $(STAMP) ## Measure pipes over several nodes, on a quiet machine (some ten minutes)
+bench-network: $(TOOLS) ## Measure pipes over several nodes, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/network.py $(BENCH_ARGS)
 
-bench-workspace: $(STAMP) ## Measure durable jobs on this disk, on a quiet machine (some ten minutes)
+bench-workspace: $(TOOLS) ## Measure durable jobs on this disk, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/workspace.py $(BENCH_ARGS)
 
-bench-attacks: $(STAMP) ## Measure what clients feel of attacks by others, on a quiet machine (some ten minutes)
+bench-attacks: $(TOOLS) ## Measure what clients feel of attacks by others, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/attacks.py $(BENCH_ARGS)
 
 clean: ## Remove .venv and all caches (not the downloaded models)
 	rm -rf $(VENV) $(SUPPLY) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml requirements/pip.txt requirements/dev.txt requirements/torch.txt
+$(STAMP): pyproject.toml requirements/pip.txt requirements/build.txt requirements/runtime.txt requirements/torch.txt
 	@command -v $(PYTHON) >/dev/null || \
 	  { echo "Penstock needs Python 3.11 or newer, and '$(PYTHON)' was not found. Choose one with: make setup PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -115,10 +118,16 @@ $(STAMP): pyproject.toml requirements/pip.txt requirements/dev.txt requirements/
 	  { echo "Creating the environment $(VENV) with $$($(PYTHON) -V) ..."; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "Installing what Penstock needs (this takes a minute or two) ..."
 	@$(BIN)/python $(PINNED) requirements/pip.txt
-	@$(BIN)/python $(PINNED) requirements/dev.txt
+	@$(BIN)/python $(PINNED) requirements/runtime.txt --requirement requirements/build.txt
 	@echo "Installing PyTorch (a large download the first time) ..."
 	@$(BIN)/python $(TORCH)
 	@$(BIN)/python $(PIP) --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip check --disable-pip-version-check >$(VENV)/pip-check.txt || { cat $(VENV)/pip-check.txt; exit 1; }
+	@touch $@
+
+$(TOOLS): $(STAMP) requirements/dev.txt
+	@echo "Installing what tests and checks need ..."
+	@$(BIN)/python $(PINNED) requirements/dev.txt
 	@$(BIN)/python -m pip check --disable-pip-version-check >$(VENV)/pip-check.txt || { cat $(VENV)/pip-check.txt; exit 1; }
 	@touch $@
 

@@ -148,11 +148,11 @@ def test_an_answer_of_the_readme_comes_from_the_default_model(command: str, wher
 @pytest.mark.slow
 def test_the_python_of_the_readme_and_of_its_page_works() -> None:
     (shown,) = blocks(README, "python")
-    first, second = blocks(PYTHON, "python")
+    first, *others = blocks(PYTHON, "python")
     assert first.startswith(shown)
-    body = "\n".join("    " + line for line in second.splitlines())  # it goes on inside the first one's `with`
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(f"{first}\n{body}", "python.md", "exec"), {"__name__": "__main__"})
+        for body in (first, *others):
+            exec(compile(body, "python.md", "exec"), {"__name__": "__main__"})
     assert "The capital of France is Paris." in printed.getvalue()
 
 

@@ -20,6 +20,7 @@ FLOORS = {
     "cli": 9,
     "node": 8,
     "llm": 8,
+    "async_llm": 8,
     "doors": 7,
     "placement": 7,
     "peers": 6,
@@ -74,7 +75,7 @@ INNER_FLOORS = {
     ],
 }
 # `from penstock import LLM` is an import of llm.py
-FACE_NAMES = {"LLM": "llm", "Work": "workspace", "Flow": "workspace"} | dict.fromkeys(
+FACE_NAMES = {"LLM": "llm", "AsyncLLM": "async_llm", "Work": "workspace", "Flow": "workspace"} | dict.fromkeys(
     ("SamplingParams", "JobRequest", "TokensOut", "OutputFinished", "JobDone", "JobFailed"), "domain"
 )
 FACE = ""  # penstock/__init__.py: its public names are imported on first use, so at the top it imports nothing of ours
@@ -86,6 +87,7 @@ NEIGHBOURS = {
     "domain",
     "config",
     "llm",
+    "async_llm",
     "node",
 }  # same floor, and may know each other
 

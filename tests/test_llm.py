@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, AsyncLLM, SamplingParams
 from penstock.domain.request import JobRequest
 from penstock.domain.updates import JobDone, JobFailed, PrefillProgress, TokensOut
 from penstock.errors import (
@@ -23,6 +26,7 @@ from penstock.errors import (
     RequestError,
     UnknownModel,
 )
+from tests.network.nets import wait_for
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -101,9 +105,12 @@ def test_embeddings_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     texts = ["The sea is wide.", "The sky is blue.", "The sea is wide."]
     sea, sky, again = llm.embed(texts)
     assert len(sea) == len(sky) == llm.spec.hidden
-    assert sea == pytest.approx(again, abs=0.05)  # in bf16 it matters a little who else is in the batch
-    assert sea != pytest.approx(sky, abs=0.5)
-    assert llm.embed(llm.tokenizer.encode(texts[0])) == [pytest.approx(sea, abs=0.05)]
+    assert isinstance(sea, np.ndarray)
+    assert sea.dtype == np.float32
+    assert np.allclose(sea, again, atol=0.05)  # in bf16 it matters a little who else is in the batch
+    assert not np.allclose(sea, sky, atol=0.5)
+    (of_ids,) = llm.embed(llm.tokenizer.encode(texts[0]))
+    assert np.allclose(of_ids, sea, atol=0.05)
     assert llm.embed([]) == []
 
 
@@ -258,9 +265,78 @@ def test_tokens_that_do_not_exist_are_refused(llm: LLM) -> None:
         llm.generate("x", SamplingParams(stop_token_ids=[10**6]))
 
 
-def test_messages_that_the_template_cannot_render_are_refused(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="messages"):
-        llm.chat([{"text": "no role"}], GREEDY)
+@pytest.mark.parametrize(
+    "messages,told",
+    [
+        ([{"text": "no role"}], r"messages\[0\] has no role"),
+        ([{"role": "user"}], r"messages\[0\] has no content"),
+        ([{"role": "user", "content": "Hi"}, "Hello"], r"messages\[1\] is a str"),
+        ([[{"role": "user", "content": "Hi"}], [7]], r"messages\[1\]\[0\] is a int"),
+        (7, "messages is a int"),
+        ([], "no messages"),
+    ],
+)
+def test_messages_that_are_none_are_refused_by_what_is_wrong(llm: LLM, messages: Any, told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        llm.chat(messages, GREEDY)
+
+
+def test_a_text_is_a_conversation_with_one_question(tiny: LLM) -> None:
+    asked = [{"role": "user", "content": "Hi."}]
+    (one,) = tiny.chat("Hi.", GREEDY)
+    both = tiny.chat(["Hi.", asked], GREEDY)
+    assert {found.outputs[0].text for found in [one, *both]} == {tiny.chat(asked, GREEDY)[0].outputs[0].text}
+
+
+def test_without_sampling_params_the_makers_recommendation_counts(tiny: LLM) -> None:
+    tiny.recommended_sampling, before = {"temperature": 0.0}, tiny.recommended_sampling
+    try:
+        once, again = tiny.generate(["The sea is"] * 2)
+    finally:
+        tiny.recommended_sampling = before
+    greedy = tiny.generate("The sea is", SamplingParams(temperature=0))[0]
+    assert once.outputs[0].token_ids == again.outputs[0].token_ids == greedy.outputs[0].token_ids
+
+
+def test_a_stream_is_the_text_in_pieces(tiny: LLM) -> None:
+    whole = tiny.generate("The sea is", GREEDY)[0].outputs[0].text
+    assert "".join(tiny.stream("The sea is", GREEDY)) == whole
+    answer = tiny.chat("Hi.", GREEDY)[0].outputs[0].text
+    assert "".join(tiny.stream(messages="Hi.", sampling_params=GREEDY)) == answer
+    with pytest.raises(RequestError, match="either a prompt or messages"):
+        tiny.stream()
+
+
+def test_a_stream_that_is_closed_is_cancelled(tiny: LLM) -> None:
+    pieces = tiny.stream("The sea is", SamplingParams(temperature=0, ignore_eos=True, max_tokens=2000))
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+    wait_for(lambda: not tiny._jobs.open_jobs, "the job to end")
+
+
+def test_answers_can_be_awaited_many_at_once_and_cancelled(tiny: LLM) -> None:
+    async def talk() -> None:
+        llm = AsyncLLM(tiny)
+        texts = ["The sea is", "The sky is"]
+        both = await asyncio.gather(*(llm.generate(text, GREEDY) for text in texts))
+        assert [one.outputs[0].text for one in both] == [one.outputs[0].text for one in tiny.generate(texts, GREEDY)]
+        assert "".join([piece async for piece in llm.stream("The sea is", GREEDY)]) == both[0].outputs[0].text
+        assert (await llm.chat("Hi.", GREEDY)).outputs[0].text == tiny.chat("Hi.", GREEDY)[0].outputs[0].text
+        assert (await llm.embed("Hi.")).shape == (tiny.spec.hidden,)
+        with pytest.raises(EmptyPrompt):
+            await llm.generate("", GREEDY)
+        endless = SamplingParams(temperature=0, ignore_eos=True, max_tokens=2000)
+        task = asyncio.create_task(llm.generate("The sea is", endless))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async for _ in llm.stream("The sea is", endless):
+            break
+        while tiny._jobs.open_jobs:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
 
 
 def test_many_threads_can_ask_at_once(tiny: LLM) -> None:
@@ -303,11 +379,13 @@ def test_a_prompt_longer_than_the_memory_names_the_memory(tiny_chat_model: Path)
         ({"kv_memory": 5e8}, ConfigError, "kv_memory"),
         ({"window": "2"}, ConfigError, "window"),
         ({"kv_memory": 1 << 50}, NotEnoughMemory, "free"),
-        ({"polciy": "fcfs"}, ConfigError, "policy"),
+        ({"polciy": "fcfs"}, TypeError, "polciy"),
+        ({"network": "no-such-network"}, ConfigError, 'in no network "no-such-network"'),
+        ({"network": "home", "segments": [(0, 30)]}, ConfigError, "segments"),
     ],
 )
 def test_settings_that_cannot_work_say_what_would(
-    default_model_folder: object, settings: dict[str, object], error: type[PenstockError], part: str
+    default_model_folder: object, settings: dict[str, object], error: type[Exception], part: str
 ) -> None:
     with pytest.raises(error, match=part):
         LLM(**settings)  # type: ignore[arg-type]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.server import clean_environment
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -32,6 +36,7 @@ def house(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     script(tmp_path / ".venv/bin/penstock", 'printf "%s\\0" "$@" > said')
     (tmp_path / ".venv/.installed").touch()
+    (tmp_path / ".venv/.tools").touch()
     return tmp_path
 
 
@@ -103,7 +108,8 @@ def test_setup_takes_everything_with_hashes_and_only_torch_from_its_index(house:
     assert make(house, "setup", "TORCH_INDEX=https://download.pytorch.org/whl/cpu").returncode == 0
     pip, pinned, torch, penstock = installed(house)
     assert pip.endswith("--require-hashes --only-binary :all: --no-deps --requirement requirements/pip.txt")
-    assert pinned.endswith("--require-hashes --only-binary :all: --no-deps --requirement requirements/dev.txt")
+    assert pinned.endswith("--no-deps --requirement requirements/runtime.txt --requirement requirements/build.txt")
+    assert "--require-hashes --only-binary :all:" in pinned
     assert torch.endswith("--index-url https://download.pytorch.org/whl/cpu --requirement requirements/torch.txt")
     assert penstock.endswith("--no-deps --no-build-isolation --editable .")
     assert "extra-index" not in "".join(installed(house))
@@ -112,7 +118,20 @@ def test_setup_takes_everything_with_hashes_and_only_torch_from_its_index(house:
     assert not (house / "installed").exists()
 
 
-INSTALLED_FROM = ("pyproject.toml", "requirements/pip.txt", "requirements/dev.txt", "requirements/torch.txt")
+@pytest.mark.parametrize("target", ["serve", "run", "setup", "bench"])
+def test_what_a_user_runs_installs_no_tools_of_developers(house: Path, target: str) -> None:
+    script(house / ".venv/bin/python", 'echo "$@" >> installed')
+    (house / ".venv/.installed").unlink()
+    (house / ".venv/.tools").unlink()
+    assert make(house, target).returncode == 0
+    assert "requirements/dev.txt" not in "".join(installed(house))
+    script(house / ".venv/bin/ruff", "true")
+    assert make(house, "format").returncode == 0
+    assert installed(house)[-1].endswith("--require-hashes --only-binary :all: --no-deps --requirement requirements/dev.txt")
+
+
+PINS = ("pip.txt", "build.txt", "runtime.txt", "torch.txt")
+INSTALLED_FROM = ("pyproject.toml", *(f"requirements/{name}" for name in PINS))
 
 
 @pytest.mark.parametrize("file", INSTALLED_FROM)
@@ -133,3 +152,28 @@ def test_setup_ends_with_an_error_if_something_is_missing(house: Path) -> None:
     assert done.returncode != 0
     assert "torch requires sympy" in done.stdout
     assert not (house / ".venv/.installed").exists()
+
+
+@pytest.mark.slow
+def test_the_wheel_has_all_that_penstock_needs_in_a_clean_environment(tmp_path: Path, tiny_chat_model: Path) -> None:
+    """As `pipx install .` does it. The dependencies are lent from this environment: they would be a gigabyte to fetch."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("penstock-*.whl")
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "clean")], check=True, timeout=120)
+    python, command = tmp_path / "clean/bin/python", tmp_path / "clean/bin/penstock"
+    subprocess.run([str(python), "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True, timeout=120)
+    lent = tmp_path / "lent"
+    lent.mkdir()
+    for found in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if "penstock" not in found.name and found.suffix != ".pth":
+            (lent / found.name).symlink_to(found)
+    env = clean_environment(PYTHONPATH=str(lent))
+    place = [str(python), "-c", "import penstock; print(penstock.__file__)"]
+    assert subprocess.run(place, env=env, capture_output=True, text=True).stdout.startswith(str(tmp_path / "clean"))
+    args = ["run", "--alone", "--model", str(tiny_chat_model), "--max-tokens", "3", "Hi."]
+    done = subprocess.run([str(command), *args], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    answered = subprocess.run([str(command), "doctor", "--help"], env=env, capture_output=True, timeout=60, check=False)
+    assert answered.returncode == 0

@@ -22,7 +22,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 RUNTIME = [Requirement(text) for text in PYPROJECT["project"]["dependencies"]]
 DEV = [Requirement(text) for text in PYPROJECT["project"]["optional-dependencies"]["dev"]]
 SUPPLY, PIP = ([Requirement(text) for text in PYPROJECT["dependency-groups"][name]] for name in ("supply", "installer"))
-BUILD = [Requirement(text) for text in PYPROJECT["build-system"]["requires"]]
+BUILD = [Requirement(text) for text in PYPROJECT["build-system"]["requires"] + PYPROJECT["dependency-groups"]["build"]]
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 # The first versions without the holes that were known when a floor was set. A floor may rise above, never fall below.
 MENDED = {
@@ -54,8 +54,14 @@ TORCH = pins(text("torch.txt"))
 
 @pytest.mark.parametrize(
     "name, wanted",
-    [("runtime.txt", RUNTIME), ("dev.txt", RUNTIME + DEV + BUILD), ("supply.txt", SUPPLY), ("pip.txt", PIP)],
-    ids=["runtime", "dev", "supply", "pip"],
+    [
+        ("runtime.txt", RUNTIME),
+        ("dev.txt", RUNTIME + DEV + BUILD),
+        ("build.txt", BUILD),
+        ("supply.txt", SUPPLY),
+        ("pip.txt", PIP),
+    ],
+    ids=["runtime", "dev", "build", "supply", "pip"],
 )
 def test_every_dependency_is_pinned_to_a_version_that_pyproject_allows(name: str, wanted: list[Requirement]) -> None:
     pinned = {**pins(text(name)), **TORCH}
@@ -64,7 +70,7 @@ def test_every_dependency_is_pinned_to_a_version_that_pyproject_allows(name: str
         assert requirement.specifier.contains(version), f"{requirement}, but {name} has {version}"
 
 
-@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "supply.txt", "pip.txt"])
+@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "build.txt", "supply.txt", "pip.txt"])
 def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
     found = hashes(name)
     assert found.keys() == pins(text(name)).keys()
@@ -80,7 +86,8 @@ def test_hashes_are_those_of_all_systems_and_not_only_of_this_one() -> None:
 def test_the_files_agree() -> None:
     runtime, dev = hashes("runtime.txt"), hashes("dev.txt")
     assert pins(text("runtime.txt")).items() <= pins(text("dev.txt")).items()
-    assert all(dev[package] == runtime[package] for package in runtime)
+    assert pins(text("build.txt")).items() <= pins(text("dev.txt")).items()
+    assert all(dev[package] == values for package, values in (runtime | hashes("build.txt")).items())
     assert pins(text("dev.txt")).get("pip", pins(text("pip.txt"))["pip"]) == pins(text("pip.txt"))["pip"]
 
 

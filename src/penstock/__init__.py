@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.async_llm import AsyncLLM
     from penstock.domain.request import JobRequest
     from penstock.domain.sampling import SamplingParams
     from penstock.domain.updates import JobDone, JobFailed, OutputFinished, TokensOut
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "Flow",
     "JobDone",
     "JobFailed",
@@ -45,6 +47,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "penstock.llm",
+    "AsyncLLM": "penstock.async_llm",
     "SamplingParams": "penstock.domain.sampling",
     "JobRequest": "penstock.domain.request",
     "TokensOut": "penstock.domain.updates",

@@ -1,14 +1,19 @@
-"""LLM: a whole model on this machine, for use from Python."""
+"""LLM: a model for use from Python, whole on this machine or over the nodes of a network."""
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.config.engine import EngineConfig
+from penstock.config.node import ENDS, HostedModelConfig
 from penstock.domain.request import JobRequest, Message
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import (
@@ -26,11 +31,14 @@ from penstock.domain.updates import (
 )
 from penstock.engine.hosted_model import host_standalone
 from penstock.engine.job_factory import JobHandle
-from penstock.errors import ConfigError, PenstockError
-from penstock.model.sources import DEFAULT_MODEL
+from penstock.errors import ConfigError, PenstockError, RequestError
+from penstock.model.sources import DEFAULT_MODEL, recommended_sampling
 from penstock.pipes.model_manager import ModelManager
 from penstock.progress import Progress, silent
 from penstock.stats import EngineStats
+
+if TYPE_CHECKING:
+    from penstock.node import Node
 
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]  # one or several, each text or token ids
 
@@ -54,7 +62,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     prompt_logprobs: list[TokenLogprob | None] | None = None  # the first token has none
-    embedding: list[float] = field(default_factory=list)  # empty unless it was requested
+    embedding: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # empty unless it was requested
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
 
@@ -69,7 +77,7 @@ class RequestOutput:
             case PromptLogprobs(_, logprobs):
                 self.prompt_logprobs = [*(self.prompt_logprobs or [None]), *logprobs]
             case Embedded(vector):
-                self.embedding = list(vector)
+                self.embedding = np.asarray(vector, np.float32)
             case OutputFinished(index, reason, stop_reason):
                 self.outputs[index].finish_reason = reason
                 self.outputs[index].stop_reason = stop_reason
@@ -85,7 +93,12 @@ class LLM:
             for result in llm.generate(["The sea is", "The sky is"], SamplingParams(temperature=0)):
                 print(result.outputs[0].text)
 
-    segments: layer ranges to split the model into, all local; other keywords are fields of `EngineConfig`.
+    segments: layer ranges to split the model into, all local.
+    kv_memory: bytes for keys and values; None for as much as fits.
+    network: the name of a network that this machine has joined, which computes the layers; this process holds the model's ends.
+    The settings from `policy` on are those of `EngineConfig`.
+
+    Where no SamplingParams are given, the model is sampled as its makers recommend, as by the API.
     """
 
     def __init__(
@@ -96,18 +109,45 @@ class LLM:
         device: str = "auto",
         segments: Sequence[tuple[int, int]] | None = None,
         kv_memory: int | None = None,
+        network: str | None = None,
         progress: Progress | None = None,
-        **engine: Any,
+        policy: str = "lrs",
+        chunk: int = 512,
+        idle_chunk: int | None = None,
+        step_target: float | None = None,
+        max_sequences: int = 256,
+        block_size: int = 16,
+        prefix_cache: bool = True,
+        window: int | None = None,
+        print_times: bool = False,
+        time_parts: bool = False,
     ) -> None:
-        unknown = [name for name in engine if name not in EngineConfig.__dataclass_fields__]
-        if unknown:
-            known = ", ".join(EngineConfig.__dataclass_fields__)
-            raise ConfigError(f"LLM has no setting '{unknown[0]}'.", hint=f"Engine settings are: {known}.")
-        self.config = EngineConfig(**engine)
-        loaded = ModelManager(self.config, progress or silent).load(
-            model, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
+        self.config = EngineConfig(
+            policy=policy,
+            chunk=chunk,
+            idle_chunk=idle_chunk,
+            step_target=step_target,
+            max_sequences=max_sequences,
+            block_size=block_size,
+            prefix_cache=prefix_cache,
+            window=window,
+            print_times=print_times,
+            time_parts=time_parts,
         )
-        hosted = host_standalone(loaded, self.config)
+        if network is not None and (segments is not None or kv_memory is not None):
+            raise ConfigError("segments and kv_memory are for a model without a network.", hint="Leave them out.")
+        if network is None:
+            loaded = ModelManager(self.config, progress or silent).load(
+                model, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
+            )
+            hosted = host_standalone(loaded, self.config)
+            hosted.start()
+            close = hosted.engine.stop
+        else:
+            ends = HostedModelConfig(id=model, dtype=dtype, device=device, layers=ENDS)
+            node = _enter_network(network, ends, self.config, progress or silent)
+            (hosted,) = node.models
+            close = node.close
         self.model_name = model
         self.folder = hosted.folder
         self.spec = hosted.spec
@@ -115,53 +155,97 @@ class LLM:
         self.dtype = hosted.dtype
         self.device = hosted.device
         self.tokenizer = hosted.tokenizer
+        self.recommended_sampling: dict[str, Any] = recommended_sampling(hosted.name, hosted.folder)
         self.engine = hosted.engine
         self._jobs = hosted.jobs
-        hosted.start()
-        weakref.finalize(self, self.engine.stop)  # garbage collection ends the compute thread
+        self._close = weakref.finalize(self, close)  # garbage collection ends the compute thread
 
     @property
     def stats(self) -> EngineStats:
         return self.engine.stats
 
-    def start(self, request: JobRequest) -> JobHandle:
-        """Submit one request; iterate over the returned handle for its updates."""
-        return self._jobs.start_job(request)
+    def start(self, request: JobRequest, sink: Callable[[JobUpdate], None] | None = None) -> JobHandle:
+        """Submit one request; iterate over the returned handle for its updates. A `sink` gets them instead, on the compute
+        thread, so it must be quick."""
+        return self._jobs.start_job(request, sink)
 
     def generate(
         self, prompts: Prompts, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *, use_tqdm: bool = True
     ) -> list[RequestOutput]:
         """Complete all prompts (text or token ids) together and return the results in the same order."""
         prompt_list = _as_list(prompts)
-        each = _params_for(len(prompt_list), sampling_params)
+        each = self._params_for(len(prompt_list), sampling_params)
         return self._run([JobRequest(prompt=p, sampling=s) for p, s in zip(prompt_list, each, strict=True)], use_tqdm)
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: str | Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, in the model's chat format."""
-        conversations: Sequence[Any] = [messages] if not messages or isinstance(messages[0], dict) else messages
-        each = _params_for(len(conversations), sampling_params)
+        """Answer one conversation or several, in the model's chat format. A text is a conversation with one question."""
+        conversations = _conversations(messages)
+        each = self._params_for(len(conversations), sampling_params)
         return self._run([JobRequest(messages=m, sampling=s) for m, s in zip(conversations, each, strict=True)], use_tqdm)
 
-    def embed(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[list[float]]:
+    def stream(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        messages: str | Sequence[Message] | None = None,
+    ) -> Iterator[str]:
+        """Yield the text of one answer as it is generated: to a prompt, as `generate` takes it, or to a conversation, as `chat`
+        does. An iterator that is closed or dropped cancels the rest."""
+        request = self.make_request(prompt, messages, sampling_params)
+        handle = self.start(request)
+
+        def pieces() -> Iterator[str]:
+            try:
+                for update in handle:
+                    if isinstance(update, JobFailed):
+                        raise update.error
+                    if isinstance(update, TokensOut) and update.text:
+                        yield update.text
+            finally:
+                handle.cancel()
+
+        return pieces()
+
+    def embed(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[NDArray[np.float32]]:
         """Return the embedding of each prompt (text or token ids): the mean of its last hidden states, not normalised."""
         results = self._run([JobRequest(prompt=p, embed=True) for p in _as_list(prompts)], use_tqdm, "Embedding")
         return [result.embedding for result in results]
 
     def close(self) -> None:
-        """Stop the engine. Memory is freed with the object."""
-        self.engine.stop()
+        """Stop the engine, and leave the network. Memory is freed with the object."""
+        self._close()
 
     def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def make_request(
+        self, prompt: str | Sequence[int] | None, messages: str | Sequence[Message] | None, params: SamplingParams | None
+    ) -> JobRequest:
+        """Make a request of a prompt or a conversation, with the recommended sampling where none is given."""
+        if messages is not None:
+            (messages,) = _conversations(messages)
+        return JobRequest(prompt=prompt, messages=messages, sampling=params or self._default_sampling)
+
+    @property
+    def _default_sampling(self) -> SamplingParams:
+        return SamplingParams(**self.recommended_sampling)
+
+    def _params_for(self, count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self._default_sampling] * count
+        if len(params) != count:
+            raise PenstockError(f"{len(params)} SamplingParams for {count} prompts.", hint="Give one, or one for each.")
+        return list(params)
 
     def _run(self, requests: list[JobRequest], use_tqdm: bool, label: str = "Generating") -> list[RequestOutput]:
         handles: list[JobHandle] = []
@@ -176,10 +260,7 @@ class LLM:
 
     def _collect(self, requests: list[JobRequest], handles: list[JobHandle]) -> Iterable[RequestOutput]:
         for request, handle in zip(requests, handles, strict=True):
-            sampling = request.sampling
-            outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
-            text = request.prompt if isinstance(request.prompt, str) else None
-            result = RequestOutput(handle.job_id, text, list(handle.prompt_ids), outputs)
+            result = empty_output(request, handle)
             for update in handle:
                 if isinstance(update, JobFailed):
                     raise update.error
@@ -187,17 +268,64 @@ class LLM:
             yield result
 
 
+def empty_output(request: JobRequest, handle: JobHandle) -> RequestOutput:
+    sampling = request.sampling
+    outputs = [CompletionOutput(i, logprobs=None if sampling.logprobs is None else []) for i in range(sampling.n)]
+    text = request.prompt if isinstance(request.prompt, str) else None
+    return RequestOutput(handle.job_id, text, list(handle.prompt_ids), outputs)
+
+
+def _enter_network(name: str, model: HostedModelConfig, engine: EngineConfig, progress: Progress) -> Node:
+    """Join a network of this machine as its node, which holds the ends of the model and no layers."""
+    from penstock.config.settings import load_settings
+    from penstock.node import Node
+
+    settings = load_settings(None, os.environ, {"network.name": name, "workspace.path": "none"}, serving=False).node
+    node = Node(replace(settings, models=(model,), engine=engine, adopts=False), progress=progress, door=False)
+    node.__enter__()
+    return node
+
+
+def _conversations(messages: str | Sequence[Any]) -> list[list[Message]]:
+    """Check conversations: one or several, each a text or a list of messages."""
+    if isinstance(messages, str):
+        return [[{"role": "user", "content": messages}]]
+    if not isinstance(messages, Sequence):
+        raise _wrong("messages", f"is a {type(messages).__name__}")
+    if not messages or isinstance(messages[0], Mapping):
+        return [_checked(messages, "messages")]
+    return [
+        [{"role": "user", "content": one}] if isinstance(one, str) else _checked(one, f"messages[{index}]")
+        for index, one in enumerate(messages)
+    ]
+
+
+def _checked(messages: Any, where: str) -> list[Message]:
+    if not isinstance(messages, Sequence):
+        raise _wrong(where, f"is a {type(messages).__name__}")
+    for index, message in enumerate(messages):
+        name = f"{where}[{index}]"
+        if not isinstance(message, Mapping):
+            raise _wrong(name, f"is a {type(message).__name__}")
+        if not isinstance(message.get("role"), str):
+            raise _wrong(name, "has no role")
+        content = message.get("content")
+        if not isinstance(content, str | Sequence) and not (content is None and message.get("tool_calls")):
+            raise _wrong(name, "has no content")
+    return list(messages)
+
+
+def _wrong(where: str, what: str) -> RequestError:
+    return RequestError(
+        f"{where} {what}.",
+        field="messages",
+        hint='Give a text, or a list of messages such as {"role": "user", "content": "Hello"}.',
+    )
+
+
 def _as_list(prompts: Prompts) -> Sequence[Any]:
     """Wrap a single prompt into a list."""
     return [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else prompts
-
-
-def _params_for(count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise PenstockError(f"{len(params)} SamplingParams for {count} prompts.", hint="Give one, or one for each.")
-    return list(params)
 
 
 def _with_bar(results: Iterable[RequestOutput], total: int, show: bool, label: str) -> Iterable[RequestOutput]:

@@ -130,6 +130,10 @@ class Node:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the network, if there is one, and stop."""
         self._leave()
 
     def serve(self, *, on_ready: Callable[[], None] = lambda: None, on_leaving: Callable[[], None] = lambda: None) -> None:

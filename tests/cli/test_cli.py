@@ -247,14 +247,14 @@ def complaints(told: str) -> list[str]:
 
 @needs_model
 def test_run_answers_paris_and_nothing_else_on_stdout() -> None:
-    done = cold_cli("run", QUESTION)
+    done = cold_cli("run", "--temperature", "0", QUESTION)
     assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n")
     assert complaints(done.stderr) == []
 
 
 @needs_model
 def test_run_json_is_one_object_with_everything() -> None:
-    done = cli("run", "--json", "--print-times", "-", stdin=QUESTION + "\n")
+    done = cli("run", "--json", "--print-times", "--temperature", "0", "-", stdin=QUESTION + "\n")
     answer = json.loads(done.stdout)
     assert answer["model"] == "smollm2-135m"
     assert answer["text"] == "The capital of France is Paris."
@@ -279,7 +279,8 @@ def test_run_json_is_one_object_with_everything() -> None:
 
 @needs_model
 def test_at_a_terminal_the_answer_is_left_on_a_clean_screen() -> None:
-    person = Person("run", QUESTION)
+    person = Person("run", "--temperature", "0", QUESTION)
+    person.waits_for("Loading smollm2-135m")
     assert person.leaves() == 0
     assert person.screen.rstrip("\n").endswith("The capital of France is Paris.")
 
@@ -292,8 +293,14 @@ def test_run_reads_the_prompt_from_stdin(tiny_chat_model: Path) -> None:
 
 
 def test_run_over_segments_gives_the_same_answer(tiny_chat_model: Path) -> None:
-    args = ("run", "--model", str(tiny_chat_model), "--dtype", "float32", "--max-tokens", "24", "Name three rivers.")
+    sampled = ("--dtype", "float32", "--max-tokens", "24", "--temperature", "0")
+    args = ("run", "--model", str(tiny_chat_model), *sampled, "Name three rivers.")
     assert cli(*args, "--segments", "0:2,2:3,3:6").stdout == cli(*args).stdout != ""
+
+
+def test_run_says_when_an_answer_was_cut(tiny_chat_model: Path) -> None:
+    done = cli("run", "--model", str(tiny_chat_model), "--max-tokens", "5", "Name three rivers.")
+    assert complaints(done.stderr) == ["(cut off after 5 tokens; --max-tokens sets the limit)"]
 
 
 def test_segments_that_do_not_cover_the_model_are_refused(tiny_chat_model: Path) -> None:

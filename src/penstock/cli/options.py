@@ -23,6 +23,16 @@ ModelOption = Annotated[
         help="A name from `penstock models list`, a folder, a .gguf file or a hub id (org/name).",
     ),
 ]
+OptionalModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="A name from `penstock models list`, a folder, a .gguf file or a hub id (org/name); by default the server's first "
+        f"model, or {DEFAULT_MODEL}.",
+    ),
+]
 DtypeOption = Annotated[
     Literal["auto", "bfloat16", "float32"],
     typer.Option("--dtype", help="Number format of the computation; auto takes the fastest for this machine."),

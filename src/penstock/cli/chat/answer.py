@@ -43,13 +43,14 @@ class StreamedAnswer:
     def tokens_per_second(self) -> float:
         """Measured from the first token on, which includes the time of the prompt."""
         seconds = self.timings.total - self.timings.first_token
-        return (len(self.token_ids) - 1) / seconds if len(self.token_ids) > 1 and seconds > 0 else 0.0
+        count = self.usage.completion_tokens
+        return (count - 1) / seconds if count > 1 and seconds > 0 else 0.0
 
     def as_dict(self, model: str, load: float) -> dict[str, object]:
         return {
             "model": model,
             "text": self.text,
-            "token_ids": self.token_ids,
+            "token_ids": self.token_ids or None,  # a server sends none
             "finish_reason": self.finish_reason,
             "usage": self.usage,
             "timings": {"load": load, **asdict(self.timings), "tokens_per_second": self.tokens_per_second},

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.chat.backend import ALONE, AloneOption, choose_model_name, open_backend
 from penstock.cli.chat.conversation import Conversation
-from penstock.cli.client.server_url import UrlOption, default_url, named_url
+from penstock.cli.client.server_url import UrlOption
 from penstock.cli.exits import print_error
-from penstock.cli.options import DEFAULT_MODEL, wrong_usage
+from penstock.cli.options import OptionalModel, wrong_usage
 from penstock.cli.ui.bars import ProgressBars
 from penstock.domain.sampling import SamplingParams
-from penstock.errors import PenstockError, RequestError, UnknownModel
+from penstock.errors import PenstockError, RequestError
 
 if TYPE_CHECKING:
     from penstock.cli.chat.backend import ChatBackend
@@ -28,9 +28,8 @@ TOO_LONG = ("context_length_exceeded", "prompt_too_long")
 
 def chat(
     url: UrlOption = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="MODEL", help="One of the server's models; by default its first.")
-    ] = None,
+    model: OptionalModel = None,
+    alone: AloneOption = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message before the conversation.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Stop an answer after this many tokens.", show_default=False)] = None,
     temperature: Annotated[
@@ -41,8 +40,8 @@ def chat(
 ) -> None:
     """Chat with a model.
 
-    The server is --url or PENSTOCK_URL, by default http://127.0.0.1:8000. If neither is given and no server answers there, the
-    model is loaded into this process. The API key is taken from PENSTOCK_API_KEY.
+    The server is --url or PENSTOCK_URL, or the one of this machine if it answers and has the model. Otherwise, and with --alone,
+    the model is loaded into this process. The API key is taken from PENSTOCK_API_KEY.
 
     Ctrl-C stops an answer, Ctrl-D exits, /help shows more. From a pipe each line is answered, and only answers go to stdout.
     """
@@ -54,49 +53,16 @@ def chat(
     from penstock.cli.ui.terminal import Terminal
 
     terminal = Terminal()
-    with ProgressBars() as bars, _backend(url, model, bars) as (backend, name):
+    if url is not None and alone:
+        raise typer.BadParameter(f"It does not go with {ALONE}.", param_hint="--url")
+    with ProgressBars() as bars, open_backend(url, model, bars, alone=alone) as (backend, name):
+        bars.clear()
         talk = Chat(backend, name, Conversation(system or None), wanted, terminal, bars)
         if terminal.interactive:
             terminal.note(f"Chatting with {name} {backend.place}. /help shows the commands, Ctrl-D exits.")
             talk.run_interactive()
         else:
             talk.run_piped()
-
-
-@contextmanager
-def _backend(url: str | None, model: str | None, bars: ProgressBars) -> Iterator[tuple[ChatBackend, str]]:
-    """Open the backend, and choose the model there."""
-    from penstock.cli.chat.backend import LocalChatBackend, RemoteChatBackend
-    from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable, ServerUntrusted
-
-    named = named_url(url)
-    server = RemoteChatBackend(Client(named or default_url()))
-    try:
-        names = server.models()
-    except (ServerUnreachable, ServerRefused) as error:
-        speaks_openai = isinstance(error, ServerRefused) and (error.reason or error.status == 401)
-        if named is not None or speaks_openai or isinstance(error, ServerUntrusted):
-            raise
-    else:
-        yield server, _choose_model_name(model, names, server.place)
-        return
-    name = model or DEFAULT_MODEL
-    print(f"No server answers at {default_url()}: loading {name} into this process.", file=sys.stderr, flush=True)
-
-    from penstock.llm import LLM
-
-    with LLM(name, progress=bars) as llm:
-        bars.clear()
-        yield LocalChatBackend(llm), name
-
-
-def _choose_model_name(wanted: str | None, names: list[str], place: str) -> str:
-    if not names:
-        hint = "Is it an OpenAI-compatible server? (A Penstock node that only computes layers for others serves no model.)"
-        raise UnknownModel(f"There is no model {place}.", hint=hint)
-    if wanted is None or wanted in names:
-        return wanted or names[0]
-    raise UnknownModel(f"There is no model '{wanted}' {place}.", hint=f"Available: {', '.join(names)}.")
 
 
 class Leave(Exception):
@@ -230,7 +196,7 @@ class Chat:
     def _choose_model(self, name: str) -> None:
         names = self._backend.models()
         if name:
-            self._model = _choose_model_name(name, names, self._backend.place)
+            self._model = choose_model_name(name, names, self._backend.place)
             self._terminal.note(f"Now chatting with {name}.")
         else:
             self._terminal.note("\n".join(f"{'*' if known == self._model else ' '} {known}" for known in names))

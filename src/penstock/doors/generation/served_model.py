@@ -11,7 +11,7 @@ from penstock.domain.sampling import SamplingParams
 from penstock.doors.grammar.grammars import Grammars
 from penstock.doors.tools import ToolCalling
 from penstock.engine.hosted_model import HostedModel
-from penstock.errors import InvalidSampling, RequestError
+from penstock.errors import RequestError
 from penstock.model.sources import recommended_sampling
 
 PROBED_PAIRS = 4  # messages are added to a conversation in so many pairs, to see what they cost
@@ -24,7 +24,7 @@ class ServedModel:
         self.fingerprint = f"penstock-{__version__}"
         self.grammars = Grammars(hosted.folder / "tokenizer.json", vocab=hosted.spec.vocab, eos_ids=hosted.eos_ids)
         self.tools = ToolCalling(hosted.tokenizer.chat_template)
-        self.sampling = usable_sampling(recommended_sampling(hosted.name, hosted.folder))
+        self.sampling = recommended_sampling(hosted.name, hosted.folder)
 
     @property
     def max_messages(self) -> int | None:
@@ -54,12 +54,3 @@ class ServedModel:
     async def ready_for_logprobs(self) -> None:
         """Load the texts of tokens in a thread, so that reading the file does not delay other streams."""
         await asyncio.to_thread(self.grammars.token_bytes, [])
-
-
-def usable_sampling(recommended: dict[str, float]) -> dict[str, float]:
-    """The recommended sampling, or none if it is invalid: it must not break every request."""
-    try:
-        SamplingParams(**recommended)  # type: ignore[arg-type]
-    except InvalidSampling:
-        return {}
-    return recommended

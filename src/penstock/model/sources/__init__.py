@@ -13,8 +13,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
-from penstock.errors import UnknownModel
+from penstock.errors import InvalidSampling, UnknownModel
 from penstock.model.sources import catalogue, hub
 from penstock.model.sources.cache import ORIGIN, cache_dir, is_complete, size_on_disk
 from penstock.model.sources.catalogue import DEFAULT_MODEL
@@ -92,7 +93,8 @@ def local(model: str, *, progress: Progress = silent) -> Path | None:
 
 
 def recommended_sampling(model: str, folder: Path) -> dict[str, float]:
-    """Return sampling defaults of a model: from the catalogue, else from its `generation_config.json`, else none."""
+    """Return sampling defaults of a model: from the catalogue, else from its `generation_config.json`, else none. Nor any where
+    they cannot be used: they must not break every request."""
     if known_model := catalogue.find(model):
         return dict(known_model.sampling)
     try:
@@ -101,7 +103,12 @@ def recommended_sampling(model: str, folder: Path) -> dict[str, float]:
         return {}
     if not isinstance(found, dict) or found.get("do_sample") is False:
         return {}
-    return {name: found[name] for name in _SAMPLING if isinstance(found.get(name), int | float)}
+    recommended = {name: found[name] for name in _SAMPLING if isinstance(found.get(name), int | float)}
+    try:
+        SamplingParams(**recommended)
+    except InvalidSampling:
+        return {}
+    return recommended
 
 
 def known() -> list[KnownModel]:
