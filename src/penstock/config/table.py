@@ -168,8 +168,8 @@ SETTINGS = (
     Setting(
         f"{MODELS}.private_layers",
         TEXT,
-        'First and last layers that only this node computes for its own text, such as "2,2"; none by default.',
-        sample="2,2",
+        'First and last layers that only this node computes for its own text, such as "1,1"; none by default.',
+        sample="1,1",
     ),
     Setting(f"{MODELS}.max_memory", SIZE, "Memory limit for weights and KV, such as 4GB or 800MB.", sample=4 * 10**9),
     Setting(

@@ -68,7 +68,7 @@ class PrivateLayers(NamedTuple):
             found = cls(int(first), int(last))
         except ValueError:
             raise ConfigError(
-                f"'{text}' is not a pair of private layer counts.", hint='Write it as "FIRST,LAST", such as "2,2".'
+                f"'{text}' is not a pair of private layer counts.", hint='Write it as "FIRST,LAST", such as "1,1".'
             ) from None
         if min(found) < 0:
             raise ConfigError(f"The private layers {text} are negative.", hint='Write it as "FIRST,LAST", such as "2,2".')

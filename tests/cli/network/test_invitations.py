@@ -15,6 +15,7 @@ from penstock.network.trust import authority, join_client, joining
 from tests.jobs import Run
 from tests.network.joins import listening
 from tests.server import free_port
+from tests.terminal import Person
 
 At = Callable[..., tuple[int, str, str]]
 
@@ -49,7 +50,7 @@ def test_a_machine_is_invited_joins_and_is_listed_and_another_is_not_let_in(at: 
         code, out, told = at("b", "join", "-", stdin=token)
         assert code == 0, told
         assert "now the node 'laptop' of the network 'home'" in out
-        code, _, told = at("c", "join", token.strip())
+        code, _, told = at("c", "join", stdin=token)  # a pipe needs no -
         assert code == 1
         assert "error: The invitation was used already" in told
         assert "hint: Ask for a new one" in told
@@ -130,3 +131,11 @@ def test_only_the_machine_that_created_a_network_lists_its_invitations(at: At, t
         code, _, told = at("b", *words)
         assert code == 1
         assert "created on another machine" in told
+
+
+def test_a_person_is_asked_for_the_invitation(tmp_path: Path) -> None:
+    person = Person("network", "join", PENSTOCK_HOME=str(tmp_path))
+    person.waits_for("Invitation .*: ")
+    person.types("penstock2:mistyped")
+    person.waits_for("error: The invitation")
+    assert person.leaves() == 1

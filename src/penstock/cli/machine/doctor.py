@@ -7,14 +7,14 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import typer
 
 from penstock.cli.exits import FAILED
 from penstock.cli.machine import hardware as machine
+from penstock.cli.machine.findings import CheckResult, Finding
+from penstock.cli.machine.network_checks import check_networks, check_server
 from penstock.cli.options import DEFAULT_MODEL, JsonOption
 from penstock.cli.ui.output import print_json
 from penstock.units import format_bytes
@@ -23,25 +23,11 @@ MIN_MEMORY_BYTES = 2_000_000_000  # for the default model, torch and a small KV 
 MIN_DISK_BYTES = 1_000_000_000  # for the default model, downloaded and converted
 
 
-class CheckResult(StrEnum):
-    GOOD = "good"
-    WARNING = "warning"
-    BROKEN = "broken"
-
-
 SIGNS = {CheckResult.GOOD: ("✓", "green"), CheckResult.WARNING: ("!", "yellow"), CheckResult.BROKEN: ("✗", "red")}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    what: str
-    verdict: CheckResult
-    seen: str
-    advice: str = ""
-
-
 def doctor(as_json: JsonOption = False) -> None:
-    """Check this machine and say what to do if something is missing.
+    """Check this machine, its server and its networks, and say what to do if something is missing.
 
     Exits with 1 if something is broken, otherwise with 0, even with warnings.
     """
@@ -61,7 +47,8 @@ def doctor(as_json: JsonOption = False) -> None:
 
 def examine() -> Iterator[Finding]:
     """Run all checks; one that fails with an error becomes a finding, so that it does not hide the others."""
-    for check in (_python, _torch, _accelerator, _processor, _cores, _threads, _memory, _cache, _disk, _model):
+    own = (_python, _torch, _accelerator, _processor, _cores, _threads, _memory, _cache, _disk, _model)
+    for check in (*own, check_server, check_networks):
         yield from _guarded(check)
 
 
@@ -69,7 +56,7 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from check()
     except Exception as error:
-        name = check.__name__.lstrip("_")
+        name = check.__name__.removeprefix("check").strip("_")
         yield Finding(name, CheckResult.WARNING, f"could not be checked: {type(error).__name__}: {error}")
 
 

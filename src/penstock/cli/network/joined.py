@@ -34,8 +34,13 @@ def chosen_name(found: Home, name: str | None) -> str:
 
 def join(
     token: Annotated[
-        str, typer.Argument(metavar="TOKEN", help="What `penstock network invite` printed, a file with it, or - for stdin.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[TOKEN]",
+            help="What `penstock network invite` printed, a file with it, or - for stdin; without it, you are asked.",
+            show_default=False,
+        ),
+    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -45,6 +50,8 @@ def join(
 ) -> None:
     """Join a network with an invitation.
 
+    Without a TOKEN this asks for it, so that it appears in no list of processes and no history of a shell.
+
     With a token that is valid once, this machine makes its own key and gets a certificate from the machine that created the
     network, where `penstock serve` must be running. A token of `invite --offline` has both inside, and needs no connection. On a
     machine that is a member already, this replaces its certificate.
@@ -52,7 +59,7 @@ def join(
     from penstock.network.trust import joining
 
     found = this_home()
-    invitation = _invitation(found, _token_text(token), listen)
+    invitation = _invitation(found, _token_text(_asked() if token is None else token), listen)
     joined = joining.join(found, invitation, listen=listen)
     joining.use(found, joined.network.name)
     name, node = joined.network.name, joined.network.node
@@ -147,6 +154,13 @@ def leave(
     print("A server that is running stays in it until you stop it.")
     if left and found.current_name() is None:
         print("`penstock serve` joins none of them until you choose one: penstock network use NAME")
+
+
+def _asked() -> str:
+    """Ask for the token on a terminal; a pipe is read instead."""
+    if not sys.stdin.isatty():
+        return "-"
+    return str(typer.prompt("Invitation (from `penstock network invite NAME` on the other machine)", err=True)).strip()
 
 
 def _token_text(token: str) -> str:
