@@ -93,6 +93,7 @@ class LLM:
             for result in llm.generate(["The sea is", "The sky is"], SamplingParams(temperature=0)):
                 print(result.outputs[0].text)
 
+    model: a name, a folder, a .gguf file or a hub id; by default smollm2-135m, or the model that the network runs.
     segments: layer ranges to split the model into, all local.
     kv_memory: bytes for keys and values; None for as much as fits.
     network: the name of a network that this machine has joined, which computes the layers; this process holds the model's ends.
@@ -103,7 +104,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | None = None,
         *,
         dtype: str = "auto",
         device: str = "auto",
@@ -138,17 +139,18 @@ class LLM:
             raise ConfigError("segments and kv_memory are for a model without a network.", hint="Leave them out.")
         if network is None:
             loaded = ModelManager(self.config, progress or silent).load(
-                model, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
+                model or DEFAULT_MODEL, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
             )
             hosted = host_standalone(loaded, self.config)
             hosted.start()
             close = hosted.engine.stop
         else:
-            ends = HostedModelConfig(id=model, dtype=dtype, device=device, layers=ENDS)
-            node = _enter_network(network, ends, self.config, progress or silent)
+            ends = HostedModelConfig(id=model or DEFAULT_MODEL, dtype=dtype, device=device, layers=ENDS)
+            node = _enter_network(network, ends, self.config, progress or silent, adopts=model is None)
             (hosted,) = node.models
             close = node.close
-        self.model_name = model
+        self.model_name = hosted.name
+        self.network = network
         self.folder = hosted.folder
         self.spec = hosted.spec
         self.num_layers = hosted.spec.num_layers
@@ -275,13 +277,16 @@ def empty_output(request: JobRequest, handle: JobHandle) -> RequestOutput:
     return RequestOutput(handle.job_id, text, list(handle.prompt_ids), outputs)
 
 
-def _enter_network(name: str, model: HostedModelConfig, engine: EngineConfig, progress: Progress) -> Node:
-    """Join a network of this machine as its node, which holds the ends of the model and no layers."""
+def _enter_network(name: str, model: HostedModelConfig, engine: EngineConfig, progress: Progress, *, adopts: bool) -> Node:
+    """Join a network of this machine as its node, which holds the ends of the model and no layers.
+
+    adopts: whether it takes the model that the network runs.
+    """
     from penstock.config.settings import load_settings
     from penstock.node import Node
 
     settings = load_settings(None, os.environ, {"network.name": name, "workspace.path": "none"}, serving=False).node
-    node = Node(replace(settings, models=(model,), engine=engine, adopts=False), progress=progress, door=False)
+    node = Node(replace(settings, models=(model,), engine=engine, adopts=adopts), progress=progress, door=False)
     node.__enter__()
     return node
 

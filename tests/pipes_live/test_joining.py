@@ -190,3 +190,16 @@ def test_a_node_may_keep_the_first_and_last_layers_and_another_have_only_the_end
         server.leave()
     again = [b.serve("--no-ends"), c.serve("--layers", "ends")]
     until(lambda: all(names(server) == ["b", "c"] for server in again), "those two to meet")
+
+
+def test_a_member_runs_a_prompt_over_the_network_and_holds_no_layers(machine: Callable[..., Machine]) -> None:
+    """`penstock run` where no server of its own answers; and alone it needs nobody."""
+    a, laptop = machine("a", own_cache=False), machine("laptop")
+    a.create("home")
+    laptop.join(a.penstock("network", "invite", "laptop", "--offline"))
+    a.serve()
+    answer = laptop.penstock("run", "--temperature", "0", QUESTION)
+    assert answer == "The capital of France is Paris.\n"
+    assert laptop.fetched() == set()
+    told = a.penstock("run", "--alone", "--temperature", "0", "--max-tokens", "1", QUESTION)
+    assert told == "The\n"

@@ -3,6 +3,7 @@ updates, and one rule chooses between them."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable, Se
 from penstock.cli.client.server_url import default_url, named_url
 from penstock.cli.options import DEFAULT_MODEL
 from penstock.cli.ui.bars import ProgressBars
+from penstock.config.home import home
 from penstock.domain.request import JobRequest, Message
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason, JobDone, JobUpdate, OutputFinished, PrefillProgress, Timings, TokensOut, Usage
@@ -73,10 +75,12 @@ class RemoteChatBackend:
 
 
 class LocalChatBackend:
-    place = "in this process"
-
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
+
+    @property
+    def place(self) -> str:
+        return "in this process" if self._llm.network is None else f"over the network '{self._llm.network}'"
 
     def models(self) -> list[str]:
         return [self._llm.model_name]
@@ -101,20 +105,22 @@ def open_backend(
 ) -> Iterator[tuple[ChatBackend, str]]:
     """Open the backend for a model, and yield it with the model's name there.
 
-    It is the server that --url or PENSTOCK_URL names; else the one of this machine, if it answers and has the model; else this
-    process. options: of `LLM`, for the latter.
+    It is the server that --url or PENSTOCK_URL names; else the one of this machine, if it answers and has the model; else the
+    network that this machine has joined; else, and with `alone`, this process. options: of `LLM`, for the latter two.
     """
     found = None if alone else _find_server(url, model)
     if found is not None:
         yield found
         return
-    name = model or DEFAULT_MODEL
-    bars(f"loading {name}", 0, 0)  # the imports take seconds
+    here = None if alone else home(os.environ)
+    network = None if here is None else here.current()
+    what = f"loading {model or DEFAULT_MODEL}" if network is None else f"joining {network}"
+    bars(what, 0, 0)  # the imports take seconds
 
     from penstock.llm import LLM
 
-    with LLM(name, progress=bars, **options) as llm:
-        yield LocalChatBackend(llm), name
+    with LLM(model, network=network, progress=bars, **options) as llm:
+        yield LocalChatBackend(llm), llm.model_name
 
 
 def _find_server(url: str | None, model: str | None) -> tuple[RemoteChatBackend, str] | None:

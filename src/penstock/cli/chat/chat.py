@@ -40,8 +40,9 @@ def chat(
 ) -> None:
     """Chat with a model.
 
-    The server is --url or PENSTOCK_URL, or the one of this machine if it answers and has the model. Otherwise, and with --alone,
-    the model is loaded into this process. The API key is taken from PENSTOCK_API_KEY.
+    The server is --url or PENSTOCK_URL, or the one of this machine if it answers and has the model. Otherwise the network that
+    this machine has joined answers, if any. Otherwise, and with --alone, the model is loaded into this process. The API key is
+    taken from PENSTOCK_API_KEY.
 
     Ctrl-C stops an answer, Ctrl-D exits, /help shows more. From a pipe each line is answered, and only answers go to stdout.
     """

@@ -63,8 +63,9 @@ def run(
     """Answer one prompt.
 
     Only the answer goes to stdout, word by word as it is generated; progress and times go to stderr. The answer comes from a
-    server if there is one: --url or PENSTOCK_URL, or the one of this machine if it answers and has the model. Otherwise, and
-    with --alone, --dtype, --device, --segments or --print-times, the model is loaded into this process.
+    server if there is one: --url or PENSTOCK_URL, or the one of this machine if it answers and has the model. Otherwise from the
+    network that this machine has joined, if any: then this process holds the model's ends, and the nodes compute the layers.
+    Otherwise, and with --alone, --dtype, --device, --segments or --print-times, the model is loaded into this process.
     """
     given = {
         "max_tokens": max_tokens,
