@@ -243,6 +243,8 @@ def _print_note(bars: ProgressBars, text: str) -> None:
 
 def _work(settings: Settings, local: LocalBatchBackend, batch_id: str, bars: ProgressBars) -> bool:
     """Work on the batch in this process, as `penstock drain` would, and return whether it has ended."""
+    bars.start()
+
     from penstock.cli.jobs.drain import drain_config, interrupt_on_signals, open_keys
     from penstock.node import Node
     from penstock.workspace.worker.pool import JobEnd

@@ -29,7 +29,7 @@ from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
     from penstock.doors.access.keys import Keys
-    from penstock.node import Drained
+    from penstock.node import Drained, Node
     from penstock.workspace.worker.pool import JobEnd
 
 
@@ -80,10 +80,8 @@ def drain(
         _conclude(workspace, {"done": 0, "failed": 0, "left": 0, "open_batches": 0}, as_json)
         return
 
-    from penstock.node import Node
-
     interrupt_on_signals()
-    with ProgressBars() as bars, Node(config, keys=open_keys(config), progress=bars, door=False) as node:
+    with ProgressBars() as bars, _node(config, bars) as node:
         watch = Watch(flow.path, bars, as_json)
         try:
             report = node.drain(on_end=watch)
@@ -113,6 +111,14 @@ def drain_config(workspace: Path, settings: Settings) -> NodeConfig:
     """Configure the node that drains a folder: without a network, unless one was named. Having joined one once is not enough."""
     config = replace(settings.node, workspace=replace(settings.node.workspace, path=workspace))
     return replace(config, network=NetworkConfig()) if settings.sources["network.name"].source.startswith("network ") else config
+
+
+def _node(config: NodeConfig, bars: ProgressBars) -> Node:
+    bars.start()
+
+    from penstock.node import Node
+
+    return Node(config, keys=open_keys(config), progress=bars, door=False)
 
 
 def open_keys(config: NodeConfig) -> Keys:

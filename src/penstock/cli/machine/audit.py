@@ -37,11 +37,13 @@ def audit(
     """
     custom_text = None if text is None else _read(text)
 
-    from penstock.audit.auditor import audit as run_audit
-    from penstock.audit.auditor import public_text, sample_text
-    from penstock.audit.cut_model import load_cut
-
     with ProgressBars() as bars:
+        bars.start()
+
+        from penstock.audit.auditor import audit as run_audit
+        from penstock.audit.auditor import public_text, sample_text
+        from penstock.audit.cut_model import load_cut
+
         cut = load_cut(model, dtype=dtype, device=device, progress=bars)
         encode = cut.ends.tokenizer.encode
         ids = encode(sample_text() if custom_text is None else custom_text)[:tokens]

@@ -59,9 +59,14 @@ def bench(
     ranges = parse_segments(segments)
     rounds = plan_rounds(tokens)
 
-    from penstock.llm import LLM
+    def load(bars: ProgressBars) -> LLM:
+        bars.start()
 
-    with ProgressBars() as bars, LLM(model, dtype=dtype, device=device, segments=ranges, progress=bars) as llm:
+        from penstock.llm import LLM
+
+        return LLM(model, dtype=dtype, device=device, segments=ranges, progress=bars)
+
+    with ProgressBars() as bars, load(bars) as llm:
         measure(llm, Round("warm-up", 2, SHORT_PROMPT, 4))
         results = []
         for i, planned in enumerate(rounds):

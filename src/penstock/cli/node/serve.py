@@ -45,15 +45,17 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
     owner_key = read_api_key(config.server, os.environ) if config.opens_port else None
     _renew_certificate(config.network)
 
-    from penstock.doors.access.keys import Keys
-    from penstock.node import Node
-
-    if dry_run:
-        with ProgressBars() as bars:
-            previews = Node(config, progress=bars).preview()
-        print("\n".join([*map(format_preview, previews), format_port(config)]), end="")
-        return
     with ProgressBars() as bars:
+        bars.start()
+
+        from penstock.doors.access.keys import Keys
+        from penstock.node import Node
+
+        if dry_run:
+            previews = Node(config, progress=bars).preview()
+            bars.clear()
+            print("\n".join([*map(format_preview, previews), format_port(config)]), end="")
+            return
         keys = Keys(folder, owner_key, always=config.server.keys is not None)
         node = Node(config, keys=keys, progress=bars)
         with node:

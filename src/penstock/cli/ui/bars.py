@@ -41,6 +41,10 @@ class ProgressBars:
         else:
             self._write(is_new, done, total)
 
+    def start(self) -> None:
+        """Show that the command has begun, before imports that take seconds."""
+        self("starting", 0, 0)
+
     def clear(self) -> None:
         """Remove the bar from the screen; later progress draws a new one."""
         self._what = ""
