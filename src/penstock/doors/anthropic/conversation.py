@@ -40,9 +40,9 @@ class PlainConversation:
 def conversation(params: ConversationFields) -> PlainConversation:
     """Turn every block into a message, and join consecutive messages of one role."""
     calls: set[str] = set()
-    plain = [one for i, message in enumerate(params.messages) for one in _plain(message, f"messages[{i}]", calls)]
+    plain = [one for i, message in enumerate(params.messages) for one in _plain(message, f"messages[{i}]", calls, params.ignored)]
     if params.system:
-        plain.insert(0, {"role": "system", "content": _text(params.system, "system")})
+        plain.insert(0, {"role": "system", "content": _text(params.system, "system", params.ignored)})
     found = [
         message
         for role, group in groupby(plain, lambda message: message["role"])
@@ -53,11 +53,11 @@ def conversation(params: ConversationFields) -> PlainConversation:
     return PlainConversation(found[:-1], _prefill(found[-1], f"messages[{len(params.messages) - 1}]"))
 
 
-def _plain(message: MessageIn, where: str, calls: set[str]) -> Iterator[dict[str, Any]]:
+def _plain(message: MessageIn, where: str, calls: set[str], ignored: set[str]) -> Iterator[dict[str, Any]]:
     """Yield the blocks of a message as messages. calls: ids of the calls so far; those of this message are added."""
     if not message.content and message.role != "assistant":
         raise RequestError(f"{where}.content is empty.", field=f"{where}.content")
-    for field, block in _blocks(message.content, BLOCKS[message.role], f"{where}.content"):
+    for field, block in _blocks(message.content, BLOCKS[message.role], f"{where}.content", ignored):
         match block:
             case TextBlock():
                 yield {"role": message.role, "content": block.text}
@@ -71,10 +71,10 @@ def _plain(message: MessageIn, where: str, calls: set[str]) -> Iterator[dict[str
                         field=f"{field}.tool_use_id",
                         hint="Send the assistant's message with that tool_use block before it.",
                     )
-                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block, field)}
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block, field, ignored)}
 
 
-def _blocks(content: Content, kinds: Mapping[str, type[Fields]], where: str) -> Iterable[tuple[str, Fields]]:
+def _blocks(content: Content, kinds: Mapping[str, type[Fields]], where: str, ignored: set[str]) -> Iterable[tuple[str, Fields]]:
     if isinstance(content, str):
         yield where, TextBlock(type="text", text=content)
         return
@@ -88,11 +88,11 @@ def _blocks(content: Content, kinds: Mapping[str, type[Fields]], where: str) -> 
                 field=f"{field}.type",
                 hint=f"Supported here: {', '.join(kinds)}. This model only reads text.",
             )
-        yield field, parse_part(kinds[kind], block, field)
+        yield field, parse_part(kinds[kind], block, field, ignored)
 
 
-def _text(content: Content, where: str) -> str:
-    return "\n".join(block.text for _, block in _blocks(content, TEXTS, where) if isinstance(block, TextBlock))
+def _text(content: Content, where: str, ignored: set[str]) -> str:
+    return "\n".join(block.text for _, block in _blocks(content, TEXTS, where, ignored) if isinstance(block, TextBlock))
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
@@ -100,8 +100,8 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
-def _result(block: ToolResultBlock, where: str) -> str:
-    text = _text(block.content or "", f"{where}.content")
+def _result(block: ToolResultBlock, where: str, ignored: set[str]) -> str:
+    text = _text(block.content or "", f"{where}.content", ignored)
     return f"Error: {text}" if block.is_error else text  # templates have no other place for it
 
 

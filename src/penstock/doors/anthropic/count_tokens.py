@@ -10,7 +10,7 @@ from penstock.doors.anthropic.messages import turn_of
 from penstock.doors.anthropic.requests import CountTokensRequest
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.generation.turn import turn_tokens
-from penstock.doors.http.fields import renamed_fields
+from penstock.doors.http.fields import ignored_headers, renamed_fields
 from penstock.doors.http.replies import json_reply
 
 
@@ -25,4 +25,4 @@ class CountTokensEndpoint:
             with renamed_fields(params.names):
                 tokens = await work.run(lambda: turn_tokens(turn_of(params), served))
             work.count(len(tokens))
-        return json_reply(wire.TokenCount(input_tokens=len(tokens)))
+        return json_reply(wire.TokenCount(input_tokens=len(tokens)), headers=ignored_headers(params))

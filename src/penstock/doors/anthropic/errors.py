@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -20,11 +20,19 @@ TYPES = {
     503: "overloaded_error",
 }
 VERSION_HEADER = "anthropic-version"  # all of its clients send it
+THREAD = "thread"  # a field that is refused in a way that its clients recover from: they send the whole conversation instead
+NO_THREADS: ErrorDetails = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
+
+
+class ErrorDetails(TypedDict):
+    error_code: str
+    unsupported: list[str]
 
 
 class AnthropicError(TypedDict):
     type: str
     message: str
+    details: NotRequired[ErrorDetails]
 
 
 class AnthropicBody(TypedDict):
@@ -36,7 +44,8 @@ def anthropic_body(error: PenstockError) -> AnthropicBody:
     """The body of an error. The field goes into the message: the format has no other place for it."""
     field = error.field if isinstance(error, RequestError) else ""
     message = str(error) if not field or field in error.message else f"{field}: {error}"
-    return {"type": "error", "error": {"type": TYPES.get(status_of(error), "invalid_request_error"), "message": message}}
+    body: AnthropicError = {"type": TYPES.get(status_of(error), "invalid_request_error"), "message": message}
+    return {"type": "error", "error": {**body, "details": NO_THREADS} if field == THREAD else body}
 
 
 def is_anthropic(scope: Scope) -> bool:

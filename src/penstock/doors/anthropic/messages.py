@@ -17,8 +17,8 @@ from penstock.errors import RequestError
 def turn_of(params: ConversationFields) -> Turn:
     """Translate the conversation and the tools, without sampling and format."""
     plain = conversation(params)
-    tools = functions(params.tools)
-    names = [tool["function"]["name"] for tool in tools or ()]
+    tools = functions(params.tools, params.ignored)
+    names = [tool["function"]["name"] for tool in tools or () if tool is not None]
     alone = params.tool_choice is not None and params.tool_choice.disable_parallel_tool_use
     return Turn(
         messages=plain.messages,

@@ -10,21 +10,16 @@ from pydantic import Field
 from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
 from penstock.doors.generation.output_format import OutputFormat, at_most_one
 from penstock.doors.http.describing import DescribedAs
-from penstock.doors.http.fields import Fields, Only
+from penstock.doors.http.fields import Fields, Only, RequestBody
 from penstock.doors.tools.formats import NAME
 
-CACHE_FIELDS = frozenset(("cache_control",))  # every prefix is cached anyway
-ECHOED = CACHE_FIELDS | {
-    "caller",
-    "citations",
-    "toolset_name",
-}  # what clients send back from an answer; the model does not see it
+CACHE_HINTS = frozenset(("cache_control",))  # every prefix is cached anyway
+ECHOED = frozenset(("caller", "citations", "toolset_name"))  # what clients send back from an answer; the model does not see it
+HINTS = CACHE_HINTS | {"context_management", "diagnostics", "metadata", "speed", "thinking"}
 
 REFUSED: Mapping[str, str] = {
     "compaction": "The conversation is read as it is sent. Shorten it yourself.",
     "container": "This server runs no code. Give the model a tool that does.",
-    "context_management": "The conversation is read as it is sent. Shorten it yourself.",
-    "diagnostics": "See cache_read_input_tokens in the usage.",
     "fallback_credit_token": "A request is answered by the model that it names.",
     "fallbacks": "A request is answered by the model that it names.",
     "inference_geo": "A request is computed by the nodes of this network, wherever they are.",
@@ -33,8 +28,8 @@ REFUSED: Mapping[str, str] = {
 }
 ONLY: Only = {
     "service_tier": (("auto", "standard_only"), "Set priority to say how urgent it is."),
-    "speed": (("standard",), "There is only one speed."),
-    "thinking": (({"type": "disabled"},), "Reasoning depends on the chat template, and is not separated from the answer."),
+    "speed": (("standard",), ""),
+    "thinking": (({"type": "disabled"},), ""),  # reasoning depends on the chat template, and is not separated from the answer
 }
 
 
@@ -43,12 +38,14 @@ ONLY: Only = {
 
 class TextBlock(Fields):
     HARMLESS = ECHOED
+    HINTS = CACHE_HINTS
     type: Literal["text"]
     text: str
 
 
 class ToolUseBlock(Fields):
     HARMLESS = ECHOED
+    HINTS = CACHE_HINTS
     type: Literal["tool_use"]
     id: str
     name: str
@@ -57,6 +54,7 @@ class ToolUseBlock(Fields):
 
 class ToolResultBlock(Fields):
     HARMLESS = ECHOED
+    HINTS = CACHE_HINTS
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True), DescribedAs(list[TextBlock])] | None = None
@@ -67,6 +65,7 @@ class ThinkingBlock(Fields):
     """Reasoning of an earlier turn. The model does not see it."""
 
     HARMLESS = ECHOED | {"thinking", "signature", "data"}
+    HINTS = CACHE_HINTS
     type: Literal["thinking", "redacted_thinking"]
 
 
@@ -82,7 +81,8 @@ class MessageIn(Fields):
 
 
 class Tool(Fields):
-    HARMLESS = CACHE_FIELDS | {"eager_input_streaming"}  # input is always streamed as it is generated
+    HARMLESS = frozenset(("eager_input_streaming",))  # input is always streamed as it is generated
+    HINTS = CACHE_HINTS
     REFUSED: ClassVar[Mapping[str, str]] = {"input_examples": "Write examples into the description."}
     ONLY: ClassVar[Only] = {
         "allowed_callers": ((["direct"],), "Only the model calls tools here."),
@@ -110,18 +110,18 @@ class AnthropicOutputFormat(Fields):
 
 
 class OutputConfig(Fields):
-    REFUSED: ClassVar[Mapping[str, str]] = {"effort": "Ask for a short or long answer in the prompt."}
+    HINTS = frozenset(("effort",))
     format: AnthropicOutputFormat | None = None
 
 
 # ---- requests ----
 
 
-class ConversationFields(Fields):
+class ConversationFields(RequestBody):
     """The fields that messages and count_tokens share."""
 
     PROMPT = ("messages", "system", "tools")
-    HARMLESS = CACHE_FIELDS | {"metadata"}
+    HINTS = HINTS
     REFUSED = REFUSED
     ONLY = ONLY
     model: str

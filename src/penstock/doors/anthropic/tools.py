@@ -6,23 +6,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.doors.anthropic.requests import Tool, ToolChoice
-from penstock.doors.http.fields import parse_part, short
+from penstock.doors.http.fields import MAX_NAME_LENGTH, parse_part, short
 from penstock.errors import RequestError
 
+# The beginnings of the types of tools that only Anthropic's servers run: they are left out of the offer.
+VENDOR_TOOLS = ("advisor_", "code_execution_", "mcp_toolset", "tool_search_tool_", "web_fetch_", "web_search_")
 
-def functions(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    return None if tools is None else [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+
+def functions(tools: Sequence[Mapping[str, Any]] | None, ignored: set[str]) -> list[dict[str, Any] | None] | None:
+    """Translate tools; None stands for one that is left out. ignored: of the whole body."""
+    return None if tools is None else [_function(tool, f"tools[{i}]", ignored) for i, tool in enumerate(tools)]
 
 
-def _function(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _function(spec: Mapping[str, Any], where: str, ignored: set[str]) -> dict[str, Any] | None:
     kind = spec.get("type")
+    if isinstance(kind, str) and kind.startswith(VENDOR_TOOLS):
+        ignored.add(f"tools[{kind[:MAX_NAME_LENGTH]}]")
+        return None
     if kind not in (None, "custom"):
         raise RequestError(
             f"{where}.type = {short(kind)} is not supported.",
             field=f"{where}.type",
             hint="This server has no built-in tools. Use type custom, and run the tool yourself.",
         )
-    tool = parse_part(Tool, spec, where)
+    tool = parse_part(Tool, spec, where, ignored)
     if tool.input_schema.get("type") != "object":
         raise RequestError(
             f"{where}.input_schema is not of type object.", field=f"{where}.input_schema", hint='Give {"type": "object", …}.'

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.doors.access.gate import OPEN_PATHS
 from penstock.doors.http.describing import FieldsSchema
-from penstock.doors.http.fields import Fields, run_in_thread
+from penstock.doors.http.fields import IGNORED_HEADER, Fields, RequestBody, run_in_thread
 from penstock.doors.http.framing import encode
 from penstock.doors.http.route import Parameter, Route
 from penstock.doors.openai.errors import PENSTOCK
@@ -23,7 +23,7 @@ from penstock.doors.openai.errors import PENSTOCK
 PATH = "/openapi.json"
 DESCRIPTION = (
     "One language model running across the machines you already have, for the clients of OpenAI, Anthropic and Ollama. "
-    "Fields that are not described here are refused by name; null is the same as leaving a field out."
+    "Fields that are not described here are refused by name, except by Ollama's paths; null is the same as leaving a field out."
 )
 SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "If the server has no keys, any is accepted."},
@@ -43,6 +43,7 @@ STATUS_DESCRIPTIONS = {
 COMMON_STATUSES = (403, 500)
 BODY_STATUSES = (400, 404, 408, 413, 429, 503)
 EVENT_STREAM = "text/event-stream"
+IGNORED_DESCRIPTION = "The names of fields that only advise, and were not followed; absent if there are none."
 REFS = "#/components/schemas/"
 
 
@@ -156,6 +157,8 @@ def _response_docs(route: Route, schemas: _Schemas) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if not route.refused:
         found["200"] = {"description": route.description, "content": _content(route, schemas)}
+        if route.request is not None and issubclass(route.request, RequestBody):
+            found["200"]["headers"] = {IGNORED_HEADER: {"description": IGNORED_DESCRIPTION, "schema": {"type": "string"}}}
     refused = {"application/json": {"schema": schemas.of_response(route.known_dialect.error_types)}}
     for status in sorted(_failures(route)):
         found[str(status)] = {"description": STATUS_DESCRIPTIONS[status], "content": refused}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -27,10 +27,17 @@ STREAMED = [
 
 
 async def respond(
-    exchange: Exchange, served: ServedModel, mailbox: Mailbox, admit: Admit, *, keep_alive: float, worker: Worker | None = None
+    exchange: Exchange,
+    served: ServedModel,
+    mailbox: Mailbox,
+    admit: Admit,
+    *,
+    keep_alive: float,
+    worker: Worker | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Start the jobs of a request and return the response that follows them. worker: tokenizes it, and it is encoded in a
-    thread too; None for a short one."""
+    thread too; None for a short one. headers: further ones of the response."""
     if any(job.sampling.logprobs is not None for job in exchange.jobs):
         await served.ready_for_logprobs()
     running = RunningRequest(mailbox, served.hosted, admit)
@@ -40,14 +47,21 @@ async def respond(
     except BaseException:
         running.close()  # nothing would read their updates
         raise
-    return AnswerResponse(running, answer, exchange, keep_alive=keep_alive, slow=worker is not None)
+    return AnswerResponse(running, answer, exchange, keep_alive=keep_alive, slow=worker is not None, headers=headers)
 
 
 class AnswerResponse(Response):
     """Sends the answer of running jobs, and puts their outcome into `scope["state"]["log"]`."""
 
     def __init__(
-        self, running: RunningRequest, answer: Answer, exchange: Exchange, *, keep_alive: float, slow: bool = False
+        self,
+        running: RunningRequest,
+        answer: Answer,
+        exchange: Exchange,
+        *,
+        keep_alive: float,
+        slow: bool = False,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._running = running
         self._answer = answer
@@ -55,7 +69,8 @@ class AnswerResponse(Response):
         self._keep_alive = keep_alive
         self._slow = slow
         self._framing = answer.framing
-        self._request_id = [(name.encode(), value.encode()) for name, value in id_headers(running.job_id).items()]
+        more = {**id_headers(running.job_id), **(headers or {})}
+        self._more_headers = [(name.encode(), value.encode()) for name, value in more.items()]
         self._failed = False
         self.background = None
 
@@ -80,7 +95,7 @@ class AnswerResponse(Response):
 
     async def _send_events(self, send: Send, left: asyncio.Event) -> None:
         running, framing = self._running, self._framing
-        headers = [(b"content-type", framing.media_type), *STREAMED, *self._request_id]
+        headers = [(b"content-type", framing.media_type), *STREAMED, *self._more_headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         clock = asyncio.get_running_loop().time
         silent_since = clock()
@@ -148,10 +163,10 @@ class AnswerResponse(Response):
             except PenstockError as error:
                 running.error = error
         if running.error is not None:
-            await send_error(scope, send, running.error, self._request_id)
+            await send_error(scope, send, running.error, self._more_headers)
             return
         body = await run_in_thread(lambda: encode(self._answer.whole(running.usage)), enabled=self._slow)
-        await send_json(send, 200, body, self._request_id)
+        await send_json(send, 200, body, self._more_headers)
 
     async def _keep(self) -> None:
         keep, usage = self._exchange.keep, self._running.usage

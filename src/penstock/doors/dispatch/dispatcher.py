@@ -21,7 +21,7 @@ from penstock.doors.dispatch.compiling import CompileTurns
 from penstock.doors.dispatch.mailbox import Mailbox
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.generation.served_model import ServedModel
-from penstock.doors.http.fields import LARGE_BODY_BYTES, Body, Result, parse, renamed_fields, whole_body
+from penstock.doors.http.fields import LARGE_BODY_BYTES, Body, Result, ignored_headers, parse, renamed_fields, whole_body
 from penstock.doors.http.route import Route
 from penstock.doors.http.workers import Worker, Workers
 from penstock.engine.hosted_model import HostedLayers
@@ -113,7 +113,13 @@ class RequestDispatcher:
                     admit = partial(self._admit, caller, place)
                     keep_alive = self.api.server.keep_alive
                     return await respond(
-                        replace(made, jobs=jobs), served, mailbox, admit, keep_alive=keep_alive, worker=worker if slow else None
+                        replace(made, jobs=jobs),
+                        served,
+                        mailbox,
+                        admit,
+                        keep_alive=keep_alive,
+                        worker=worker if slow else None,
+                        headers=ignored_headers(params),
                     )
         finally:
             place.close()

@@ -1,4 +1,5 @@
-"""OutputFormat: what an answer must look like: any JSON object, or one that follows a schema, a pattern or a grammar."""
+"""OutputFormat: what an answer must look like: any JSON object, one that follows a schema, a pattern or a grammar, or one of
+several texts."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from penstock.errors import RequestError
 class OutputFormat:
     """field: the field of the request that asks for it."""
 
-    kind: Literal["json_object", "json_schema", "regex", "grammar"]
+    kind: Literal["json_object", "json_schema", "regex", "grammar", "choice"]
     field: str
     value: Any = None
 
@@ -30,6 +31,8 @@ class OutputFormat:
                 return grammars.regex(self.value, field=self.field)
             case "grammar":
                 return grammars.lark(self.value, field=self.field)
+            case "choice":
+                return grammars.choice(self.value, field=self.field)
 
 
 def json_output_format(kind: Literal["json_object", "json_schema"], schema: Any, field: str, schema_field: str) -> OutputFormat:
@@ -49,4 +52,6 @@ def at_most_one(formats: Sequence[OutputFormat]) -> OutputFormat | None:
 def refuse_two(fields: Sequence[str]) -> None:
     if len(fields) > 1:
         one, other = (field.partition(".")[0] for field in fields[:2])
+        if one == other:
+            one, other = fields[:2]
         raise RequestError(f"{one} and {other} cannot be combined: each sets the format of the answer.", field=one)

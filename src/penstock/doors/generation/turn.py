@@ -22,7 +22,8 @@ from penstock.doors.tools import ToolPlan
 class Turn:
     """A conversation and how to answer it.
 
-    messages, tools, tool_choice: as in OpenAI's chat, with plain texts and roles that every template knows.
+    messages, tools, tool_choice: as in OpenAI's chat, with plain texts and roles that every template knows. None among the tools
+        stands for one that is left out.
     prefill: the beginning of the answer; the model continues it, and it is not repeated in the answer.
     sampling: only what the request sets; the model's recommendation fills the rest.
     template: further variables for the chat template.
@@ -30,7 +31,7 @@ class Turn:
 
     messages: Sequence[Mapping[str, Any]]
     prefill: str = ""
-    tools: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any] | None] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

@@ -73,6 +73,10 @@ class Grammars:
             )
         return self._factory("lark", _with_guided_schemas(text, field), field)
 
+    def choice(self, texts: Sequence[str], *, field: str) -> ConstraintFactory:
+        """The answer is one of these texts."""
+        return self._factory("lark", f"start: {choice_rule(texts, field=field)}", field)
+
     def checked_lark(self, text: str, *, field: str, keep: bool = True) -> ConstraintFactory:
         """Compile a grammar of our own, whose schemas went through `guided_schema`. keep: for later requests."""
         return self._factory("lark", text, field, what="schema", keep=keep)
@@ -139,6 +143,13 @@ class _Model:
                 except TokenizerRefused as error:
                     raise unsupported_tokenizer(self._file, error) from None
             return self._loaded
+
+
+def choice_rule(texts: Sequence[str], *, field: str) -> str:
+    """One of these texts, in Lark."""
+    rule = " | ".join(map(json.dumps, texts))
+    _check_size("list of choices", rule, MAX_LARK_BYTES, field)
+    return rule
 
 
 def _check_size(noun: str, text: Any, limit: int, field: str) -> None:

@@ -10,9 +10,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from penstock.domain.sampling import MAX_BIASES, MAX_N, MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
-from penstock.doors.http.fields import Fields
+from penstock.doors.http.fields import IGNORED_HEADER, Fields
 
 HARMLESS = "Changes nothing about the answer."
+HINT = f"Not followed, and named in the header {IGNORED_HEADER}."
 STOP_TEXT = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
 
 # By name: the dialects agree on their meaning. SamplingParams checks the bounds.
@@ -60,7 +61,8 @@ class DescribedAs:
 
 
 class FieldsSchema(GenerateJsonSchema):
-    """Allows no unknown fields, harmless ones with any value, and those of ONLY with their values. Leaves out refused ones."""
+    """Allows no unknown fields unless OPEN, harmless ones and hints with any value, and those of ONLY with their values. Leaves
+    out refused ones."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         found, owner = super().model_schema(schema), schema["cls"]
@@ -73,7 +75,8 @@ class FieldsSchema(GenerateJsonSchema):
         known = {name: _describe_field(name, one) for name, one in properties.items()}
         known |= {name: {"description": HARMLESS} for name in sorted(owner.HARMLESS - known.keys())}
         known |= {name: {"enum": [*taken, None], "description": why} for name, (taken, why) in owner.ONLY.items()}
-        return {**found, "properties": known, "additionalProperties": False}
+        known |= {name: {"description": HINT} for name in sorted(owner.HINTS)}
+        return {**found, "properties": known, "additionalProperties": owner.OPEN}
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

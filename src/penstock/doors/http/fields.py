@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, ValidationInfo, model_validator
 from starlette.requests import Request
 
 from penstock.errors import PromptTooLong, RequestError, RequestTimeout
 
 MAX_NAME_LENGTH = 40  # of an unknown field in a message; no known one is longer
+IGNORED_HEADER = "penstock-ignored"
+MAX_IGNORED = 32  # names in that header
 REQUEST_TIMEOUT_S = 60.0  # for a whole body to arrive
 LARGE_BODY_BYTES = 20_000  # parsing and tokenizing more on the event loop would delay other streams
 
@@ -35,17 +37,22 @@ class _Limits:
 class Fields(BaseModel):
     """The base of all request bodies: its fields are those that are supported.
 
-    HARMLESS: fields that are accepted because they do not change the answer.
-    REFUSED: fields that would change it and are not supported, with a hint.
+    HARMLESS: fields that mean nothing in a request: clients send them back from an answer.
+    HINTS: fields that only advise. They are accepted and not followed, and `RequestBody.ignored` has their names, unless their
+        value is one of ONLY.
+    REFUSED: fields that would change the answer and are not supported, with a hint.
     ONLY: fields that are accepted with certain values only, which change nothing; with a hint.
+    OPEN: whether unknown fields are HINTS too, where the dialect's own server ignores them.
     PROMPT: the fields with the messages, their parts and the tools, each of which takes a token of the prompt; too many are
         refused before they are read.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     HARMLESS: ClassVar[frozenset[str]] = frozenset()
+    HINTS: ClassVar[frozenset[str]] = frozenset()
     REFUSED: ClassVar[Mapping[str, str]] = {}
     ONLY: ClassVar[Only] = {}
+    OPEN: ClassVar[bool] = False
     PROMPT: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
@@ -79,6 +86,19 @@ class Fields(BaseModel):
         return False
 
 
+class RequestBody(Fields):
+    """A body whose hints are named in the answer's header.
+
+    ignored: the names of the hints that it has, and of what else was left out of it.
+    """
+
+    _ignored: set[str] = PrivateAttr(default_factory=set)
+
+    @property
+    def ignored(self) -> set[str]:
+        return self._ignored
+
+
 Body = TypeVar("Body", bound=Fields)
 Result = TypeVar("Result")
 
@@ -107,8 +127,17 @@ def parse(kind: type[Body], body: bytes | str, *, max_messages: int | None = Non
         request = kind.model_validate_json(body, context=_Limits(max_messages))
     except ValidationError as error:
         raise _to_request_error(error) from None
-    _check_extras(request, "")
+    _check_extras(request, "", request.ignored if isinstance(request, RequestBody) else set())
     return request
+
+
+def ignored_headers(body: Fields) -> dict[str, str]:
+    """The header that names what was ignored, if anything was. Names come from clients, so only plain ones are repeated."""
+    if not isinstance(body, RequestBody) or not body.ignored:
+        return {}
+    names = sorted({name if re.fullmatch(r"[\w.\[\]-]+", name, re.ASCII) else "(unreadable)" for name in body.ignored})
+    more = ["(more)"] if len(names) > MAX_IGNORED else []
+    return {IGNORED_HEADER: ", ".join([*names[:MAX_IGNORED], *more])}
 
 
 def check_count(count: int, field: str, limit: int | None, noun: str = "message") -> None:
@@ -139,13 +168,13 @@ def _count_parts(found: list[Any]) -> int:
     return count
 
 
-def parse_part(kind: type[Body], value: Any, where: str) -> Body:
-    """Parse a part of a body whose type depends on its content. where: its path in the body."""
+def parse_part(kind: type[Body], value: Any, where: str, ignored: set[str]) -> Body:
+    """Parse a part of a body whose type depends on its content. where: its path in the body. ignored: of the whole body."""
     try:
         part = kind.model_validate(value)
     except ValidationError as error:
         raise _to_request_error(error, where) from None
-    _check_extras(part, where)
+    _check_extras(part, where, ignored)
     return part
 
 
@@ -171,30 +200,34 @@ def _client_field(field: str, names: Mapping[str, str]) -> str:
     return field
 
 
-def _check_extras(value: Any, where: str) -> None:
-    """Refuse unknown fields, unless they are harmless."""
+def _check_extras(value: Any, where: str, ignored: set[str]) -> None:
+    """Refuse unknown fields, unless they are harmless. The names of hints are added to `ignored`."""
     if isinstance(value, list) and value and any(isinstance(item, Fields) for item in value):
         for i, item in enumerate(value):
-            _check_extras(item, f"{where}[{i}]")
+            _check_extras(item, f"{where}[{i}]", ignored)
     if not isinstance(value, Fields) or value.opaque:
         return
     for name, extra in (value.model_extra or {}).items():
         if name not in value.HARMLESS:
-            _refuse_extra(name, extra, value, where)
+            _check_extra(name, extra, value, where, ignored)
     for name in type(value).model_fields:
-        _check_extras(getattr(value, name), f"{where}.{name}" if where else name)
+        _check_extras(getattr(value, name), f"{where}.{name}" if where else name, ignored)
 
 
-def _refuse_extra(name: str, value: Any, owner: Fields, where: str) -> None:
+def _check_extra(name: str, value: Any, owner: Fields, where: str, ignored: set[str]) -> None:
     label = name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}..."
     field = f"{where}.{label}" if where else label
     if name in owner.REFUSED:
         raise RequestError(f"{field} is not supported.", field=field, hint=owner.REFUSED[name])
-    if name in owner.ONLY:
-        allowed, why = owner.ONLY[name]
-        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):  # 0 is not false
-            raise RequestError(f"{field} = {short(value)} is not supported.", field=field, hint=why)
+    allowed, why = owner.ONLY.get(name, ((), ""))
+    if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed):  # 0 is not false
         return
+    if name in owner.HINTS or (owner.OPEN and name not in owner.ONLY):
+        if len(ignored) <= MAX_IGNORED:
+            ignored.add(re.sub(r"\[\d+\]", "[]", field))
+        return
+    if name in owner.ONLY:
+        raise RequestError(f"{field} = {short(value)} is not supported.", field=field, hint=why)
     near = difflib.get_close_matches(name, type(owner).model_fields, n=1) if len(name) <= MAX_NAME_LENGTH else []
     raise RequestError(
         f"{field} is not a known parameter.",
@@ -221,7 +254,7 @@ def _all_fields() -> frozenset[str]:
     while kinds:
         kind = kinds.pop()
         kinds += kind.__subclasses__()
-        found |= {*kind.model_fields, *kind.REFUSED, *kind.ONLY}
+        found |= {*kind.model_fields, *kind.REFUSED, *kind.ONLY, *kind.HINTS}
     return frozenset(found)
 
 

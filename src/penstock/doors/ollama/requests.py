@@ -10,18 +10,11 @@ from pydantic import Field
 from penstock.domain.sampling import MAX_STOP_LENGTH, MAX_STOPS
 from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
 from penstock.doors.generation.output_format import OutputFormat
-from penstock.doors.http.fields import Fields, Only
+from penstock.doors.http.fields import Fields, Only, RequestBody
 from penstock.doors.tools.offer import FunctionToolSpec
 from penstock.errors import RequestError
 
 KEEP_ALIVE = frozenset(("keep_alive",))  # models always stay loaded
-# Options about how to run the model; they do not change the answer.
-MACHINE_OPTIONS = frozenset(
-    (
-        *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"),
-        *("embedding_only", "num_thread", "num_keep"),
-    )
-)
 IMAGE_FIELDS: Mapping[str, str] = dict.fromkeys(("width", "height", "steps"), "This server answers in text only.")
 # Options that are accepted with the value that changes nothing.
 ONLY_OPTIONS: Only = {
@@ -50,7 +43,10 @@ SAME_NAMED = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presenc
 
 
 class Options(Fields):
-    HARMLESS = MACHINE_OPTIONS | {"mirostat_tau", "mirostat_eta"}  # without effect unless mirostat is on
+    """Unknown ones, and those about how to run the model, are ignored as Ollama does it."""
+
+    HARMLESS = frozenset(("mirostat_tau", "mirostat_eta"))  # without effect unless mirostat is on
+    OPEN = True
     ONLY = ONLY_OPTIONS
     num_predict: Annotated[int, Field(ge=-2)] | None = None
     num_ctx: Annotated[int, Field(ge=1)] | None = None
@@ -88,10 +84,11 @@ class Options(Fields):
             )
 
 
-class OllamaAnswerFields(Fields):
+class OllamaAnswerFields(RequestBody):
     """The fields that chat and generate share."""
 
-    HARMLESS = KEEP_ALIVE
+    HINTS = KEEP_ALIVE
+    OPEN = True
     REFUSED = IMAGE_FIELDS
     ONLY = ONLY
     model: str
@@ -182,8 +179,9 @@ class GenerateRequest(OllamaAnswerFields):
         return super().names | {"messages": "prompt"}
 
 
-class EmbedRequest(Fields):
-    HARMLESS = KEEP_ALIVE
+class EmbedRequest(RequestBody):
+    HINTS = KEEP_ALIVE
+    OPEN = True
     model: str
     input: str | Annotated[list[str], Field(fail_fast=True)]
     truncate: bool | None = None
@@ -201,10 +199,11 @@ class EmbedRequest(Fields):
         return True  # its texts are tokenized when it is translated
 
 
-class EmbeddingsRequest(Fields):
+class EmbeddingsRequest(RequestBody):
     """The older format, for one text."""
 
-    HARMLESS = KEEP_ALIVE
+    HINTS = KEEP_ALIVE
+    OPEN = True
     model: str
     prompt: str | None = None
     options: Options = Field(default_factory=Options)

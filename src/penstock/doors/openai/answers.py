@@ -41,12 +41,28 @@ def usage_out(usage: Usage) -> wire.UsageOut:
     )
 
 
+@dataclass(slots=True)
+class RunningUsage:
+    """The usage so far, for clients that want it in every chunk. How many prompt tokens were cached is only known at the end."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+    def take(self, update: JobUpdate) -> None:
+        if isinstance(update, TokensOut):
+            self.completion_tokens += len(update.token_ids)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt_tokens, self.completion_tokens)
+
+
 # ---- chat ----
 
 
 @dataclass
 class ChatAnswer:
-    """hidden: tokens that end an answer and do not belong to it."""
+    """hidden: tokens that end an answer and do not belong to it. running_usage: None if chunks have no usage."""
 
     framing = EVENTS_UNTIL_DONE
     head: ChunkHeader
@@ -55,6 +71,7 @@ class ChatAnswer:
     hidden: frozenset[int]
     logprobs: bool
     include_usage: bool
+    running_usage: RunningUsage | None = None
 
     def __post_init__(self, outputs: Sequence[OutputParser]) -> None:
         self._choices = [_ChatChoice(parser) for parser in outputs]
@@ -63,6 +80,8 @@ class ChatAnswer:
         return ()
 
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.ChatChunk]:
+        if self.running_usage is not None:
+            self.running_usage.take(update)
         match update:
             case TokensOut(index, text, _, logprobs):
                 choice = self._choices[index]
@@ -100,7 +119,9 @@ class ChatAnswer:
     ) -> wire.ChatChunk:
         if logprobs is not None:
             self._choices[index].logprobs += logprobs.content
-        return self._chunk_of([wire.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)])
+        usage = None if self.running_usage is None else usage_out(self.running_usage.usage)
+        choice = wire.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+        return self._chunk_of([choice], usage)
 
     def _chunk_of(self, choices: list[wire.ChatChunkChoice], usage: wire.UsageOut | None = None) -> wire.ChatChunk:
         return wire.ChatChunk(
@@ -177,6 +198,7 @@ class TextAnswer:
 
     echo: the texts of the prompts, if they are to be repeated.
     silent: for max_tokens = 0: the one token that the engine generates is left out.
+    running_usage: None if chunks have no usage.
     """
 
     framing = EVENTS_UNTIL_DONE
@@ -189,6 +211,7 @@ class TextAnswer:
     logprobs: int | None
     silent: bool = False
     include_usage: bool = False
+    running_usage: RunningUsage | None = None
 
     def __post_init__(self) -> None:
         self._offsets = [0] * (len(self.prompts) * self.n)
@@ -200,6 +223,8 @@ class TextAnswer:
         return ()
 
     def take(self, number: int, update: JobUpdate) -> Iterable[wire.TextCompletion]:
+        if self.running_usage is not None:
+            self.running_usage.take(update)
         match update:
             case PromptLogprobs(_, logprobs):
                 self._scores[number] += logprobs
@@ -269,7 +294,7 @@ class TextAnswer:
     def _add(self, at: int, text: str, logprobs: wire.TextLogprobs | None, why: str | None = None) -> wire.TextCompletion:
         choice = wire.TextChoice(index=at, text=text, logprobs=logprobs, finish_reason=why)
         self._parts[at].append(choice)
-        return self._chunk_of([choice])
+        return self._chunk_of([choice], None if self.running_usage is None else self.running_usage.usage)
 
     def _joined(self, at: int, parts: Sequence[wire.TextChoice]) -> wire.TextChoice:
         logprobs = None

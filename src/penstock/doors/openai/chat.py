@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.generation.turn import Turn, plan_turn
-from penstock.doors.openai.answers import ChatAnswer, ChunkHeader
+from penstock.doors.openai.answers import ChatAnswer, ChunkHeader, RunningUsage
 from penstock.doors.openai.messages import plain_messages
 from penstock.doors.openai.requests import ChatCompletionRequest
 
@@ -36,6 +36,7 @@ def exchange(params: ChatCompletionRequest, context: Context) -> Exchange:
             hidden=served.hidden_tokens(sampling),
             logprobs=sampling.logprobs is not None,
             include_usage=params.include_usage,
+            running_usage=RunningUsage(sum(map(len, prompts))) if params.continuous_usage else None,
         )
 
     return Exchange([planned.job], answer, stream=bool(params.stream), priority=params.effective_priority)

@@ -8,7 +8,7 @@ from penstock.domain.request import JobRequest
 from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.generation.limits import answer_limit
 from penstock.doors.generation.turn import resolve_sampling
-from penstock.doors.openai.answers import ChunkHeader, TextAnswer
+from penstock.doors.openai.answers import ChunkHeader, RunningUsage, TextAnswer
 from penstock.doors.openai.requests import CompletionRequest
 from penstock.errors import RequestError
 
@@ -55,6 +55,7 @@ def exchange(params: CompletionRequest, context: Context) -> Exchange:
             logprobs=params.logprobs,
             silent=silent,
             include_usage=params.include_usage,
+            running_usage=RunningUsage(sum(map(len, tokens))) if params.continuous_usage else None,
         )
 
     return Exchange(jobs, answer, stream=bool(params.stream), priority=params.effective_priority)

@@ -9,7 +9,8 @@ from pydantic import Field, WithJsonSchema
 
 from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
 from penstock.doors.generation.output_format import OutputFormat, at_most_one, json_output_format
-from penstock.doors.http.fields import Fields, Only
+from penstock.doors.http.fields import Fields, Only, RequestBody
+from penstock.doors.openai.vllm import VllmFields
 from penstock.doors.tools.offer import FunctionToolSpec
 from penstock.errors import RequestError
 
@@ -28,9 +29,12 @@ PROMPTS: dict[str, Any] = {  # for the API description; parsed by _prompts
     ]
 }
 
-# Fields that do not change the answer.
-HARMLESS = frozenset(
-    ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction")
+# Fields that only advise.
+CACHE_HINTS = frozenset(("prompt_cache_retention", "prompt_cache_options"))
+HINTS = (
+    CACHE_HINTS
+    | VllmFields.HINTS
+    | {"user", "metadata", "safety_identifier", "prompt_cache_key", "prediction", "reasoning_effort", "verbosity"}
 )
 # Fields that would change the answer, with a hint.
 REFUSED: Mapping[str, str] = {
@@ -39,13 +43,12 @@ REFUSED: Mapping[str, str] = {
     "functions": "Use tools.",
     "moderation": "There is no moderation model here.",
     "suffix": "Filling a gap in a text is not supported.",
-    "verbosity": "Ask for a short or long answer in the messages.",
     "web_search_options": "This server does not search the web. Give the model a tool that does.",
 }
 # Fields that are accepted with the value that changes nothing.
 ONLY: Only = {
     "modalities": ((["text"],), "This server answers in text only."),
-    "reasoning_effort": (("none",), "Reasoning depends on the model: set its template's variables in chat_template_kwargs."),
+    "reasoning_effort": (("none",), ""),
     "store": ((False,), "Chats are not stored."),
 }
 
@@ -81,8 +84,16 @@ def template_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
 
 
 class StreamOptions(Fields):
+    HINTS = frozenset(("continuous_usage_stats",))
     ONLY: ClassVar[Only] = {"include_obfuscation": ((False,), "Obfuscation is not supported.")}
     include_usage: bool | None = None
+
+
+class ChunkOptions(StreamOptions):
+    """continuous_usage_stats: vLLM's."""
+
+    HINTS = frozenset()
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchema(Fields):
@@ -132,7 +143,7 @@ class ChatMessage(Fields):
     reasoning_content: str | None = None
 
 
-class AnswerFields(Fields):
+class AnswerFields(VllmFields):
     """The fields of all endpoints that generate text."""
 
     stream: bool | None = None
@@ -179,7 +190,8 @@ class AnswerFields(Fields):
     def answer_formats(self) -> list[OutputFormat]:
         """All formats that the request sets; it may set only one."""
         answer_formats = [] if self.grammar is None else [OutputFormat("grammar", "grammar", self.grammar)]
-        return answer_formats if self.regex is None else [*answer_formats, OutputFormat("regex", "regex", self.regex)]
+        answer_formats += [] if self.regex is None else [OutputFormat("regex", "regex", self.regex)]
+        return [*answer_formats, *self.vllm_formats]
 
     @property
     def answer_format(self) -> OutputFormat | None:
@@ -193,10 +205,11 @@ class AnswerFields(Fields):
 class SamplingFields(AnswerFields):
     """The fields that chat and text completions share."""
 
-    HARMLESS = HARMLESS
+    HINTS = HINTS
     REFUSED = REFUSED
     ONLY = ONLY
     model: str
+    stream_options: ChunkOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
 
@@ -205,6 +218,11 @@ class SamplingFields(AnswerFields):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk has the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
 class ChatCompletionRequest(SamplingFields):
@@ -276,8 +294,8 @@ class CompletionRequest(SamplingFields):
         return _prompts(self.prompt, "prompt")
 
 
-class EmbeddingRequest(Fields):
-    HARMLESS = frozenset(("user",))
+class EmbeddingRequest(RequestBody):
+    HINTS = frozenset(("user",))
     model: str
     input: Annotated[Any, WithJsonSchema(PROMPTS)]
     encoding_format: Literal["float", "base64"] | None = None

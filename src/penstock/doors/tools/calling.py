@@ -30,7 +30,7 @@ class ToolCalling:
     def plan(
         self,
         messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any] | None] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel: bool | None = None,
     ) -> ToolPlan:

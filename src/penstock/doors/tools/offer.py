@@ -58,18 +58,20 @@ class ToolOffer:
 
 
 def read_offer(
-    tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Mapping[str, Any] | None, parallel: bool | None
+    tools: Sequence[Mapping[str, Any] | None] | None, tool_choice: str | Mapping[str, Any] | None, parallel: bool | None
 ) -> ToolOffer:
+    """Check tools and tool_choice. None in `tools` stands for one that is left out, so that errors have the client's indices."""
     tools = tools or ()
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"There are {len(tools)} tools; the limit is {MAX_TOOLS}.", field="tools")
-    functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(tools))
+    functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(tools) if tool is not None)
     seen: set[str] = set()
     for function in functions:
         if function.name in seen:
             raise RequestError(f"Two tools are called '{function.name}'.", field=f"{function.field}.name", hint="Rename one.")
         seen.add(function.name)
-    offered = tuple(_for_template(tool, function) for tool, function in zip(tools, functions, strict=True))
+    kept = [tool for tool in tools if tool is not None]
+    offered = tuple(_for_template(tool, function) for tool, function in zip(kept, functions, strict=True))
     several = parallel is not False
     match tool_choice:
         case None | "auto" if functions:

@@ -69,23 +69,26 @@ class CreateResponse:
         return self._store.exists if params is None else params
 
 
-def offered_tools(params: ResponseRequest) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
-    """Translate tools and tool_choice into the format of chat."""
+def offered_tools(params: ResponseRequest) -> tuple[list[dict[str, Any] | None], str | dict[str, Any] | None]:
+    """Translate tools and tool_choice into the format of chat. None stands for a tool that is left out."""
     tools = params.tools or []
     for i, tool in enumerate(tools):
-        if tool.type != "function":
+        if tool.is_vendors:
+            params.ignored.add(f"tools[{tool.type}]")
+        elif tool.type != "function":
             raise RequestError(
                 f"tools[{i}] is of type '{tool.type[:40]}'.",
                 field=f"tools[{i}].type",
                 hint='The only type is "function": run it yourself, and send its output.',
             )
-    by_name = {tool.name: tool for tool in tools}
+    by_name = {tool.name: tool for tool in tools if not tool.is_vendors}
+    offered = [None if tool.is_vendors else tool.in_chat for tool in tools]
     match params.tool_choice:
         case None | "auto" | "none" | "required" as choice:
-            return [tool.in_chat for tool in tools], choice
+            return offered, choice
         case {"type": "function", "name": str(name)}:
             _named(by_name, name, "tool_choice.name")
-            return [tool.in_chat for tool in tools], {"type": "function", "function": {"name": name}}
+            return offered, {"type": "function", "function": {"name": name}}
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [_, *_] as allowed}:
             chosen = []
             for i, one in enumerate(allowed):
@@ -129,6 +132,7 @@ def _begun(params: ResponseRequest, planned: PlannedTurn, model: str, *, stored:
         tools=[
             wire.FunctionOut(name=tool.name, description=tool.description, parameters=tool.parameters, strict=bool(tool.strict))
             for tool in params.tools or ()
+            if not tool.is_vendors
         ],
         top_logprobs=params.top_logprobs or 0,
         top_p=sampling.top_p,

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from penstock.doors.generation.logprobs import MAX_TOP_LOGPROBS
 from penstock.doors.generation.output_format import OutputFormat, json_output_format
 from penstock.doors.http.fields import Fields, Only, short
-from penstock.doors.openai.requests import MAX_METADATA_PAIRS, AnswerFields, template_variables
+from penstock.doors.openai.requests import CACHE_HINTS, MAX_METADATA_PAIRS, AnswerFields, template_variables
 from penstock.errors import RequestError
 
 LOGPROBS = "message.output_text.logprobs"
@@ -37,7 +37,8 @@ Label = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]  # is stored, and not 
 
 
 class InputPart(Fields):
-    HARMLESS = frozenset(("annotations", "logprobs", "prompt_cache_breakpoint", "parsed"))
+    HARMLESS = frozenset(("annotations", "logprobs", "parsed"))
+    HINTS = frozenset(("prompt_cache_breakpoint",))
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -93,6 +94,15 @@ def _as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
+# Types of tools that only OpenAI's servers run: they are left out of the offer.
+VENDOR_TOOLS = frozenset(
+    (
+        *("code_interpreter", "file_search", "image_generation", "mcp", "namespace", "programmatic_tool_calling", "tool_search"),
+        *("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+    )
+)
+
+
 class FunctionTool(Fields):
     REFUSED: ClassVar[Mapping[str, str]] = {"output_schema": "Describe the output in the description."}
     ONLY: ClassVar[Only] = {
@@ -111,6 +121,10 @@ class FunctionTool(Fields):
         return self.type != "function"
 
     @property
+    def is_vendors(self) -> bool:
+        return self.type in VENDOR_TOOLS
+
+    @property
     def in_chat(self) -> dict[str, Any]:
         """The tool in the format of chat."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters, "strict": self.strict}
@@ -126,25 +140,27 @@ class TextFormat(Fields):
 
 
 class TextConfig(Fields):
-    ONLY: ClassVar[Only] = {"verbosity": (("medium",), "Ask for a short or long answer in the input.")}
+    HINTS = frozenset(("verbosity",))
+    ONLY: ClassVar[Only] = {"verbosity": (("medium",), "")}
     format: TextFormat | None = None
 
 
 class Reasoning(Fields):
-    HARMLESS = frozenset(("summary", "generate_summary"))  # there is none
+    """Reasoning depends on the model and the variables of its template, which `chat_template_kwargs` sets."""
+
+    HINTS = frozenset(("summary", "generate_summary", "effort", "mode"))
     ONLY: ClassVar[Only] = {
-        "effort": (("none",), "Reasoning depends on the model: set its template's variables in chat_template_kwargs."),
-        "mode": (("standard",), "There is only one mode."),
+        "effort": (("none",), ""),
+        "mode": (("standard",), ""),
         "context": (("auto",), "Reasoning is not stored."),
     }
 
 
 class ResponseRequest(AnswerFields):
     PROMPT = ("input", "tools")
-    HARMLESS = frozenset(("prompt_cache_retention", "prompt_cache_options"))
+    HINTS = CACHE_HINTS | AnswerFields.HINTS | {"client_metadata", "context_management"}
     REFUSED: ClassVar[Mapping[str, str]] = {
         "access_programs": "Not supported.",
-        "context_management": "Conversations are not shortened. Start a new one with a summary.",
         "conversation": "Use previous_response_id.",
         "image": ONLY_TEXT,
         "logprobs": f"Give include = ['{LOGPROBS}'].",
