@@ -187,3 +187,90 @@ def test_the_tool_runner_goes_on_without_a_thread(anthropic_client: Anthropic, s
     first, second = list(runner)
     assert first.content[0].type == second.content[0].type == "tool_use"
     assert second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0) > first.usage.input_tokens
+
+
+# ---- a schema and tools ----
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+CITIES = ({"city": "Paris"}, {"city": "Rome"})
+CLOCK = {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"], "additionalProperties": False}
+DIALECTS = ("chat", "responses", "messages", "ollama")
+
+
+def ask(server: Api, dialect: str, *, must: bool = False) -> tuple[list[str], list[Any]]:
+    """Ask with a schema and a tool in one of the dialects. Returns the texts and the arguments of calls that came."""
+    function = {"name": "clock", "description": "The time.", "parameters": CLOCK}
+    tool = {"type": "function", "function": function}
+    body: dict[str, Any] = {"model": MODEL}
+    seed = {"seed": 5, "temperature": 1}
+    match dialect:
+        case "chat":
+            form = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
+            body |= {"messages": QUESTION, "max_tokens": 60, "tools": [tool], "response_format": form, **seed}
+            body |= {"parallel_tool_calls": False, "tool_choice": "required" if must else "auto"}
+            message = post(server, "/v1/chat/completions", body).json()
+            message = message["choices"][0]["message"]
+            calls = [json.loads(call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+            return [message["content"]] if message["content"] else [], calls
+        case "responses":
+            form = {"format": {"type": "json_schema", "name": "city", "schema": SCHEMA}}
+            body |= {"input": "?", "max_output_tokens": 60, "tools": [{"type": "function", **function}], "text": form, **seed}
+            body |= {"parallel_tool_calls": False, "tool_choice": "required" if must else "auto"}
+            items = post(server, "/v1/responses", body).json()["output"]
+            calls = [json.loads(item["arguments"]) for item in items if item["type"] == "function_call"]
+            return [part["text"] for item in items for part in item.get("content", ())], calls
+        case "messages":
+            own = {"name": "clock", "input_schema": CLOCK}
+            form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+            body |= {"messages": QUESTION, "max_tokens": 60, "tools": [own], "output_config": form, **seed}
+            body["tool_choice"] = {"type": "any" if must else "auto", "disable_parallel_tool_use": True}
+            blocks = post(server, "/v1/messages", body).json()["content"]
+            texts = [block["text"] for block in blocks if block["type"] == "text"]
+            return texts, [block["input"] for block in blocks if block["type"] == "tool_use"]
+    body |= {"messages": QUESTION, "stream": False, "tools": [tool], "format": SCHEMA, "options": {"num_predict": 60, **seed}}
+    message = post(server, "/api/chat", body).json()["message"]
+    calls = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+    return [message["content"]] if message["content"] else [], calls
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_an_answer_without_a_call_follows_the_schema(server: Api, dialect: str) -> None:
+    """Whichever of the two the model chooses, it is complete, and nothing else comes."""
+    texts, calls = ask(server, dialect)
+    assert len(texts) + len(calls) >= 1
+    assert not texts or not calls
+    assert all(json.loads(text) in CITIES for text in texts)
+    assert all(call["zone"] in ("UTC", "CET") for call in calls)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS[:-1])  # Ollama has no tool_choice
+def test_where_a_call_must_come_the_schema_waits(server: Api, dialect: str) -> None:
+    texts, calls = ask(server, dialect, must=True)
+    assert not texts
+    assert all(call["zone"] in ("UTC", "CET") for call in calls)
+    assert calls
+
+
+def test_the_schema_is_for_the_answer_to_the_results(openai_client: OpenAI) -> None:
+    function = {"name": "clock", "parameters": CLOCK}
+    call = {"id": "a", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
+    messages: Any = [
+        *QUESTION,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+    ]
+    answer = openai_client.chat.completions.create(
+        model=MODEL,
+        messages=messages,
+        max_tokens=60,
+        tools=[{"type": "function", "function": function}],  # type: ignore[list-item]
+        response_format=form,
+        logit_bias={"44": -100},  # "<", with which a call begins
+    )
+    assert json.loads(answer.choices[0].message.content or "") in CITIES

@@ -425,7 +425,6 @@ def test_no_text_has_no_embedding(client: ollama.Client) -> None:
         ({"think": "high"}, "think"),
         ({"format": "yaml"}, "format = 'yaml'"),
         ({"format": {"type": "nothing"}}, "json_schema cannot be used"),
-        ({"format": "json", "tools": [{"type": "function", "function": {"name": "f"}}]}, "format and tools"),
         ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
         ({"messages": [{"role": "user", "content": "word " * 1000}]}, "The prompt has 1"),
     ],

@@ -12,8 +12,9 @@ import pytest
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from penstock.doors.generation.output_format import OutputFormat
 from penstock.doors.grammar.grammars import Grammars
-from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolCalling
+from penstock.doors.tools import AnswerRule, ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolCalling
 from penstock.doors.tools.formats import DESCRIBED, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, MISTRAL_TEKKEN, format_of
 from penstock.errors import RequestError
 from penstock.model.tokenizer import Tokenizer
@@ -310,3 +311,64 @@ def test_the_conversation_of_the_request_is_not_changed() -> None:
 
 def test_all_formats_are_told_apart() -> None:
     assert len({form.name for form in (HERMES, LLAMA, MISTRAL, MISTRAL_TEKKEN, MISTRAL_ARGS, DESCRIBED)}) == 6
+
+
+# ---- an answer that follows a rule, or a call ----
+
+ANSWERS = [
+    (OutputFormat("json_schema", "f", {"enum": [{"name": "get", "parameters": {}}, "<tool_call>"]}), '"<tool_call>"', "{}"),
+    (OutputFormat("json_object", "f"), '{"name": "a"}', "7"),
+    (OutputFormat("regex", "f", "yes/no|\n(?i:OK)"), "\noK", "yes"),
+    (
+        OutputFormat("grammar", "f", 'start: a | "}"\na: %json {"enum": ["[TOOL_CALLS]f[ARGS]{}"]}'),
+        '"[TOOL_CALLS]f[ARGS]{}"',
+        "{",
+    ),
+    (OutputFormat("choice", "f", ["left", 'to the "right"']), 'to the "right"', "right"),
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("form, answer, other", ANSWERS, ids=[form.kind for form, _, _ in ANSWERS])
+def test_beside_a_rule_an_answer_follows_it_or_is_a_call(
+    grammars: Grammars, default_model_folder: Path, name: str, form: OutputFormat, answer: str, other: str
+) -> None:
+    tokenizer = RustTokenizer.from_file(str(default_model_folder / "tokenizer.json"))
+    calling = ToolCalling(TEMPLATES[name])
+    plan = calling.plan(USER, TOOLS, "auto")
+    plan = plan.with_answer(AnswerRule(form.rule(len(TOOLS) + 1), "f"))
+    factory = plan.grammar.compile(grammars)
+    call = calling.format.tag + calling.format.written([("get_weather", '{"city": "Rome"}')])
+    for text, fits in ((answer, True), (call, True), (other, False), (f"Sure. {call}", False), (f"{answer}{call}", False)):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert accepts(grammars, factory, ids, min(EOS_IDS)) == fits, text
+    for text in (answer, call):
+        reader = plan.parser()
+        events = [event for letter in text for event in reader.push(letter)] + reader.finish()
+        told = "".join(event.text for event in events if isinstance(event, TextDelta))
+        assert (told, checked_calls(events)) == ((answer, []) if text is answer else ("", ["get_weather"]))
+
+
+def test_beside_a_tag_an_answer_may_look_like_a_call(with_special_markers: Grammars) -> None:
+    """Llama's calls are JSON, as an answer may be."""
+    form = OutputFormat("json_schema", "f", {"enum": [{"name": "get", "parameters": {}}]})
+    plan = ToolCalling(TEMPLATES["llama"]).plan(USER, TOOLS, "auto")
+    plan = plan.with_answer(AnswerRule(form.rule(len(TOOLS) + 1), "f"))
+    factory, rng = plan.grammar.compile(with_special_markers), random.Random(3)
+    seen = set()
+    for _ in range(20):
+        answer = any_answer(with_special_markers, factory, rng, frozenset({256}), limit=4000)
+        reader = plan.parser()
+        events = reader.push(answer.text) + reader.finish()
+        is_call = answer.text.startswith("<|python_tag|>")
+        assert bool(checked_calls(events)) == is_call
+        assert is_call or json.loads(answer.text) == {"name": "get", "parameters": {}}
+        seen.add(is_call)
+    assert seen == {False, True}
+
+
+def test_the_format_at_fault_is_named_beside_tools(grammars: Grammars) -> None:
+    plan = ToolCalling(TEMPLATES["hermes"]).plan(USER, TOOLS, "auto")
+    with pytest.raises(RequestError) as refused:
+        plan.with_answer(AnswerRule(OutputFormat("regex", "regex", "(").rule(3), "regex")).grammar.compile(grammars)
+    assert refused.value.field == "regex"

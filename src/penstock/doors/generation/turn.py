@@ -11,11 +11,11 @@ from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.doors.generation.exchange import Context
 from penstock.doors.generation.limits import answer_limit, check_length
-from penstock.doors.generation.output_format import OutputFormat, refuse_two
+from penstock.doors.generation.output_format import OutputFormat
 from penstock.doors.generation.output_parser import OutputParser
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.fields import check_count
-from penstock.doors.tools import ToolPlan
+from penstock.doors.tools import AnswerRule, ToolPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,7 @@ class Turn:
         stands for one that is left out.
     prefill: the beginning of the answer; the model continues it, and it is not repeated in the answer.
     sampling: only what the request sets; the model's recommendation fills the rest.
+    answer_format: of an answer without tool calls. Where a call must come, it waits for the next turn.
     template: further variables for the chat template.
     """
 
@@ -56,10 +57,12 @@ def plan_turn(turn: Turn, context: Context) -> PlannedTurn:
     served = context.served
     check_count(len(turn.messages), "messages", served.max_messages)
     plan = _tool_plan(turn, served)
-    if plan.grammar is not None and turn.answer_format is not None:
-        refuse_two([turn.answer_format.field, "tools"])
     constraint = None
     if plan.grammar is not None:
+        if turn.answer_format is not None and not plan.grammar.offer.must:  # else the format is for the answer to the results
+            rule = turn.answer_format.rule(len(plan.grammar.offer.callable) + 1)
+            plan = plan.with_answer(AnswerRule(rule, turn.answer_format.field))
+        assert plan.grammar is not None
         constraint = plan.grammar.compile(context.grammars)
     elif turn.answer_format is not None:
         constraint = turn.answer_format.compile(context.grammars)

@@ -64,14 +64,7 @@ class Grammars:
         return self._factory("regex", pattern, field)
 
     def lark(self, text: str, *, field: str) -> ConstraintFactory:
-        _check_size("grammar", text, MAX_LARK_BYTES, field)
-        if option := _unsupported_option(text):
-            raise RequestError(
-                f"The rule option '{option}' is not supported.",
-                field=field,
-                hint="Set temperature and max_tokens in the request; use [lazy] or [suffix=...] instead of [stop=...].",
-            )
-        return self._factory("lark", _with_guided_schemas(text, field), field)
+        return self._factory("lark", checked_grammar(text, field=field), field)
 
     def choice(self, texts: Sequence[str], *, field: str) -> ConstraintFactory:
         """The answer is one of these texts."""
@@ -143,6 +136,25 @@ class _Model:
                 except TokenizerRefused as error:
                     raise unsupported_tokenizer(self._file, error) from None
             return self._loaded
+
+
+def checked_grammar(text: str, *, field: str) -> str:
+    """A client's Lark grammar, checked, with its schemas rewritten."""
+    _check_size("grammar", text, MAX_LARK_BYTES, field)
+    if option := _unsupported_option(text):
+        raise RequestError(
+            f"The rule option '{option}' is not supported.",
+            field=field,
+            hint="Set temperature and max_tokens in the request; use [lazy] or [suffix=...] instead of [stop=...].",
+        )
+    return _with_guided_schemas(text, field)
+
+
+def regex_rule(pattern: str, *, field: str) -> str:
+    """A pattern between slashes, in Lark."""
+    _check_size("regular expression", pattern, MAX_PATTERN_BYTES, field)
+    literal = {"/": r"\/", "\n": r"\n", "\\\n": r"\n", "\r": r"\r", "\\\r": r"\r"}
+    return "/" + re.sub(r"\\.|[/\n\r]", lambda found: literal.get(found[0], found[0]), pattern, flags=re.DOTALL) + "/"
 
 
 def choice_rule(texts: Sequence[str], *, field: str) -> str:

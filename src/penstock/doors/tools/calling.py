@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.doors.tools.formats import format_of, takes_system
-from penstock.doors.tools.grammar import ToolGrammar
+from penstock.doors.tools.grammar import AnswerRule, ToolGrammar
 from penstock.doors.tools.history import for_template, in_plain_text
 from penstock.doors.tools.offer import read_offer
 from penstock.doors.tools.parser import ToolParser
@@ -20,6 +20,12 @@ class ToolPlan:
     grammar: ToolGrammar | None = None  # None: the answer is plain text, and `parser` is None as well
     parser: Callable[[], ToolParser] | None = None  # one for each output
     skip_special: bool = True  # False: markers may be special tokens, and the parser must see them
+
+    def with_answer(self, answer: AnswerRule) -> ToolPlan:
+        """The same where an answer without calls follows a rule."""
+        assert self.grammar is not None
+        form = self.grammar.format.beside_answer
+        return replace(self, grammar=replace(self.grammar, format=form, answer=answer), parser=lambda: ToolParser(form))
 
 
 class ToolCalling:

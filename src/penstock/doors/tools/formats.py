@@ -40,6 +40,12 @@ class ToolFormat:
     def _parts(self) -> Sequence[str]:
         return self.tag, self.begin, self.before, self.middle, self.after, self.between, self.end
 
+    @property
+    def beside_answer(self) -> ToolFormat:
+        """The format where the only other output is an answer that follows a rule: calls are the whole output, and the tag comes
+        before them, since the answer may be JSON like them."""
+        return replace(self, anywhere=False, begin=self.tag + self.begin, marker=self.tag or self.marker, tag="")
+
     def written(self, calls: Sequence[tuple[str, str]]) -> str:
         """Write calls, each a name and its arguments as JSON, as the model does."""
         return (

@@ -19,9 +19,20 @@ MAX_CALLS = 32  # in one answer, so that a model that repeats itself ends
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerRule:
+    """What an answer without calls looks like: an expression in Lark, and the field of the request that asks for it."""
+
+    rule: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolGrammar:
+    """answer: None if an answer without calls is any text. Else no text may come before a call either."""
+
     format: ToolFormat
     offer: ToolOffer
+    answer: AnswerRule | None = None
 
     def compile(self, grammars: Grammars) -> ConstraintFactory:
         """Compile the grammar; do not call it on the event loop."""
@@ -32,10 +43,16 @@ class ToolGrammar:
             raise
         except RequestError:
             with contextlib.suppress(GrammarTooComplex):  # to compile each has taken too long
+                if self.answer is not None:
+                    grammars.checked_lark(f"start: {self.answer.rule}", field=self.answer.field, keep=False)
                 for function in self.offer.callable:  # name the one at fault, if it is a single one
-                    lone = f"start: %json {json.dumps(function.schema(len(self.offer.callable)))}"
+                    lone = f"start: %json {json.dumps(function.schema(self._schema_count))}"
                     grammars.checked_lark(lone, field=f"{function.field}.parameters", keep=False)
             raise
+
+    @property
+    def _schema_count(self) -> int:
+        return len(self.offer.callable) + (self.answer is not None)
 
     def lark(self, special: Mapping[str, int]) -> str:
         """The grammar in Lark. special: ids of the markers that are special tokens."""
@@ -55,7 +72,7 @@ class ToolGrammar:
         functions = self.offer.callable
         opening = form.begin + form.before
         for i, function in enumerate(functions):
-            yield f"arguments_{i}: %json {json.dumps(function.schema(len(functions)))}"
+            yield f"arguments_{i}: %json {json.dumps(function.schema(self._schema_count))}"
             tail = f"arguments_{i} {self._terms(form.after, special)}"
             yield f"call_{i}: {self._terms(form.before + function.name + form.middle, special)} {tail}"
             yield f"first_{i}: {self._terms(opening + function.name + form.middle, special)} {tail}"
@@ -72,6 +89,9 @@ class ToolGrammar:
         form = self.format
         if self.offer.must:
             yield "start: first more"
+        elif self.answer is not None:
+            yield "start: answer | first more"
+            yield f"answer: {self.answer.rule}"
         elif not form.anywhere:
             tag = f"{self._terms(form.tag, special)}?" if form.tag in special else ""
             yield f"start: TEXT | {tag} first more"
