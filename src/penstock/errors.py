@@ -50,6 +50,13 @@ class PromptTooLong(RequestError):
     """A prompt that exceeds the model's context or the KV memory of the smallest stage (the seed's IGNORED)."""
 
     code = "prompt_too_long"
+    tokens = 0  # that it has at least; 0 if the numbers are not known
+    limit = 0  # that fit
+
+    def __init__(self, message: str, *, tokens: int = 0, limit: int = 0, field: str = "", hint: str = "") -> None:
+        super().__init__(message, field=field, hint=hint)
+        self.tokens = tokens
+        self.limit = limit
 
 
 class NoPreviousResponse(RequestError):

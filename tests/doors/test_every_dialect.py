@@ -1,5 +1,5 @@
 """What holds in every dialect, seen with the real clients of each: hints are accepted and named, and a schema and tools go
-together."""
+together; and what clients look for in errors and headers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import openai
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
@@ -274,3 +275,45 @@ def test_the_schema_is_for_the_answer_to_the_results(openai_client: OpenAI) -> N
         logit_bias={"44": -100},  # "<", with which a call begins
     )
     assert json.loads(answer.choices[0].message.content or "") in CITIES
+
+
+# ---- errors and headers that clients look for ----
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_each_dialects_words(openai_client: OpenAI, anthropic_client: Anthropic) -> None:
+    long: Any = [{"role": "user", "content": "word " * 9000}]
+    with pytest.raises(
+        openai.BadRequestError, match=r"maximum context length is 8192 tokens\. The prompt has 9\d\d\d tokens"
+    ) as chat:
+        openai_client.chat.completions.create(model=MODEL, messages=long)
+    with pytest.raises(openai.BadRequestError, match=r"maximum context length is 8192 tokens") as response:
+        openai_client.responses.create(model=MODEL, input=long[0]["content"] * 9, stream=True)
+    assert chat.value.code == response.value.code == "context_length_exceeded"
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: 9\d\d\d tokens > 8192 maximum"):
+        anthropic_client.messages.create(model=MODEL, max_tokens=1, messages=long)
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: 20000 tokens > 8192 maximum"):
+        anthropic_client.messages.create(model=MODEL, max_tokens=1, messages=QUESTION * 20_000)
+
+
+def test_a_text_block_has_no_empty_citations(server: Api) -> None:
+    """A client that sends the block back would be refused by others for them."""
+    blocks = post(server, "/v1/messages", ASKED).json()["content"]
+    assert [set(block) for block in blocks] == [{"type", "text"}]
+    stream = post(server, "/v1/messages", {**ASKED, "stream": True}).text
+    assert "text_delta" in stream
+    assert "citations" not in stream
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/nothing"])
+def test_a_clients_request_id_is_taken_over_and_logged(server: Api, path: str) -> None:
+    answer = httpx.post(server.url + path, json=ASKED, headers={"x-request-id": "trace-1:a.B_c"}, timeout=60)
+    assert answer.headers.get_list("x-request-id") == answer.headers.get_list("request-id") == ["trace-1:a.B_c"]
+    assert "request_id=trace-1:a.B_c" in server.log().splitlines()[-1]
+
+
+@pytest.mark.parametrize("sent", ["a b", "x" * 129, "näher", 'a="b"', ""])
+def test_a_request_id_that_could_be_a_text_is_not(server: Api, sent: str) -> None:
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=ASKED, headers={"x-request-id": sent.encode()}, timeout=60)
+    own = answer.headers["x-request-id"]
+    assert own.replace("_", "").isdigit()
+    assert f"request_id={own}" in server.log().splitlines()[-1]

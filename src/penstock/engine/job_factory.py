@@ -120,6 +120,8 @@ class JobFactory:
             answer = "" if request.embed else ", and one is needed for the answer"
             raise PromptTooLong(
                 f"The prompt has {len(prompt)} tokens, but {what} holds {limit}{answer}.",
+                tokens=len(prompt),
+                limit=limit,
                 field="prompt" if request.messages is None else "messages",
                 hint="Shorten it." if limit == self._context else "Shorten it, or give the engine more KV memory (kv_memory).",
             )
@@ -204,6 +206,8 @@ class JobFactory:
         if self._tokenizer.exceeds(text, limit):
             raise PromptTooLong(
                 f"The prompt has {len(text)} characters, which are more than {limit} tokens, and no more fit.",
+                tokens=limit + 1,
+                limit=limit,
                 field=field,
                 hint="Shorten it.",
             )

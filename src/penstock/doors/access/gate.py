@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import re
 import time
 import traceback
 from collections import Counter
@@ -29,12 +30,15 @@ Refuse = Callable[[Scope, Send, PenstockError], Awaitable[None]]
 OPEN_PATHS = frozenset(("/health", "/ready"))  # for monitoring; they reveal nothing
 CLIENT_CLOSED_REQUEST = 499
 PACED = frozenset((401, 403, 429))  # refused for who asks, or how often
+ID_HEADERS = (b"x-request-id", b"request-id")  # OpenAI's and Anthropic's names; clients send the first
+CLIENT_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")  # an id of a client that is taken over: it is logged, and cannot be a text
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 @dataclass(slots=True)
 class AccessLog:
-    """Logs one line per request: its id, client, key, path, status, duration, tokens. Never any text of it.
+    """Logs one line per request: its id, client, key, path, status, duration, tokens. Never any text of it. An id that the client
+    sends is taken over into the answer's headers.
 
     paths: those that may be logged as they are; any other could contain text of a client.
     responses: counts answers by method, path and status.
@@ -53,11 +57,18 @@ class AccessLog:
         facts: dict[str, object] = {}
         scope.setdefault("state", {})["log"] = facts
 
+        sent_id = dict(scope["headers"]).get(ID_HEADERS[0], b"")
+        client_id = sent_id if CLIENT_ID.fullmatch(sent_id) else None
+
         async def logged_send(message: Message) -> None:
             nonlocal status, started_response, request_id
             if message["type"] == "http.response.start":
                 status, started_response = message["status"], True
-                request_id = Headers(raw=message.get("headers", [])).get("x-request-id", "")
+                headers = list(message.get("headers", ()))
+                if client_id is not None:
+                    headers = [pair for pair in headers if pair[0] not in ID_HEADERS] + [(name, client_id) for name in ID_HEADERS]
+                request_id = dict(headers).get(ID_HEADERS[0], b"").decode()
+                message = {**message, "headers": headers}
             await send(message)
 
         try:

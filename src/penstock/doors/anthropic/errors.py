@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from penstock.doors.http.errors import Dialect, status_of
-from penstock.errors import PenstockError, RequestError
+from penstock.errors import PenstockError, PromptTooLong, RequestError
 
 TYPES = {
     401: "authentication_error",
@@ -44,6 +44,8 @@ def anthropic_body(error: PenstockError) -> AnthropicBody:
     """The body of an error. The field goes into the message: the format has no other place for it."""
     field = error.field if isinstance(error, RequestError) else ""
     message = str(error) if not field or field in error.message else f"{field}: {error}"
+    if isinstance(error, PromptTooLong) and error.limit:  # in the words that clients look for
+        message = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum. {message}"
     body: AnthropicError = {"type": TYPES.get(status_of(error), "invalid_request_error"), "message": message}
     return {"type": "error", "error": {**body, "details": NO_THREADS} if field == THREAD else body}
 

@@ -11,7 +11,6 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 class TextBlockOut(WireStruct, kw_only=True, omit_defaults=False, tag_field="type", tag="text"):
     text: str
-    citations: None = None
 
 
 class ToolUseOut(WireStruct, kw_only=True, tag_field="type", tag="tool_use"):

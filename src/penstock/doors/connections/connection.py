@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from penstock.config.node import LimitsConfig
@@ -17,6 +18,8 @@ from penstock.doors.connections.admission import Admission
 MAX_HEADER_BYTES = 1 << 16  # request line and headers together; also the trailers of a body
 MAX_PIPELINED = 16  # requests sent ahead of the answer before them
 REFUSED_OPEN_S = 1.0  # how long a connection stays open after a refusal, unread: who sends rubbish cannot connect again at once
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+MIN_PROBE_S, MAX_PROBE_S = 0.05, 5.0  # between two of them; each interval is twice the one before
 OUTPUT_STALL_S = 30.0  # close a connection if its client reads nothing for this long while there is something to read
 
 
@@ -37,6 +40,9 @@ class Connection(HttpToolsProtocol):
 
     Headers must be complete `header_timeout` seconds after the connection was opened, or after the first byte of a later request.
     Between requests it may be idle for `idle_timeout` seconds. The endpoints limit how long a body may take.
+
+    A client that has only finished sending gets its answer. It looks like one that has left until something is written to it, so
+    interim responses are, which clients skip.
 
     on_unread: called with the status of an answer to a request that does not reach the API.
     """
@@ -65,6 +71,9 @@ class Connection(HttpToolsProtocol):
         self._unanswered = 0  # requests with complete headers whose answer is not complete
         self._in_body = False  # the headers of the last request are complete, but not its body
         self._room = MAX_HEADER_BYTES  # that may come before headers are complete, or the next piece of a body
+        self._active: RequestResponseCycle | None = None  # the request that is being answered
+        self._half_closed = False
+        self._probe: asyncio.TimerHandle | None = None
 
     # ---- opening and closing ----
 
@@ -93,6 +102,8 @@ class Connection(HttpToolsProtocol):
         self._clear_deadline()
         self._unset_keepalive_if_required()
         self._unwatch_output()
+        if self._probe is not None:
+            self._probe.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -112,6 +123,31 @@ class Connection(HttpToolsProtocol):
         self.transport.pause_reading()
         self._clear_deadline()
         self._deadline = self.loop.call_later(REFUSED_OPEN_S, self._close)
+
+    # ---- a client that sends no more ----
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether to stay open. TLS cannot, and HTTP 1.0 has no interim responses."""
+        if not self._unanswered or self._in_body or self._active is None or self.scheme == "https":
+            return False
+        if self._active.scope["http_version"] == "1.0":
+            return False
+        self._half_closed = True
+        self._send_probe(MIN_PROBE_S)
+        return True
+
+    def _send_probe(self, interval: float) -> None:
+        """Write to a client that may have left: if it has, the next write finds the connection closed."""
+        self._probe = None
+        if self.transport.is_closing() or self._active is None:
+            return
+        if not self._active.response_started:
+            self.transport.write(INTERIM)
+        self._probe = self.loop.call_later(interval, self._send_probe, min(2 * interval, MAX_PROBE_S))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
 
     # ---- deadlines ----
 
@@ -178,7 +214,9 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._unanswered -= 1
         super().on_response_complete()
-        if self.transport.is_closing():
+        if self._half_closed and not self._unanswered and not self.transport.is_closing():
+            self._close()
+        elif self.transport.is_closing():
             self._watch_output()
         elif not self._unanswered:
             self._admission.set_waiting(self)

@@ -36,7 +36,11 @@ def embedding_jobs(
             raise RequestError(f"{where} has token ids that do not exist.", field=field, hint=hint)
         if len(ids) > hosted.context and not truncate:
             raise PromptTooLong(
-                f"{where} has {len(ids)} tokens, but at most {hosted.context} fit.", field=field, hint="Shorten it."
+                f"{where} has {len(ids)} tokens, but at most {hosted.context} fit.",
+                tokens=len(ids),
+                limit=hosted.context,
+                field=field,
+                hint="Shorten it.",
             )
         jobs.append(JobRequest(prompt=ids[: hosted.context], embed=True))
     return jobs

@@ -21,6 +21,8 @@ def check_length(text: str, field: str, hosted: HostedModel) -> None:
     if hosted.tokenizer.exceeds(text, hosted.context):
         raise PromptTooLong(
             f"{field} has {len(text)} characters, which are more than the {hosted.context} tokens that fit.",
+            tokens=hosted.context + 1,
+            limit=hosted.context,
             field=field,
             hint="Shorten it.",
         )

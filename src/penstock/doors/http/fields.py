@@ -145,6 +145,8 @@ def check_count(count: int, field: str, limit: int | None, noun: str = "message"
     if limit is not None and count > limit:
         raise PromptTooLong(
             f"{field} has {count} {noun}s, but at most {limit} tokens fit, and each {noun} takes at least one.",
+            tokens=count,
+            limit=limit,
             field=field,
             hint="Send fewer.",
         )

@@ -27,7 +27,10 @@ def openai_body(error: PenstockError) -> OpenAIBody:
     field = error.field or None if isinstance(error, RequestError) else "model" if isinstance(error, UnknownModel) else None
     status = status_of(error)
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": str(error), "type": kind, "param": field, "code": CODES.get(type(error), error.code)}}
+    message = str(error)
+    if isinstance(error, PromptTooLong) and error.limit:  # in the words that clients look for
+        message = f"This model's maximum context length is {error.limit} tokens. {message}"
+    return {"error": {"message": message, "type": kind, "param": field, "code": CODES.get(type(error), error.code)}}
 
 
 def recorded_error(record: Mapping[str, str]) -> tuple[int, OpenAIBody]:

@@ -159,6 +159,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
                 seq.job,
                 PromptTooLong(
                     f"The prompt has {seq.prompt_len} tokens, but the KV memory holds {limit}.",
+                    tokens=seq.prompt_len,
+                    limit=limit,
                     field="prompt",
                     hint="Shorten it, or give the node more KV memory (kv_memory).",
                 ),

@@ -18,7 +18,7 @@ from penstock.doors.openai.errors import openai_body
 from penstock.doors.openai.responses import wire
 from penstock.doors.openai.responses.store import item_id, response_id
 from penstock.doors.tools import ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolEvent
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, PromptTooLong
 
 
 @dataclass
@@ -67,9 +67,9 @@ class ResponseAnswer:
 
     def failed(self, error: PenstockError) -> Iterable[wire.Event]:
         body = openai_body(error)["error"]
-        failed = replace(
-            self._response, status="failed", output=self._output, error=wire.ErrorOut(code="server_error", message=str(error))
-        )
+        code = body["code"] if isinstance(error, PromptTooLong) else "server_error"
+        error_out = wire.ErrorOut(code=code, message=body["message"])
+        failed = replace(self._response, status="failed", output=self._output, error=error_out)
         yield wire.ResponseEvent(type="response.failed", sequence_number=next(self._numbers), response=failed)
         yield wire.ErrorEvent(
             type="error",
