@@ -153,13 +153,13 @@ def server_thread(
     from penstock.doors.access.keys import Keys
     from penstock.doors.access.usage import UsageLog
     from penstock.doors.api_config import ApiConfig
+    from penstock.doors.app.jobs import ALL_JOBS
     from penstock.doors.app.listener import Listener, bind_port, start_listening
     from penstock.doors.app.server import OAIHttpServer
     from penstock.doors.connections.tls import ServerCertificate
     from penstock.doors.generation.catalog import ModelCatalog
     from penstock.doors.generation.served_model import ServedModel
     from penstock.doors.jobs.backlog import Backlog
-    from penstock.doors.openai.job_endpoints import OPENAI_JOBS
     from penstock.engine.hosted_model import host_standalone
     from penstock.workspace.store.layout import Workspace
 
@@ -173,7 +173,7 @@ def server_thread(
     backlog = None
     if node.workspace.path is not None:
         workspace = Workspace(node.workspace.path, create=True)
-        backlog = Backlog(workspace, node.workspace, api, OPENAI_JOBS)
+        backlog = Backlog(workspace, node.workspace, api, ALL_JOBS)
     door = OAIHttpServer(api, node_id=node.node_id, backlog=backlog)
     ready = threading.Event()
     limits = replace(node.limits, drain_timeout=5.0)

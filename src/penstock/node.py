@@ -19,13 +19,13 @@ from penstock.config.node import HostedModelConfig, NodeConfig, ServerConfig, Wo
 from penstock.doors.access.keys import Keys
 from penstock.doors.access.usage import UsageLog
 from penstock.doors.api_config import ApiConfig
+from penstock.doors.app.jobs import ALL_JOBS
 from penstock.doors.app.listener import Listener, bind_port, ignoring_signals, start_listening, wait_for_signal
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.connections.tls import ServerCertificate
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.backlog import Backlog
-from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_standalone
 from penstock.engine.routing.config import RoutingConfig
 from penstock.errors import PenstockError, UntrustedWeights, WorkspaceError
@@ -221,7 +221,7 @@ class Node:
         return ApiConfig(catalog, self.config.server, self.config.limits, self.keys, UsageLog(self.keys.path))
 
     def _backlog(self, workspace: Workspace, api: ApiConfig, on_end: Callable[[JobEnd], None] = lambda end: None) -> Backlog:
-        return Backlog(workspace, self.config.workspace, api, OPENAI_JOBS, on_end=on_end)
+        return Backlog(workspace, self.config.workspace, api, ALL_JOBS, on_end=on_end)
 
     def _load(self, model: HostedModelConfig) -> HostedLayers:
         """All of it, without a network."""

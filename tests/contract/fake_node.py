@@ -26,10 +26,10 @@ from penstock.domain.route import RouteId
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
 from penstock.doors.api_config import ApiConfig
+from penstock.doors.app.jobs import ALL_JOBS
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
-from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedModel
 from penstock.engine.routing.config import RoutingConfig
@@ -155,7 +155,7 @@ def _request(max_tokens: int = 100) -> JobRequest:
 
 def _client(hosted: HostedModel, membership: Membership, folder: Path) -> TestClient:
     api = ApiConfig(ModelCatalog({}, {"other": MODEL}))
-    backlog = Backlog(Workspace(folder, create=True), WorkspaceConfig(), api, OPENAI_JOBS)
+    backlog = Backlog(Workspace(folder, create=True), WorkspaceConfig(), api, ALL_JOBS)
     server = OAIHttpServer(
         api,
         node_id="kitchen",

@@ -36,7 +36,7 @@ def all_routes() -> list[Route]:
     dispatcher = RequestDispatcher(ApiConfig(ModelCatalog({})))
     dialects = [openai_routes(dispatcher), responses_routes(dispatcher, None), batch_routes(None, 1)]
     dialects += [
-        anthropic_routes(dispatcher),
+        anthropic_routes(dispatcher, None),
         ollama_routes(dispatcher),
         NodeEndpoints(dispatcher, "node", dict, None, {}, dict).routes(),
     ]
@@ -88,7 +88,7 @@ def test_what_is_read_is_described_and_what_is_answered_too(routes: list[Route])
     for route in routes:
         if route.method == "POST" and "{" not in route.path and not route.refused:
             assert route.request is not None, route.path
-        if route.path.startswith(("/v1/", "/api/")) and not route.refused and not route.path.endswith("/content"):
+        if route.path.startswith(("/v1/", "/api/")) and not route.refused and not route.path.endswith(("/content", "/results")):
             assert route.response is not None, route.path
 
 

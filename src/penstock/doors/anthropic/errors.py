@@ -46,8 +46,12 @@ def anthropic_body(error: PenstockError) -> AnthropicBody:
     message = str(error) if not field or field in error.message else f"{field}: {error}"
     if isinstance(error, PromptTooLong) and error.limit:  # in the words that clients look for
         message = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum. {message}"
-    body: AnthropicError = {"type": TYPES.get(status_of(error), "invalid_request_error"), "message": message}
+    body: AnthropicError = {"type": error_type(status_of(error)), "message": message}
     return {"type": "error", "error": {**body, "details": NO_THREADS} if field == THREAD else body}
+
+
+def error_type(status: int) -> str:
+    return TYPES.get(status, "invalid_request_error")
 
 
 def is_anthropic(scope: Scope) -> bool:

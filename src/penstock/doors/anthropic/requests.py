@@ -12,6 +12,7 @@ from penstock.doors.generation.output_format import OutputFormat, at_most_one
 from penstock.doors.http.describing import DescribedAs
 from penstock.doors.http.fields import Fields, Only, RequestBody
 from penstock.doors.tools.formats import NAME
+from penstock.workspace.batch.lines import MAX_LINES
 
 CACHE_HINTS = frozenset(("cache_control",))  # every prefix is cached anyway
 ECHOED = frozenset(("caller", "citations", "toolset_name"))  # what clients send back from an answer; the model does not see it
@@ -197,3 +198,17 @@ class MessagesRequest(ConversationFields):
     def slow(self) -> bool:
         """Also with a prefill, which is tokenized when the request is translated."""
         return self.compiles or self.messages[-1].role == "assistant"
+
+
+# ---- batches ----
+
+
+class BatchItem(Fields):
+    """params: the body of a request for a message. It is checked when its turn comes."""
+
+    custom_id: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    params: Annotated[dict[str, Any], DescribedAs(MessagesRequest)]
+
+
+class BatchRequest(Fields):
+    requests: Annotated[list[BatchItem], Field(fail_fast=True, min_length=1, max_length=MAX_LINES)]

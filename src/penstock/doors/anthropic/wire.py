@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
+
 from penstock.doors.http.framing import WireStruct
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -119,3 +121,60 @@ class ModelPage(WireStruct, kw_only=True, omit_defaults=False):
     has_more: bool
     first_id: str | None
     last_id: str | None
+
+
+# ---- batches ----
+
+
+class MessageCounts(WireStruct, kw_only=True, omit_defaults=False):
+    processing: int = 0
+    succeeded: int = 0
+    errored: int = 0
+    canceled: int = 0
+    expired: int = 0
+
+
+class MessageBatchOut(WireStruct, kw_only=True, omit_defaults=False):
+    id: str
+    type: Literal["message_batch"] = "message_batch"
+    processing_status: Literal["in_progress", "canceling", "ended"]
+    request_counts: MessageCounts
+    created_at: str
+    expires_at: str
+    ended_at: str | None
+    archived_at: None = None
+    cancel_initiated_at: str | None
+    results_url: str | None
+
+
+class MessageBatchPage(WireStruct, kw_only=True, omit_defaults=False):
+    data: list[MessageBatchOut]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class MessageBatchDeleted(WireStruct, kw_only=True, omit_defaults=False):
+    id: str
+    type: Literal["message_batch_deleted"] = "message_batch_deleted"
+
+
+class SucceededResult(WireStruct, kw_only=True, tag_field="type", tag="succeeded"):
+    message: msgspec.Raw
+
+
+class ErroredResult(WireStruct, kw_only=True, tag_field="type", tag="errored"):
+    error: dict[str, Any]
+
+
+class CanceledResult(WireStruct, tag_field="type", tag="canceled"):
+    pass
+
+
+class ExpiredResult(WireStruct, tag_field="type", tag="expired"):
+    pass
+
+
+class BatchResult(WireStruct, kw_only=True):
+    custom_id: str
+    result: SucceededResult | ErroredResult | CanceledResult | ExpiredResult

@@ -66,7 +66,7 @@ class OAIHttpServer:
             *model_routes(dispatcher),
             *responses_routes(dispatcher, backlog),
             *batch_routes(backlog, api.server.max_upload),
-            *anthropic_routes(dispatcher),
+            *anthropic_routes(dispatcher, backlog),
             *ollama_routes(dispatcher),
             *NodeEndpoints(dispatcher, node_id, network, backlog, self._responses, certificates).routes(),
         ]

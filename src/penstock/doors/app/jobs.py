@@ -1,0 +1,9 @@
+"""All operations that can be jobs of a workspace or lines of a batch, of all dialects."""
+
+from __future__ import annotations
+
+from penstock.doors.anthropic.job_endpoints import ANTHROPIC_JOBS
+from penstock.doors.jobs.endpoints import JobApi
+from penstock.doors.openai.job_endpoints import OPENAI_JOBS
+
+ALL_JOBS = JobApi(endpoints={**OPENAI_JOBS.endpoints, **ANTHROPIC_JOBS}, refusal=OPENAI_JOBS.refusal)
