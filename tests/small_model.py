@@ -28,26 +28,32 @@ def write_small_model(
     inner: int | None = None,
     head: int | None = None,
     tied: bool = False,
+    context: int | None = None,
 ) -> Path:
     """Write it into `folder`; `default` is the folder of the default model. Needs no torch, which takes seconds to import.
 
     inner: width of the MLP.
     head: width of an attention head.
     tied: the head has the weights of the embedding.
+    context: tokens; by default those of the default model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copyfile(default / name, folder / name)
-    config = json.loads((default / "config.json").read_text(encoding="utf-8")) | {
-        "hidden_size": width,
-        "intermediate_size": inner or width * 3 // 2,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": 2,
-        "head_dim": head or width // HEADS,
-        "num_hidden_layers": layers,
-        "tie_word_embeddings": tied,
-        "torch_dtype": "float32",
-    }
+    config = (
+        json.loads((default / "config.json").read_text(encoding="utf-8"))
+        | {
+            "hidden_size": width,
+            "intermediate_size": inner or width * 3 // 2,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": 2,
+            "head_dim": head or width // HEADS,
+            "num_hidden_layers": layers,
+            "tie_word_embeddings": tied,
+            "torch_dtype": "float32",
+        }
+        | ({} if context is None else {"max_position_embeddings": context})
+    )
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     spec, random = spec_from_config(config), np.random.default_rng(0)
     shapes = {name: shape for index in range(layers) for name, shape in layer_shapes(spec, index).items()} | end_shapes(spec)
