@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+RESPONSES, MESSAGES, CHAT = "/v1/responses", "/v1/messages", "/v1/chat/completions"
 HOP = {"connection", "transfer-encoding", "content-length", "host"}  # headers of one leg
 MAX_TEXT = 60  # characters of a text in a recorded request
 SCRUBBED = (
@@ -43,33 +44,55 @@ class Call:
 
 @dataclass
 class Script:
-    """What the model answers: the call of that number of results, then the text. `requests`: what the client sent."""
+    """What the model answers: for each result that it has, the next call, then the text. None is any text, or what the request's
+    own schema allows. `requests`: what the client sent, and what it got."""
 
     calls: Sequence[Call]
-    text: str
+    text: str | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     def direct(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The request with the answer forced."""
-        messages = path.startswith("/v1/messages")
-        done = _results(body["messages" if messages else "input"])
-        offered = {tool.get("name") for tool in body.get("tools", ())}
+        done = _results(body["input" if path == RESPONSES else "messages"])
+        offered = {_function(tool).get("name") for tool in body.get("tools") or ()}
         call = self.calls[done] if done < len(self.calls) else None
         if call is None or call.tool not in offered:  # the last answer, or a side request, such as one for a title
-            choice: Any = {"type": "none"} if messages else "none"
+            return self._without_calls(path, body, offered)
+        for tool in body["tools"]:
+            function = _function(tool)
+            if function.get("name") == call.tool:
+                function |= {"input_schema" if path == MESSAGES else "parameters": call.schema, "strict": True}
+        named = {"name": call.tool}
+        choices: dict[str, Any] = {
+            MESSAGES: {"type": "tool", **named, "disable_parallel_tool_use": True},
+            RESPONSES: {"type": "function", **named},
+            CHAT: {"type": "function", "function": named},
+        }
+        return body | {"tool_choice": choices[path]}
+
+    def _without_calls(self, path: str, body: dict[str, Any], offered: set[Any]) -> dict[str, Any]:
+        if self.text is not None:
+            choice: Any = {"type": "none"} if path == MESSAGES else "none"
             return body | {"regex": re.escape(self.text)} | ({"tool_choice": choice} if offered else {})
-        key = "input_schema" if messages else "parameters"
-        tools = [tool | {key: call.schema, "strict": True} if tool.get("name") == call.tool else tool for tool in body["tools"]]
-        if messages:
-            return body | {"tools": tools, "tool_choice": {"type": "tool", "name": call.tool, "disable_parallel_tool_use": True}}
-        return body | {"tools": tools, "tool_choice": {"type": "function", "name": call.tool}}
+        called = {call.tool for call in self.calls}
+        others = [tool for tool in body.get("tools") or () if _function(tool).get("name") not in called]
+        rest = {name: value for name, value in body.items() if name not in ("tools", "tool_choice", "parallel_tool_calls")}
+        return body | {"tools": others} if others else rest
 
 
-def _results(items: Sequence[Mapping[str, Any]]) -> int:
-    """The number of results of tools in a conversation of either dialect."""
-    blocks = [item for item in items if item.get("type") == "function_call_output"]
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool without what chat puts around it."""
+    inner: dict[str, Any] = tool.get("function", tool)
+    return inner
+
+
+def _results(items: str | Sequence[Mapping[str, Any]]) -> int:
+    """The number of results of tools in a conversation of any dialect."""
+    if isinstance(items, str):
+        return 0
+    own = [item for item in items if item.get("type") == "function_call_output" or item.get("role") == "tool"]
     inner = [block for item in items if isinstance(item.get("content"), list) for block in item["content"]]
-    return len(blocks) + sum(block.get("type") == "tool_result" for block in inner)
+    return len(own) + sum(block.get("type") == "tool_result" for block in inner)
 
 
 def recorded(request: Mapping[str, Any], folder: str) -> dict[str, Any]:
@@ -104,7 +127,7 @@ def scripted(url: str, script: Script) -> Iterator[str]:
             sent = json.loads(data) if data else {}
             connection = http.client.HTTPConnection(target, timeout=300)
             headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP}
-            forced = path in ("/v1/responses", "/v1/messages")
+            forced = path in (RESPONSES, MESSAGES, CHAT)
             connection.request(
                 self.command, self.path, json.dumps(script.direct(path, copy.deepcopy(sent))) if forced else data, headers
             )

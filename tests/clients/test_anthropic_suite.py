@@ -17,7 +17,7 @@ SUITES = [
 
 # What is left out, and why. tests/doors/test_anthropic.py has its own test with all the parameters that are supported.
 DESELECTED = {
-    "create_with_all_params": "sends what is refused by rule: containers, diagnostics, thinking, tools of Anthropic's servers",
+    "create_with_all_params": "sends what is refused by rule: containers, threads, MCP servers, other tools of Anthropic's",
     "count_tokens_with_all_params": "the same",
     "deprecated_model_warning": "the client warns by itself, before it asks; a hundred answers show nothing about the server",
 }

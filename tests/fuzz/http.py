@@ -19,11 +19,11 @@ from penstock.config.node import LimitsConfig
 from penstock.doors.access.gate import AccessLog, Gate
 from penstock.doors.access.keys import Keys
 from penstock.doors.access.refusal_pace import RefusalPace
-from penstock.doors.anthropic.requests import MessagesRequest
+from penstock.doors.anthropic.requests import BatchRequest, MessagesRequest
 from penstock.doors.connections.admission import Admission
 from penstock.doors.connections.connection import Connection
 from penstock.doors.http.errors import send_error
-from penstock.doors.http.fields import parse, whole_body
+from penstock.doors.http.fields import ignored_headers, parse, whole_body
 from penstock.doors.ollama.requests import ChatRequest as OllamaChatRequest
 from penstock.doors.ollama.requests import EmbedRequest, GenerateRequest
 from penstock.doors.openai.batches.files import _fields, _form
@@ -142,6 +142,8 @@ def connections() -> Target:
                 break
             connection.data_received(piece)
             await asyncio.sleep(0)
+        if not transport.closing and not connection.eof_received():
+            transport.close()
         for _ in range(8):
             await asyncio.sleep(0)
         connection.connection_lost(None)
@@ -187,6 +189,7 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
     MessagesRequest: [
         {"model": "m", "max_tokens": 5, "system": "s", "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}
     ],
+    BatchRequest: [{"requests": [{"custom_id": "a", "params": {"model": "m", "max_tokens": 5}}]}],
     OllamaChatRequest: [
         {"model": "m", "messages": [{"role": "user", "content": "x"}], "options": {"num_predict": 3}, "format": "json"}
     ],
@@ -207,7 +210,8 @@ def bodies() -> Target:
     def check(case: tuple[type[Any], bytes]) -> None:
         kind, body = case
         try:
-            parse(kind, body, max_messages=100)
+            headers = ignored_headers(parse(kind, body, max_messages=100))
+            assert all(value.isascii() and value.isprintable() for value in headers.values()), headers
         except RequestError as error:
             str(error).encode()  # it is sent to the client
 

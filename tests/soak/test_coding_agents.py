@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,16 +36,18 @@ def server(default_model_folder: Path, tmp_path_factory: pytest.TempPathFactory)
         yield running
 
 
+def install(packages: Iterable[str], folder: Path) -> None:
+    npm = shutil.which("npm")
+    assert npm is not None, "npm is missing: install Node.js"
+    flags = ("--no-audit", "--no-fund", "--ignore-scripts")
+    subprocess.run([npm, "install", *flags, *packages], cwd=folder, check=True, timeout=600)
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the agents' programs. Their binaries are packages of their own, so no script need run to install them."""
     folder = tmp_path_factory.mktemp("npm")
-    npm = shutil.which("npm")
-    assert npm is not None, "npm is missing: install Node.js"
-    packages = list(PACKAGES.values())
-    subprocess.run(
-        [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", *packages], cwd=folder, check=True, timeout=600
-    )
+    install(PACKAGES.values(), folder)
     return folder / "node_modules"
 
 
