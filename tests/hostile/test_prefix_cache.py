@@ -53,6 +53,7 @@ EMBEDDING: dict[str, Callable[[str], dict[str, Any]]] = {
 WITHOUT_JOBS = {
     *("/tokenize", "/detokenize", "/v1/messages/count_tokens"),
     *("/v1/files", "/v1/batches", "/v1/batches/{batch}/cancel", "/v1/responses/{response}/cancel"),
+    *("/v1/messages/batches", "/v1/messages/batches/{batch}/cancel"),
     *("/api/copy", "/api/create", "/api/pull", "/api/push", "/api/show"),
 }
 
