@@ -14,6 +14,7 @@ import pytest
 from penstock.config.node import HostedModelConfig, NodeConfig, ServerConfig, WorkspaceConfig
 from penstock.config.settings import Settings, load_settings
 from penstock.errors import ConfigError
+from tests.certificates import write_certificate
 from tests.cli.test_cli import cli
 from tests.pipes_live.nodes import until
 from tests.server import clean_environment, free_port, running_server, until_ready
@@ -79,10 +80,12 @@ def test_a_model_config_alone_says_the_same() -> None:
     [
         (["--no-ends", "--layers", "0:1"], "No port would be opened; --port PORT opens one."),
         (["--no-ends", "--layers", "0:1", "--port", "1234"], "The API would listen on 127.0.0.1, port 1234."),
-        (["--tls-cert", "a", "--tls-key", "b", "--port", "1234"], "The API would listen on 127.0.0.1, port 1234, with HTTPS."),
+        (["--tls-cert", "cert.pem", "--port", "1234"], "The API would listen on 127.0.0.1, port 1234, with HTTPS."),
     ],
 )
-def test_a_dry_run_says_which_port_would_be_opened(flags: list[str], said: str, tiny_chat_model: Path) -> None:
+def test_a_dry_run_says_which_port_would_be_opened(flags: list[str], said: str, tiny_chat_model: Path, tmp_path: Path) -> None:
+    if "--tls-cert" in flags:
+        flags = [*write_certificate(tmp_path).flags, *flags[2:]]
     done = cli("serve", "--dry-run", "--model", str(tiny_chat_model), "--router", "in-process", *flags)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == said
