@@ -85,3 +85,15 @@ def test_an_urgent_prompt_that_waits_for_a_larger_lease_keeps_no_other_from_pree
     long, short = admission.ask(LONG, priority=1), admission.ask(SHORT, priority=1)
     admission.step()
     assert [admission.runs(job) for job in (*background, long, short)] == [True, False, False, True]
+
+
+def test_while_memory_is_full_the_cache_is_not_searched_for_those_that_wait(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [admission.ask(SHORT) for _ in range(4)]
+    admission.step()
+    assert [admission.runs(job) for job in jobs] == [True, True, True, False]
+    searched: list[object] = []
+    monkeypatch.setattr(admission.manager.pool, "lookup", searched.append)
+    admission.step()
+    assert not searched
