@@ -165,6 +165,11 @@ class Sequence:
         return self.step_processed == len(self.tokens) - 1 and self.generated > 0
 
     @property
+    def shown_state(self) -> SequenceState:
+        """Its state for people: one that generates is RUNNING between two tokens, too."""
+        return SequenceState.RUNNING if self.state is SequenceState.PAUSED and self.decoding else self.state
+
+    @property
     def wants_rows(self) -> bool:
         """Whether prompt logprobs or an embedding are still missing, so that every row of the prompt is needed."""
         if self.job.request.embed:

@@ -95,7 +95,7 @@ def _state(job: Job, sequences: Sequence[EngineSequence]) -> str:
     """A state in a word that a user knows: between two chunks of a prompt a sequence is PAUSED, and its job is being read."""
     if not sequences:
         return "waiting"
-    state = sequences[0].state
+    state = sequences[0].shown_state
     return "reading" if state in HOLDS_KV and job.prefilled < len(job.prompt_ids) else state.name.lower()
 
 
