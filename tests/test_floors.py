@@ -33,6 +33,7 @@ FLOORS = {
     "model": 3,
     "domain": 2,
     "config": 2,
+    "kernels": 2,
     "errors": 1,
     "stats": 1,
     "progress": 1,
@@ -101,6 +102,7 @@ THIRD_PARTY = {
     "domain": set(),
     "config": set(),
 } | dict.fromkeys(("model", "pipes", "weights", "engine", "audit"), COMPUTE)
+THIRD_PARTY["kernels"] = {"numpy"}
 THIRD_PARTY["network"] = {"zenoh", "msgspec", "cryptography"}
 THIRD_PARTY["workspace"] = {"watchfiles"}
 IMPORTERS = {"gguf", "huggingface_hub"}  # only in model/sources, and only inside functions

@@ -1,0 +1,165 @@
+// Attention over pages: a running softmax over blocks of keys, with keys in lanes for the scores and values in lanes for the sums.
+// A query's blocks lie at fixed positions, so its result does not depend on the queries beside it. Included after kernels.inl.
+
+namespace penstock {
+namespace {
+
+inline int first_key(const Attention& task, int position) {
+    return task.window > 0 && position >= task.window ? position - task.window + 1 : 0;
+}
+
+inline const char* slot(const Attention& task, int position) {
+    const int64_t block = task.table[position / task.block_size];
+    return task.kv + (block * task.block_size + position % task.block_size) * task.slot_bytes;
+}
+
+// Keys [first, end), at most 64, of which those below `start` are not read: keys [4][head_dim][16], values [64][padded]
+void load_block(const Attention& task, int first, int start, int end, float* keys, float* values) {
+    const int dim = task.head_dim, padded = static_cast<int>(round_up(dim, LANES));
+    float rows[LANES][MAX_HEAD_DIM];
+    for (int group = first; group < end; group += LANES) {
+        if (group + LANES <= start) continue;
+        const float* pointers[LANES];
+        for (int i = 0; i < LANES; i++) {
+            const int position = group + i;
+            pointers[i] = rows[i];
+            if (position < start || position >= end) {
+                memset(rows[i], 0, static_cast<size_t>(dim) * sizeof(float));
+                continue;
+            }
+            const char* at = slot(task, position);
+            float* value = values + (position - first) * padded;
+            widen_row(task.type, at, dim, rows[i]);
+            widen_row(task.type, at + task.value_offset, dim, value);
+            for (int d = dim; d < padded; d++) value[d] = 0.0f;
+        }
+        transpose(pointers, dim, keys + (group - first) * dim);
+    }
+}
+
+struct Query {
+    const float* q;
+    float* state;      // o [padded], then the largest score and the sum
+    int start, end;    // keys that it sees
+};
+
+// scores [R][64] of key groups [from, to)
+template <int R>
+inline void score(const Query* queries, int dim, float scale, const float* keys, int from, int to, float* scores) {
+    for (int group = from; group < to; group++) {
+        V sums[R];
+        for (int r = 0; r < R; r++) sums[r] = all(0.0f);
+        const float* k = keys + group * LANES * dim;
+        for (int d = 0; d < dim; d++) {
+            const V key = load(k + d * LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) sums[r] = fma(all(queries[r].q[d]), key, sums[r]);
+        }
+        for (int r = 0; r < R; r++) save(scores + r * KEY_BLOCK + group * LANES, mul(sums[r], all(scale)));
+    }
+}
+
+// Turn the scores of a query's keys [start, end) of the block into weights, 0 for the others; return the factor on what it had.
+inline float soften(float* scores, int start, int end, float* largest, float* sum) {
+    if (start >= end) {
+        for (int i = 0; i < KEY_BLOCK; i++) scores[i] = 0.0f;
+        return 1.0f;
+    }
+    for (int i = 0; i < start; i++) scores[i] = -INFINITY;
+    for (int i = end; i < KEY_BLOCK; i++) scores[i] = -INFINITY;
+    V highest = load(scores);
+    for (int i = LANES; i < KEY_BLOCK; i += LANES) highest = max(highest, load(scores + i));
+    const float before = *largest, block = max_lanes(highest), now = before > block ? before : block;
+    for (int i = 0; i < KEY_BLOCK; i += LANES) save(scores + i, exponential(sub(load(scores + i), all(now))));
+    for (int i = 0; i < start; i++) scores[i] = 0.0f;
+    for (int i = end; i < KEY_BLOCK; i++) scores[i] = 0.0f;
+    V total = load(scores);
+    for (int i = LANES; i < KEY_BLOCK; i += LANES) total = add(total, load(scores + i));
+    const float factor = before == -INFINITY ? 0.0f : exponential(before - now);
+    *largest = now;
+    *sum = __builtin_fmaf(*sum, factor, sum_lanes(total));
+    return factor;
+}
+
+template <int R>
+inline void attend_tile(const Attention& task, const Query* queries, int first, int end, const float* keys, const float* values, float* scores) {
+    const int padded = static_cast<int>(round_up(task.head_dim, LANES));
+    int from = KEY_BLOCK, to = 0;  // keys that any of them sees, counted from the block's first
+    for (int r = 0; r < R; r++) {
+        const int low = queries[r].start > first ? queries[r].start - first : 0;
+        const int high = (queries[r].end < end ? queries[r].end : end) - first;
+        if (low < high) {
+            from = low < from ? low : from;
+            to = high > to ? high : to;
+        }
+    }
+    if (from >= to) return;
+    score<R>(queries, task.head_dim, task.scale, keys, from / LANES, (to + LANES - 1) / LANES, scores);
+    float factors[R];
+    for (int r = 0; r < R; r++) {
+        const int low = queries[r].start > first ? queries[r].start - first : 0;
+        const int high = (queries[r].end < end ? queries[r].end : end) - first;
+        float* state = queries[r].state + padded;
+        factors[r] = soften(scores + r * KEY_BLOCK, low, high, state, state + 1);
+    }
+    for (int d = 0; d < padded; d += LANES) {
+        V sums[R];
+        for (int r = 0; r < R; r++) sums[r] = mul(load(queries[r].state + d), all(factors[r]));
+        for (int key = from; key < to; key++) {
+            const V value = load(values + key * padded + d);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) sums[r] = fma(all(scores[r * KEY_BLOCK + key]), value, sums[r]);
+        }
+        for (int r = 0; r < R; r++) save(queries[r].state + d, sums[r]);
+    }
+}
+
+void attend(const Attention& task, int first, int count, int chunk, float* scratch, float* states) {
+    const int dim = task.head_dim, padded = static_cast<int>(round_up(dim, LANES)), stride = state_size(dim);
+    Query queries[QUERY_TILE];
+    for (int i = 0; i < count; i++) {
+        const int row = (first + i) / task.group, head = (first + i) % task.group, position = task.start + row;
+        float* state = states + i * stride;
+        for (int d = 0; d < padded; d++) state[d] = 0.0f;
+        state[padded] = -INFINITY;
+        state[padded + 1] = 0.0f;
+        queries[i] = {task.q + row * task.row_stride + head * dim, state, first_key(task, position), position + 1};
+    }
+    const int start = queries[0].start, end = queries[count - 1].end;
+    float* keys = scratch;
+    float* values = keys + KEY_BLOCK * padded;
+    float* scores = values + KEY_BLOCK * padded;
+    for (int block = chunk * KEY_CHUNK; block < (chunk + 1) * KEY_CHUNK && block < end; block += KEY_BLOCK) {
+        const int block_end = block + KEY_BLOCK < end ? block + KEY_BLOCK : end;
+        if (block_end <= start) continue;
+        load_block(task, block, start, block_end, keys, values);
+        int i = 0;
+        for (; i + TILE <= count; i += TILE) attend_tile<TILE>(task, queries + i, block, block_end, keys, values, scores);
+        for (; i + 3 <= count; i += 3) attend_tile<3>(task, queries + i, block, block_end, keys, values, scores);
+        for (; i < count; i++) attend_tile<1>(task, queries + i, block, block_end, keys, values, scores);
+    }
+}
+
+void merge_states(float* total, const float* part, int dim) {
+    const int padded = static_cast<int>(round_up(dim, LANES));
+    const float before = total[padded], added = part[padded];
+    if (part[padded + 1] == 0.0f) return;
+    if (total[padded + 1] == 0.0f) {
+        memcpy(total, part, static_cast<size_t>(padded + 2) * sizeof(float));
+        return;
+    }
+    const float largest = before > added ? before : added;
+    const float a = exponential(before - largest), b = exponential(added - largest);
+    for (int d = 0; d < padded; d += LANES)
+        save(total + d, fma(load(total + d), all(a), mul(load(part + d), all(b))));
+    total[padded] = largest;
+    total[padded + 1] = __builtin_fmaf(total[padded + 1], a, part[padded + 1] * b);
+}
+
+void finish_state(const float* state, int dim, float* out) {
+    const float factor = 1.0f / state[round_up(dim, LANES) + 1];
+    for (int d = 0; d < dim; d++) out[d] = state[d] * factor;
+}
+
+}  // namespace
+}  // namespace penstock

@@ -1,0 +1,109 @@
+#include "checks.h"
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace penstock {
+namespace {
+
+thread_local char message[256] = "";
+
+}  // namespace
+
+int fail(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    return -1;
+}
+
+int check_matrix(const ps_matrix& matrix) {
+    if (ps_packed_bytes(matrix.kind, matrix.rows, matrix.cols) == 0 || !matrix.data)
+        return fail("A matrix of kind %d with %d rows and %d columns is not packed.", matrix.kind, matrix.rows, matrix.cols);
+    if (reinterpret_cast<uintptr_t>(matrix.data) % 64) return fail("Packed weights must begin at a multiple of 64 bytes.");
+    return 0;
+}
+
+namespace {
+
+// Check matrices that are stacked; a later one may be missing.
+int check_stack(const char* name, const ps_matrix* parts, int count, int rows, int cols) {
+    int64_t found = 0;
+    for (int i = 0; i < count; i++) {
+        if (i > 0 && parts[i].rows == 0) continue;
+        if (check_matrix(parts[i])) return -1;
+        if (parts[i].cols != cols) return fail("%s has %d columns, not %d.", name, parts[i].cols, cols);
+        found += parts[i].rows;
+    }
+    if (found != rows) return fail("%s has %lld rows, not %d.", name, static_cast<long long>(found), rows);
+    return 0;
+}
+
+int check_layer(const ps_model& model, const ps_layer& layer) {
+    const int inner = model.heads * model.head_dim;
+    if (!layer.input_norm || !layer.mlp_norm || !layer.kv) return fail("A layer lacks its norms or its KV memory.");
+    if (layer.rope < 0 || layer.rope >= model.rope_count) return fail("There is no rope table %d.", layer.rope);
+    if (layer.window < 0) return fail("A window of %d positions is negative.", layer.window);
+    if (check_stack("qkv", layer.qkv, 3, (model.heads + 2 * model.kv_heads) * model.head_dim, model.hidden)) return -1;
+    if (check_stack("output", &layer.output, 1, model.hidden, inner)) return -1;
+    if (check_stack("gate_up", layer.gate_up, 2, 2 * model.intermediate, model.hidden)) return -1;
+    return check_stack("down", &layer.down, 1, model.hidden, model.intermediate);
+}
+
+}  // namespace
+
+int check_model(const ps_model& model, int first, int last) {
+    if (model.hidden < 1 || model.heads < 1 || model.kv_heads < 1 || model.intermediate < 1 || model.heads % model.kv_heads)
+        return fail("%d heads cannot share %d key-value heads.", model.heads, model.kv_heads);
+    if (model.head_dim < 1 || model.head_dim > MAX_HEAD_DIM)
+        return fail("Heads of %d numbers are not supported: at most %d.", model.head_dim, MAX_HEAD_DIM);
+    if (model.kv_type != PS_TYPE_F32 && model.kv_type != PS_TYPE_F16 && model.kv_type != PS_TYPE_BF16)
+        return fail("Keys and values of type %d are not supported.", model.kv_type);
+    if (model.activation != PS_SILU && model.activation != PS_GELU_TANH)
+        return fail("There is no activation %d.", model.activation);
+    if (model.block_size < 1 || model.kv_blocks < 1) return fail("There are no KV blocks.");
+    for (int i = 0; i < model.rope_count; i++)
+        if (model.ropes[i].width < 0 || model.ropes[i].width % 2 || model.ropes[i].width > model.head_dim)
+            return fail("A rope of %d numbers does not fit heads of %d.", model.ropes[i].width, model.head_dim);
+    if (first < 0 || last > model.layer_count || first > last)
+        return fail("Layers %d to %d are not among %d.", first, last, model.layer_count);
+    for (int i = first; i < last; i++)
+        if (check_layer(model, model.layers[i])) return -1;
+    return 0;
+}
+
+int check_batch(const ps_model& model, int first, int last, const ps_batch& batch) {
+    int64_t rows = 0;
+    int64_t furthest = 0;
+    bool windows = true;  // every layer has one, so blocks behind it are never read
+    int widest = 1;
+    for (int i = first; i < last; i++) {
+        windows = windows && model.layers[i].window > 0;
+        widest = model.layers[i].window > widest ? model.layers[i].window : widest;
+    }
+    for (int i = 0; i < batch.spans; i++) {
+        const int64_t start = batch.start[i], n = batch.n[i], end = start + n;
+        if (start < 0 || n < 1) return fail("Span %d has %lld rows from position %lld.", i, (long long)n, (long long)start);
+        const int64_t blocks = (end + model.block_size - 1) / model.block_size, table = batch.table[i];
+        if (table < 0 || table + blocks > batch.tables_size)
+            return fail("The block table of span %d ends before position %lld.", i, static_cast<long long>(end));
+        const int64_t seen = windows && start >= widest ? (start - widest + 1) / model.block_size : 0;
+        for (int64_t b = seen; b < blocks; b++) {
+            const int32_t block = batch.tables[table + b];
+            if (block < 0 || block >= model.kv_blocks)
+                return fail("Block %d of span %d is not among %d.", block, i, model.kv_blocks);
+        }
+        furthest = end > furthest ? end : furthest;
+        rows += n;
+    }
+    for (int i = first; i < last; i++)
+        if (furthest > model.ropes[model.layers[i].rope].positions)
+            return fail("Position %lld is past the rope table of layer %d.", static_cast<long long>(furthest - 1), i);
+    if (rows > INT32_MAX / 2) return fail("%lld rows are too many.", static_cast<long long>(rows));
+    return static_cast<int>(rows);
+}
+
+}  // namespace penstock
+
+const char* ps_error(void) { return penstock::message; }

@@ -1,0 +1,90 @@
+// A context: the kernels of one path, the threads, and scratch memory that grows as needed.
+#pragma once
+#include <cstdlib>
+#include <new>
+
+#include "checks.h"
+#include "kernels.h"
+#include "threads.h"
+
+namespace penstock {
+
+// Memory that begins at a multiple of 64 bytes and keeps its largest size; what was in it is lost when it grows.
+class Buffer {
+public:
+    Buffer() = default;
+    ~Buffer() { std::free(data_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    template <typename T>
+    T* take(int64_t count) {
+        const size_t bytes = static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)) + 64, 4096));
+        if (bytes > size_) {
+            std::free(data_);
+            size_ = 0;
+            data_ = std::aligned_alloc(64, bytes);
+            if (!data_) throw std::bad_alloc();
+            size_ = bytes;
+        }
+        return static_cast<T*>(data_);
+    }
+
+private:
+    void* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+// Rows on their way into a product: as floats, and quantised where the matrix wants that.
+struct Activations {
+    Buffer x_memory, q_memory, group_memory;
+    float* x = nullptr;
+    int8_t* q = nullptr;
+    GroupInfo* groups = nullptr;
+    int cols = 0, padded = 0;
+
+    void resize(int m, int columns);
+    float* row(int i) { return x + static_cast<int64_t>(i) * padded; }
+    Rows rows() const { return {x, q, groups, padded}; }
+};
+
+}  // namespace penstock
+
+struct ps_context {
+    penstock::ThreadPool pool;
+    const penstock::Kernels* kernels;
+    penstock::Activations input;
+    penstock::Buffer wide, positions, states, items, logits;
+    int32_t *row_span = nullptr, *row_position = nullptr;  // of the batch that runs
+
+    ps_context(int threads, const penstock::Kernels* path) : pool(threads), kernels(path) {}
+
+    // Call body(row) for m rows; a few are not worth waking threads for.
+    template <typename F>
+    void for_rows(int m, const F& body) {
+        const int pieces = m < 4 ? 1 : m < 4 * pool.threads() ? m : 4 * pool.threads();
+        pool.run(pieces, [&](int piece) {
+            const int64_t end = static_cast<int64_t>(m) * (piece + 1) / pieces;
+            for (int64_t row = static_cast<int64_t>(m) * piece / pieces; row < end; row++) body(static_cast<int>(row));
+        });
+    }
+
+    // Finish row i of `input` for these matrices: quantise it if one of them is.
+    void finish_row(const ps_matrix* parts, int count, int i) {
+        bool quantised = false;
+        for (int p = 0; p < count; p++) quantised = quantised || (parts[p].rows > 0 && parts[p].kind <= PS_Q8M);
+        float* x = input.row(i);
+        for (int k = input.cols; k < input.padded; k++) x[k] = 0.0f;
+        const int64_t at = static_cast<int64_t>(i) * input.padded;
+        if (quantised) kernels->quantise(x, input.cols, input.padded, input.q + at, input.groups + at / penstock::GROUP);
+    }
+
+    // y[m, rows of all parts] = input times the parts, stacked
+    void product(const ps_matrix* parts, int count, int m, const penstock::Output& out);
+
+    // Store keys and values, rotate, and attend: qkv -> rows of `input`, or of `out` where it is given
+    void attend(const ps_model& model, const ps_layer& layer, const ps_batch& batch, int m, float* qkv, float* out);
+
+    // Find the span and the position of each row
+    void locate(const ps_batch& batch, int m);
+};

@@ -1,0 +1,381 @@
+// Tests the library on this machine, with nothing but a compiler: every path that the processor can run must compute the bits
+// of the portable one, which is compared with sums in double precision. `driver bench` measures the paths instead.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "penstock.h"
+
+namespace {
+
+int failures = 0, checks = 0;
+
+void expect(bool good, const std::string& what) {
+    checks++;
+    if (good) return;
+    failures++;
+    std::fprintf(stderr, "FAILED: %s (%s)\n", what.c_str(), ps_error());
+}
+
+std::mt19937 source(1);
+
+std::vector<float> normal(size_t n, float scale = 1.0f) {
+    std::normal_distribution<float> draw(0.0f, scale);
+    std::vector<float> out(n);
+    for (float& x : out) x = draw(source);
+    return out;
+}
+
+struct Free {
+    void operator()(void* p) const { std::free(p); }
+};
+using Memory = std::unique_ptr<void, Free>;
+
+Memory aligned(size_t bytes) {
+    Memory out(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+    std::memset(out.get(), 0, bytes);
+    return out;
+}
+
+struct Context {
+    ps_context* c;
+    explicit Context(const char* path, int threads = 2) : c(ps_context_new(threads, path)) {}
+    ~Context() { ps_context_free(c); }
+    Context(const Context&) = delete;
+    Context& operator=(const Context&) = delete;
+};
+
+std::vector<std::string> usable_paths() {
+    std::vector<std::string> out;
+    for (int i = 0; ps_path(i); i++)
+        if (ps_path_usable(ps_path(i))) out.push_back(ps_path(i));
+    return out;
+}
+
+struct Weights {
+    Memory data;
+    std::vector<float> bias;
+    ps_matrix matrix;
+
+    Weights(int kind, int rows, int cols, bool biased = false) : data(aligned(ps_packed_bytes(kind, rows, cols))) {
+        if (biased) bias = normal(static_cast<size_t>(rows));
+        matrix = {kind, rows, cols, 0, data.get(), biased ? bias.data() : nullptr};
+        const std::vector<float> values = normal(static_cast<size_t>(rows) * cols, 1.0f / std::sqrt(static_cast<float>(cols)));
+        expect(ps_pack(matrix, data.get(), 0, rows, PS_TYPE_F32, values.data(), nullptr) == 0, "packing");
+    }
+};
+
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+std::vector<float> multiply(ps_context* c, const Weights& w, int m, const float* x) {
+    std::vector<float> y(static_cast<size_t>(m) * w.matrix.rows);
+    expect(ps_product(c, w.matrix, m, x, y.data()) == 0, "product");
+    return y;
+}
+
+// What the product of quantised rows should be, in double precision
+std::vector<double> exact_product(const Weights& w, int m, const std::vector<float>& x) {
+    const int rows = w.matrix.rows, cols = w.matrix.cols;
+    std::vector<float> unpacked(static_cast<size_t>(rows) * cols);
+    ps_unpack(w.matrix, 0, rows, unpacked.data());
+    std::vector<double> out;
+    for (int r = 0; r < m; r++) {
+        std::vector<double> input(x.begin() + static_cast<long>(r) * cols, x.begin() + static_cast<long>(r + 1) * cols);
+        for (int g = 0; w.matrix.kind <= PS_Q8M && g < cols; g += 32) {
+            double largest = 0;
+            for (int k = g; k < cols && k < g + 32; k++) largest = std::fmax(largest, std::fabs(input[k]));
+            const double scale = static_cast<double>(static_cast<float>(largest) / 127.0f);
+            for (int k = g; k < cols && k < g + 32; k++) input[k] = scale > 0 ? std::nearbyint(input[k] / scale) * scale : 0;
+        }
+        for (int n = 0; n < rows; n++) {
+            double sum = w.matrix.bias ? w.matrix.bias[n] : 0;
+            for (int k = 0; k < cols; k++) sum += input[k] * unpacked[static_cast<size_t>(n) * cols + k];
+            out.push_back(sum);
+        }
+    }
+    return out;
+}
+
+double distance(const std::vector<float>& a, const std::vector<double>& b) {
+    double error = 0, size = 1e-30;
+    for (size_t i = 0; i < a.size(); i++) error += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
+    return std::sqrt(error / size);
+}
+
+void test_products() {
+    const int shapes[][3] = {{1, 16, 32}, {3, 40, 64}, {5, 17, 100}, {16, 48, 576}, {33, 96, 288}, {70, 65, 1056}, {130, 33, 31}};
+    for (const auto& shape : shapes)
+        for (int kind = PS_Q4; kind <= PS_F32; kind++) {
+            const int m = shape[0], rows = shape[1], cols = shape[2];
+            const Weights w(kind, rows, cols, rows % 2);
+            const std::vector<float> x = normal(static_cast<size_t>(m) * cols);
+            const std::string what = "kind " + std::to_string(kind) + ", " + std::to_string(m) + " rows, " + std::to_string(rows) + " x " + std::to_string(cols);
+            const Context portable("portable");
+            const std::vector<float> wanted = multiply(portable.c, w, m, x.data());
+            expect(distance(wanted, exact_product(w, m, x)) < 2e-3, "the portable product is right: " + what);
+            for (const std::string& path : usable_paths()) {
+                const Context context(path.c_str());
+                expect(same(multiply(context.c, w, m, x.data()), wanted), path + " computes the portable bits: " + what);
+                std::vector<float> single;
+                for (int r = 0; r < m; r++) {
+                    const std::vector<float> row = multiply(context.c, w, 1, x.data() + static_cast<size_t>(r) * cols);
+                    single.insert(single.end(), row.begin(), row.end());
+                }
+                expect(same(single, wanted), path + " computes a row alone as among others: " + what);
+            }
+        }
+}
+
+void test_rows_that_are_not_finite_stay_so() {
+    const Weights w(PS_Q4M, 32, 64);
+    for (const std::string& path : usable_paths()) {
+        const Context context(path.c_str());
+        for (const float bad : {NAN, INFINITY}) {
+            std::vector<float> x = normal(3 * 64);
+            x[64 + 7] = bad;
+            const std::vector<float> y = multiply(context.c, w, 3, x.data());
+            bool good = true;
+            for (int n = 0; n < 32; n++) good = good && std::isfinite(y[n]) && !std::isfinite(y[32 + n]) && std::isfinite(y[64 + n]);
+            expect(good, path + " lets what is not finite be seen, in its own row alone");
+        }
+    }
+}
+
+// ---- a small model ----
+
+struct Model {
+    std::vector<Weights> weights;
+    std::vector<std::vector<float>> norms;
+    std::vector<Memory> kv;
+    std::vector<float> cos, sin;
+    std::vector<ps_layer> layers;
+    ps_rope rope;
+    ps_model model;
+
+    Model(int kind, int kv_type, bool rich) {
+        const int hidden = 96, heads = 6, kv_heads = 2, dim = rich ? 24 : 32, inner = 160, positions = 1024, block_size = 16, blocks = 80;
+        const int size = kv_type == PS_TYPE_F32 ? 4 : 2, width = rich ? 16 : dim;
+        for (int p = 0; p < positions; p++)
+            for (int i = 0; i < width / 2; i++) {
+                const double angle = p * std::pow(10000.0, -2.0 * i / width);
+                cos.push_back(static_cast<float>(std::cos(angle)));
+                sin.push_back(static_cast<float>(std::sin(angle)));
+            }
+        rope = {cos.data(), sin.data(), width, positions};
+        weights.reserve(64);
+        const auto norm = [&](int n) {
+            norms.push_back(normal(static_cast<size_t>(n), 0.1f));
+            for (float& x : norms.back()) x += 1.0f;
+            return norms.back().data();
+        };
+        const auto matrix = [&](int rows, int cols) { return weights.emplace_back(kind, rows, cols, rich).matrix; };
+        for (int i = 0; i < 3; i++) {
+            ps_layer layer{};
+            layer.input_norm = norm(hidden);
+            layer.mlp_norm = norm(hidden);
+            if (rich) {
+                layer.qk_norm = norm((heads + kv_heads) * dim);
+                layer.post_attention_norm = norm(hidden);
+                layer.post_mlp_norm = norm(hidden);
+            }
+            layer.qkv[0] = matrix(heads * dim, hidden);
+            layer.qkv[1] = matrix(kv_heads * dim, hidden);
+            layer.qkv[2] = matrix(kv_heads * dim, hidden);
+            layer.output = matrix(hidden, heads * dim);
+            layer.gate_up[0] = matrix(2 * inner, hidden);
+            layer.down = matrix(hidden, inner);
+            layer.window = i == 1 ? 40 : 0;
+            kv.push_back(aligned(static_cast<size_t>(blocks) * block_size * 2 * kv_heads * dim * size));
+            layer.kv = kv.back().get();
+            layers.push_back(layer);
+        }
+        model = {hidden, heads, kv_heads, dim, inner, rich ? PS_GELU_TANH : PS_SILU, kv_type, block_size, blocks, 3, 1, 1e-5f, layers.data(), &rope};
+    }
+};
+
+// Run tokens [0, n) of one text, cut into spans of the given sizes, beside another text in the same batches
+std::vector<float> run_text(ps_context* c, Model& model, const std::vector<float>& text, int n, const std::vector<int>& cuts, bool company) {
+    const int hidden = model.model.hidden, blocks = 40;
+    std::vector<int32_t> tables;
+    for (int i = 0; i < 2 * blocks; i++) tables.push_back(i * 37 % 79 + 1);  // all different: 79 is a prime
+    tables[2 * blocks - 1] = 0;
+    const std::vector<float> other = normal(static_cast<size_t>(n) * hidden);
+    std::vector<float> out;
+    int at = 0;
+    for (const int cut : cuts) {
+        const int32_t table[] = {blocks, 0}, start[] = {at / 2, at}, count[] = {1, cut};
+        const int skip = company ? 0 : 1;
+        const ps_batch batch = {2 - skip, static_cast<int32_t>(tables.size()), tables.data(), table + skip, start + skip, count + skip};
+        std::vector<float> rows;
+        if (company) rows.assign(other.begin(), other.begin() + hidden);
+        rows.insert(rows.end(), text.begin() + static_cast<long>(at) * hidden, text.begin() + static_cast<long>(at + cut) * hidden);
+        expect(ps_run_layers(c, &model.model, 0, 3, &batch, rows.data()) == 0, "running layers");
+        out.insert(out.end(), rows.end() - static_cast<long>(cut) * hidden, rows.end());
+        at += cut;
+    }
+    return out;
+}
+
+void test_layers() {
+    const int n = 300;
+    for (const int kind : {PS_Q4M, PS_Q8, PS_BF16, PS_F32})
+        for (const int kv_type : {PS_TYPE_F16, PS_TYPE_BF16, PS_TYPE_F32})
+            for (const bool rich : {false, true}) {
+                Model model(kind, kv_type, rich);
+                const std::vector<float> text = normal(static_cast<size_t>(n) * model.model.hidden);
+                const Context portable("portable", 1);
+                const std::vector<float> wanted = run_text(portable.c, model, text, n, {n}, false);
+                bool finite = true;
+                for (const float x : wanted) finite = finite && std::isfinite(x);
+                expect(finite, "layers give numbers");
+                for (const std::string& path : usable_paths()) {
+                    const Context context(path.c_str(), 2), alone(path.c_str(), 1);
+                    expect(same(run_text(context.c, model, text, n, {n}, false), wanted), path + ": layers compute the portable bits");
+                    expect(same(run_text(context.c, model, text, n, {1, 16, 47, 2, 100, 1, 1, 60, 72}, true), wanted), path + ": cuts and neighbours change nothing");
+                    std::vector<int> single = {250};
+                    single.insert(single.end(), 50, 1);
+                    expect(same(run_text(context.c, model, text, n, single, false), wanted), path + ": token by token, chunks of keys apart");
+                    expect(same(run_text(alone.c, model, text, n, single, false), wanted), path + ": one thread gives the same");
+                }
+            }
+}
+
+void test_refusals() {
+    Model model(PS_F32, PS_TYPE_F32, false);
+    const Context context(nullptr);
+    std::vector<float> hidden = normal(4 * 96);
+    const int32_t tables[] = {1, 200}, zero[] = {0}, four[] = {4}, far[] = {16}, past[] = {4000};
+    const ps_batch outside = {1, 2, tables, zero, far, four}, late = {1, 2, tables, zero, past, four};
+    expect(ps_run_layers(context.c, &model.model, 0, 3, &outside, hidden.data()) == -1 && std::strstr(ps_error(), "Block 200"), "a wrong block is refused");
+    expect(ps_run_layers(context.c, &model.model, 0, 3, &late, hidden.data()) == -1 && std::strstr(ps_error(), "ends before"), "a short table is refused");
+    expect(ps_run_layers(context.c, &model.model, 0, 4, &late, hidden.data()) == -1 && std::strstr(ps_error(), "Layers"), "a missing layer is refused");
+    expect(ps_context_new(1, "none") == nullptr && std::strstr(ps_error(), "'none'"), "an unknown path is refused");
+}
+
+// ---- threads ----
+
+struct Count {
+    std::atomic<int> calls{0};
+    std::vector<std::atomic<int>> seen;
+    explicit Count(size_t n) : seen(n) {}
+    static void run(void* self, int item) {
+        static_cast<Count*>(self)->calls++;
+        static_cast<Count*>(self)->seen[static_cast<size_t>(item)]++;
+    }
+};
+
+bool counts_right(ps_context* c, int items) {
+    Count count(static_cast<size_t>(items));
+    ps_parallel(c, items, Count::run, &count);
+    bool good = count.calls == items;
+    for (const auto& calls : count.seen) good = good && calls == 1;
+    return good;
+}
+
+void test_threads() {
+    for (const int threads : {1, 2, 3, 8}) {
+        const Context context(nullptr, threads);
+        bool good = true;
+        for (int round = 0; round < 3000; round++) good = good && counts_right(context.c, round % 41);
+        good = good && counts_right(context.c, 200000);
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the workers sleep
+        good = good && counts_right(context.c, 100);
+        expect(good, std::to_string(threads) + " threads do each item once");
+    }
+    const Context shared(nullptr, 3);
+    std::vector<std::thread> callers;
+    std::atomic<bool> good{true};
+    for (int i = 0; i < 4; i++)
+        callers.emplace_back([&] {
+            for (int round = 0; round < 300; round++)
+                if (!counts_right(shared.c, 20)) good = false;
+        });
+    for (std::thread& caller : callers) caller.join();
+    expect(good, "several callers do not disturb each other");
+    for (int i = 0; i < 200; i++) {
+        const Context brief(nullptr, 4);
+        if (i % 2) expect(counts_right(brief.c, 10), "a pool that lives briefly");
+    }
+}
+
+void test_fork() {
+    const Context context(nullptr, 3);
+    expect(counts_right(context.c, 50), "before a fork");
+    const pid_t child = fork();
+    if (child == 0) _exit(counts_right(context.c, 50) && counts_right(context.c, 50) ? 0 : 1);
+    int status = -1;
+    waitpid(child, &status, 0);
+    expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child has threads of its own");
+    expect(counts_right(context.c, 50), "after a fork");
+}
+
+// ---- measuring ----
+
+template <typename F>
+double best_seconds(const F& body) {
+    double best = 1e9;
+    for (int round = 0; round < 7; round++) {
+        const auto start = std::chrono::steady_clock::now();
+        body();
+        best = std::fmin(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return best;
+}
+
+void bench() {
+    const int rows = 3072, cols = 1536, count = 24;
+    std::vector<char> from(256 << 20, 1), to(256 << 20, 2);
+    const double copy = best_seconds([&] { std::memcpy(to.data(), from.data(), from.size()); });
+    std::printf("memcpy, one thread: %.1f GB/s read\n", static_cast<double>(from.size()) / copy / 1e9);
+    for (const std::string& path : usable_paths())
+        for (const int kind : {PS_Q4M, PS_Q8, PS_BF16}) {
+            std::vector<std::unique_ptr<Weights>> weights;
+            for (int i = 0; i < count; i++) weights.push_back(std::make_unique<Weights>(kind, rows, cols));
+            const Context context(path.c_str(), 0);
+            const std::vector<float> x = normal(512 * cols);
+            std::vector<float> y(static_cast<size_t>(512) * rows);
+            for (const int m : {1, 8, 64, 512}) {
+                if (path == "portable" && m > 8) continue;
+                const double time = best_seconds([&] {
+                    for (const auto& w : weights) ps_product(context.c, w->matrix, m, x.data(), y.data());
+                });
+                const double bytes = static_cast<double>(ps_packed_bytes(kind, rows, cols)) * count;
+                const double operations = 2.0 * rows * cols * m * count;
+                std::printf("%-9s kind %d, %3d rows, %d threads: %6.1f GB/s of weights, %7.1f Gop/s\n", path.c_str(), kind, m,
+                            ps_context_threads(context.c), bytes / time / 1e9, operations / time / 1e9);
+            }
+        }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    std::string paths;
+    for (const std::string& path : usable_paths()) paths += " " + path;
+    std::printf("paths:%s\n", paths.c_str());
+    if (count > 1 && std::strcmp(arguments[1], "bench") == 0) {
+        bench();
+        return 0;
+    }
+    test_products();
+    test_rows_that_are_not_finite_stay_so();
+    test_layers();
+    test_refusals();
+    test_threads();
+    test_fork();
+    std::printf("%d passed, %d failed\n", checks - failures, failures);
+    return failures ? 1 : 0;
+}

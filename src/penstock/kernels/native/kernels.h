@@ -1,0 +1,104 @@
+// The table of kernels that each path fills in, and the values they share. Included by code built for different
+// processors, so it defines no function that a linker could merge.
+#pragma once
+#include <stdint.h>
+
+#include "penstock.h"
+
+namespace penstock {
+
+constexpr int LANES = 16;         // outputs of a block of weights; lanes of every sum
+constexpr int GROUP = 32;         // inputs that share a scale
+constexpr int KEY_BLOCK = 64;     // keys between two updates of a running softmax
+constexpr int KEY_CHUNK = 256;    // keys whose softmax is computed on its own, then merged in order
+constexpr int QUERY_TILE = 48;    // queries that share one conversion of keys and values
+constexpr int MAX_TILE = 8;       // queries that a path takes at once, at most
+constexpr int MAX_HEAD_DIM = 512;
+
+// What an int8 row knows about each group of its inputs.
+struct GroupInfo {
+    float scale;
+    float sum;     // of the group's numbers: scale * code_sum
+    int32_t code_sum;
+};
+
+// Rows of activations. q and groups for quantised weights, x for the others; both padded to padded_cols with zeros.
+struct Rows {
+    const float* x;           // [m, padded_cols]
+    const int8_t* q;          // [m rounded up to 16, padded_cols]
+    const GroupInfo* groups;  // [m, padded_cols / 32]
+    int padded_cols;
+};
+
+// Sixteen outputs of a quantised matrix.
+struct Panel {
+    const uint8_t* codes;
+    const uint16_t* scales;
+    const uint16_t* minima;  // NULL where the layout has none
+    int groups;
+};
+
+// Where the products of a matrix go: y[row * stride + output].
+struct Output {
+    float* y;
+    int64_t stride;
+    bool add;  // to what is there
+};
+
+// The queries of a span that one key-value head answers.
+struct Attention {
+    const float* q;        // first query of the head's group
+    int64_t row_stride;    // between rows of q
+    int group;             // query heads of this key-value head, side by side
+    int rows, start;       // positions start .. start + rows
+    int head_dim, type, window;
+    float scale;
+    const char* kv;        // first key of the head
+    int64_t slot_bytes, value_offset;
+    const int32_t* table;
+    int block_size;
+};
+
+struct Kernels {
+    const char* name;
+    // x[n] -> q[padded], groups[padded / 32]
+    void (*quantise)(const float* x, int n, int padded, int8_t* q, GroupInfo* groups);
+    // rows [row, row_end) times blocks [block, block_end) of 16 outputs
+    void (*product)(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end, const Output& out);
+    // y = x / rms(x) * weight; y may be x. add: y += instead
+    void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* y, bool add);
+    void (*rotate)(float* head, int width, const float* cos, const float* sin);
+    void (*gate)(int activation, const float* gate, const float* up, int n, float* y);
+    void (*store)(int type, const float* x, int n, void* to);
+    // Queries [first, first + count) of the group's rows, over the keys of one chunk -> state[count][state_size]: o, max, sum
+    void (*attend)(const Attention& task, int first, int count, int chunk, float* scratch, float* state);
+    void (*merge)(float* total, const float* part, int head_dim);
+    void (*finish)(const float* state, int head_dim, float* out);
+};
+
+static constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+static constexpr int state_size(int head_dim) { return static_cast<int>(round_up(head_dim, LANES)) + LANES; }  // floats
+static constexpr int attend_scratch(int head_dim) {  // floats
+    return 2 * KEY_BLOCK * static_cast<int>(round_up(head_dim, LANES)) + MAX_TILE * KEY_BLOCK;
+}
+// Bytes of 16 outputs of a matrix.
+static constexpr int64_t panel_bytes(int kind, int64_t padded_cols) {
+    const int64_t groups = padded_cols / GROUP;
+    switch (kind) {
+        case PS_Q4: return round_up(groups * (256 + 32), 64);
+        case PS_Q4M: return groups * (256 + 64);
+        case PS_Q8: return round_up(groups * (512 + 32), 64);
+        case PS_Q8M: return groups * (512 + 64);
+        case PS_BF16:
+        case PS_F16: return padded_cols * 32;
+        case PS_F32: return padded_cols * 64;
+        default: return 0;
+    }
+}
+
+struct Path {
+    const Kernels* kernels;
+    bool (*usable)();
+};
+
+}  // namespace penstock

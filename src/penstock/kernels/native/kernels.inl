@@ -1,0 +1,263 @@
+// The kernels, written once over sixteen lanes; a path includes its lanes first, then this. Every sum has one order, whatever
+// the path and however many rows there are. No function of the standard library is used that could be merged between paths.
+#include <math.h>
+
+namespace penstock {
+namespace {
+
+// ---- lanes ----
+
+inline float sum_lanes(V a) {
+    float x[LANES];
+    save(x, a);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
+}
+
+inline float max_lanes(V a) {
+    float x[LANES];
+    save(x, a);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+    return x[0];
+}
+
+// e^x between e^-87 and e^88, to about one unit in the last place; NaN stays NaN
+inline V exponential(V x) {
+    const V magic = all(12582912.0f);
+    x = max(all(-87.0f), x);
+    x = sub(all(0.0f), max(all(-88.0f), sub(all(0.0f), x)));
+    const V t = fma(x, all(1.44269504f), magic);
+    const V n = sub(t, magic);
+    const V r = fma(n, all(-1.42860677e-6f), fma(n, all(-0.693145752f), x));
+    V p = all(1.9875691500e-4f);
+    p = fma(p, r, all(1.3981999507e-3f));
+    p = fma(p, r, all(8.3334519073e-3f));
+    p = fma(p, r, all(4.1665795894e-2f));
+    p = fma(p, r, all(1.6666665459e-1f));
+    p = fma(p, r, all(5.0000001201e-1f));
+    p = fma(p, mul(r, r), add(r, all(1.0f)));
+    return mul(p, power_of_two(t));
+}
+
+inline float exponential(float x) {
+    float out[LANES];
+    save(out, exponential(all(x)));
+    return out[0];
+}
+
+inline float widen(int type, const void* p, int i) {
+    if (type == PS_TYPE_F32) return static_cast<const float*>(p)[i];
+    const uint16_t half = static_cast<const uint16_t*>(p)[i];
+    return type == PS_TYPE_F16 ? from_f16(half) : from_bf16(half);
+}
+
+inline void widen_row(int type, const void* from, int n, float* to) {
+    int i = 0;
+    const uint16_t* halves = static_cast<const uint16_t*>(from);
+    if (type == PS_TYPE_F16)
+        for (; i + LANES <= n; i += LANES) save(to + i, load_f16(halves + i));
+    else if (type == PS_TYPE_BF16)
+        for (; i + LANES <= n; i += LANES) save(to + i, load_bf16(halves + i));
+    for (; i < n; i++) to[i] = widen(type, from, i);
+}
+
+// ---- rows ----
+
+void quantise_row(const float* x, int n, int padded, int8_t* q, GroupInfo* groups) {
+    for (int start = 0; start < padded; start += GROUP) {
+        float own[GROUP];
+        for (int i = 0; i < GROUP; i++) own[i] = start + i < n ? x[start + i] : 0.0f;
+        uint32_t largest = 0;  // as bits, in which NaN is larger than all numbers: it must not vanish
+        for (int i = 0; i < GROUP; i++) {
+            const uint32_t bits = bits_of(own[i]) & 0x7fffffffu;
+            largest = bits > largest ? bits : largest;
+        }
+        const float scale = float_of(largest) / 127.0f;
+        const float inverse = scale > 0x1p-120f ? 1.0f / scale : 0.0f;
+        int32_t sum = 0;
+        for (int i = 0; i < GROUP; i++) {
+            float scaled = own[i] * inverse;
+            scaled = scaled > -127.0f ? scaled : -127.0f;
+            scaled = scaled < 127.0f ? scaled : 127.0f;
+            const int32_t code = static_cast<int32_t>(bits_of(scaled + 12582912.0f) - 0x4b400000u);
+            q[start + i] = static_cast<int8_t>(code);
+            sum += code;
+        }
+        groups[start / GROUP] = {scale, scale * static_cast<float>(sum), sum};
+    }
+}
+
+void rms_norm_row(const float* x, const float* weight, int n, float eps, float* y, bool add_to) {
+    V squares = all(0.0f);
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        const V a = load(x + i);
+        squares = fma(a, a, squares);
+    }
+    if (i < n) {
+        float tail[LANES] = {};
+        for (int j = i; j < n; j++) tail[j - i] = x[j];
+        squares = fma(load(tail), load(tail), squares);
+    }
+    const float factor = 1.0f / sqrtf(sum_lanes(squares) / static_cast<float>(n) + eps);
+    const V factors = all(factor);
+    for (i = 0; i + LANES <= n; i += LANES) {
+        const V normed = mul(mul(load(x + i), factors), load(weight + i));
+        save(y + i, add_to ? add(load(y + i), normed) : normed);
+    }
+    for (; i < n; i++) {
+        const float normed = x[i] * factor * weight[i];
+        y[i] = add_to ? y[i] + normed : normed;
+    }
+}
+
+void rotate_head(float* head, int width, const float* cos, const float* sin) {
+    const int half = width / 2;
+    for (int i = 0; i < half; i++) {
+        const float a = head[i], b = head[i + half];
+        head[i] = __builtin_fmaf(-b, sin[i], a * cos[i]);
+        head[i + half] = __builtin_fmaf(a, sin[i], b * cos[i]);
+    }
+}
+
+inline V activated(int activation, V x) {
+    V z = x;  // x / (1 + e^-z); gelu's tanh is a logistic function, too
+    if (activation == PS_GELU_TANH) z = mul(all(1.5957691216f), fma(mul(all(0.044715f), mul(x, x)), x, x));
+    return div(x, add(all(1.0f), exponential(sub(all(0.0f), z))));
+}
+
+void gate_row(int activation, const float* gate, const float* up, int n, float* y) {
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) save(y + i, mul(activated(activation, load(gate + i)), load(up + i)));
+    if (i < n) {
+        float tail[LANES] = {};
+        for (int j = i; j < n; j++) tail[j - i] = gate[j];
+        save(tail, activated(activation, load(tail)));
+        for (int j = i; j < n; j++) y[j] = tail[j - i] * up[j];
+    }
+}
+
+void store_row(int type, const float* x, int n, void* to) {
+    if (type == PS_TYPE_F32) {
+        memcpy(to, x, static_cast<size_t>(n) * sizeof(float));
+        return;
+    }
+    uint16_t* halves = static_cast<uint16_t*>(to);
+    int i = 0;
+    if (type == PS_TYPE_F16) {
+        for (; i + LANES <= n; i += LANES) save_f16(halves + i, load(x + i));
+        for (; i < n; i++) halves[i] = to_f16(x[i]);
+    } else {
+        for (; i < n; i++) halves[i] = to_bf16(x[i]);
+    }
+}
+
+// ---- products ----
+
+template <int KIND>
+inline void load_pair(const char* panel, int64_t k, V& even, V& odd) {
+    if (KIND == PS_F32) {
+        const float* p = reinterpret_cast<const float*>(panel) + k * LANES;
+        even = load(p);
+        odd = load(p + LANES);
+    } else {
+        const uint16_t* p = reinterpret_cast<const uint16_t*>(panel) + k * LANES;
+        if (KIND == PS_BF16)
+            load_pair_bf16(p, even, odd);
+        else
+            load_pair_f16(p, even, odd);
+    }
+}
+
+// R rows times 16 outputs, in two sums for even and odd inputs
+template <int R, int KIND>
+inline void multiply_floats(const char* panel, int padded, const float* x, V* out) {
+    V even[R], odd[R];
+    for (int r = 0; r < R; r++) even[r] = odd[r] = all(0.0f);
+    for (int k = 0; k < padded; k += 2) {
+        V w0, w1;
+        load_pair<KIND>(panel, k, w0, w1);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            even[r] = fma(w0, all(x[static_cast<int64_t>(r) * padded + k]), even[r]);
+            odd[r] = fma(w1, all(x[static_cast<int64_t>(r) * padded + k + 1]), odd[r]);
+        }
+    }
+    for (int r = 0; r < R; r++) out[r] = add(even[r], odd[r]);
+}
+
+template <int R, int KIND>
+inline void multiply_block(const char* panel, const Rows& rows, int row, V* out) {
+    constexpr bool quantised = KIND <= PS_Q8M, minimum = KIND == PS_Q4M || KIND == PS_Q8M;
+    constexpr int bits = KIND <= PS_Q4M ? 4 : 8;
+    const int64_t padded = rows.padded_cols;
+    if constexpr (quantised) {
+        const int groups = static_cast<int>(padded / GROUP);
+        const uint8_t* codes = reinterpret_cast<const uint8_t*>(panel);
+        const uint16_t* scales = reinterpret_cast<const uint16_t*>(codes + static_cast<int64_t>(groups) * 64 * bits);
+        const Panel w = {codes, scales, minimum ? scales + static_cast<int64_t>(groups) * LANES : nullptr, groups};
+        multiply<R, minimum, bits>(w, rows.q + row * padded, padded, rows.groups + static_cast<int64_t>(row) * groups, out);
+    } else {
+        multiply_floats<R, KIND>(panel, rows.padded_cols, rows.x + row * padded, out);
+    }
+}
+
+inline void put_block(const ps_matrix& matrix, int block, int row, V sums, const Output& out) {
+    const int first = block * LANES, n = matrix.rows - first < LANES ? matrix.rows - first : LANES;
+    float* y = out.y + row * out.stride + first;
+    if (n == LANES) {
+        if (matrix.bias) sums = add(sums, load(matrix.bias + first));
+        save(y, out.add ? add(load(y), sums) : sums);
+        return;
+    }
+    float values[LANES];
+    save(values, sums);
+    for (int i = 0; i < n; i++) {
+        const float value = matrix.bias ? values[i] + matrix.bias[first + i] : values[i];
+        y[i] = out.add ? y[i] + value : value;
+    }
+}
+
+template <int R, int KIND>
+inline void multiply_rows(const ps_matrix& matrix, const char* panel, const Rows& rows, int row, int block, const Output& out) {
+    V sums[R];
+    multiply_block<R, KIND>(panel, rows, row, sums);
+    for (int r = 0; r < R; r++) put_block(matrix, block, row + r, sums[r], out);
+}
+
+template <int KIND>
+void product_of_kind(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end, const Output& out) {
+    constexpr int most = KIND <= PS_Q8M ? MAX_ROWS_INT : MAX_ROWS_FLOAT;
+    const int64_t bytes = panel_bytes(KIND, rows.padded_cols);
+    for (; block < block_end; block++) {
+        const char* panel = static_cast<const char*>(matrix.data) + block * bytes;
+        int r = row;
+        for (; r + most <= row_end; r += most) multiply_rows<most, KIND>(matrix, panel, rows, r, block, out);
+        if (most > 4 && r + 4 <= row_end) {
+            multiply_rows<4, KIND>(matrix, panel, rows, r, block, out);
+            r += 4;
+        }
+        if (most > 2 && r + 2 <= row_end) {
+            multiply_rows<2, KIND>(matrix, panel, rows, r, block, out);
+            r += 2;
+        }
+        for (; r < row_end; r++) multiply_rows<1, KIND>(matrix, panel, rows, r, block, out);
+    }
+}
+
+void product(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end, const Output& out) {
+    switch (matrix.kind) {
+        case PS_Q4: return product_of_kind<PS_Q4>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_Q4M: return product_of_kind<PS_Q4M>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_Q8: return product_of_kind<PS_Q8>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_Q8M: return product_of_kind<PS_Q8M>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_BF16: return product_of_kind<PS_BF16>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_F16: return product_of_kind<PS_F16>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_F32: return product_of_kind<PS_F32>(matrix, rows, row, row_end, block, block_end, out);
+    }
+}
+
+}  // namespace
+}  // namespace penstock

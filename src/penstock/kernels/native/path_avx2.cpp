@@ -1,0 +1,12 @@
+#include "simd_avx2.h"
+
+#include "kernels.inl"
+#include "attention.inl"
+#include "paths.h"
+
+namespace penstock {
+
+extern const Kernels avx2_kernels = {"avx2", quantise_row, product, rms_norm_row, rotate_head, gate_row,
+                                         store_row,  attend,       merge_states, finish_state};
+
+}  // namespace penstock

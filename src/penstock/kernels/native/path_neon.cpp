@@ -1,0 +1,12 @@
+#include "simd_neon.h"
+
+#include "kernels.inl"
+#include "attention.inl"
+#include "paths.h"
+
+namespace penstock {
+
+extern const Kernels neon_kernels = {"neon", quantise_row, product, rms_norm_row, rotate_head, gate_row,
+                                         store_row,  attend,       merge_states, finish_state};
+
+}  // namespace penstock

@@ -1,0 +1,130 @@
+// Sixteen lanes as two registers of AVX2, with VNNI where PS_AVX_VNNI is set.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "halves.h"
+#include "kernels.h"
+#include "transpose_avx.h"
+
+namespace penstock {
+namespace {
+
+constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 3, TILE = 4;
+
+struct V {
+    __m256 low, high;
+};
+
+inline V load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void save(float* p, V a) {
+    _mm256_storeu_ps(p, a.low);
+    _mm256_storeu_ps(p + 8, a.high);
+}
+inline V all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline V add(V a, V b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+inline V sub(V a, V b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+inline V mul(V a, V b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+inline V div(V a, V b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+inline V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)}; }
+inline V max(V a, V b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+inline __m256 power_of_two(__m256 a) {
+    const __m256i shifted = _mm256_slli_epi32(_mm256_castps_si256(a), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(shifted, _mm256_set1_epi32(0x3f800000)));
+}
+inline V power_of_two(V a) { return {power_of_two(a.low), power_of_two(a.high)}; }
+inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline __m256 widen_f16(const uint16_t* p) { return _mm256_cvtph_ps(load128(p)); }
+inline __m256 widen_bf16(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
+}
+inline V load_f16(const uint16_t* p) { return {widen_f16(p), widen_f16(p + 8)}; }
+inline V load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
+inline void save_f16(uint16_t* p, V a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.low, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void load_pair_bf16(const uint16_t* p, V& even, V& odd) {
+    const __m256i a = load256(p), b = load256(p + 16), mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+    odd = {_mm256_castsi256_ps(_mm256_and_si256(a, mask)), _mm256_castsi256_ps(_mm256_and_si256(b, mask))};
+}
+// The low 16 bits of eight lanes, as floats
+inline __m256 narrow_f16(__m256i a) {
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
+}
+inline void load_pair_f16(const uint16_t* p, V& even, V& odd) {
+    const __m256i a = load256(p), b = load256(p + 16), mask = _mm256_set1_epi32(0xffff);
+    even = {narrow_f16(_mm256_and_si256(a, mask)), narrow_f16(_mm256_and_si256(b, mask))};
+    odd = {narrow_f16(_mm256_srli_epi32(a, 16)), narrow_f16(_mm256_srli_epi32(b, 16))};
+}
+
+inline __m256i broadcast_inputs(const int8_t* x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+// sum + the dot product of four unsigned codes with four signed inputs, for eight outputs
+inline __m256i dot_unsigned(__m256i sum, __m256i codes, __m256i x) {
+#ifdef PS_AVX_VNNI
+    return _mm256_dpbusd_avx_epi32(sum, codes, x);
+#else
+    // pairs of a 4-bit code stay below 2^15: nothing saturates
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1)));
+#endif
+}
+
+// The same for signed codes: |code| times the input with the code's sign. 2 * 128 * 127 fits into 16 bits.
+inline __m256i dot_signed(__m256i sum, __m256i codes, __m256i x) {
+    return dot_unsigned(sum, _mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+}
+
+template <int R, bool MINIMUM, int BITS>
+inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
+    __m256 sums[R][2];
+    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm256_setzero_ps();
+    const __m256i low_bits = _mm256_set1_epi8(15);
+    for (int g = 0; g < w.groups; g++) {
+        const GroupInfo* rows = info + g;
+#pragma GCC unroll 2
+        for (int s = 0; s < 2; s++) {
+            __m256i dots[R];
+            for (int r = 0; r < R; r++)
+                dots[r] = _mm256_set1_epi32(BITS == 4 && !MINIMUM ? -8 * rows[static_cast<int64_t>(r) * w.groups].code_sum : 0);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                __m256i first, second;
+                if (BITS == 4) {
+                    const __m256i both = load256(w.codes + g * 256 + j * 64 + s * 32);
+                    first = _mm256_and_si256(both, low_bits);
+                    second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_bits);
+                } else {
+                    first = load256(w.codes + g * 512 + j * 64 + s * 32);
+                    second = load256(w.codes + g * 512 + 256 + j * 64 + s * 32);
+                }
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    const int8_t* x = q + r * stride + g * GROUP + 4 * j;
+                    const __m256i x0 = broadcast_inputs(x), x1 = broadcast_inputs(x + 16);
+                    dots[r] = BITS == 4 ? dot_unsigned(dot_unsigned(dots[r], first, x0), second, x1)
+                                        : dot_signed(dot_signed(dots[r], first, x0), second, x1);
+                }
+            }
+            const __m256 scale = widen_f16(w.scales + g * LANES + 8 * s);
+            for (int r = 0; r < R; r++) {
+                const GroupInfo& row = rows[static_cast<int64_t>(r) * w.groups];
+                const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(row.scale));
+                sums[r][s] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), factor, sums[r][s]);
+                if (MINIMUM)
+                    sums[r][s] = _mm256_fmadd_ps(widen_f16(w.minima + g * LANES + 8 * s), _mm256_set1_ps(row.sum), sums[r][s]);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++) out[r] = {sums[r][0], sums[r][1]};
+}
+
+}  // namespace
+}  // namespace penstock

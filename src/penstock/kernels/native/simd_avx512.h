@@ -1,0 +1,98 @@
+// Sixteen lanes as one register of AVX-512, with VNNI.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "halves.h"
+#include "kernels.h"
+#include "transpose_avx.h"
+
+namespace penstock {
+namespace {
+
+constexpr int MAX_ROWS_INT = 8, MAX_ROWS_FLOAT = 8, TILE = 8;
+
+struct V {
+    __m512 v;
+};
+
+inline V load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void save(float* p, V a) { _mm512_storeu_ps(p, a.v); }
+inline V all(float x) { return {_mm512_set1_ps(x)}; }
+inline V add(V a, V b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline V sub(V a, V b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline V mul(V a, V b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline V div(V a, V b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline V max(V a, V b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline V power_of_two(V a) {
+    const __m512i shifted = _mm512_slli_epi32(_mm512_castps_si512(a.v), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(shifted, _mm512_set1_epi32(0x3f800000)))};
+}
+inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline V load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(load256(p))}; }
+inline V load_bf16(const uint16_t* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16))};
+}
+inline void save_f16(uint16_t* p, V a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline void load_pair_bf16(const uint16_t* p, V& even, V& odd) {
+    const __m512i both = _mm512_loadu_si512(p);
+    even = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
+    odd = {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+inline void load_pair_f16(const uint16_t* p, V& even, V& odd) {
+    const __m512i both = _mm512_loadu_si512(p);
+    even = {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(both))};
+    odd = {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(both, 16)))};
+}
+
+inline __m512i broadcast_inputs(const int8_t* x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+// The instruction wants unsigned codes: signed ones are raised by 128, and 128 times the sum of the inputs is taken off.
+template <int R, bool MINIMUM, int BITS>
+inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
+    __m512 sums[R];
+    for (int r = 0; r < R; r++) sums[r] = _mm512_setzero_ps();
+    const __m512i low_bits = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    constexpr int zero_point = BITS == 8 ? 128 : MINIMUM ? 0 : 8;
+    for (int g = 0; g < w.groups; g++) {
+        __m512i codes[8];
+        if (BITS == 4) {
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) {
+                const __m512i both = _mm512_loadu_si512(w.codes + g * 256 + j * 64);
+                codes[j] = _mm512_and_si512(both, low_bits);
+                codes[4 + j] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_bits);
+            }
+        } else {
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) codes[j] = _mm512_xor_si512(_mm512_loadu_si512(w.codes + g * 512 + j * 64), sign);
+        }
+        const __m512 scale = _mm512_cvtph_ps(load256(w.scales + g * LANES));
+        const __m512 minimum = MINIMUM ? _mm512_cvtph_ps(load256(w.minima + g * LANES)) : _mm512_setzero_ps();
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const int8_t* x = q + r * stride + g * GROUP;
+            const GroupInfo& row = info[static_cast<int64_t>(r) * w.groups + g];
+            __m512i even = _mm512_set1_epi32(-zero_point * row.code_sum), odd = _mm512_setzero_si512();
+#pragma GCC unroll 4
+            for (int j = 0; j < 8; j += 2) {
+                even = _mm512_dpbusd_epi32(even, codes[j], broadcast_inputs(x + 4 * j));
+                odd = _mm512_dpbusd_epi32(odd, codes[j + 1], broadcast_inputs(x + 4 * j + 4));
+            }
+            const __m512 dots = _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
+            sums[r] = _mm512_fmadd_ps(dots, _mm512_mul_ps(scale, _mm512_set1_ps(row.scale)), sums[r]);
+            if (MINIMUM) sums[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(row.sum), sums[r]);
+        }
+    }
+    for (int r = 0; r < R; r++) out[r] = {sums[r]};
+}
+
+}  // namespace
+}  // namespace penstock

@@ -1,0 +1,85 @@
+// Sixteen lanes in plain C++: runs on every machine, and says what the other paths must compute to the last bit.
+#pragma once
+#include <stdint.h>
+
+#include "halves.h"
+#include "kernels.h"
+
+namespace penstock {
+namespace {
+
+constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 4, TILE = 4;
+
+struct V {
+    float lane[LANES];
+};
+
+#define PS_LANES(expression)                       \
+    V out;                                         \
+    for (int i = 0; i < LANES; i++) out.lane[i] = expression; \
+    return out
+
+inline V load(const float* p) { PS_LANES(p[i]); }
+inline void save(float* p, V a) { memcpy(p, a.lane, sizeof a.lane); }
+inline V all(float x) { PS_LANES(x); }
+inline V add(V a, V b) { PS_LANES(a.lane[i] + b.lane[i]); }
+inline V sub(V a, V b) { PS_LANES(a.lane[i] - b.lane[i]); }
+inline V mul(V a, V b) { PS_LANES(a.lane[i] * b.lane[i]); }
+inline V div(V a, V b) { PS_LANES(a.lane[i] / b.lane[i]); }
+inline V fma(V a, V b, V c) { PS_LANES(__builtin_fmaf(a.lane[i], b.lane[i], c.lane[i])); }
+inline V max(V a, V b) { PS_LANES(a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]); }
+// 2^n of magic + n, where magic = 1.5 * 2^23 puts n into the lowest bits
+inline V power_of_two(V a) { PS_LANES(float_of((bits_of(a.lane[i]) << 23) + 0x3f800000u)); }
+inline V load_f16(const uint16_t* p) { PS_LANES(from_f16(p[i])); }
+inline V load_bf16(const uint16_t* p) { PS_LANES(from_bf16(p[i])); }
+inline void save_f16(uint16_t* p, V a) {
+    for (int i = 0; i < LANES; i++) p[i] = to_f16(a.lane[i]);
+}
+// Pairs of inputs of sixteen outputs
+inline void load_pair_bf16(const uint16_t* p, V& even, V& odd) {
+    for (int i = 0; i < LANES; i++) even.lane[i] = from_bf16(p[2 * i]), odd.lane[i] = from_bf16(p[2 * i + 1]);
+}
+inline void load_pair_f16(const uint16_t* p, V& even, V& odd) {
+    for (int i = 0; i < LANES; i++) even.lane[i] = from_f16(p[2 * i]), odd.lane[i] = from_f16(p[2 * i + 1]);
+}
+
+#undef PS_LANES
+
+// keys[16][n] -> out[n][16]
+inline void transpose(const float* const* keys, int n, float* out) {
+    for (int d = 0; d < n; d++)
+        for (int i = 0; i < LANES; i++) out[d * LANES + i] = keys[i][d];
+}
+
+// R rows times 16 outputs. Every path does the same arithmetic in the same order: integers within a group, then groups in order.
+template <int R, bool MINIMUM, int BITS>
+inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
+    for (int r = 0; r < R; r++) out[r] = all(0.0f);
+    for (int g = 0; g < w.groups; g++) {
+        const V scale = load_f16(w.scales + g * LANES);
+        for (int r = 0; r < R; r++) {
+            const int8_t* x = q + r * stride + g * GROUP;
+            const GroupInfo& row = info[r * w.groups + g];
+            V dots;
+            for (int n = 0; n < LANES; n++) {
+                int32_t dot = BITS == 4 && !MINIMUM ? -8 * row.code_sum : 0;
+                for (int j = 0; j < 4; j++)
+                    for (int b = 0; b < 4; b++) {
+                        if (BITS == 4) {
+                            const uint8_t both = w.codes[g * 256 + j * 64 + n * 4 + b];
+                            dot += (both & 15) * x[4 * j + b] + (both >> 4) * x[16 + 4 * j + b];
+                        } else {
+                            const int8_t* codes = reinterpret_cast<const int8_t*>(w.codes) + g * 512 + j * 64 + n * 4 + b;
+                            dot += codes[0] * x[4 * j + b] + codes[256] * x[16 + 4 * j + b];
+                        }
+                    }
+                dots.lane[n] = static_cast<float>(dot);
+            }
+            out[r] = fma(dots, mul(scale, all(row.scale)), out[r]);
+            if (MINIMUM) out[r] = fma(load_f16(w.minima + g * LANES), all(row.sum), out[r]);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace penstock

@@ -1,0 +1,39 @@
+// Transposes eight by eight floats, for AVX2 and AVX-512.
+#pragma once
+#include <immintrin.h>
+
+#include "kernels.h"
+
+namespace penstock {
+namespace {
+
+inline void transpose_8x8(const float* const* from, int d, float* to) {
+    __m256 t[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+        const __m256 a = _mm256_loadu_ps(from[i] + d), b = _mm256_loadu_ps(from[i + 1] + d);
+        t[i] = _mm256_unpacklo_ps(a, b);
+        t[i + 1] = _mm256_unpackhi_ps(a, b);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(to + i * LANES, _mm256_permute2f128_ps(u[i], u[i + 4], 0x20));
+        _mm256_storeu_ps(to + (i + 4) * LANES, _mm256_permute2f128_ps(u[i], u[i + 4], 0x31));
+    }
+}
+
+// keys[16][n] -> out[n][16]
+inline void transpose(const float* const* keys, int n, float* out) {
+    int d = 0;
+    for (; d + 8 <= n; d += 8)
+        for (int k = 0; k < LANES; k += 8) transpose_8x8(keys + k, d, out + d * LANES + k);
+    for (; d < n; d++)
+        for (int k = 0; k < LANES; k++) out[d * LANES + k] = keys[k][d];
+}
+
+}  // namespace
+}  // namespace penstock
