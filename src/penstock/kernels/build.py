@@ -26,9 +26,18 @@ NATIVE = HERE / "native"
 COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math and no contraction: every path computes the same bits.
 FLAGS = (
-    "-std=c++17 -O3 -fPIC -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-trapping-math "
-    "-Wall -Wextra -Wpedantic"
-).split()
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+)
 SHARED = ("attend", "blocks", "checks", "context", "layers", "pack", "path_portable", "threads")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 # GCC 12 finds values in its own headers that may not be initialised; Clang does not know that warning
@@ -58,9 +67,9 @@ def processor(machine: str | None = None) -> str:
 
 def library_name() -> str:
     """The name of the library that belongs to these sources: another version's is never loaded."""
-    digest = hashlib.sha256(processor().encode())
-    for path in (*sorted(NATIVE.glob("*")), HERE / "build.py"):
-        if path.suffix in (".cpp", ".h", ".inl", ".py") and path.stem != "driver":
+    digest = hashlib.sha256(repr((processor(), FLAGS, PATHS)).encode())
+    for path in sorted(NATIVE.glob("*")):
+        if path.suffix in (".cpp", ".h", ".inl") and path.stem != "driver":
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return f"libpenstock-{digest.hexdigest()[:16]}.so"
 

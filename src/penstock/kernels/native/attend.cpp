@@ -16,7 +16,8 @@ struct AttentionItem {
 
 thread_local Buffer thread_scratch;
 
-Attention task_of(const ps_model& model, const ps_layer& layer, const ps_batch& batch, const AttentionItem& item, const float* qkv) {
+Attention task_of(const ps_model& model, const ps_layer& layer, const ps_batch& batch, const AttentionItem& item,
+                  const float* qkv) {
     const int group = model.heads / model.kv_heads, dim = model.head_dim, size = model.kv_type == PS_TYPE_F32 ? 4 : 2;
     const int64_t width = static_cast<int64_t>(model.heads + 2 * model.kv_heads) * dim;
     Attention task;
@@ -120,7 +121,8 @@ void ps_context::attend(const ps_model& model, const ps_layer& layer, const ps_b
         if (chunk >= item.chunks) return;
         const Attention task = task_of(model, layer, batch, item, qkv);
         float* scratch = thread_scratch.take<float>(attend_scratch(dim));
-        kernels->attend(task, item.first, item.count, chunk, scratch, all + (item.state + static_cast<int64_t>(chunk) * item.count) * stride);
+        kernels->attend(task, item.first, item.count, chunk, scratch,
+                        all + (item.state + static_cast<int64_t>(chunk) * item.count) * stride);
     });
     for (int64_t i = 0; i < whole; i++) {
         float* total = all + list[i].state * stride;

@@ -1,5 +1,6 @@
-// Attention over pages: a running softmax over blocks of keys, with keys in lanes for the scores and values in lanes for the sums.
-// A query's blocks lie at fixed positions, so its result does not depend on the queries beside it. Included after kernels.inl.
+// Attention over pages: a running softmax over blocks of keys, with keys in lanes for the scores and values in lanes for the
+// sums. A query's blocks lie at fixed positions, so its result does not depend on the queries beside it. Included after
+// kernels.inl.
 
 namespace penstock {
 namespace {
@@ -39,8 +40,8 @@ void load_block(const Attention& task, int first, int start, int end, float* key
 
 struct Query {
     const float* q;
-    float* state;      // o [padded], then the largest score and the sum
-    int start, end;    // keys that it sees
+    float* state;    // o [padded], then the largest score and the sum
+    int start, end;  // keys that it sees
 };
 
 // scores [R][64] of key groups [from, to)
@@ -82,7 +83,8 @@ inline float soften(float* scores, int start, int end, float* largest, float* su
 }
 
 template <int R>
-inline void attend_tile(const Attention& task, const Query* queries, int first, int end, const float* keys, const float* values, float* scores) {
+inline void attend_tile(const Attention& task, const Query* queries, int first, int end, const float* keys, const float* values,
+                        float* scores) {
     const int padded = static_cast<int>(round_up(task.head_dim, LANES));
     int from = KEY_BLOCK, to = 0;  // keys that any of them sees, counted from the block's first
     for (int r = 0; r < R; r++) {
@@ -150,8 +152,7 @@ void merge_states(float* total, const float* part, int dim) {
     }
     const float largest = before > added ? before : added;
     const float a = exponential(before - largest), b = exponential(added - largest);
-    for (int d = 0; d < padded; d += LANES)
-        save(total + d, fma(load(total + d), all(a), mul(load(part + d), all(b))));
+    for (int d = 0; d < padded; d += LANES) save(total + d, fma(load(total + d), all(a), mul(load(part + d), all(b))));
     total[padded] = largest;
     total[padded + 1] = __builtin_fmaf(total[padded + 1], a, part[padded + 1] * b);
 }

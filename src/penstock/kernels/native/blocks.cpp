@@ -82,36 +82,65 @@ void read_q6(const uint8_t* block, int part, SourceGroup& out) {
 
 int natural_kind(int type) {
     switch (type) {
-        case PS_TYPE_F32: return PS_F32;
-        case PS_TYPE_F16: return PS_F16;
-        case PS_TYPE_BF16: return PS_BF16;
-        case PS_TYPE_Q4_0: return PS_Q4;
+        case PS_TYPE_F32:
+            return PS_F32;
+        case PS_TYPE_F16:
+            return PS_F16;
+        case PS_TYPE_BF16:
+            return PS_BF16;
+        case PS_TYPE_Q4_0:
+            return PS_Q4;
         case PS_TYPE_Q4_1:
-        case PS_TYPE_Q4_K: return PS_Q4M;
+        case PS_TYPE_Q4_K:
+            return PS_Q4M;
         case PS_TYPE_Q5_0:
         case PS_TYPE_Q6_K:
-        case PS_TYPE_Q8_0: return PS_Q8;
+        case PS_TYPE_Q8_0:
+            return PS_Q8;
         case PS_TYPE_Q5_1:
-        case PS_TYPE_Q5_K: return PS_Q8M;
-        default: return 0;
+        case PS_TYPE_Q5_K:
+            return PS_Q8M;
+        default:
+            return 0;
     }
 }
 
 int row_bytes(int type, int cols) {
     int size = 0, numbers = 32;
     switch (type) {
-        case PS_TYPE_F32: size = 4, numbers = 1; break;
+        case PS_TYPE_F32:
+            size = 4, numbers = 1;
+            break;
         case PS_TYPE_F16:
-        case PS_TYPE_BF16: size = 2, numbers = 1; break;
-        case PS_TYPE_Q4_0: size = 18; break;
-        case PS_TYPE_Q4_1: size = 20; break;
-        case PS_TYPE_Q5_0: size = 22; break;
-        case PS_TYPE_Q5_1: size = 24; break;
-        case PS_TYPE_Q8_0: size = 34; break;
-        case PS_TYPE_Q4_K: size = 144, numbers = 256; break;
-        case PS_TYPE_Q5_K: size = 176, numbers = 256; break;
-        case PS_TYPE_Q6_K: size = 210, numbers = 256; break;
-        default: return 0;
+        case PS_TYPE_BF16:
+            size = 2, numbers = 1;
+            break;
+        case PS_TYPE_Q4_0:
+            size = 18;
+            break;
+        case PS_TYPE_Q4_1:
+            size = 20;
+            break;
+        case PS_TYPE_Q5_0:
+            size = 22;
+            break;
+        case PS_TYPE_Q5_1:
+            size = 24;
+            break;
+        case PS_TYPE_Q8_0:
+            size = 34;
+            break;
+        case PS_TYPE_Q4_K:
+            size = 144, numbers = 256;
+            break;
+        case PS_TYPE_Q5_K:
+            size = 176, numbers = 256;
+            break;
+        case PS_TYPE_Q6_K:
+            size = 210, numbers = 256;
+            break;
+        default:
+            return 0;
     }
     return cols % numbers ? 0 : cols / numbers * size;
 }
@@ -135,10 +164,16 @@ SourceGroup read_group(int type, const uint8_t* row, int group, int cols) {
                 }
             }
             return out;
-        case PS_TYPE_Q6_K: read_q6(row + group / 8 * 210, group % 8, out); return out;
+        case PS_TYPE_Q6_K:
+            read_q6(row + group / 8 * 210, group % 8, out);
+            return out;
         case PS_TYPE_Q4_K:
-        case PS_TYPE_Q5_K: read_super(type, row + group / 8 * (type == PS_TYPE_Q4_K ? 144 : 176), group % 8, out); return out;
-        default: read_small(type, row + group * row_bytes(type, 32), out); return out;
+        case PS_TYPE_Q5_K:
+            read_super(type, row + group / 8 * (type == PS_TYPE_Q4_K ? 144 : 176), group % 8, out);
+            return out;
+        default:
+            read_small(type, row + group * row_bytes(type, 32), out);
+            return out;
     }
 }
 

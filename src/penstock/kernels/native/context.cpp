@@ -37,13 +37,12 @@ struct Cpu {
     uint64_t saved = 0;  // registers that the system saves
 
     Cpu() {
-        uint32_t a, b, c, d;
+        uint32_t a = 0, b = 0, c = 0, d = 0;
         if (__get_cpuid(1, &a, &b, &leaf1_c, &d) && leaf1_c >> 27 & 1) {
             asm volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
             saved = static_cast<uint64_t>(d) << 32 | a;
         }
-        __get_cpuid_count(7, 0, &a, &leaf7_b, &leaf7_c, &leaf7_d);
-        if (a >= 1) __get_cpuid_count(7, 1, &leaf7_1_a, &b, &c, &d);
+        if (__get_cpuid_count(7, 0, &a, &leaf7_b, &leaf7_c, &leaf7_d) && a >= 1) __get_cpuid_count(7, 1, &leaf7_1_a, &b, &c, &d);
     }
 };
 
@@ -85,8 +84,7 @@ const Path PATHS[] = {
 #ifdef PS_WITH_AVX_VNNI
     {&avx_vnni_kernels, has_avx_vnni},
 #endif
-    {&avx2_kernels, has_avx2},
-    {&portable_kernels, always},
+    {&avx2_kernels, has_avx2},         {&portable_kernels, always},
 };
 
 #else

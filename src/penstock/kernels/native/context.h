@@ -51,6 +51,7 @@ struct Activations {
 }  // namespace penstock
 
 struct ps_context {
+    std::mutex one_call;  // its scratch memory is for one
     penstock::ThreadPool pool;
     const penstock::Kernels* kernels;
     penstock::Activations input;

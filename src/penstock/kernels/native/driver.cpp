@@ -122,7 +122,8 @@ void test_products() {
             const int m = shape[0], rows = shape[1], cols = shape[2];
             const Weights w(kind, rows, cols, rows % 2);
             const std::vector<float> x = normal(static_cast<size_t>(m) * cols);
-            const std::string what = "kind " + std::to_string(kind) + ", " + std::to_string(m) + " rows, " + std::to_string(rows) + " x " + std::to_string(cols);
+            const std::string what = "kind " + std::to_string(kind) + ", " + std::to_string(m) + " rows, " +
+                                     std::to_string(rows) + " x " + std::to_string(cols);
             const Context portable("portable");
             const std::vector<float> wanted = multiply(portable.c, w, m, x.data());
             expect(distance(wanted, exact_product(w, m, x)) < 2e-3, "the portable product is right: " + what);
@@ -148,7 +149,8 @@ void test_rows_that_are_not_finite_stay_so() {
             x[64 + 7] = bad;
             const std::vector<float> y = multiply(context.c, w, 3, x.data());
             bool good = true;
-            for (int n = 0; n < 32; n++) good = good && std::isfinite(y[n]) && !std::isfinite(y[32 + n]) && std::isfinite(y[64 + n]);
+            for (int n = 0; n < 32; n++)
+                good = good && std::isfinite(y[n]) && !std::isfinite(y[32 + n]) && std::isfinite(y[64 + n]);
             expect(good, path + " lets what is not finite be seen, in its own row alone");
         }
     }
@@ -166,7 +168,8 @@ struct Model {
     ps_model model;
 
     Model(int kind, int kv_type, bool rich) {
-        const int hidden = 96, heads = 6, kv_heads = 2, dim = rich ? 24 : 32, inner = 160, positions = 1024, block_size = 16, blocks = 80;
+        const int hidden = 96, heads = 6, kv_heads = 2, dim = rich ? 24 : 32, inner = 160, positions = 1024, block_size = 16,
+                  blocks = 80;
         const int size = kv_type == PS_TYPE_F32 ? 4 : 2, width = rich ? 16 : dim;
         for (int p = 0; p < positions; p++)
             for (int i = 0; i < width / 2; i++) {
@@ -202,12 +205,14 @@ struct Model {
             layer.kv = kv.back().get();
             layers.push_back(layer);
         }
-        model = {hidden, heads, kv_heads, dim, inner, rich ? PS_GELU_TANH : PS_SILU, kv_type, block_size, blocks, 3, 1, 1e-5f, layers.data(), &rope};
+        model = {hidden, heads, kv_heads, dim,           inner, rich ? PS_GELU_TANH : PS_SILU, kv_type, block_size, blocks,
+                 3,      1,     1e-5f,    layers.data(), &rope};
     }
 };
 
 // Run tokens [0, n) of one text, cut into spans of the given sizes, beside another text in the same batches
-std::vector<float> run_text(ps_context* c, Model& model, const std::vector<float>& text, int n, const std::vector<int>& cuts, bool company) {
+std::vector<float> run_text(ps_context* c, Model& model, const std::vector<float>& text, int n, const std::vector<int>& cuts,
+                            bool company) {
     const int hidden = model.model.hidden, blocks = 40;
     std::vector<int32_t> tables;
     for (int i = 0; i < 2 * blocks; i++) tables.push_back(i * 37 % 79 + 1);  // all different: 79 is a prime
@@ -218,10 +223,12 @@ std::vector<float> run_text(ps_context* c, Model& model, const std::vector<float
     for (const int cut : cuts) {
         const int32_t table[] = {blocks, 0}, start[] = {at / 2, at}, count[] = {1, cut};
         const int skip = company ? 0 : 1;
-        const ps_batch batch = {2 - skip, static_cast<int32_t>(tables.size()), tables.data(), table + skip, start + skip, count + skip};
+        const ps_batch batch = {2 - skip,    static_cast<int32_t>(tables.size()), tables.data(), table + skip, start + skip,
+                                count + skip};
         std::vector<float> rows;
         if (company) rows.assign(other.begin(), other.begin() + hidden);
-        rows.insert(rows.end(), text.begin() + static_cast<long>(at) * hidden, text.begin() + static_cast<long>(at + cut) * hidden);
+        rows.insert(rows.end(), text.begin() + static_cast<long>(at) * hidden,
+                    text.begin() + static_cast<long>(at + cut) * hidden);
         expect(ps_run_layers(c, &model.model, 0, 3, &batch, rows.data()) == 0, "running layers");
         out.insert(out.end(), rows.end() - static_cast<long>(cut) * hidden, rows.end());
         at += cut;
@@ -243,11 +250,14 @@ void test_layers() {
                 expect(finite, "layers give numbers");
                 for (const std::string& path : usable_paths()) {
                     const Context context(path.c_str(), 2), alone(path.c_str(), 1);
-                    expect(same(run_text(context.c, model, text, n, {n}, false), wanted), path + ": layers compute the portable bits");
-                    expect(same(run_text(context.c, model, text, n, {1, 16, 47, 2, 100, 1, 1, 60, 72}, true), wanted), path + ": cuts and neighbours change nothing");
+                    expect(same(run_text(context.c, model, text, n, {n}, false), wanted),
+                           path + ": layers compute the portable bits");
+                    expect(same(run_text(context.c, model, text, n, {1, 16, 47, 2, 100, 1, 1, 60, 72}, true), wanted),
+                           path + ": cuts and neighbours change nothing");
                     std::vector<int> single = {250};
                     single.insert(single.end(), 50, 1);
-                    expect(same(run_text(context.c, model, text, n, single, false), wanted), path + ": token by token, chunks of keys apart");
+                    expect(same(run_text(context.c, model, text, n, single, false), wanted),
+                           path + ": token by token, chunks of keys apart");
                     expect(same(run_text(alone.c, model, text, n, single, false), wanted), path + ": one thread gives the same");
                 }
             }
@@ -259,9 +269,12 @@ void test_refusals() {
     std::vector<float> hidden = normal(4 * 96);
     const int32_t tables[] = {1, 200}, zero[] = {0}, four[] = {4}, far[] = {16}, past[] = {4000};
     const ps_batch outside = {1, 2, tables, zero, far, four}, late = {1, 2, tables, zero, past, four};
-    expect(ps_run_layers(context.c, &model.model, 0, 3, &outside, hidden.data()) == -1 && std::strstr(ps_error(), "Block 200"), "a wrong block is refused");
-    expect(ps_run_layers(context.c, &model.model, 0, 3, &late, hidden.data()) == -1 && std::strstr(ps_error(), "ends before"), "a short table is refused");
-    expect(ps_run_layers(context.c, &model.model, 0, 4, &late, hidden.data()) == -1 && std::strstr(ps_error(), "Layers"), "a missing layer is refused");
+    expect(ps_run_layers(context.c, &model.model, 0, 3, &outside, hidden.data()) == -1 && std::strstr(ps_error(), "Block 200"),
+           "a wrong block is refused");
+    expect(ps_run_layers(context.c, &model.model, 0, 3, &late, hidden.data()) == -1 && std::strstr(ps_error(), "ends before"),
+           "a short table is refused");
+    expect(ps_run_layers(context.c, &model.model, 0, 4, &late, hidden.data()) == -1 && std::strstr(ps_error(), "Layers"),
+           "a missing layer is refused");
     expect(ps_context_new(1, "none") == nullptr && std::strstr(ps_error(), "'none'"), "an unknown path is refused");
 }
 

@@ -7,18 +7,18 @@
 
 namespace penstock {
 
-constexpr int LANES = 16;         // outputs of a block of weights; lanes of every sum
-constexpr int GROUP = 32;         // inputs that share a scale
-constexpr int KEY_BLOCK = 64;     // keys between two updates of a running softmax
-constexpr int KEY_CHUNK = 256;    // keys whose softmax is computed on its own, then merged in order
-constexpr int QUERY_TILE = 48;    // queries that share one conversion of keys and values
-constexpr int MAX_TILE = 8;       // queries that a path takes at once, at most
+constexpr int LANES = 16;       // outputs of a block of weights; lanes of every sum
+constexpr int GROUP = 32;       // inputs that share a scale
+constexpr int KEY_BLOCK = 64;   // keys between two updates of a running softmax
+constexpr int KEY_CHUNK = 256;  // keys whose softmax is computed on its own, then merged in order
+constexpr int QUERY_TILE = 48;  // queries that share one conversion of keys and values
+constexpr int MAX_TILE = 8;     // queries that a path takes at once, at most
 constexpr int MAX_HEAD_DIM = 512;
 
 // What an int8 row knows about each group of its inputs.
 struct GroupInfo {
     float scale;
-    float sum;     // of the group's numbers: scale * code_sum
+    float sum;  // of the group's numbers: scale * code_sum
     int32_t code_sum;
 };
 
@@ -47,13 +47,13 @@ struct Output {
 
 // The queries of a span that one key-value head answers.
 struct Attention {
-    const float* q;        // first query of the head's group
-    int64_t row_stride;    // between rows of q
-    int group;             // query heads of this key-value head, side by side
-    int rows, start;       // positions start .. start + rows
+    const float* q;      // first query of the head's group
+    int64_t row_stride;  // between rows of q
+    int group;           // query heads of this key-value head, side by side
+    int rows, start;     // positions start .. start + rows
     int head_dim, type, window;
     float scale;
-    const char* kv;        // first key of the head
+    const char* kv;  // first key of the head
     int64_t slot_bytes, value_offset;
     const int32_t* table;
     int block_size;
@@ -78,21 +78,28 @@ struct Kernels {
 
 static constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 static constexpr int state_size(int head_dim) { return static_cast<int>(round_up(head_dim, LANES)) + LANES; }  // floats
-static constexpr int attend_scratch(int head_dim) {  // floats
+static constexpr int attend_scratch(int head_dim) {                                                            // floats
     return 2 * KEY_BLOCK * static_cast<int>(round_up(head_dim, LANES)) + MAX_TILE * KEY_BLOCK;
 }
 // Bytes of 16 outputs of a matrix.
 static constexpr int64_t panel_bytes(int kind, int64_t padded_cols) {
     const int64_t groups = padded_cols / GROUP;
     switch (kind) {
-        case PS_Q4: return round_up(groups * (256 + 32), 64);
-        case PS_Q4M: return groups * (256 + 64);
-        case PS_Q8: return round_up(groups * (512 + 32), 64);
-        case PS_Q8M: return groups * (512 + 64);
+        case PS_Q4:
+            return round_up(groups * (256 + 32), 64);
+        case PS_Q4M:
+            return groups * (256 + 64);
+        case PS_Q8:
+            return round_up(groups * (512 + 32), 64);
+        case PS_Q8M:
+            return groups * (512 + 64);
         case PS_BF16:
-        case PS_F16: return padded_cols * 32;
-        case PS_F32: return padded_cols * 64;
-        default: return 0;
+        case PS_F16:
+            return padded_cols * 32;
+        case PS_F32:
+            return padded_cols * 64;
+        default:
+            return 0;
     }
 }
 

@@ -228,7 +228,8 @@ inline void multiply_rows(const ps_matrix& matrix, const char* panel, const Rows
 }
 
 template <int KIND>
-void product_of_kind(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end, const Output& out) {
+void product_of_kind(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end,
+                     const Output& out) {
     constexpr int most = KIND <= PS_Q8M ? MAX_ROWS_INT : MAX_ROWS_FLOAT;
     const int64_t bytes = panel_bytes(KIND, rows.padded_cols);
     for (; block < block_end; block++) {
@@ -249,13 +250,20 @@ void product_of_kind(const ps_matrix& matrix, const Rows& rows, int row, int row
 
 void product(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end, const Output& out) {
     switch (matrix.kind) {
-        case PS_Q4: return product_of_kind<PS_Q4>(matrix, rows, row, row_end, block, block_end, out);
-        case PS_Q4M: return product_of_kind<PS_Q4M>(matrix, rows, row, row_end, block, block_end, out);
-        case PS_Q8: return product_of_kind<PS_Q8>(matrix, rows, row, row_end, block, block_end, out);
-        case PS_Q8M: return product_of_kind<PS_Q8M>(matrix, rows, row, row_end, block, block_end, out);
-        case PS_BF16: return product_of_kind<PS_BF16>(matrix, rows, row, row_end, block, block_end, out);
-        case PS_F16: return product_of_kind<PS_F16>(matrix, rows, row, row_end, block, block_end, out);
-        case PS_F32: return product_of_kind<PS_F32>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_Q4:
+            return product_of_kind<PS_Q4>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_Q4M:
+            return product_of_kind<PS_Q4M>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_Q8:
+            return product_of_kind<PS_Q8>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_Q8M:
+            return product_of_kind<PS_Q8M>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_BF16:
+            return product_of_kind<PS_BF16>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_F16:
+            return product_of_kind<PS_F16>(matrix, rows, row, row_end, block, block_end, out);
+        case PS_F32:
+            return product_of_kind<PS_F32>(matrix, rows, row, row_end, block, block_end, out);
     }
 }
 

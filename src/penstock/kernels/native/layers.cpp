@@ -77,12 +77,14 @@ int ps_run_layers(ps_context* context, const ps_model* model, int first, int las
     if (check_model(*model, first, last)) return -1;
     const int m = check_batch(*model, first, last, *batch);
     if (m <= 0) return m;
+    const std::lock_guard<std::mutex> alone(context->one_call);
     context->locate(*batch, m);
     for (int i = first; i < last; i++) {
         const ps_layer& layer = model->layers[i];
         run_attention(*context, *model, layer, *batch, m, hidden);
         for (int row = 0; row < m; row += SLICE)
-            run_mlp(*context, *model, layer, m - row < SLICE ? m - row : SLICE, hidden + static_cast<int64_t>(row) * model->hidden);
+            run_mlp(*context, *model, layer, m - row < SLICE ? m - row : SLICE,
+                    hidden + static_cast<int64_t>(row) * model->hidden);
     }
     return 0;
 } catch (const std::bad_alloc&) {
@@ -92,6 +94,7 @@ int ps_run_layers(ps_context* context, const ps_model* model, int first, int las
 int ps_product(ps_context* context, ps_matrix matrix, int m, const float* x, float* y) try {
     if (check_matrix(matrix)) return -1;
     if (m < 0) return fail("%d rows are negative.", m);
+    const std::lock_guard<std::mutex> alone(context->one_call);
     norm_rows(*context, x, nullptr, 0.0f, &matrix, 1, m);
     context->product(&matrix, 1, m, {y, matrix.rows, false});
     return 0;
@@ -117,6 +120,7 @@ int ps_head(ps_context* context, ps_matrix matrix, const float* norm, float eps,
     if (check_matrix(matrix)) return -1;
     if (m < 0) return fail("%d rows are negative.", m);
     constexpr int ROWS = 64;
+    const std::lock_guard<std::mutex> alone(context->one_call);
     for (int row = 0; row < m; row += ROWS) {
         const int own = m - row < ROWS ? m - row : ROWS;
         norm_rows(*context, hidden + static_cast<int64_t>(row) * matrix.cols, norm, eps, &matrix, 1, own);
@@ -124,7 +128,8 @@ int ps_head(ps_context* context, ps_matrix matrix, const float* norm, float eps,
         float* to = logits ? logits + at : context->logits.take<float>(static_cast<int64_t>(own) * matrix.rows);
         context->product(&matrix, 1, own, {to, matrix.rows, false});
         if (best)
-            context->for_rows(own, [&](int i) { best_of_row(to + static_cast<int64_t>(i) * matrix.rows, matrix.rows, best + row + i); });
+            context->for_rows(
+                own, [&](int i) { best_of_row(to + static_cast<int64_t>(i) * matrix.rows, matrix.rows, best + row + i); });
     }
     return 0;
 } catch (const std::bad_alloc&) {
@@ -154,6 +159,7 @@ int ps_attention(ps_context* context, const ps_model* model, int layer, const ps
     if (layer < 0 || layer >= model->layer_count) return fail("There is no layer %d.", layer);
     const int m = check_batch(*model, layer, layer + 1, *batch);
     if (m <= 0) return m;
+    const std::lock_guard<std::mutex> alone(context->one_call);
     context->locate(*batch, m);
     context->attend(*model, model->layers[layer], *batch, m, qkv, out);
     return 0;

@@ -125,7 +125,8 @@ void unpack_row(const ps_matrix& matrix, int row, float* out) {
         }
         const int g = k / GROUP, inside = k % GROUP;
         const uint8_t byte = panel[static_cast<int64_t>(g) * 64 * bits(matrix.kind) + code_at(matrix.kind, n, inside)];
-        const int code = bits(matrix.kind) == 8 ? static_cast<int8_t>(byte) : (inside < 16 ? byte & 15 : byte >> 4) - (matrix.kind == PS_Q4 ? 8 : 0);
+        const int code = bits(matrix.kind) == 8 ? static_cast<int8_t>(byte)
+                                                : (inside < 16 ? byte & 15 : byte >> 4) - (matrix.kind == PS_Q4 ? 8 : 0);
         const float minimum = has_minimum(matrix.kind) ? from_f16(scales[(groups + g) * LANES + n]) : 0.0f;
         out[k] = std::fma(from_f16(scales[g * LANES + n]), static_cast<float>(code), minimum);
     }

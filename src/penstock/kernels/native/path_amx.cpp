@@ -58,7 +58,8 @@ void fold(const Panel& w, int g, const int32_t* dots, const GroupInfo* info, V* 
 
 // Add groups [from, to) of 16 rows times 16 outputs; codes [to - from][512]
 template <bool MINIMUM, int BITS>
-void multiply_tile(const Panel& w, int from, int to, const uint8_t* codes, const int8_t* q, int64_t stride, const GroupInfo* info, V* sums) {
+void multiply_tile(const Panel& w, int from, int to, const uint8_t* codes, const int8_t* q, int64_t stride, const GroupInfo* info,
+                   V* sums) {
     alignas(64) int32_t first[256], second[256];
     for (int g = from; g < to; g += 2, codes += 1024) {
         const bool two = g + 1 < to;
@@ -109,22 +110,30 @@ void tile_product(const ps_matrix& matrix, const Rows& rows, int row, int row_en
                 bytes = unpacked;
             }
             for (int r = row; r < row_end; r += LANES)
-                multiply_tile<minimum, bits>(w, from, to, bytes, rows.q + r * padded, padded, rows.groups + static_cast<int64_t>(r) * groups,
-                                             sums + (r - row));
+                multiply_tile<minimum, bits>(w, from, to, bytes, rows.q + r * padded, padded,
+                                             rows.groups + static_cast<int64_t>(r) * groups, sums + (r - row));
         }
         for (int r = row; r < row_end; r++) put_block(matrix, block, r, sums[r - row], out);
     }
     _tile_release();
 }
 
-void product_with_tiles(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end, const Output& out) {
+void product_with_tiles(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end,
+                        const Output& out) {
     while (matrix.kind <= PS_Q8M && row_end - row >= LANES) {
         const int left = (row_end - row) / LANES * LANES, end = row + (left < MOST_ROWS ? left : MOST_ROWS);
         switch (matrix.kind) {
-            case PS_Q4: tile_product<PS_Q4>(matrix, rows, row, end, block, block_end, out); break;
-            case PS_Q4M: tile_product<PS_Q4M>(matrix, rows, row, end, block, block_end, out); break;
-            case PS_Q8: tile_product<PS_Q8>(matrix, rows, row, end, block, block_end, out); break;
-            default: tile_product<PS_Q8M>(matrix, rows, row, end, block, block_end, out);
+            case PS_Q4:
+                tile_product<PS_Q4>(matrix, rows, row, end, block, block_end, out);
+                break;
+            case PS_Q4M:
+                tile_product<PS_Q4M>(matrix, rows, row, end, block, block_end, out);
+                break;
+            case PS_Q8:
+                tile_product<PS_Q8>(matrix, rows, row, end, block, block_end, out);
+                break;
+            default:
+                tile_product<PS_Q8M>(matrix, rows, row, end, block, block_end, out);
         }
         row = end;
     }

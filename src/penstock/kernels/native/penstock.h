@@ -62,16 +62,16 @@ typedef struct {
 } ps_layer;
 
 typedef struct {
-    const float* cos;    // [positions, width / 2]
-    const float* sin;    // [positions, width / 2]
-    int32_t width;       // rotated numbers at the front of each head
+    const float* cos;  // [positions, width / 2]
+    const float* sin;  // [positions, width / 2]
+    int32_t width;     // rotated numbers at the front of each head
     int32_t positions;
 } ps_rope;
 
 typedef struct {
     int32_t hidden, heads, kv_heads, head_dim, intermediate;
     int32_t activation;
-    int32_t kv_type;     // PS_TYPE_F32, PS_TYPE_F16 or PS_TYPE_BF16
+    int32_t kv_type;  // PS_TYPE_F32, PS_TYPE_F16 or PS_TYPE_BF16
     int32_t block_size, kv_blocks;
     int32_t layer_count, rope_count;
     float norm_eps;
@@ -90,7 +90,7 @@ typedef struct {
     const int32_t* n;
 } ps_batch;
 
-typedef struct ps_context ps_context;  // threads and scratch memory; one call at a time uses it
+typedef struct ps_context ps_context;  // threads and scratch memory; calls take turns
 
 int ps_interface(void);
 const char* ps_error(void);
@@ -120,7 +120,8 @@ int ps_run_layers(ps_context*, const ps_model*, int first, int last, const ps_ba
 int ps_embed(ps_context*, ps_matrix matrix, int m, const int32_t* ids, float scale, float* out);
 // logits[m, rows] of normed hidden states; norm NULL: the states are normed already. logits or best may be NULL.
 // best[m]: the token with the largest logit, the lowest id of equals.
-int ps_head(ps_context*, ps_matrix matrix, const float* norm, float eps, int m, const float* hidden, float* logits, int32_t* best);
+int ps_head(ps_context*, ps_matrix matrix, const float* norm, float eps, int m, const float* hidden, float* logits,
+            int32_t* best);
 
 // Parts of a layer, for tests.
 int ps_rms_norm(ps_context*, int m, int n, const float* x, const float* weight, float eps, float* y);

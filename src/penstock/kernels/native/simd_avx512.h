@@ -31,9 +31,7 @@ inline V power_of_two(V a) {
 }
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline V load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(load256(p))}; }
-inline V load_bf16(const uint16_t* p) {
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16))};
-}
+inline V load_bf16(const uint16_t* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16))}; }
 inline void save_f16(uint16_t* p, V a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }

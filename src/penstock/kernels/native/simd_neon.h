@@ -15,9 +15,9 @@ struct V {
     float32x4_t part[4];
 };
 
-#define PS_PARTS(expression)                                \
-    V out;                                                  \
-    for (int i = 0; i < 4; i++) out.part[i] = expression;   \
+#define PS_PARTS(expression)                              \
+    V out;                                                \
+    for (int i = 0; i < 4; i++) out.part[i] = expression; \
     return out
 
 inline V load(const float* p) { PS_PARTS(vld1q_f32(p + 4 * i)); }

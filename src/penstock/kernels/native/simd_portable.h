@@ -14,8 +14,8 @@ struct V {
     float lane[LANES];
 };
 
-#define PS_LANES(expression)                       \
-    V out;                                         \
+#define PS_LANES(expression)                                  \
+    V out;                                                    \
     for (int i = 0; i < LANES; i++) out.lane[i] = expression; \
     return out
 

@@ -13,8 +13,8 @@
 namespace penstock {
 namespace {
 
-constexpr int SPIN_US = 100;         // a layer's next product is rarely further away
-constexpr int MAX_ITEMS = 0xffff;    // that one round can count
+constexpr int SPIN_US = 100;       // a layer's next product is rarely further away
+constexpr int MAX_ITEMS = 0xffff;  // that one round can count
 
 std::atomic<uint64_t> forks{0};  // threads do not survive a fork: each child starts its own
 
@@ -63,7 +63,7 @@ struct ThreadPool::State {
     std::atomic<int> sleeping{0};
     std::atomic<bool> stop{false};
     std::atomic<bool> caller_sleeps{false};
-    std::mutex mutex;      // for both conditions
+    std::mutex mutex;  // for both conditions
     std::condition_variable work_there, all_finished;
     std::mutex one_round;  // one caller at a time
     std::vector<pthread_t> workers;
@@ -151,7 +151,9 @@ void ThreadPool::run(int items, void (*run)(void*, int), void* argument) {
             void* argument;
             int first;
         } part{run, argument, first};
-        const auto call = [](void* p, int i) { static_cast<Part*>(p)->run(static_cast<Part*>(p)->argument, static_cast<Part*>(p)->first + i); };
+        const auto call = [](void* p, int i) {
+            static_cast<Part*>(p)->run(static_cast<Part*>(p)->argument, static_cast<Part*>(p)->first + i);
+        };
         const uint64_t count = static_cast<uint64_t>(items - first < MAX_ITEMS ? items - first : MAX_ITEMS);
         state.body.store(call, std::memory_order_relaxed);
         state.argument.store(&part, std::memory_order_relaxed);
