@@ -53,6 +53,8 @@ PATHS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "path_amx": (*_AVX512, "-mamx-tile", "-mamx-int8"),
     },
 }
+# GCC moves loads ahead until registers run out, which costs a tenth; Clang has no such flag
+TUNING = {"path_neon": ("-fno-schedule-insns",)}
 OPTIONAL = {"path_avx_vnni": "PS_WITH_AVX_VNNI", "path_amx": "PS_WITH_AMX"}  # older compilers lack these
 
 
@@ -67,7 +69,7 @@ def processor(machine: str | None = None) -> str:
 
 def library_name() -> str:
     """The name of the library that belongs to these sources: another version's is never loaded."""
-    digest = hashlib.sha256(repr((processor(), FLAGS, PATHS)).encode())
+    digest = hashlib.sha256(repr((processor(), FLAGS, PATHS, TUNING)).encode())
     for path in sorted(NATIVE.glob("*")):
         if path.suffix in (".cpp", ".h", ".inl") and path.stem != "driver":
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -113,6 +115,9 @@ def compile_to(
     paths = PATHS.get(processor(machine), {})
     known = {unit: own for unit, own in paths.items() if unit not in OPTIONAL or _knows(compiler, own)}
     defines = [f"-D{OPTIONAL[unit]}" for unit in known if unit in OPTIONAL]
+    for unit, own in TUNING.items():
+        if unit in known and _knows(compiler, ["-Werror", *own]):
+            known[unit] += own
     units: dict[str, tuple[str, ...]] = dict.fromkeys((*SHARED, *(["driver"] if test else [])), ()) | known
     with tempfile.TemporaryDirectory() as folder:
         objects = {unit: f"{folder}/{unit}.o" for unit in units}

@@ -15,6 +15,9 @@ struct alignas(64) TileConfig {
     uint8_t rows[16];
 };
 
+// The compiler does not know that loading a tile or its configuration reads memory: stores before this line stay before it.
+inline void finish_stores() { asm volatile("" ::: "memory"); }
+
 // Tiles 0 and 1: sums [16 rows, 16 outputs]; 4 and 5: inputs [16 rows, 32]; 6 and 7: codes [8, 16 outputs, 4]
 void configure_tiles() {
     TileConfig config = {};
@@ -24,9 +27,8 @@ void configure_tiles() {
         config.bytes_per_row[4 + i] = 32, config.rows[4 + i] = 16;
         config.bytes_per_row[6 + i] = 64, config.rows[6 + i] = 8;
     }
-    asm volatile("" ::: "memory");  // GCC 12 drops the stores above without it
+    finish_stores();
     _tile_loadconfig(&config);
-    asm volatile("" ::: "memory");
 }
 
 constexpr int UNPACKED = 32, MOST_ROWS = 64;  // groups of codes, and rows that use them while they are near
@@ -61,6 +63,7 @@ template <bool MINIMUM, int BITS>
 void multiply_tile(const Panel& w, int from, int to, const uint8_t* codes, const int8_t* q, int64_t stride, const GroupInfo* info,
                    V* sums) {
     alignas(64) int32_t first[256], second[256];
+    finish_stores();
     for (int g = from; g < to; g += 2, codes += 1024) {
         const bool two = g + 1 < to;
         _tile_zero(0);
