@@ -22,11 +22,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A copy of the sources, with no library yet."""
-    monkeypatch.setattr(build, "HERE", tmp_path)
-    monkeypatch.setattr(build, "NATIVE", tmp_path / "native")
-    shutil.copytree(ROOT / "src/penstock/kernels/native", tmp_path / "native")
+    folder = tmp_path / "native"
+    shutil.copytree(ROOT / "src/penstock/kernels/native", folder, ignore=shutil.ignore_patterns("*.so"))
+    monkeypatch.setattr(build, "NATIVE", folder)
     load.cache_clear()
-    yield tmp_path
+    yield folder
     load.cache_clear()
 
 
@@ -49,7 +49,7 @@ def run_hook(monkeypatch: pytest.MonkeyPatch, root: Path) -> tuple[dict[str, Any
 def test_the_package_carries_the_library_and_names_its_platform(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
     data, warnings = run_hook(monkeypatch, ROOT)
     assert warnings == []
-    assert data["artifacts"] == [f"/src/penstock/kernels/{build.library_name()}"]
+    assert data["artifacts"] == [f"/src/penstock/kernels/native/{build.library_name()}"]
     assert not data["pure_python"]
     assert data["tag"].startswith("py3-none-")
 
@@ -75,10 +75,10 @@ def test_a_compiler_that_fails_says_what_it_said(elsewhere: Path, monkeypatch: p
 
 
 def test_a_library_of_other_sources_is_not_loaded(native: None, elsewhere: Path) -> None:
-    shutil.copy(ROOT / "src/penstock/kernels" / build.library_name(), elsewhere)
+    shutil.copy(ROOT / "src/penstock/kernels/native" / build.library_name(), elsewhere)
     assert usable_paths() != []
     load.cache_clear()
-    with (elsewhere / "native/layers.cpp").open("a", encoding="utf-8") as source:
+    with (elsewhere / "layers.cpp").open("a", encoding="utf-8") as source:
         source.write("// changed\n")
     assert load() is None
     assert usable_paths() == []

@@ -182,3 +182,11 @@ def test_of_equal_logits_the_lowest_token_is_best(context) -> None:
     values[[7, 21]] = 1.0
     _, best = context().head(pack(Kind.F32, values).struct, np.ones(32, np.float32), 1e-5, np.ones((1, 32), np.float32))
     assert best.tolist() == [7]
+
+
+def test_a_matrix_that_is_passed_on_keeps_its_memory(context) -> None:
+    values = normal(np.random.default_rng(11), 512, 512)
+    struct = pack(Kind.F32, values).struct
+    noise = [np.full((512, 512), np.nan, np.float32) for _ in range(8)]  # takes freed memory
+    assert np.array_equal(context().product(struct, np.eye(512, dtype=np.float32)), values.T)
+    assert len(noise) == 8

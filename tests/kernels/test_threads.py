@@ -96,7 +96,11 @@ def test_a_forked_process_computes_with_threads_of_its_own(native: None) -> None
 
 
 def test_a_process_ends_while_its_threads_wait(native: None) -> None:
-    program = "from penstock.kernels.library import Context; c = Context(4); c.parallel(9, lambda i: print(f'{i} ', end='')); Context(4)"
+    program = """
+from penstock.kernels.library import Context
+Context(4).parallel(9, lambda item: print(f"{item} ", end=""))
+Context(4)
+"""
     env = os.environ | {"PYTHONPATH": str(SOURCE)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -21,8 +21,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-NATIVE = HERE / "native"
+NATIVE = Path(__file__).resolve().parent / "native"
 COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math and no contraction: every path computes the same bits.
 FLAGS = (
@@ -77,7 +76,7 @@ def library_name() -> str:
 
 
 def library_path() -> Path:
-    return HERE / library_name()
+    return NATIVE / library_name()  # beside Python files, it would pass for a module
 
 
 def find_compiler() -> list[str]:
@@ -140,7 +139,7 @@ def build() -> Path:
     target = library_path()
     if not target.exists():
         compile_to(target, find_compiler())
-        for other in HERE.glob("libpenstock-*.so"):
+        for other in NATIVE.glob("libpenstock-*.so"):
             if other != target:
                 other.unlink(missing_ok=True)
     return target

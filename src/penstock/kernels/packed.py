@@ -45,6 +45,7 @@ class PackedMatrix:
             raise KernelsError(f"Packed weights of {rows} x {cols} take {size} aligned bytes; there are {self.data.nbytes}.")
         self.bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
         self.struct = MatrixStruct(kind, rows, cols, 0, self.data.ctypes.data, None if self.bias is None else floats(self.bias))
+        self.struct.owner = (self.data, self.bias)
 
     def pack(self, source: SourceType, values: NDArray[Any], row: int = 0, order: Ints | None = None) -> None:
         """Write source rows from `row` on. `values` has one source row in each row: numbers, or GGUF blocks as bytes.

@@ -52,6 +52,7 @@ class MatrixStruct(ctypes.Structure):
     kind: int
     rows: int
     cols: int
+    owner: object  # keeps the memory alive that it points to
 
 
 class LayerStruct(ctypes.Structure):

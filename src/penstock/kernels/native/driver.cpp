@@ -128,14 +128,15 @@ void test_products() {
             const std::vector<float> wanted = multiply(portable.c, w, m, x.data());
             expect(distance(wanted, exact_product(w, m, x)) < 2e-3, "the portable product is right: " + what);
             for (const std::string& path : usable_paths()) {
-                const Context context(path.c_str());
+                const Context context(path.c_str()), alone(path.c_str(), 1);
                 expect(same(multiply(context.c, w, m, x.data()), wanted), path + " computes the portable bits: " + what);
-                std::vector<float> single;
-                for (int r = 0; r < m; r++) {
-                    const std::vector<float> row = multiply(context.c, w, 1, x.data() + static_cast<size_t>(r) * cols);
-                    single.insert(single.end(), row.begin(), row.end());
+                bool good = true;
+                for (int r = 0; r < m; r += 1 + m / 8) {
+                    const std::vector<float> row = multiply(alone.c, w, 1, x.data() + static_cast<size_t>(r) * cols);
+                    good = good && std::memcmp(row.data(), wanted.data() + static_cast<size_t>(r) * rows,
+                                               row.size() * sizeof(float)) == 0;
                 }
-                expect(same(single, wanted), path + " computes a row alone as among others: " + what);
+                expect(good, path + " computes a row alone as among others: " + what);
             }
         }
 }
@@ -237,30 +238,31 @@ std::vector<float> run_text(ps_context* c, Model& model, const std::vector<float
 }
 
 void test_layers() {
-    const int n = 300;
-    for (const int kind : {PS_Q4M, PS_Q8, PS_BF16, PS_F32})
-        for (const int kv_type : {PS_TYPE_F16, PS_TYPE_BF16, PS_TYPE_F32})
-            for (const bool rich : {false, true}) {
-                Model model(kind, kv_type, rich);
-                const std::vector<float> text = normal(static_cast<size_t>(n) * model.model.hidden);
-                const Context portable("portable", 1);
-                const std::vector<float> wanted = run_text(portable.c, model, text, n, {n}, false);
-                bool finite = true;
-                for (const float x : wanted) finite = finite && std::isfinite(x);
-                expect(finite, "layers give numbers");
-                for (const std::string& path : usable_paths()) {
-                    const Context context(path.c_str(), 2), alone(path.c_str(), 1);
-                    expect(same(run_text(context.c, model, text, n, {n}, false), wanted),
-                           path + ": layers compute the portable bits");
-                    expect(same(run_text(context.c, model, text, n, {1, 16, 47, 2, 100, 1, 1, 60, 72}, true), wanted),
-                           path + ": cuts and neighbours change nothing");
-                    std::vector<int> single = {250};
-                    single.insert(single.end(), 50, 1);
-                    expect(same(run_text(context.c, model, text, n, single, false), wanted),
-                           path + ": token by token, chunks of keys apart");
-                    expect(same(run_text(alone.c, model, text, n, single, false), wanted), path + ": one thread gives the same");
-                }
-            }
+    const int n = 300;  // more than a chunk of keys
+    struct Case {
+        int kind, kv_type;
+        bool rich;
+    };
+    for (const Case& own :
+         {Case{PS_Q4M, PS_TYPE_F16, false}, Case{PS_Q8, PS_TYPE_BF16, true}, Case{PS_BF16, PS_TYPE_F32, true}}) {
+        Model model(own.kind, own.kv_type, own.rich);
+        const std::vector<float> text = normal(static_cast<size_t>(n) * model.model.hidden);
+        const Context portable("portable", 1);
+        const std::vector<float> wanted = run_text(portable.c, model, text, n, {n}, false);
+        bool finite = true;
+        for (const float x : wanted) finite = finite && std::isfinite(x);
+        expect(finite, "layers give numbers");
+        std::vector<int> single = {n - 20};
+        single.insert(single.end(), 20, 1);
+        for (const std::string& path : usable_paths()) {
+            const Context context(path.c_str(), 2), alone(path.c_str(), 1);
+            expect(same(run_text(alone.c, model, text, n, {n}, false), wanted), path + ": layers compute the portable bits");
+            expect(same(run_text(context.c, model, text, n, {1, 16, 47, 2, 100, 1, 1, 60, 72}, true), wanted),
+                   path + ": cuts and neighbours change nothing");
+            expect(same(run_text(context.c, model, text, n, single, false), wanted),
+                   path + ": token by token, chunks of keys apart");
+        }
+    }
 }
 
 void test_refusals() {
@@ -299,11 +301,11 @@ bool counts_right(ps_context* c, int items) {
 }
 
 void test_threads() {
-    for (const int threads : {1, 2, 3, 8}) {
+    for (const int threads : {1, 2, 4}) {
         const Context context(nullptr, threads);
         bool good = true;
-        for (int round = 0; round < 3000; round++) good = good && counts_right(context.c, round % 41);
-        good = good && counts_right(context.c, 200000);
+        for (int round = 0; round < 300; round++) good = good && counts_right(context.c, round % 41);
+        good = good && counts_right(context.c, 70000);
         std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the workers sleep
         good = good && counts_right(context.c, 100);
         expect(good, std::to_string(threads) + " threads do each item once");
@@ -313,12 +315,12 @@ void test_threads() {
     std::atomic<bool> good{true};
     for (int i = 0; i < 4; i++)
         callers.emplace_back([&] {
-            for (int round = 0; round < 300; round++)
+            for (int round = 0; round < 50; round++)
                 if (!counts_right(shared.c, 20)) good = false;
         });
     for (std::thread& caller : callers) caller.join();
     expect(good, "several callers do not disturb each other");
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 40; i++) {
         const Context brief(nullptr, 4);
         if (i % 2) expect(counts_right(brief.c, 10), "a pool that lives briefly");
     }
@@ -379,6 +381,7 @@ int main(int count, char** arguments) {
     std::string paths;
     for (const std::string& path : usable_paths()) paths += " " + path;
     std::printf("paths:%s\n", paths.c_str());
+    std::fflush(stdout);
     if (count > 1 && std::strcmp(arguments[1], "bench") == 0) {
         bench();
         return 0;
