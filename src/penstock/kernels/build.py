@@ -164,7 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "driver"
             compile_to(program, find_compiler(), flags=flags, test=True)
-            return subprocess.run([program, *(["bench"] if options.bench else [])], check=False).returncode
+            env = os.environ | {"TSAN_OPTIONS": "die_after_fork=0"}  # the test starts threads after a fork on purpose
+            return subprocess.run([program, *(["bench"] if options.bench else [])], env=env, check=False).returncode
     except BuildFailed as error:
         print(error, file=sys.stderr)
         return 1
