@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from penstock.kernels.library import Context, usable_paths
+from penstock.kernels.library import KernelContext, usable_paths
 from penstock.kernels.packed import PackedMatrix, packed_bytes
 from penstock.kernels.structs import Kind, SourceType
 
@@ -56,18 +56,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
     options = parser.parse_args()
     paths = [path for path in usable_paths() if path != "portable"] or ["portable"]
-    threads = Context(options.threads).threads
+    threads = KernelContext(options.threads).threads
     copied = copy_speed(threads, options.seconds)
     print(f"{threads} threads; copying memory: {copied / 1e9:.1f} GB/s, read and written")
     for kind in KINDS:
         weights = matrices(kind)
         size = MATRICES * packed_bytes(kind, ROWS, COLS)
         for path in paths:
-            context = Context(threads, path)
+            context = KernelContext(threads, path)
             for m in (1, 8, 64, 512):
                 x = np.random.default_rng(1).standard_normal((m, COLS)).astype(np.float32)
 
-                def run(context: Context = context, x: np.ndarray = x, weights: list[PackedMatrix] = weights) -> None:
+                def run(context: KernelContext = context, x: np.ndarray = x, weights: list[PackedMatrix] = weights) -> None:
                     for matrix in weights:
                         context.product(matrix.struct, x)
 

@@ -19,7 +19,7 @@ from penstock.config.node import LimitsConfig
 from penstock.doors.access.gate import AccessLog, Gate
 from penstock.doors.access.keys import Keys
 from penstock.doors.access.refusal_pace import RefusalPace
-from penstock.doors.anthropic.requests import BatchRequest, MessagesRequest
+from penstock.doors.anthropic.requests import MessageBatchRequest, MessagesRequest
 from penstock.doors.connections.admission import Admission
 from penstock.doors.connections.connection import Connection
 from penstock.doors.http.errors import send_error
@@ -189,7 +189,7 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
     MessagesRequest: [
         {"model": "m", "max_tokens": 5, "system": "s", "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}
     ],
-    BatchRequest: [{"requests": [{"custom_id": "a", "params": {"model": "m", "max_tokens": 5}}]}],
+    MessageBatchRequest: [{"requests": [{"custom_id": "a", "params": {"model": "m", "max_tokens": 5}}]}],
     OllamaChatRequest: [
         {"model": "m", "messages": [{"role": "user", "content": "x"}], "options": {"num_predict": 3}, "format": "json"}
     ],

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from penstock.kernels import build
-from penstock.kernels.library import Context, load, usable_paths
+from penstock.kernels.library import KernelContext, load, usable_paths
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +22,9 @@ def native() -> None:
 
 
 @pytest.fixture(scope="session")
-def context(native: None) -> Callable[..., Context]:
+def context(native: None) -> Callable[..., KernelContext]:
     """Contexts by path and number of threads; without a path, the best of this processor."""
-    return cache(lambda path=None, threads=2: Context(threads, path))
+    return cache(lambda path=None, threads=2: KernelContext(threads, path))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.kernels import build
-from penstock.kernels.library import Context, KernelsError, load, usable_paths
+from penstock.kernels.library import KernelContext, KernelsError, load, usable_paths
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +83,7 @@ def test_a_library_of_other_sources_is_not_loaded(native: None, elsewhere: Path)
     assert load() is None
     assert usable_paths() == []
     with pytest.raises(KernelsError, match=r"not compiled.*python -m penstock.kernels.build"):
-        Context()
+        KernelContext()
 
 
 def test_a_library_for_another_machine_is_not_loaded(elsewhere: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from penstock.domain.topology import LayerRange
-from penstock.kernels.library import Batch, KernelsError
+from penstock.kernels.library import KernelsError, SpanColumns
 from penstock.kernels.packed import PackedLayer, PackedMatrix, PackedModel
 from penstock.kernels.structs import Activation, Kind, SourceType
 from penstock.model.attention import BatchPiece
@@ -85,7 +85,7 @@ def test_attention_over_pages_is_that_of_double_precision(context, paths, kv_typ
             done = [0] * len(spans)
             for turn in range(max(map(len, spans))):
                 members = [(i, cuts[turn]) for i, cuts in enumerate(spans) if turn < len(cuts)]
-                batch = Batch.of([(done[i], n, tables[i]) for i, n in members])
+                batch = SpanColumns.of([(done[i], n, tables[i]) for i, n in members])
                 qkv = np.concatenate([rows[i][done[i] : done[i] + n] for i, n in members]).reshape(batch.rows, -1)
                 found = context(path).attention(model.struct, 0, batch, qkv).reshape(batch.rows, HEADS, head_dim)
                 at = 0
@@ -110,7 +110,7 @@ def test_long_texts_are_attended_in_chunks_with_the_same_bits_on_any_number_of_t
             model = attention_model(32, SourceType.F16, 16, None, 40)
             out, at = [], 0
             for n in cuts:
-                batch = Batch.of([(at, n, range(1, 39))])
+                batch = SpanColumns.of([(at, n, range(1, 39))])
                 out.append(context(path, threads).attention(model.struct, 0, batch, rows[at : at + n].copy()))
                 at += n
             results.append(np.concatenate(out))
@@ -234,7 +234,7 @@ def test_layers_of_every_dense_family_are_those_of_torch(context, paths, family:
     rng = np.random.default_rng(0)
     packs = {path: packed_model(model, Kind.F32) for path in paths}
     for spans in turns:
-        batch = Batch.of(spans)
+        batch = SpanColumns.of(spans)
         hidden = normal(rng, batch.rows, model.spec.hidden)
         wanted = model.process(torch.from_numpy(hidden.copy()), [BatchPiece(*span) for span in spans]).numpy()
         for path, pack in packs.items():
@@ -254,9 +254,9 @@ def test_a_batch_that_does_not_fit_the_model_is_refused(context, tmp_path: Path)
         ([(-1, 2, (1,))], "Span 0 has 2 rows from position -1"),
     ):
         with pytest.raises(KernelsError, match=message):
-            context().run_layers(model.struct, 0, 3, Batch.of(spans), hidden)
+            context().run_layers(model.struct, 0, 3, SpanColumns.of(spans), hidden)
     with pytest.raises(KernelsError, match="Layers 0 to 4 are not among 3"):
-        context().run_layers(model.struct, 0, 4, Batch.of([(0, 2, (1,))]), hidden)
+        context().run_layers(model.struct, 0, 4, SpanColumns.of([(0, 2, (1,))]), hidden)
     wrong = dataclasses.replace(model, intermediate=81)
     with pytest.raises(KernelsError, match="gate_up has 160 rows, not 162"):
-        context().run_layers(wrong.struct, 0, 3, Batch.of([(0, 2, (1,))]), hidden)
+        context().run_layers(wrong.struct, 0, 3, SpanColumns.of([(0, 2, (1,))]), hidden)

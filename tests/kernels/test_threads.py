@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.kernels.library import Context, KernelsError
+from penstock.kernels.library import KernelContext, KernelsError
 from penstock.kernels.packed import PackedMatrix
 from penstock.kernels.structs import Kind, SourceType
 
@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_item_runs_once(native: None, threads: int) -> None:
-    pool = Context(threads)
+    pool = KernelContext(threads)
     for items in (0, 1, 2, 7, 40, 100):
         seen: list[int] = []
         pool.parallel(items, seen.append)
@@ -34,13 +34,13 @@ def test_more_items_than_a_round_counts_run_once(native: None) -> None:
     def run(item: int) -> None:
         seen[item] += 1
 
-    Context(1).parallel(len(seen), run)
-    Context(2).parallel(len(seen), run)
+    KernelContext(1).parallel(len(seen), run)
+    KernelContext(2).parallel(len(seen), run)
     assert (seen == 2).all()
 
 
 def test_callers_of_one_context_take_turns(native: None) -> None:
-    pool = Context(3)
+    pool = KernelContext(3)
     counts = [0] * 4
 
     def call(caller: int) -> None:
@@ -58,31 +58,31 @@ def test_callers_of_one_context_take_turns(native: None) -> None:
 
 
 def test_threads_follow_the_affinity_mask_and_the_argument(native: None) -> None:
-    assert Context().threads == len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert Context(3).threads == 3
+    assert KernelContext().threads == len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert KernelContext(3).threads == 3
 
 
 def test_an_unknown_path_is_refused(native: None) -> None:
     with pytest.raises(KernelsError, match="cannot run the path 'abacus'"):
-        Context(1, "abacus")
+        KernelContext(1, "abacus")
 
 
 def test_the_caller_releases_the_gil(native: None) -> None:
     """Two contexts whose items wait for each other finish only if neither holds the interpreter."""
     barrier = threading.Barrier(2, timeout=20)
-    other = threading.Thread(target=lambda: Context(1).parallel(1, lambda _: barrier.wait() and None))
+    other = threading.Thread(target=lambda: KernelContext(1).parallel(1, lambda _: barrier.wait() and None))
     other.start()
-    Context(1).parallel(1, lambda _: barrier.wait() and None)
+    KernelContext(1).parallel(1, lambda _: barrier.wait() and None)
     other.join()
 
 
-def _multiply(context: Context, matrix: PackedMatrix, x: np.ndarray, wanted: np.ndarray) -> None:
+def _multiply(context: KernelContext, matrix: PackedMatrix, x: np.ndarray, wanted: np.ndarray) -> None:
     os._exit(0 if np.array_equal(context.product(matrix.struct, x), wanted) else 1)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_process_computes_with_threads_of_its_own(native: None) -> None:
-    context = Context(3)
+    context = KernelContext(3)
     rng = np.random.default_rng(0)
     matrix = PackedMatrix(Kind.Q4M, 256, 256)
     matrix.pack(SourceType.F32, rng.standard_normal((256, 256)).astype(np.float32))
@@ -97,9 +97,9 @@ def test_a_forked_process_computes_with_threads_of_its_own(native: None) -> None
 
 def test_a_process_ends_while_its_threads_wait(native: None) -> None:
     program = """
-from penstock.kernels.library import Context
-Context(4).parallel(9, lambda item: print(f"{item} ", end=""))
-Context(4)
+from penstock.kernels.library import KernelContext
+KernelContext(4).parallel(9, lambda item: print(f"{item} ", end=""))
+KernelContext(4)
 """
     env = os.environ | {"PYTHONPATH": str(SOURCE)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False)

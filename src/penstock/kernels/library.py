@@ -106,7 +106,7 @@ def ints(array: Ints) -> ctypes._Pointer[c_int32]:
     return array.ctypes.data_as(POINTER(c_int32))
 
 
-class Batch:
+class SpanColumns:
     """Spans as columns: span i is n[i] rows at positions from start[i], with its block table at tables[table[i]]."""
 
     def __init__(self, tables: Ints, table: Ints, start: Ints, n: Ints) -> None:
@@ -116,7 +116,7 @@ class Batch:
         self.struct = BatchStruct(len(n), tables.size, ints(tables), ints(table), ints(start), ints(n))
 
     @classmethod
-    def of(cls, spans: Sequence[tuple[int, int, Sequence[int]]]) -> Batch:
+    def of(cls, spans: Sequence[tuple[int, int, Sequence[int]]]) -> SpanColumns:
         """From (start, n, block table) of each span."""
         lengths = [len(table) for _, _, table in spans]
         return cls(
@@ -127,7 +127,7 @@ class Batch:
         )
 
 
-class Context:
+class KernelContext:
     """Threads and scratch memory for calls, one at a time. Calls release the GIL."""
 
     def __init__(self, threads: int = 0, path: str | None = None) -> None:
@@ -153,7 +153,7 @@ class Context:
         check(self._library.ps_product(self._handle, matrix, len(x), floats(x), floats(out)))
         return out
 
-    def run_layers(self, model: ModelStruct, first: int, last: int, batch: Batch, hidden: Floats) -> None:
+    def run_layers(self, model: ModelStruct, first: int, last: int, batch: SpanColumns, hidden: Floats) -> None:
         """Run hidden [rows, hidden] through layers [first, last) in place."""
         assert hidden.shape == (batch.rows, model.hidden)
         check(self._library.ps_run_layers(self._handle, model, first, last, batch.struct, floats(hidden)))
@@ -186,7 +186,7 @@ class Context:
         check(self._library.ps_gate(self._handle, activation, m, n, floats(gate_up), floats(out)))
         return out
 
-    def attention(self, model: ModelStruct, layer: int, batch: Batch, qkv: Floats) -> Floats:
+    def attention(self, model: ModelStruct, layer: int, batch: SpanColumns, qkv: Floats) -> Floats:
         """Rotate qkv in place, store its keys and values, and return what the queries see."""
         out = np.empty((batch.rows, model.heads * model.head_dim), np.float32)
         check(self._library.ps_attention(self._handle, model, layer, batch.struct, floats(qkv), floats(out)))

@@ -131,7 +131,7 @@ class PackedLayer:
 
 @dataclass(slots=True)
 class PackedModel:
-    """Layers and what they share; `struct` is what the calls of a Context take."""
+    """Layers and what they share; `struct` is what the calls of a KernelContext take."""
 
     hidden: int
     heads: int

@@ -17,7 +17,7 @@ from penstock.doors.anthropic import wire
 from penstock.doors.anthropic.errors import error_type
 from penstock.doors.anthropic.job_endpoints import MESSAGES
 from penstock.doors.anthropic.paging import page_of, timestamp
-from penstock.doors.anthropic.requests import BatchItem, BatchRequest
+from penstock.doors.anthropic.requests import BatchItem, MessageBatchRequest
 from penstock.doors.dispatch.dispatcher import RequestDispatcher, caller_of
 from penstock.doors.http.fields import run_in_thread
 from penstock.doors.http.framing import line
@@ -59,7 +59,7 @@ class MessageBatchEndpoints:
     async def create(self, request: Request) -> Response:
         owner = caller_of(request).owner
         async with self._dispatcher.metered(request) as work:
-            params = await work.read(BatchRequest, request)
+            params = await work.read(MessageBatchRequest, request)
             view = await work.run(lambda: self._create(params.requests, owner))
         self._on_change()
         return json_reply(self._out(view))

@@ -210,5 +210,5 @@ class BatchItem(Fields):
     params: Annotated[dict[str, Any], DescribedAs(MessagesRequest)]
 
 
-class BatchRequest(Fields):
+class MessageBatchRequest(Fields):
     requests: Annotated[list[BatchItem], Field(fail_fast=True, min_length=1, max_length=MAX_LINES)]

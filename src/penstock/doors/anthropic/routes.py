@@ -12,7 +12,7 @@ from penstock.doors.anthropic.batches import PATH, MessageBatchEndpoints
 from penstock.doors.anthropic.count_tokens import CountTokensEndpoint
 from penstock.doors.anthropic.errors import ANTHROPIC
 from penstock.doors.anthropic.paging import PAGING
-from penstock.doors.anthropic.requests import BatchRequest, CountTokensRequest, MessagesRequest
+from penstock.doors.anthropic.requests import CountTokensRequest, MessageBatchRequest, MessagesRequest
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.http.route import Handler, Route, in_dialect
 from penstock.doors.jobs.backlog import Backlog
@@ -61,7 +61,7 @@ def _batch_routes(dispatcher: RequestDispatcher, backlog: Backlog | None) -> lis
             PATH,
             handler("create"),
             "Answer many conversations in the background (Anthropic)",
-            request=BatchRequest,
+            request=MessageBatchRequest,
             response=wire.MessageBatchOut,
         ),
         Route(

@@ -49,7 +49,7 @@ class JoinToken:
         return network_name(self.authority)
 
 
-class _Contents(msgspec.Struct, array_like=True):
+class _TokenContents(msgspec.Struct, array_like=True):
     """More fields may follow in later versions."""
 
     authority: Der
@@ -60,11 +60,11 @@ class _Contents(msgspec.Struct, array_like=True):
     expires: Annotated[int, Meta(ge=0, le=MAX_TIME)]
 
     def __repr__(self) -> str:
-        return "_Contents(…)"  # they include the secret
+        return "_TokenContents(…)"  # they include the secret
 
 
 def encode_join(token: JoinToken) -> str:
-    contents = _Contents(
+    contents = _TokenContents(
         token.authority.public_bytes(Encoding.DER),
         token.host,
         token.id,
@@ -79,7 +79,7 @@ def decode_join(text: str) -> JoinToken:
     """Decode a token. Raises Untrusted unless it is intact."""
     packed = from_text(JOIN_PREFIX, text, MAX_JOIN_TOKEN_CHARS)
     try:
-        contents = msgspec.msgpack.decode(packed, type=_Contents)
+        contents = msgspec.msgpack.decode(packed, type=_TokenContents)
         authority = load_der(contents.authority)
         check_connect(contents.endpoints)
     except (msgspec.DecodeError, UnicodeDecodeError, ConfigError, Untrusted):
