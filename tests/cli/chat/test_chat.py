@@ -228,7 +228,7 @@ def test_the_server_may_be_named_by_the_environment_and_with_v1(penstock_server:
         (FRANCE, ["--model", "gpt-4"], "error: There is no model 'gpt-4' at http://127.0.0.1:"),
         ("/nonsense\n", [], "error: There is no command /nonsense; nothing was sent.\nhint: /help lists the commands."),
         (b"caf\xe9\n", [], "error: The input is not UTF-8 text."),
-        ("word " * 9000, [], "error: The prompt has "),
+        ("word " * 9000, [], "error: This model's maximum context length is 8192 tokens. The prompt has "),
     ],
 )
 def test_what_goes_wrong_in_a_pipe_leaves_with_1(penstock_server: Server, stdin: str | bytes, args: list[str], told: str) -> None:

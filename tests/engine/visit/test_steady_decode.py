@@ -114,6 +114,8 @@ def _gone(update: JobUpdate) -> None:
 
 
 def _seen(updates: list[JobUpdate]) -> list[Any]:
+    """Output by output, since who is preempted for whom, and so which output comes first, depends on the size of the steps."""
+    updates = sorted(updates, key=lambda update: getattr(update, "index", 1 << 10))
     seen: list[Any] = []
     for update in updates:
         match update:
