@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -246,6 +248,24 @@ def test_a_client_that_is_gone_frees_its_memory_at_once(gone: int) -> None:
     assert list(engine.sequences.holders.values()) == [asked[1 - gone][0].sequences[0]]
     finish(engine)
     assert tokens(asked[1 - gone][1]) == oracle([1, 2, 4 - gone], LONG, stages=1, seed=1)
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_jobs_that_have_ended_are_let_go(cancelled: bool) -> None:
+    engine = make_engine(EngineConfig(block_size=4), blocks=100)
+    sizes = count_steady(engine)
+    job, _ = submit(engine, [1, 2, 3])
+    job.sink = lambda update: None
+    gone = weakref.ref(job.sink)
+    while len(sizes) < 5:
+        engine.turn()
+    if cancelled:
+        engine.cancel(job)
+        engine.take_commands(wait=False)
+    finish(engine)
+    del job
+    gc.collect()
+    assert gone() is None
 
 
 def test_parts_are_timed_as_on_the_general_way() -> None:

@@ -10,6 +10,7 @@ grammar, a pass that fails.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -66,15 +67,12 @@ class SteadyDecode:
         if not (self._is_current() or self._collect()):
             return False
         self._pass_on_notices()
-        if not self._take_blocks():
-            self._changes = -1
-            return False
-        try:
-            samples = self._compute()
-        except Exception:  # the general way repeats it, and finds out whose fault it is
-            samples = None
+        samples = None
+        if self._take_blocks():
+            with contextlib.suppress(Exception):  # the general way repeats it, and finds out whose fault it is
+                samples = self._compute()
         if samples is None:
-            self._changes = -1
+            self._forget()
             return False
         self._advance(samples)
         return True
@@ -95,7 +93,7 @@ class SteadyDecode:
     def _collect(self) -> bool:
         """Make the columns of all running sequences, if each of them can take a steady step."""
         context, origin, sequences = self._context, self._context.own_origin, self._context.sequences
-        self._changes = -1
+        self._forget()
         route = origin.route
         if route is None or route.nodes != {context.pipe.node} or origin.in_flight or origin.returned:
             return False
@@ -109,7 +107,9 @@ class SteadyDecode:
         if sequences.queued and self._since_scheduled > MAX_STEPS and self._steps == context.stats.steps:
             return False  # it is the scheduler's turn
         seqs = list(sequences.holders.values())
-        rows = [self._head.sample_row(seq) for seq in seqs]
+        rows = [row for row in map(self._head.sample_row, seqs) if row is not None]
+        if len(rows) < len(seqs):
+            return False
         starts = np.array([seq.step_processed for seq in seqs], dtype=np.int64)
         self._hosted = hosted
         self._pass_on_notices([part.stage.leases[route.id] for part in hosted.parts.values()])
@@ -122,9 +122,13 @@ class SteadyDecode:
             found = [replica for replica in replicas if replica is not None]
             batch = Batch(starts, np.ones(len(seqs), dtype=np.int64), padded([one.table for one in found], SPARE_BLOCKS))
             stages.append(_StageColumns(str(part.stage.segment.layers), part, lease, found, batch))
-        self._seqs, self._rows, self._starts, self._stages = seqs, [row for row in rows if row is not None], starts, stages
+        self._seqs, self._rows, self._starts, self._stages = seqs, rows, starts, stages
         self._changes, self._steps, self._since_scheduled = sequences.changes, context.stats.steps, 0
-        return len(self._rows) == len(seqs)
+        return True
+
+    def _forget(self) -> None:
+        """Let go of the sequences, which may have ended."""
+        self._seqs, self._rows, self._stages, self._hosted, self._changes = [], [], [], None, -1
 
     # ---- the step ----
 
@@ -197,7 +201,7 @@ class SteadyDecode:
         sequences = self._context.sequences
         keep = [i for i, seq in enumerate(self._seqs) if seq.state is SequenceState.PAUSED]
         if sequences.queued or not keep or len(keep) != len(sequences.holders):
-            self._changes = -1
+            self._forget()
             return
         self._seqs, self._rows = [self._seqs[i] for i in keep], [self._rows[i] for i in keep]
         self._starts = self._starts[keep]
