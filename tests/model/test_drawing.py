@@ -72,6 +72,8 @@ def test_every_mixture_draws_what_the_plain_sampler_draws(
     for i, (params, shape) in enumerate(rows):
         tokens = random.integers(0, vocab, 20).tolist()
         allowed = random.integers(1 << 16, 1 << 32, -(-vocab // 32), dtype=np.uint32) if grammar and shape != "masked" else None
+        if allowed is not None:
+            allowed[0] |= 1  # a grammar always allows something
         ban = banned if vocab > 5 and shape != "masked" else ()
         made.append(SampleRow(SamplingParams(**params), seed + i, i, tokens, prompt_len, ban, allowed))
     expected = [plain_sample(logits[i], row, prompt_len) for i, row in enumerate(made)]
