@@ -119,7 +119,7 @@ def test_segments_of_what_the_model_is_not_fill_no_gap(
         liar.publish(encode_record(record(lying)))
         with running(b):
             assert b.held == ["5:12"]
-            assert a.hosted.engine.pipe.is_complete()  # type: ignore[union-attr]
+            wait_for(lambda: a.hosted.engine.pipe.is_complete(), "a complete pipe")  # type: ignore[union-attr]
 
 
 def test_what_cannot_be_a_record_is_refused_and_its_node_named(
