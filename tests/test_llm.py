@@ -307,6 +307,13 @@ def test_a_stream_is_the_text_in_pieces(tiny: LLM) -> None:
         tiny.stream()
 
 
+def test_a_stream_that_is_dropped_before_its_first_piece_is_cancelled(tiny: LLM) -> None:
+    before = tiny.stats.jobs.get("cancelled", 0)
+    stream = tiny.stream("The sea is", SamplingParams(temperature=0, ignore_eos=True, max_tokens=2000))
+    del stream
+    wait_for(lambda: tiny.stats.jobs.get("cancelled", 0) > before, "the job to be cancelled")
+
+
 def test_a_stream_that_is_closed_is_cancelled(tiny: LLM) -> None:
     pieces = tiny.stream("The sea is", SamplingParams(temperature=0, ignore_eos=True, max_tokens=2000))
     next(pieces)

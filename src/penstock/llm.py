@@ -213,7 +213,9 @@ class LLM:
             finally:
                 handle.cancel()
 
-        return pieces()
+        stream = pieces()
+        weakref.finalize(stream, handle.cancel).atexit = False  # also if it is dropped before its first piece
+        return stream
 
     def embed(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[NDArray[np.float32]]:
         """Return the embedding of each prompt (text or token ids): the mean of its last hidden states, not normalised."""
