@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import tempfile
@@ -95,3 +96,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def quickly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """The command line in this process: exit code, stdout and stderr."""
     return lambda *args, stdin=b"": in_this_process(monkeypatch, capsys, *args, stdin=stdin)
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """For tests that set up the logging of a process: this one keeps its own."""
+    loggers = logging.getLogger(), logging.getLogger("penstock")
+    before = [(one.handlers[:], one.level) for one in loggers]
+    yield
+    for one, (handlers, level) in zip(loggers, before, strict=True):
+        one.handlers[:] = handlers
+        one.setLevel(level)

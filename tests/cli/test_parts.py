@@ -156,17 +156,6 @@ def test_work_of_which_a_line_was_printed_gets_a_last_one(clock: list[float]) ->
 # ---- progress on a terminal ----
 
 
-@pytest.fixture
-def own_logging() -> Iterator[None]:
-    """`set_up_logging` changes the logging of its process, and this one has its own."""
-    loggers = logging.getLogger(), logging.getLogger("penstock")
-    before = [(one.handlers[:], one.level) for one in loggers]
-    yield
-    for one, (handlers, level) in zip(loggers, before, strict=True):
-        one.handlers[:] = handlers
-        one.setLevel(level)
-
-
 class Screen(io.StringIO):
     def isatty(self) -> bool:
         return True

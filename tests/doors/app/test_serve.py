@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
 import os
 import signal
 import socket
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,17 +231,6 @@ def test_json_logs_are_json(default_model_folder: Path) -> None:
 
 
 # ---- starts that fail: one clear line, at once ----
-
-
-@pytest.fixture
-def own_logging() -> Iterator[None]:
-    """`penstock serve` sets up the logging of its process, and this one has its own."""
-    loggers = logging.getLogger(), logging.getLogger("penstock")
-    before = [(one.handlers[:], one.level) for one in loggers]
-    yield
-    for one, (handlers, level) in zip(loggers, before, strict=True):
-        one.handlers[:] = handlers
-        one.setLevel(level)
 
 
 def test_a_port_that_another_server_has_taken_while_it_loads_its_model_is_refused_at_once() -> None:
