@@ -141,3 +141,8 @@ def bounds() -> list[tuple[str, float]]:
 def test_the_bounds_of_a_field_are_those_that_are_checked(name: str, value: float) -> None:
     with pytest.raises(InvalidSampling):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("path", ["/v1/batches/{batch}", "/v1/messages/batches/{batch}"])
+def test_a_batch_that_still_runs_may_refuse_to_be_deleted(described: dict[str, Any], path: str) -> None:
+    assert "400" in described["paths"][path]["delete"]["responses"]

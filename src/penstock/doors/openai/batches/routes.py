@@ -65,7 +65,9 @@ def batch_routes(backlog: Backlog | None, max_upload: int) -> list[Route]:
             ),
             Route("GET", one_batch, batch("one"), "Get the progress of a batch", response=wire.BatchOut),
             Route("POST", f"{one_batch}/cancel", batch("cancel"), "Cancel a batch", response=wire.BatchOut),
-            Route("DELETE", one_batch, batch("delete"), "Delete a batch that has ended", response=wire.BatchDeleted),
+            Route(
+                "DELETE", one_batch, batch("delete"), "Delete a batch that has ended", response=wire.BatchDeleted, errors=(400,)
+            ),
         ],
     )
 
