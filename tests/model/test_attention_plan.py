@@ -44,7 +44,7 @@ def attended_plainly(q: torch.Tensor, kv: torch.Tensor, pieces: list[BatchPiece]
 @settings(max_examples=20, deadline=None)
 @given(pieces=batches(), window=st.sampled_from([None, 3, 64]))
 def test_every_token_is_written_to_its_slot_and_sees_what_is_before_it(pieces: list[BatchPiece], window: int | None) -> None:
-    plan = AttentionPlan(pieces, BLOCK, torch.float32, CPU)
+    plan = AttentionPlan(pieces, BLOCK, torch.float32, CPU, [window])
     positions = [p for piece in pieces for p in range(piece.start_pos, piece.start_pos + piece.n)]
     owners = [piece for piece in pieces for _ in range(piece.n)]
     assert plan.tokens == len(positions)
@@ -56,3 +56,28 @@ def test_every_token_is_written_to_its_slot_and_sees_what_is_before_it(pieces: l
     q = torch.randn(len(positions), 4, 4, generator=generator)
     expected = attended_plainly(q, kv, pieces, window)
     assert torch.allclose(plan.attend(q, kv, window).double(), expected, atol=1e-5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(pieces=batches(), window=st.sampled_from([1, 3, 8, 64]))
+def test_a_layer_with_a_window_reads_no_block_before_it(pieces: list[BatchPiece], window: int) -> None:
+    needed = [max(0, piece.start_pos + 1 - window) // BLOCK for piece in pieces]
+    forgotten = [BatchPiece(p.start_pos, p.n, [0] * first + list(p.table)[first:]) for p, first in zip(pieces, needed, strict=True)]
+    generator = torch.Generator().manual_seed(window)
+    kv = torch.randn(900 * BLOCK, 2, 2, 4, generator=generator)
+    q = torch.randn(sum(piece.n for piece in pieces), 4, 4, generator=generator)
+    plan = AttentionPlan(pieces, BLOCK, torch.float32, CPU, [window])
+    whole = plan.attend(q, kv, window)
+    for piece, first in zip(pieces, needed, strict=True):
+        for block in list(piece.table)[:first]:
+            kv[block * BLOCK : (block + 1) * BLOCK] = torch.nan  # which a mask would not hide
+    assert torch.equal(plan.attend(q, kv, window), whole)
+    assert torch.equal(AttentionPlan(forgotten, BLOCK, torch.float32, CPU, [window]).attend(q, kv, window), whole)
+
+
+def test_layers_with_different_windows_have_one_plan() -> None:
+    pieces = [BatchPiece(40, 1, list(range(1, 12))), BatchPiece(9, 6, list(range(20, 24)))]
+    plan = AttentionPlan(pieces, BLOCK, torch.float32, CPU, [None, 5, 12])
+    kv, q = torch.randn(50 * BLOCK, 2, 2, 4), torch.randn(7, 4, 4)
+    for window in (None, 5, 12):
+        assert torch.allclose(plan.attend(q, kv, window).double(), attended_plainly(q, kv, pieces, window), atol=1e-5)

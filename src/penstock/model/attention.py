@@ -2,12 +2,12 @@
 
 A layer's KV is one tensor [slots, 2, kv_heads, head_dim]; slot = block * block_size + offset. Decodes (one token) are
 gathered and run in one padded call per length bucket; each longer Span gets its own call, because padding a chunk together
-with single tokens wastes most of the work.
+with single tokens wastes most of the work. Layers with a sliding window gather only the blocks that it touches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,71 +23,107 @@ SMALL_BUCKET = 8  # blocks; below this, padding costs less than another call
 
 @dataclass(slots=True)
 class _Decodes:
+    """lengths: tokens from the start of the first gathered block on."""
+
     rows: Tensor | slice
     blocks: Tensor  # [batch * width]
     lengths: Tensor  # [batch]
     batch: int
     width: int  # blocks of the longest
+    mask: Tensor | None = None
 
 
 @dataclass(slots=True)
 class _Chunk:
+    """first: position of the first token that is gathered."""
+
     rows: slice
     blocks: Tensor
+    first: int
     start: int
     end: int
+    mask: Tensor | None = None
 
 
 class AttentionPlan:
-    """Where the KV of a batch's tokens is written and what each token sees; the same for all layers of a segment."""
+    """Where the KV of a batch's tokens is written and what each token sees, for all layers of a segment.
 
-    def __init__(self, pieces: Sequence[BatchPiece], block_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._block_size = block_size
-        self._dtype = dtype
-        self._device = device
-        self._masks: dict[tuple[int, int | None], Tensor | None] = {}
+    windows: those of the layers; None for a layer that sees all of a text.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[BatchPiece],
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        windows: Collection[int | None] = (None,),
+    ) -> None:
         batch = Batch.of(pieces)
         positions, slots = _positions_and_slots(batch, block_size)
         self.tokens = len(positions)
         self.max_position = int(positions.max())
         self.positions = upload(positions, device)
         self.slots = upload(slots, device)
-        rows = np.cumsum(batch.counts) - batch.counts  # the first one of each Span
-        self._chunks = [self._chunk(int(rows[i]), batch, i) for i in np.flatnonzero(batch.counts > 1).tolist()]
-        self._decodes = [self._bucket(members, rows, batch) for members in _buckets(batch, block_size)]
+        self._views: dict[int | None, _View] = {}
+        for window in map(self._effective, windows):
+            if window not in self._views:
+                self._views[window] = _View(batch, window, block_size, dtype, device)
 
     def attend(self, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
         """q [T, heads, head_dim] over kv [slots, 2, kv_heads, head_dim] -> [T, heads * head_dim]"""
+        return self._views[self._effective(window)].attend(q, kv)
+
+    def _effective(self, window: int | None) -> int | None:
+        return None if window is None or window > self.max_position else window
+
+
+class _View:
+    """What each token of a batch sees in layers with one window."""
+
+    def __init__(self, batch: Batch, window: int | None, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._window = window
+        self._block_size = block_size
+        self._dtype = dtype
+        self._device = device
+        rows = np.cumsum(batch.counts) - batch.counts  # the first one of each Span
+        first = np.zeros_like(batch.starts)  # block that a Span sees
+        if window is not None:
+            first = np.maximum(batch.starts + 1 - window, 0) // block_size
+        widths = (batch.starts + batch.counts - 1) // block_size + 1 - first
+        self._chunks = [self._chunk(rows, first, batch, i) for i in np.flatnonzero(batch.counts > 1).tolist()]
+        self._decodes = [self._bucket(members, rows, first, widths, batch) for members in _buckets(batch, widths)]
+
+    def attend(self, q: Tensor, kv: Tensor) -> Tensor:
         tokens, heads, head_dim = q.shape
         if len(self._decodes) == 1 and not self._chunks:
-            return self._decode(0, self._decodes[0], q, kv, window).reshape(tokens, heads * head_dim)
+            return self._decode(self._decodes[0], q, kv).reshape(tokens, heads * head_dim)
         out = torch.empty(tokens, heads, head_dim, dtype=q.dtype, device=q.device)
-        for number, decodes in enumerate(self._decodes):
-            out[decodes.rows] = self._decode(number, decodes, q[decodes.rows], kv, window)
-        for number, chunk in enumerate(self._chunks):
-            out[chunk.rows] = self._prefill(-1 - number, chunk, q[chunk.rows], kv, window)
+        for decodes in self._decodes:
+            out[decodes.rows] = self._decode(decodes, q[decodes.rows], kv)
+        for chunk in self._chunks:
+            out[chunk.rows] = self._prefill(chunk, q[chunk.rows], kv)
         return out.view(tokens, heads * head_dim)
 
-    def _decode(self, number: int, decodes: _Decodes, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
+    def _decode(self, decodes: _Decodes, q: Tensor, kv: Tensor) -> Tensor:
         batch, heads, head_dim = q.shape
         keys, values = self._gather(kv, decodes.blocks, batch)  # [B, kv_heads, L, head_dim]
         group = q.view(batch, keys.shape[1], -1, head_dim)  # grouped heads become query positions: no copy of keys
-        if (number, window) not in self._masks:
-            self._masks[number, window] = self._decode_mask(decodes, window)
-        mask = self._masks[number, window]
-        return F.scaled_dot_product_attention(group, keys, values, attn_mask=mask).reshape(batch, heads, head_dim)
+        if decodes.mask is None:
+            decodes.mask = self._decode_mask(decodes)
+        return F.scaled_dot_product_attention(group, keys, values, attn_mask=decodes.mask).reshape(batch, heads, head_dim)
 
-    def _prefill(self, number: int, chunk: _Chunk, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
+    def _prefill(self, chunk: _Chunk, q: Tensor, kv: Tensor) -> Tensor:
         keys, values = self._gather(kv, chunk.blocks, 1)
-        keys, values = keys[:, :, : chunk.end], values[:, :, : chunk.end]
+        seen = chunk.end - chunk.first
+        keys, values = keys[:, :, :seen], values[:, :, :seen]
         query = q.transpose(0, 1).unsqueeze(0)  # [1, heads, n, head_dim]
-        if chunk.start == 0 and (window is None or window >= chunk.end):
+        if chunk.start == 0 and (self._window is None or self._window >= chunk.end):
             out = F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
         else:
-            if (number, window) not in self._masks:
-                self._masks[number, window] = self._chunk_mask(chunk, window)
-            mask = self._masks[number, window]
-            out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+            if chunk.mask is None:
+                chunk.mask = self._chunk_mask(chunk)
+            out = F.scaled_dot_product_attention(query, keys, values, attn_mask=chunk.mask, enable_gqa=True)
         return out.squeeze(0).transpose(0, 1)
 
     def _gather(self, kv: Tensor, blocks: Tensor, batch: int) -> tuple[Tensor, Tensor]:
@@ -96,39 +132,46 @@ class AttentionPlan:
         found = found.view(batch, -1, 2, heads, head_dim)
         return found[:, :, 0].transpose(1, 2), found[:, :, 1].transpose(1, 2)
 
-    def _decode_mask(self, decodes: _Decodes, window: int | None) -> Tensor | None:
+    def _decode_mask(self, decodes: _Decodes) -> Tensor:
         length = decodes.width * self._block_size
         seen = torch.arange(length, device=self._device).unsqueeze(0)
         hidden = seen >= decodes.lengths.unsqueeze(1)
-        if window is not None:
-            hidden |= seen < decodes.lengths.unsqueeze(1) - window
+        if self._window is not None:
+            hidden |= seen < decodes.lengths.unsqueeze(1) - self._window
         return self._additive(hidden).view(decodes.batch, 1, 1, length)
 
-    def _chunk_mask(self, chunk: _Chunk, window: int | None) -> Tensor:
+    def _chunk_mask(self, chunk: _Chunk) -> Tensor:
         rows = torch.arange(chunk.start, chunk.end, device=self._device).unsqueeze(1)
-        seen = torch.arange(chunk.end, device=self._device).unsqueeze(0)
+        seen = torch.arange(chunk.first, chunk.end, device=self._device).unsqueeze(0)
         hidden = seen > rows
-        if window is not None:
-            hidden |= seen <= rows - window
+        if self._window is not None:
+            hidden |= seen <= rows - self._window
         return self._additive(hidden)
 
     def _additive(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
 
-    def _chunk(self, row: int, batch: Batch, number: int) -> _Chunk:
+    def _chunk(self, rows: np.ndarray, first: np.ndarray, batch: Batch, number: int) -> _Chunk:
+        row, begin = int(rows[number]), int(first[number])
         start, n = int(batch.starts[number]), int(batch.counts[number])
         held = -(-(start + n) // self._block_size)
-        blocks = upload(batch.tables[number, :held], self._device)
-        return _Chunk(slice(row, row + n), blocks, start, start + n)
+        blocks = upload(batch.tables[number, begin:held], self._device)
+        return _Chunk(slice(row, row + n), blocks, begin * self._block_size, start, start + n)
 
-    def _bucket(self, members: np.ndarray, first_rows: np.ndarray, batch: Batch) -> _Decodes:
-        starts, rows = batch.starts[members], first_rows[members]
-        width = int(starts.max()) // self._block_size + 1
+    def _bucket(
+        self, members: np.ndarray, first_rows: np.ndarray, first: np.ndarray, widths: np.ndarray, batch: Batch
+    ) -> _Decodes:
+        rows, begin, width = first_rows[members], first[members], int(widths[members].max())
         together = rows[-1] - rows[0] == len(rows) - 1
+        if begin.any():
+            columns = np.minimum(begin[:, None] + np.arange(width), batch.tables.shape[1] - 1)  # what is too much is masked
+            blocks = batch.tables[members[:, None], columns]
+        else:
+            blocks = batch.tables[members, :width]
         return _Decodes(
             rows=slice(int(rows[0]), int(rows[-1]) + 1) if together else upload(rows, self._device),
-            blocks=upload(batch.tables[members, :width].reshape(-1), self._device),
-            lengths=upload(starts + 1, self._device),
+            blocks=upload(blocks.reshape(-1), self._device),
+            lengths=upload(batch.starts[members] + 1 - begin * self._block_size, self._device),
             batch=len(members),
             width=width,
         )
@@ -146,11 +189,10 @@ def _positions_and_slots(batch: Batch, block_size: int) -> tuple[np.ndarray, np.
     return positions.copy(), batch.tables[piece, block] * block_size + offset
 
 
-def _buckets(batch: Batch, block_size: int) -> list[np.ndarray]:
-    """Group decodes by length: within a bucket the longest is at most twice as long as the shortest."""
+def _buckets(batch: Batch, widths: np.ndarray) -> list[np.ndarray]:
+    """Group decodes by the blocks that they see: within a bucket the most are at most twice the least."""
     singles = np.flatnonzero(batch.counts == 1)
-    widths = np.maximum(batch.starts[singles] // block_size + 1, SMALL_BUCKET)
-    doublings = np.searchsorted(_POWERS_OF_TWO, widths)
+    doublings = np.searchsorted(_POWERS_OF_TWO, np.maximum(widths[singles], SMALL_BUCKET))
     return [singles[doublings == size] for size in np.unique(doublings)]
 
 

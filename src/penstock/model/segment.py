@@ -80,7 +80,7 @@ class LlmModel:
     def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
         spec, first = self.spec, self.layers.start
         part = self._layers if layers is None else self._layers[layers.start - first : layers.end - first]
-        plan = AttentionPlan(pieces, self.block_size, self.dtype, self.device)
+        plan = AttentionPlan(pieces, self.block_size, self.dtype, self.device, [layer.window for layer in part])
         rotations = [table.rows(plan.positions, plan.max_position + 1) for table in self._ropes]
         rotated = spec.heads + spec.kv_heads
         q_width, head_dim, eps = spec.heads * spec.head_dim, spec.head_dim, spec.norm_eps
@@ -108,7 +108,7 @@ class LlmModel:
 
     @torch.inference_mode()
     def wipe(self, piece: BatchPiece) -> None:
-        slots = AttentionPlan([piece], self.block_size, self.dtype, self.device).slots
+        slots = AttentionPlan([piece], self.block_size, self.dtype, self.device, ()).slots
         for layer in self._layers:
             layer.kv.index_fill_(0, slots, 0)
 
