@@ -62,6 +62,51 @@ def test_a_chain_begins_with_its_owner() -> None:
     assert len({key for chain in keys[:3] for key in chain}) == 6, "no block of one owner is found by another"
 
 
+def filled(pool: BlockPool, blocks: int) -> tuple[list[int], list[bytes]]:
+    """A table whose blocks are all known by their keys."""
+    table, keys = [pool.allocate() for _ in range(blocks)], [bytes([i]) for i in range(blocks)]
+    for block, key in zip(table, keys, strict=True):
+        pool.commit(block, key)
+    return table, keys
+
+
+def test_blocks_before_the_window_are_released_and_leave_an_empty_front() -> None:
+    pool = BlockPool(8, 4, window=6)
+    table, _ = filled(pool, 5)
+    before = list(table)
+    pool.release_unseen(table, 4)  # the next token, at position 16, sees 11 to 16
+    assert table == [NULL_BLOCK, NULL_BLOCK, *before[2:]]
+    assert pool.available == 8 - 3
+    pool.release_unseen(table, 4)
+    pool.release_unseen(table, 2)
+    assert pool.available == 8 - 3
+    assert pool.exclusive(table) == before[2:]
+    pool.release(table)
+    assert pool.available == 8
+
+
+def test_a_cached_prefix_needs_only_the_blocks_that_the_next_token_sees() -> None:
+    pool = BlockPool(6, 4, window=6)
+    table, keys = filled(pool, 5)
+    before = list(table)
+    pool.release_unseen(table, 4)
+    for _ in range(3):
+        pool.allocate()  # takes the one that was never used, and evicts the two that are idle
+    assert pool.lookup(keys) == [NULL_BLOCK] * 3 + before[3:]
+    assert pool.lookup(keys[:4]) == [NULL_BLOCK] * 2 + before[2:4]
+    assert pool.lookup(keys[:3]) == [], "its second block is gone"
+    held = pool.held
+    pool.hold(pool.lookup(keys))
+    assert pool.held == held
+    assert [pool.refs(block) for block in before[2:]] == [1, 2, 2]
+
+
+def test_what_is_no_block_any_more_gets_no_key() -> None:
+    pool = BlockPool(2, 4, window=1)
+    pool.commit(NULL_BLOCK, b"key")
+    assert pool.lookup([b"key"]) == []
+
+
 class TwinPools(RuleBasedStateMachine):
     """The origin's count and a stage's blocks: the same calls must leave them equal, and every block accounted for."""
 

@@ -31,11 +31,14 @@ VOCAB = 50
 EOS = 0
 PRIME = 1_000_003
 START = 17  # of every hash
+FAR = 10**6
 
 
 class FakeSegment:
-    def __init__(self, start: int, end: int, kv_blocks: int, block_size: int) -> None:
-        self.layers, self.kv_blocks, self._size = LayerRange(start, end), kv_blocks, block_size
+    """window: a token sees this many positions, itself included."""
+
+    def __init__(self, start: int, end: int, kv_blocks: int, block_size: int, window: int = FAR) -> None:
+        self.layers, self.kv_blocks, self._size, self._window = LayerRange(start, end), kv_blocks, block_size, window
         self.weight_hash = "fake"
         self._kv = [-1] * ((kv_blocks + 1) * block_size)
         self.passes: list[list[BatchPiece]] = []
@@ -51,10 +54,11 @@ class FakeSegment:
         values = [int(value) for value in hidden[:, 0].tolist()]
         out = []
         for start, n, table in pieces:
-            assert NULL_BLOCK not in table
-            for position in range(start, start + n):
-                self._kv[self._slot(table, position)] = values[len(out)]
-                out.append(mix(self._kv[self._slot(table, p)] for p in range(position + 1)))
+            seen = [range(max(0, position + 1 - self._window), position + 1) for position in range(start, start + n)]
+            assert NULL_BLOCK not in table[seen[0].start // self._size :]
+            for positions in seen:
+                self._kv[self._slot(table, positions[-1])] = values[len(out)]
+                out.append(mix(self._kv[self._slot(table, p)] for p in positions))
         return torch.tensor(out, dtype=torch.float32).unsqueeze(1)  # below 2**24: exact
 
     def wipe(self, piece: BatchPiece) -> None:
@@ -94,28 +98,38 @@ def mix(values: Iterable[int]) -> int:
     return reduce(mix_in, values, START)
 
 
-def last_rows(tokens: Sequence[int], stages: int) -> list[int]:
+def last_rows(tokens: Sequence[int], stages: int, window: int | None = None) -> list[int]:
     """What comes out of the last stage for each token."""
     row = [token + 7 for token in tokens]
     for _ in range(stages):
-        row = list(accumulate(row, mix_in, initial=START))[1:]
+        if window is None:
+            row = list(accumulate(row, mix_in, initial=START))[1:]
+        else:
+            row = [mix(row[max(0, end - window) : end]) for end in range(1, len(row) + 1)]
     return row
 
 
-def embedding(prompt: Sequence[int], stages: int) -> float:
+def embedding(prompt: Sequence[int], stages: int, window: int | None = None) -> float:
     """The one number that the embedding of a prompt has."""
-    return sum(last_rows(prompt, stages)) / len(prompt)
+    return sum(last_rows(prompt, stages, window)) / len(prompt)
 
 
 def oracle(
-    prompt: Sequence[int], params: SamplingParams, *, stages: int, seed: int, output: int = 0, room: int = 10**6
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    stages: int,
+    seed: int,
+    output: int = 0,
+    room: int = 10**6,
+    window: int | None = None,
 ) -> list[int]:
     """The tokens that a lone job gets: no batches, no cache, no memory limits."""
     tokens = list(prompt)
     ends = FakeEnds()
     limit = min(params.max_tokens or room, room)
     while True:
-        logits = ends.compute_head(torch.tensor([[last_rows(tokens, stages)[-1]]]))
+        logits = ends.compute_head(torch.tensor([[last_rows(tokens, stages, window)[-1]]]))
         banned = (EOS, *params.stop_token_ids) if len(tokens) - len(prompt) < params.min_tokens else ()
         token = sample(logits, [SampleRow(params, seed, output, tokens, len(prompt), banned)])[0].token_id
         tokens.append(token)
@@ -124,10 +138,11 @@ def oracle(
             return tokens[len(prompt) :]
 
 
-def make_engine(config: EngineConfig, *, stages: int = 1, blocks: int = 32) -> Engine:
+def make_engine(config: EngineConfig, *, stages: int = 1, blocks: int = 32, window: int | None = None) -> Engine:
     """An engine over fake stages, not started: a test turns it by hand."""
-    segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size) for i in range(stages)]
-    return Engine(config, Pipe("fake", stages * 2, segments), FakeEnds(), lambda skip_special: FakeStream())
+    segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size, window or FAR) for i in range(stages)]
+    pipe = Pipe("fake", stages * 2, segments, kv_window=window)
+    return Engine(config, pipe, FakeEnds(), lambda skip_special: FakeStream())
 
 
 def own(stage: Stage) -> WorkerSequenceManager:

@@ -23,7 +23,7 @@ from penstock.network.codec import PROTOCOL, decode
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.pipe import Pipe
 from penstock.pipes.router_pipes import RouterPipes
-from tests.engine.fakes import FakeEnds, FakeSegment, FakeStream
+from tests.engine.fakes import FAR, FakeEnds, FakeSegment, FakeStream
 
 if TYPE_CHECKING:
     from tests.engine.world import World
@@ -34,9 +34,11 @@ MODEL, SHAPE = "fake", "s1"
 class FakeLayers(FakeSegment):
     """Every layer has a KV of its own, so that what comes out does not depend on how the layers are cut."""
 
-    def __init__(self, start: int, end: int, blocks: int, block_size: int, spend: Callable[[int], None]) -> None:
+    def __init__(
+        self, start: int, end: int, blocks: int, block_size: int, spend: Callable[[int], None], window: int = FAR
+    ) -> None:
         super().__init__(start, end, blocks, block_size)
-        self._each = [FakeSegment(layer, layer + 1, blocks, block_size) for layer in range(start, end)]
+        self._each = [FakeSegment(layer, layer + 1, blocks, block_size, window) for layer in range(start, end)]
         self._spend = spend
 
     def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
@@ -79,9 +81,10 @@ class Node:
         self._issue = -1
         self._pipe: MetaPipe | None = None
         config = place.config or world.config
-        segments = [FakeLayers(a, b, place.blocks, config.block_size, self._spend) for a, b in place.ranges]
+        window = world.window
+        segments = [FakeLayers(a, b, place.blocks, config.block_size, self._spend, window or FAR) for a, b in place.ranges]
         view = _View(self)
-        pipe = Pipe(MODEL, world.layers, segments, node=self.name, shape=SHAPE, wire=self, view=view)
+        pipe = Pipe(MODEL, world.layers, segments, node=self.name, shape=SHAPE, kv_window=window, wire=self, view=view)
         ends, text = (FakeEnds(), lambda skip_special: FakeStream()) if place.ends else (None, None)
         self.engine = Engine(
             config,

@@ -108,8 +108,11 @@ class World:
         recovery_timeout: float = 30.0,
         latency: float = 0.0005,
         tokens_per_second: float = math.inf,
+        window: int | None = None,
     ) -> None:
-        """tokens_per_second: hidden states that each link carries, one NetworkJob after the other."""
+        """tokens_per_second: hidden states that each link carries, one NetworkJob after the other.
+        window: positions that a token sees in every layer; None for all."""
+        self.window = window
         self.layers, self.lease, self.recovery_timeout = layers, lease, recovery_timeout
         self.config = config or EngineConfig(block_size=4, chunk=8, policy="fcfs")
         self.faults, self.latency, self.tokens_per_second = faults or Faults(), latency, tokens_per_second
@@ -394,9 +397,10 @@ class World:
             done = bool(ends) and ends[0] is not FinishReason.CANCELLED
             right: list[int] = []
             if job.request.embed:
-                check_embedding(job, asked.updates, self.layers, done=done)
+                check_embedding(job, asked.updates, self.layers, self.window, done=done)
             else:
-                right = oracle(job.prompt_ids, job.sampling, stages=self.layers, seed=job.seed, output=index, room=asked.room)
+                alone = {"stages": self.layers, "seed": job.seed, "output": index, "room": asked.room}
+                right = oracle(job.prompt_ids, job.sampling, **alone, window=self.window)
             if done:
                 assert said == right, f"{said} is not {right}"
             else:

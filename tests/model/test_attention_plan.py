@@ -62,7 +62,7 @@ def test_every_token_is_written_to_its_slot_and_sees_what_is_before_it(pieces: l
 @given(pieces=batches(), window=st.sampled_from([1, 3, 8, 64]))
 def test_a_layer_with_a_window_reads_no_block_before_it(pieces: list[BatchPiece], window: int) -> None:
     needed = [max(0, piece.start_pos + 1 - window) // BLOCK for piece in pieces]
-    forgotten = [BatchPiece(p.start_pos, p.n, [0] * first + list(p.table)[first:]) for p, first in zip(pieces, needed, strict=True)]
+    forgotten = [piece._replace(table=[0] * n + list(piece.table)[n:]) for piece, n in zip(pieces, needed, strict=True)]
     generator = torch.Generator().manual_seed(window)
     kv = torch.randn(900 * BLOCK, 2, 2, 4, generator=generator)
     q = torch.randn(sum(piece.n for piece in pieces), 4, 4, generator=generator)

@@ -23,6 +23,7 @@ from tests.lazy_module import LazyModule
 from tiny_models import BLOCK_SIZE, KINDS, LAYERS, VOCAB, Change, Pipeline, edit_config, judged, make
 from torch import Tensor
 
+from penstock.domain.blocks import BlockPool
 from penstock.model.families import FAMILIES
 from penstock.model.shapes import end_shapes, layer_params, layer_shapes, max_layer_params, total_params
 from penstock.model.spec import fingerprint, read_spec, spec_from_config
@@ -127,6 +128,29 @@ def test_sequences_of_any_lengths_in_one_batch_have_the_logits_that_transformers
     assert mixed > 3
     for tokens, found in zip(texts, rows, strict=True):
         assert difference(torch.cat(found), judge(kind, len(tokens))) < RELATIVE, f"the text of {len(tokens)} tokens"
+
+
+@pytest.mark.parametrize("kind", ["mistral with a window", "phi3, tied and with a window"])
+def test_where_all_layers_have_a_window_what_lies_before_it_is_not_needed(kind: str, made: Made, judge: Judge) -> None:
+    folder, _ = made(kind)
+    tokens, pipeline, pool = text(90), Pipeline(folder), BlockPool(40, BLOCK_SIZE, window=read_spec(folder).kv_window)
+    table: list[int] = []
+    rows = []
+    for start, end in pairwise([0, 8, 25, 26, 30, 64, 71, *range(72, 91)]):
+        table += [pool.allocate() for _ in range(pool.blocks_for(end) - len(table))]
+        rows += pipeline.step([(tokens[start:end], start, table)])
+        held = list(table)
+        pool.release_unseen(table, end // BLOCK_SIZE)
+        for block in set(held) - set(table):
+            for layer in pipeline.segments[0]._layers:
+                layer.kv[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = 1000.0
+    assert difference(torch.cat(rows), judge(kind, 90)) < RELATIVE
+    assert pool.held == -(-read_spec(folder).windows[0] // BLOCK_SIZE) + (90 % BLOCK_SIZE > 0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2 with a window on some layers", "gemma3"])
+def test_one_layer_that_sees_everything_needs_all_of_a_text(kind: str, made: Made) -> None:
+    assert read_spec(made(kind)[0]).kv_window is None
 
 
 @pytest.mark.parametrize("kind, change", [(kind, change) for kind in KINDS for change in KINDS[kind].off])

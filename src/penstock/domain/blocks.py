@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from copy import copy
 
-NULL_BLOCK = 0  # never handed out; padding points here
+NULL_BLOCK = 0  # never handed out; padding points here, and the front of a table whose blocks no token sees any more
 
 
 class BlockPool:
@@ -19,14 +19,20 @@ class BlockPool:
 
     A block is free, held (reference count > 0), or idle: not held, but its content can be found by key and shared again,
     until it is the least recently used one and is taken for something else.
+
+    window: how many positions a token sees, itself included; None for all before it.
     """
 
-    def __init__(self, blocks: int | Sequence[int], block_size: int, *, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, blocks: int | Sequence[int], block_size: int, *, prefix_cache: bool = True, window: int | None = None
+    ) -> None:
         assert block_size > 0
+        assert window is None or window > 0
         ids = range(1, blocks + 1) if isinstance(blocks, int) else blocks
         self.capacity = len(ids)
         self.block_size = block_size
         self.prefix_cache = prefix_cache
+        self.window = window
         self._free = list(reversed(ids))  # a stack: warm blocks are used again first
         self._refs = dict.fromkeys(ids, 0)
         self._key: dict[int, bytes | None] = dict.fromkeys(ids)
@@ -71,15 +77,40 @@ class BlockPool:
             self._free.append(block)
             self.capacity += 1
 
+    def first_seen(self, blocks: int) -> int:
+        """The first block that the tokens after this many full ones see."""
+        return 0 if self.window is None else max(0, blocks * self.block_size + 1 - self.window) // self.block_size
+
     def lookup(self, keys: Sequence[bytes]) -> list[int]:
-        """Find the blocks of the longest cached prefix of the key chain, without holding them."""
+        """Find the blocks of the longest cached prefix of the key chain, without holding them. Those that the tokens after it do
+        not see need not be cached, and are NULL_BLOCK."""
         found: list[int] = []
+        usable = cached = 0  # cached: how many in a row
         for key in keys:
-            block = self._by_key.get(key)
-            if block is None:
+            block = self._by_key.get(key, NULL_BLOCK)
+            if block == NULL_BLOCK and self.window is None:
                 break
             found.append(block)
-        return found
+            cached = cached + 1 if block != NULL_BLOCK else 0
+            if cached and cached >= len(found) - self.first_seen(len(found)):
+                usable = len(found)
+        unseen = self.first_seen(usable)
+        return [NULL_BLOCK] * unseen + found[unseen:usable]
+
+    def hold(self, found: Iterable[int]) -> None:
+        """Share the blocks that `lookup` has found."""
+        for block in found:
+            if block != NULL_BLOCK:
+                self.share(block)
+
+    def release_unseen(self, table: MutableSequence[int], blocks: int) -> None:
+        """Release the blocks of a table that no token after its first `blocks` ones sees, and put NULL_BLOCK in their place."""
+        end = start = self.first_seen(blocks)
+        while start and table[start - 1] != NULL_BLOCK:
+            start -= 1
+        self.release(table[start:end])
+        for i in range(start, end):
+            table[i] = NULL_BLOCK
 
     def is_idle(self, block: int) -> bool:
         return block in self._idle
@@ -91,13 +122,13 @@ class BlockPool:
 
     def commit(self, block: int, key: bytes) -> None:
         """Make a block findable by its key, unless another block has that key already."""
-        if self.prefix_cache and self._key[block] is None and key not in self._by_key:
+        if self.prefix_cache and block != NULL_BLOCK and self._key[block] is None and key not in self._by_key:
             self._key[block] = key
             self._by_key[key] = block
 
     def release(self, table: Iterable[int]) -> None:
         """Release the blocks of a table, the last first, so that the start of a prefix outlives its end."""
-        for block in reversed(list(table)):
+        for block in reversed([block for block in table if block != NULL_BLOCK]):
             self._refs[block] -= 1
             if self._refs[block] == 0:
                 if self._key[block] is None:
@@ -107,7 +138,7 @@ class BlockPool:
 
     def exclusive(self, table: Iterable[int]) -> list[int]:
         """The blocks that become available if only this table is released."""
-        return [block for block in table if self._refs[block] == 1]
+        return [block for block in table if block != NULL_BLOCK and self._refs[block] == 1]
 
     def refs(self, block: int) -> int:
         return self._refs[block]

@@ -248,7 +248,8 @@ class Engine:
             self.origin.on_bounce(self.pipe.node, gone)
 
     def _stage(self, segment: Segment) -> Stage:
-        return Stage(segment, self.config.block_size, self.pipe.node, self._clock, shared=self.pipe.networked)
+        shared, window = self.pipe.networked, self.pipe.kv_window
+        return Stage(segment, self.config.block_size, self.pipe.node, self._clock, shared=shared, window=window)
 
     def _add(self, segment: Segment) -> None:
         self.stages[segment.layers.start] = self._stage(segment)

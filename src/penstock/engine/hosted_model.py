@@ -74,7 +74,8 @@ def host_standalone(
     loaded: LoadedModel, config: EngineConfig, *, node: str = "local", max_jobs: int | None = None
 ) -> HostedModel:
     """Host a whole model on this machine, without a network."""
-    pipe = Pipe(loaded.name, loaded.spec.num_layers, loaded.segments, node=node)
+    spec = loaded.spec
+    pipe = Pipe(loaded.name, spec.num_layers, loaded.segments, node=node, kv_window=spec.kv_window)
     hosted = host(loaded, pipe, config, max_jobs=max_jobs)
     assert isinstance(hosted, HostedModel)
     return hosted

@@ -22,7 +22,7 @@ class Batch(Sequence[BatchPiece]):
     """A ragged batch, with an entry of each column for each Span. It can be read as BatchPieces, too.
 
     starts, counts: the position of a Span's first row, and how many rows it has.
-    tables: [spans, width], a Span's blocks, and NULL_BLOCK behind them.
+    tables: [spans, width], a Span's blocks, and NULL_BLOCK behind them, and before them where no layer reads any more.
     """
 
     __slots__ = ("counts", "starts", "tables")
@@ -53,7 +53,7 @@ class Batch(Sequence[BatchPiece]):
         if isinstance(at, slice):
             return Batch(self.starts[at], self.counts[at], self.tables[at])
         table = self.tables[at]
-        return BatchPiece(int(self.starts[at]), int(self.counts[at]), table[table != NULL_BLOCK].tolist())
+        return BatchPiece(int(self.starts[at]), int(self.counts[at]), np.trim_zeros(table, "b").tolist())
 
     def __iter__(self) -> Iterator[BatchPiece]:
         return (self[i] for i in range(len(self)))

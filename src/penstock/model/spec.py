@@ -85,6 +85,12 @@ class ModelSpec:
         """Numbers per token in one layer's KV cache."""
         return 2 * self.kv_heads * self.head_dim
 
+    @property
+    def kv_window(self) -> int | None:
+        """How many positions of a text its KV is needed for, or None for all: as many as the layer that sees most looks at."""
+        limited = [window for window in self.windows if window is not None]
+        return max(limited) if len(limited) == self.num_layers else None
+
 
 def fingerprint(spec: ModelSpec) -> str:
     """Hash everything that decides what a layer computes, except the weights. Equal for models whose layers can be combined."""

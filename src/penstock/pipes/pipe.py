@@ -45,7 +45,11 @@ class VirtualSegment(NamedTuple):
 
 
 class Pipe:
-    """`segments` are the local ones. In a network, `view` has those of all nodes. `width` is that of a hidden state."""
+    """`segments` are the local ones. In a network, `view` has those of all nodes. `width` is that of a hidden state.
+
+    kv_window: how many positions a token sees in the layers that see most; None for all. It follows from the shape, so that all
+        nodes agree.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class Pipe:
         node: str = "local",
         shape: str = "",
         width: int = 0,
+        kv_window: int | None = None,
         wire: MessageSender | None = None,
         view: View | None = None,
     ) -> None:
@@ -63,6 +68,7 @@ class Pipe:
         self.num_layers = num_layers
         self.node = node
         self.shape = shape
+        self.kv_window = kv_window
         self.token_bytes = width * ITEM_BYTES
         self.segments = sorted(segments, key=lambda segment: segment.layers)
         self._wire = wire

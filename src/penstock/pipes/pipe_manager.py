@@ -46,6 +46,7 @@ class PipeManager:
             node=self.node,
             shape=shape,
             width=spec.hidden,
+            kv_window=spec.kv_window,
             wire=self._wire,
             view=view,
         )

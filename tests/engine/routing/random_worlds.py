@@ -51,6 +51,7 @@ def random_world(dice: random.Random) -> World:
         latency=dice.choice([0.0005, 0.01, 0.1]),
         tokens_per_second=dice.choice([float("inf"), 200.0, 20.0]),
         recovery_timeout=60.0,
+        window=dice.choice([None, None, 1, 6, 13]),
     )
 
 

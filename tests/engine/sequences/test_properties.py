@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from penstock.config.engine import POLICY_NAMES, EngineConfig
-from penstock.domain.blocks import BlockPool
+from penstock.domain.blocks import NULL_BLOCK, BlockPool
 from penstock.domain.job import HOLDS_KV, QUEUED, TERMINAL, Job, Sequence
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import Embedded, FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
@@ -72,21 +72,33 @@ events = st.lists(
 )
 
 
-@examples(few=50, many=250, config=configs, stages=st.integers(1, 3), blocks=st.integers(4, 20), script=events)
+@examples(
+    few=50,
+    many=250,
+    config=configs,
+    stages=st.integers(1, 3),
+    blocks=st.integers(4, 20),
+    sees=st.sampled_from([None, None, 1, 4, 9]),
+    script=events,
+)
 def test_every_job_gets_its_own_tokens_and_one_end_whatever_happens_around_it(
-    config: EngineConfig, stages: int, blocks: int, script: list[tuple[object, ...]]
+    config: EngineConfig, stages: int, blocks: int, sees: int | None, script: list[tuple[object, ...]]
 ) -> None:
-    world = World(config, stages, blocks)
+    world = World(config, stages, blocks, sees)
     for event, *details in script:
         getattr(world, event)(*details)
     world.finish()
 
 
 class World:
-    """An engine under observation: each turn is followed by a look at all invariants."""
+    """An engine under observation: each turn is followed by a look at all invariants.
 
-    def __init__(self, config: EngineConfig, stages: int, blocks: int) -> None:
-        self.engine, self.config, self.stages = make_engine(config, stages=stages, blocks=blocks), config, stages
+    sees: how many positions a token sees; None for all before it.
+    """
+
+    def __init__(self, config: EngineConfig, stages: int, blocks: int, sees: int | None) -> None:
+        self.engine = make_engine(config, stages=stages, blocks=blocks, window=sees)
+        self.config, self.stages, self.sees = config, stages, sees
         self.window = config.window or stages
         self.room = blocks * config.block_size
         self.jobs: list[tuple[Job, list[JobUpdate]]] = []
@@ -111,7 +123,7 @@ class World:
             room=room,
         )
         if sampling.n == 1:
-            right = oracle(prompt, sampling, stages=self.stages, seed=job.seed, room=job.max_tokens)
+            right = oracle(prompt, sampling, stages=self.stages, seed=job.seed, room=job.max_tokens, window=self.sees)
             job.request = replace(job.request, resume=right[:known])
         self._enter(job, updates)
 
@@ -201,6 +213,7 @@ class World:
         for seq in manager.holders.values():
             assert seq.state in HOLDS_KV
             self.check_cursors(seq)
+            check_unseen(manager.pool, seq.table, seq.committed)
         check_pool(manager.pool, [seq.table for seq in manager.holders.values()])
         for stage in self.engine.stages.values():
             replicas = own(stage).replicas.values()
@@ -209,6 +222,7 @@ class World:
                 assert len(replica.table) == own(stage).pool.blocks_for(replica.kv_len)
                 assert replica.kv_len >= replica.stage_processed >= replica.step_processed
                 assert replica.state not in TERMINAL
+        self.check_ledger()
         assert self.engine._processor.in_flight <= self.window
         assert sum(job.promoted for job, _ in self.jobs if job.open) <= 1, "one at a time"
         for job, updates in self.jobs:
@@ -218,6 +232,17 @@ class World:
             if finals:
                 assert updates[-1] is finals[0], "nothing comes after the end"
                 assert all(seq.state in TERMINAL for seq in job.sequences)
+
+    def check_ledger(self) -> None:
+        """When the stages have heard of everything, they hold what the origin has counted."""
+        manager = self.engine.sequences
+        if manager.notices or self.engine.origin.in_flight or self.engine._processor.in_flight or self.broke:
+            return
+        for lease in map(own, self.engine.stages.values()):
+            assert lease.pool.available == manager.pool.available
+            for seq in manager.holders.values():
+                table = lease.replicas[seq.seq_id].table
+                assert [block == NULL_BLOCK for block in table] == [block == NULL_BLOCK for block in seq.table]
 
     def check_cursors(self, seq: Sequence) -> None:
         stages = list(self.engine.stages.values())
@@ -253,10 +278,11 @@ class World:
             done = bool(ends) and ends[0].reason is not FinishReason.CANCELLED
             right: list[int] = []
             if job.request.embed:
-                check_embedding(job, updates, self.stages, done=done)
+                check_embedding(job, updates, self.stages, self.sees, done=done)
             else:
                 room = job.max_tokens
-                right = oracle(job.prompt_ids, job.sampling, stages=self.stages, seed=job.seed, output=seq.index, room=room)
+                alone = {"stages": self.stages, "seed": job.seed, "output": seq.index, "room": room}
+                right = oracle(job.prompt_ids, job.sampling, **alone, window=self.sees)
             if done:
                 assert said == right
             else:
@@ -267,13 +293,20 @@ class World:
 setattr(World, "break", World._break)
 
 
-def check_embedding(job: Job, updates: list[JobUpdate], stages: int, *, done: bool) -> None:
+def check_embedding(job: Job, updates: list[JobUpdate], stages: int, window: int | None, *, done: bool) -> None:
     """Every row of the prompt was counted once."""
     found = [update.vector for update in updates if isinstance(update, Embedded)]
-    assert found == ([pytest.approx((embedding(job.prompt_ids, stages),))] if done else [])
+    assert found == ([pytest.approx((embedding(job.prompt_ids, stages, window),))] if done else [])
+
+
+def check_unseen(pool: BlockPool, table: list[int], full: int) -> None:
+    """What no token sees any more is held no longer, and everything else is."""
+    unseen = pool.first_seen(full)
+    assert [block == NULL_BLOCK for block in table] == [True] * unseen + [False] * (len(table) - unseen)
 
 
 def check_pool(pool: BlockPool, tables: list[list[int]]) -> None:
+    tables = [[block for block in table if block != NULL_BLOCK] for table in tables]
     held = Counter(block for table in tables for block in table)
     assert all(pool.refs(block) == count for block, count in held.items())
     assert pool.available + len(held) == pool.capacity

@@ -84,9 +84,11 @@ events = st.one_of(
 )
 
 
-def play(script: list[tuple[str, Any]], config: EngineConfig, *, stages: int, blocks: int, steady: bool) -> list[list[Any]]:
+def play(
+    script: list[tuple[str, Any]], config: EngineConfig, *, stages: int, blocks: int, steady: bool, window: int | None = None
+) -> list[list[Any]]:
     """What the client of each job got, without times. Turns are counted in tokens, which do not depend on the way."""
-    engine = make_engine(config, stages=stages, blocks=blocks)
+    engine = make_engine(config, stages=stages, blocks=blocks, window=window)
     if not steady:
         engine._processor.decode = lambda: False  # type: ignore[method-assign]
     taken: list[tuple[Job, list[JobUpdate]]] = []
@@ -138,14 +140,16 @@ def _seen(updates: list[JobUpdate]) -> list[Any]:
     blocks=st.sampled_from([16, 24, 200]),
     prefix_cache=st.booleans(),
     policy=st.sampled_from(["fcfs", "lrs"]),
+    window=st.sampled_from([None, 1, 7, 12]),
 )
 def test_all_clients_get_what_the_general_way_gives_them(
-    script: list[tuple[str, Any]], stages: int, blocks: int, prefix_cache: bool, policy: str
+    script: list[tuple[str, Any]], stages: int, blocks: int, prefix_cache: bool, policy: str, window: int | None
 ) -> None:
     if any(event == "turn" for event, _ in script):  # when exactly a cancellation comes depends on the size of the steps
         script = [(event, value) for event, value in script if event not in ("cancel", "hang up")]
     config = EngineConfig(block_size=4, chunk=8, max_sequences=6, prefix_cache=prefix_cache, policy=policy)
-    fast, general = (play(script, config, stages=stages, blocks=blocks, steady=steady) for steady in (True, False))
+    ways = (play(script, config, stages=stages, blocks=blocks, steady=steady, window=window) for steady in (True, False))
+    fast, general = ways
     assert fast == general
 
 
@@ -166,6 +170,19 @@ def test_answers_are_right_and_memory_is_accounted_for_whatever_happens(script: 
 
 
 # ---- which steps are steady ----
+
+
+def test_a_steady_sequence_holds_only_what_its_next_token_sees() -> None:
+    engine = make_engine(EngineConfig(block_size=4), stages=2, blocks=100, window=10)
+    sizes = count_steady(engine)
+    held = []
+    for i in range(2):
+        submit(engine, list(range(1, 30)), arrival=float(i))
+    while engine.turn():
+        held.append((engine.sequences.pool.held, *(own(stage).pool.held for stage in engine.stages.values())))
+        check(engine)
+    assert len(sizes) > 30
+    assert max(held[-30:]) <= (2 * 4,) * 3, "three blocks of four cover ten positions, and one is being written"
 
 
 @pytest.mark.parametrize("stages", [1, 3])

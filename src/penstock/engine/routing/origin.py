@@ -354,7 +354,8 @@ class Origin:
             return
         self.route, self._next_number = route, 0
         self.pacing = Pacing(self._config, self.sequences, self._pipe.node, self._width)
-        pool = BlockPool(route.blocks, self._config.block_size, prefix_cache=self._config.prefix_cache)
+        config = self._config
+        pool = BlockPool(route.blocks, config.block_size, prefix_cache=config.prefix_cache, window=self._pipe.kv_window)
         self.sequences.use(pool, len(route.hops))
         if self._pipe.networked:
             logger.info("opened the route %s, with KV for %d tokens", route, pool.capacity * pool.block_size)

@@ -48,9 +48,12 @@ class Stage:
         clock: Callable[[], float] = time.monotonic,
         *,
         shared: bool = False,
+        window: int | None = None,
     ) -> None:
+        """window: how far back the layers of the whole model look, if all have a limit."""
         self.segment = segment
         self._block_size = block_size
+        self._window = window
         self._node = node
         self._clock = clock
         self.shared = shared  # other nodes send hidden states here, and they are not trusted
@@ -79,7 +82,7 @@ class Stage:
         return self._delay * self._predictor.step(*_work(jobs)) if self.passes else UNKNOWN_PASS_S
 
     def open(self, route: RouteId, blocks: int, *, prefix_cache: bool) -> None:
-        pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache)
+        pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache, window=self._window)
         self.leases[route] = WorkerSequenceManager(pool, self._unleased.extend)
 
     def extend(self, route: RouteId, blocks: int) -> None:

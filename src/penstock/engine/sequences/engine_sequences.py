@@ -358,9 +358,9 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
 
     def _take_prefix(self, seq: Sequence, hits: Iterable[int]) -> None:
         self.changes += 1
-        for block in hits:
-            self.pool.share(block)
-            seq.table.append(block)
+        found = list(hits)
+        self.pool.hold(found)
+        seq.table += found
         length = len(seq.table) * self.pool.block_size
         seq.scheduled = seq.step_processed = seq.base = seq.prefix = length
         seq.stages_processed = [length] * self._stages
@@ -392,13 +392,15 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         return Span(seq.seq_id, seq.incarnation, seq.attempt, seq.base, start, n, rows, keys)
 
     def _commit(self, seq: Sequence) -> None:
-        """Tell the stages which full blocks passed all of them. With a prefix cache, these are shared from now on."""
+        """Tell the stages which full blocks passed all of them. With a prefix cache, these are shared from now on; those behind
+        the model's window are released."""
         full = seq.step_processed // self.pool.block_size
         if full <= seq.committed:
             return
         keys = seq.chain.up_to(seq.tokens, full)[seq.committed :] if self.pool.prefix_cache else []
         for block, key in zip(seq.table[seq.committed : full], keys, strict=False):
             self.pool.commit(block, key)
+        self.pool.release_unseen(seq.table, full)
         self._notify(NoticeKind.STEP_COMPLETED, seq, *keys, first=full - len(keys))
         seq.committed = full
 

@@ -106,6 +106,7 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
                 self.pool.commit(block, key)
             done = min((notice.first_block + len(notice.keys)) * size, replica.stage_processed)
             replica.step_processed = max(replica.step_processed, done)
+            self.pool.release_unseen(replica.table, done // size)
 
     def on_decode_step(self, replicas: Iterable[Replica]) -> None:
         """Record that one more token of each of these passed this stage, like `on_schedule` and `on_stage_completed` for Spans of
@@ -193,9 +194,9 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         return verdict_on(replica.kv_len, span)
 
     def _take_prefix(self, replica: Replica, span: Span) -> None:
-        for block in self.pool.lookup(span.keys):
-            self.pool.share(block)
-            replica.table.append(block)
+        found = self.pool.lookup(span.keys)
+        self.pool.hold(found)
+        replica.table.extend(found)
         replica.kv_len = replica.stage_processed = replica.step_processed = len(replica.table) * self.pool.block_size
 
     def _write(self, span: Span) -> Verdict:
