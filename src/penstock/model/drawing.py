@@ -21,6 +21,7 @@ from penstock.model.upload import upload
 TILE = 128
 SMALL_VOCAB = 1024  # up to here, all tokens are candidates
 SAMPLE = 1024  # tokens of a row from which the bounds of its nucleus are estimated
+BIN_SHIFT = 18  # bits of a probability that do not tell bins apart: a bin spans 3 %
 MAX_SORTED = 4096  # a row with more tokens between its bounds is treated by itself
 MARGIN = 1e-6  # of probability: more than the error of a sum in fp32
 EPSILON = 2.0**-52
@@ -109,22 +110,21 @@ def _pick_limited(probabilities: np.ndarray, params: Sequence[SamplingParams], n
     ends = np.searchsorted(flat, np.arange(1, count + 1) * vocab)
     sizes = np.diff(ends, prepend=0)
     owner = np.repeat(np.arange(count), sizes)
-    middle = values < bounds.high[owner]
+    edge, above, mass = _edges(values, owner, params)
+    middle = np.flatnonzero(edge)
     widths = np.bincount(owner[middle], minlength=count)
-    above = np.bincount(owner[~middle], weights=values[~middle], minlength=count)
-    mass = np.bincount(owner, weights=values, minlength=count)
     listed = _bounds_hold(params, above, mass) & (sizes > 0) & (widths <= MAX_SORTED)
     floors = np.where(listed, np.float32(0.0), np.float32(np.inf))
     rows = np.flatnonzero(listed & (widths > 0))
     if len(rows):
         between = np.zeros((len(rows), widths[rows].max()), dtype=np.float32)
-        between[np.arange(between.shape[1]) < widths[rows][:, None]] = values[middle & listed[owner]]
+        between[np.arange(between.shape[1]) < widths[rows][:, None]] = values[middle[listed[owner[middle]]]]
         floors[rows] = _min_probability(between, [params[i] for i in rows.tolist()], above[rows])
     kept = np.flatnonzero(values >= floors[owner])
     tokens = np.empty(count, dtype=np.int64)
     rows = np.flatnonzero(listed)
     if len(rows):
-        last = np.bincount(owner[kept], minlength=count)[rows].cumsum()
+        last = np.searchsorted(kept, ends[rows])
         tokens[rows] = flat[kept[_pick_from_lists(values[kept], last, noise[rows])]] - rows * vocab
     rows = np.flatnonzero(~listed)
     if len(rows):
@@ -134,9 +134,34 @@ def _pick_limited(probabilities: np.ndarray, params: Sequence[SamplingParams], n
     return tokens
 
 
+def _edges(
+    values: np.ndarray, owner: np.ndarray, params: Sequence[SamplingParams]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which of the listed tokens the limits of their row decide about: all with top_k, with top_p those as likely as the last of
+    the nucleus, to some percent. Also, for each row, the probability of the likelier ones, and of both together."""
+    count = len(params)
+    sorted_whole = np.array([p.top_k > 0 for p in params])
+    top_p = np.array([p.top_p if p.top_p < 1.0 and not p.top_k else np.inf for p in params])
+    above, mass, last = np.zeros(count), np.full(count, np.inf), np.where(sorted_whole, -2, -1)
+    if not len(values) or np.isinf(top_p).all():
+        return sorted_whole[owner], above, mass
+    bins = values.view(np.int32) >> BIN_SHIFT  # the order of positive floats is that of their bits
+    highest = int(bins.max())
+    np.subtract(highest, bins, out=bins)
+    width = int(bins.max()) + 1
+    sums = np.bincount(owner * width + bins, weights=values, minlength=count * width).reshape(count, width)
+    upto = sums.cumsum(axis=1)
+    rows = np.flatnonzero(np.isfinite(top_p))
+    found = np.minimum((upto[rows] < top_p[rows, None]).sum(axis=1), width - 1)
+    last[rows] = found
+    mass[rows] = upto[rows, found]
+    above[rows] = np.where(found > 0, upto[rows, found - 1], 0.0)
+    return (bins == last[owner]) | sorted_whole[owner], above, mass
+
+
 class _Bounds(NamedTuple):
     """For each row, a probability below which nothing is drawn, one from which everything may be drawn, as far as one can guess,
-    and whether few tokens lie above the first."""
+    and whether few tokens lie above the first. The second only of rows with many."""
 
     low: np.ndarray
     high: np.ndarray
@@ -149,24 +174,25 @@ def _bounds(probabilities: np.ndarray, params: Sequence[SamplingParams]) -> _Bou
     maxima = _tiles(probabilities).amax(dim=-1).numpy()  # of all tokens but those behind the last whole tile
     best = np.maximum(maxima.max(axis=1), probabilities[:, maxima.shape[1] * TILE :].max(axis=1, initial=0.0))
     low = best * np.array([p.min_p for p in params], dtype=np.float32)
-    high = np.array([np.inf if p.top_k or p.top_p < 1.0 else 0.0 for p in params], dtype=np.float32)
+    high = np.full(len(params), np.inf, dtype=np.float32)
     for i, p in enumerate(params):
         if p.top_k:  # the k best tiles have k tokens that are at least as likely as the k-th maximum
             low[i] = np.partition(maxima[i], -p.top_k)[-p.top_k] if p.top_k <= maxima.shape[1] else 0.0
     stride = -(-vocab // SAMPLE)
     some = np.sort(probabilities[:, ::stride], axis=1)
-    tail = some.cumsum(axis=1, dtype=np.float64) * stride  # the probability of all tokens up to this one, as estimated
-    error = 3 * stride * np.sqrt(np.square(some, dtype=np.float64).cumsum(axis=1))  # three standard deviations of that
-    rest = np.array([1.0 - p.top_p for p in params])[:, None]
-    under = tail + error <= rest
-    over = tail - error >= rest
-    for i, p in enumerate(params):
-        if p.top_p < 1.0 and not p.top_k:
-            found = np.flatnonzero(under[i])
-            low[i] = max(low[i], some[i, found[-1]] if len(found) else 0.0)
-            if over[i].any():
-                high[i] = max(low[i], some[i, over[i].argmax()])
+    nucleus = np.array([p.top_p < 1.0 and not p.top_k for p in params])
+    if nucleus.any():
+        rest = np.array([1.0 - p.top_p for p in params], dtype=np.float32)[:, None]
+        tail = some.cumsum(axis=1) * np.float32(stride)  # the probability of all tokens up to this one, as estimated
+        error = np.sqrt(np.square(some).cumsum(axis=1)) * np.float32(3 * stride)  # three standard deviations of that
+        under = (tail + error <= rest).sum(axis=1)
+        guess = np.where(nucleus & (under > 0), some[np.arange(len(some)), under - 1], np.float32(0.0))
+        low = np.maximum(low, guess)
     few = (some >= low[:, None]).sum(axis=1) * stride <= vocab // 8
+    for i in np.flatnonzero(nucleus & ~few).tolist():
+        over = tail[i] - error[i] >= rest[i]
+        if over.any():
+            high[i] = max(low[i], some[i, over.argmax()])
     return _Bounds(low, high, few)
 
 
