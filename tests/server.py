@@ -167,7 +167,8 @@ def server_thread(
     keys = keys or Keys(None, key or None)
     assert id(loaded) not in _in_use, "another server runs on this model"
     _in_use.add(id(loaded))
-    hosted = host_standalone(_with_kv(loaded, node.models[0].kv_memory), node.engine, max_jobs=node.limits.max_jobs)
+    kept = _with_kv(loaded, node.models[0].kv_memory)
+    hosted = host_standalone(kept, node.engine, node=node.node_id, max_jobs=node.limits.max_jobs)
     catalog = ModelCatalog({hosted.name: ServedModel(hosted)}, node.aliases)
     api = ApiConfig(catalog, node.server, node.limits, keys, UsageLog(keys.path))
     backlog = None

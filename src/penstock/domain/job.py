@@ -40,9 +40,6 @@ _ALLOWED = {
 }
 
 
-_FINAL = (JobDone, JobFailed)
-
-
 @dataclass(slots=True, eq=False)
 class Job:
     """An accepted request. Only its origin has all of it."""
@@ -67,14 +64,14 @@ class Job:
     last_update: float | None = None  # when a part of it was last computed; None before the first
     part_times: PartTimes = field(default_factory=PartTimes)
     open: bool = True  # no final update was emitted yet
-    on_end: Callable[[Job], None] | None = None
+    on_end: Callable[[Job, JobDone | JobFailed], None] | None = None
     reachable: bool = True  # the client takes updates
     promoted: bool = False  # it was stalled for so long that it ranks like priority 0
 
     def emit(self, update: JobUpdate) -> None:
         """Send an update to the client. After a failure nothing more is sent."""
-        if self.on_end is not None and isinstance(update, _FINAL):
-            self.on_end(self)
+        if self.on_end is not None and isinstance(update, JobDone | JobFailed):
+            self.on_end(self, update)
         if self.reachable:
             try:
                 self.sink(update)

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Any
 
 from penstock.domain.constraint import ConstraintFactory
@@ -32,6 +33,14 @@ def new_public_id() -> str:
     return f"{seconds}_{nanoseconds}_{secrets.randbelow(10**18)}"
 
 
+class JobSource(StrEnum):
+    """Where a job comes from: a client that waits for it, the workspace, or a line of a batch."""
+
+    INTERACTIVE = "interactive"
+    WORKSPACE = "workspace"
+    BATCH = "batch"
+
+
 @dataclass(frozen=True, slots=True)
 class JobRequest:
     """What a client wants. Exactly one of `prompt` (text or token ids) and `messages` is set."""
@@ -46,6 +55,8 @@ class JobRequest:
     resume: Sequence[int] = ()  # tokens generated for this request before; the answer continues after them
     embed: bool = False  # return the prompt's embedding instead of generating
     owner: str = ""  # only prompts of the same owner share cached prefixes; "" is the operator
+    submitter: str = ""  # the key that may see and cancel the job, whatever prefixes it shares; "" is the operator
+    source: JobSource = JobSource.INTERACTIVE
 
     def __post_init__(self) -> None:
         if type(self.priority) is not int:

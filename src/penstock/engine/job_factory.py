@@ -7,15 +7,18 @@ import queue
 import secrets
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.domain.job import Job
-from penstock.domain.request import JobRequest, new_public_id
-from penstock.domain.updates import JobDone, JobFailed, JobUpdate
+from penstock.domain.request import JobRequest, JobSource, new_public_id
+from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate
 from penstock.engine.engine import Engine
 from penstock.errors import EmptyPrompt, EngineError, InvalidSampling, PromptTooLong, QueueFull, RequestError
+
+MAX_ENDED_JOBS = 200  # of which something is kept
 
 
 class PromptEncoder(Protocol):
@@ -71,6 +74,47 @@ class PreparedJob:
     updates: queue.SimpleQueue[JobUpdate] | None
 
 
+class EndedJob(NamedTuple):
+    """What is kept of a job that has ended: numbers only.
+
+    outcome: done, cancelled, or the code of its error. ended: monotonic time; the other times are seconds from its arrival.
+    """
+
+    job_id: str
+    submitter: str
+    source: JobSource
+    outcome: str
+    ended: float
+    seconds: float
+    queued: float | None
+    first_token: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    generated: int
+    preemptions: int
+    priority: int
+
+    @classmethod
+    def of(cls, job: Job, update: JobDone | JobFailed) -> EndedJob:
+        now = time.monotonic()
+        cancelled = any(seq.finish is FinishReason.CANCELLED for seq in job.sequences)
+        return cls(
+            job_id=job.job_id,
+            submitter=job.request.submitter,
+            source=job.request.source,
+            outcome=update.error.code if isinstance(update, JobFailed) else "cancelled" if cancelled else "done",
+            ended=now,
+            seconds=now - job.arrival,
+            queued=None if job.first_grant is None else job.first_grant - job.arrival,
+            first_token=None if job.first_token is None else job.first_token - job.arrival,
+            prompt_tokens=len(job.prompt_ids),
+            cached_tokens=job.cached_tokens,
+            generated=sum(seq.generated for seq in job.sequences),
+            preemptions=job.preemptions,
+            priority=job.priority,
+        )
+
+
 class JobFactory:
     def __init__(
         self, engine: Engine, tokenizer: PromptEncoder, *, context: int, vocab: int, max_jobs: int | None = None
@@ -83,6 +127,7 @@ class JobFactory:
         self._max_jobs = max_jobs
         self._open: set[Job] = set()  # jobs that count towards `max_jobs`
         self._uncounted: set[Job] = set()  # open jobs that do not
+        self._ended: deque[EndedJob] = deque(maxlen=MAX_ENDED_JOBS)
         self._id_hint = f"Ids go from 0 to {vocab - 1}."
 
     def start_job(
@@ -149,7 +194,7 @@ class JobFactory:
         among = self._open if counted else self._uncounted
         job.arrival = time.monotonic()  # a job prepared earlier must not overtake those submitted before it
         among.add(job)
-        job.on_end = among.discard
+        job.on_end = self._on_end
         try:
             self._engine.submit(job)
         except EngineError:
@@ -161,6 +206,15 @@ class JobFactory:
     def open_jobs(self) -> list[Job]:
         """Accepted jobs that have not ended, in no particular order. The compute thread owns them: read only."""
         return [*self._open, *self._uncounted]
+
+    @property
+    def ended_jobs(self) -> list[EndedJob]:
+        """The last jobs that have ended, oldest first."""
+        return list(self._ended)
+
+    def cancel(self, job: Job) -> None:
+        """Cancel one of `open_jobs`."""
+        self._engine.cancel(job)
 
     @property
     def counted_jobs(self) -> int:
@@ -179,6 +233,12 @@ class JobFactory:
             retry_after=max(1, min(60, round(each / 2))),
             hint="Try again a little later.",
         )
+
+    def _on_end(self, job: Job, update: JobDone | JobFailed) -> None:
+        """Runs on the compute thread."""
+        self._open.discard(job)
+        self._uncounted.discard(job)
+        self._ended.append(EndedJob.of(job, update))
 
     def _prompt(self, request: JobRequest) -> list[int]:
         if (request.prompt is None) == (request.messages is None):

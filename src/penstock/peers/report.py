@@ -82,7 +82,7 @@ def _pipe(membership: Membership, pipe: MetaPipe) -> Json:
         "loading": {node: [list(claim) for claim in offer.claims] for node, offer in sorted(offers.items()) if offer.claims},
         "room": {node: offer.room for node, offer in sorted(offers.items()) if offer.room},
         "placement": membership.placements.get(pipe.model, ""),
-        "route": _route(origin) if isinstance(origin, Origin) else None,
+        "route": describe_route(origin) if isinstance(origin, Origin) else None,
         "run": _how_to_fill(membership, pipe),
     }
 
@@ -141,7 +141,7 @@ def _segment(meta: MetaModel) -> Json:
     }
 
 
-def _route(origin: Origin) -> dict[str, Any]:
+def describe_route(origin: Origin) -> dict[str, Any]:
     """Describe the route. The compute thread is running: each value is right, but they may be from different moments."""
     route, opening, stats = origin.route, origin.opener.opening, origin.stats
     current = route or opening

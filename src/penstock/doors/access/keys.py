@@ -131,11 +131,21 @@ class Keys:
         """The limits of a stored request's key; none for the operator, and for one that is unknown. Safe in any thread."""
         return self._owners.get(owner, OWNER).limits
 
+    def names(self) -> dict[str, str]:
+        """The names of valid keys, by the owner of what belongs to them."""
+        return {caller.owner: caller.name for caller in self._callers.values() if caller.owner and caller.name}
+
     def check(self, caller: Caller) -> None:
         """Raise KeyRevoked if the key was revoked since: a request may take minutes to arrive."""
         self.refresh()
         if caller.name is not None and caller.sha256 not in self._callers:
             raise revoked(caller.name)
+
+    def is_current(self, caller: Caller) -> bool:
+        """Whether a caller's key is still valid, with the same limits."""
+        self.refresh()
+        now = OWNER if caller.name is None else self._callers.get(caller.sha256)
+        return now is not None and now.limits == caller.limits
 
     @property
     def path(self) -> Path | None:

@@ -1,7 +1,8 @@
-"""The endpoints about the node itself: health, readiness, status and metrics."""
+"""The endpoints about the node itself: health, readiness, status, events and metrics."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -12,6 +13,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from penstock import __version__
 from penstock.config.keys import NO_LIMITS
 from penstock.doors.access.gate import shutting_down
+from penstock.doors.app.live.events import LiveEvents
+from penstock.doors.app.live.state import Gathered, gather
 from penstock.doors.app.metrics import render_metrics
 from penstock.doors.app.readiness import Readiness
 from penstock.doors.app.status import NodeStatus, describe
@@ -43,6 +46,14 @@ class NodeEndpoints:
         self._certificates = certificates
         self._served = [served.hosted for served in dispatcher.api.catalog.models.values()]
         self._readiness = Readiness(self._served, within=dispatcher.api.server.ready_within)
+        self._wall_offset = time.time() - time.monotonic()
+        self._events = LiveEvents(
+            self._gather,
+            self._hosted,
+            dispatcher.api.catalog.canonical,
+            is_current=dispatcher.api.keys.is_current,
+            draining=lambda: dispatcher.draining,
+        )
 
     def routes(self) -> list[Route]:
         return in_dialect(
@@ -56,6 +67,7 @@ class NodeEndpoints:
                 Route("GET", "/metrics", self.metrics, "Counters for Prometheus"),
                 Route("GET", "/status", self.status, "What is running", response=NodeStatus),
                 Route("GET", "/network", self.network, "The nodes, pipes and routes of the network", response=dict[str, Any]),
+                self._events.route(),
             ],
         )
 
@@ -99,6 +111,17 @@ class NodeEndpoints:
     async def network(self, request: Request) -> Response:
         _check_unlimited(request)
         return JSONResponse(self._network() or {"network": None, "nodes": [], "pipes": []})
+
+    def _gather(self) -> Gathered:
+        return gather(
+            self._node_id,
+            self._hosted(),
+            self._network(),
+            draining=self._dispatcher.draining,
+            workspace=self._jobs_on_disk(),
+            key_names=self._dispatcher.api.keys.names(),
+            wall_offset=self._wall_offset,
+        )
 
     def _jobs_on_disk(self) -> dict[str, int] | None:
         return None if self._backlog is None else self._backlog.describe()

@@ -74,24 +74,30 @@ def _model(hosted: HostedLayers) -> ModelStatus:
     engine = hosted.engine
     layers = [str(segment.layers) for segment in engine.pipe.segments]
     known: HeldLayers = {"id": hosted.name, "device": hosted.device, "dtype": hosted.dtype, "layers": layers}
+    total, used = kv_of(hosted)
     if not isinstance(hosted, HostedModel):
-        size = engine.config.block_size
-        stages = list(engine.stages.values())  # the compute thread may change them
-        total = min((stage.segment.kv_blocks for stage in stages), default=0) * size
-        used = max((stage.held for stage in stages), default=0) * size
         return {**known, "context": 0, "kv_tokens": total, "kv_used": used, "generated_tokens": 0, "jobs": []}
-    pool = engine.sequences.pool
     return {
         **known,
         "context": hosted.context,
-        "kv_tokens": pool.capacity * pool.block_size,
-        "kv_used": pool.held * pool.block_size,
+        "kv_tokens": total,
+        "kv_used": used,
         "generated_tokens": engine.stats.generated_tokens,
         "jobs": sorted((_job(job) for job in hosted.jobs.open_jobs), key=lambda job: -job["age"]),
     }
 
 
-def _state(job: Job, sequences: Sequence[EngineSequence]) -> str:
+def kv_of(hosted: HostedLayers) -> tuple[int, int]:
+    """The KV memory of a model in tokens, and how much of it is used: of its jobs' pool, or of its smallest stage."""
+    if isinstance(hosted, HostedModel):
+        pool = hosted.engine.sequences.pool
+        return pool.capacity * pool.block_size, pool.held * pool.block_size
+    size, stages = hosted.engine.config.block_size, list(hosted.engine.stages.values())  # the compute thread may change them
+    total = min((stage.segment.kv_blocks for stage in stages), default=0)
+    return total * size, max((stage.held for stage in stages), default=0) * size
+
+
+def state_of(job: Job, sequences: Sequence[EngineSequence]) -> str:
     """A state in a word that a user knows: between two chunks of a prompt a sequence is PAUSED, and its job is being read."""
     if not sequences:
         return "waiting"
@@ -108,7 +114,7 @@ def _job(job: Job) -> JobStatus:
     now, updated = time.monotonic(), job.last_update
     return {
         "id": job.job_id,
-        "state": _state(job, sequences),
+        "state": state_of(job, sequences),
         "outputs": job.sampling.n,
         "age": round(now - job.arrival, 3),
         "last_update": None if updated is None else round(max(0.0, now - updated), 3),

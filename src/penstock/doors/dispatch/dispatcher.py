@@ -109,7 +109,10 @@ class RequestDispatcher:
                     else:
                         made = await worker.run(lambda: exchange(params, context), enabled=slow)
                     priority = caller.priority(made.priority)
-                    jobs = [replace(job, priority=priority, owner=context.prefix_owner) for job in made.jobs]
+                    jobs = [
+                        replace(job, priority=priority, owner=context.prefix_owner, submitter=caller.owner or "")
+                        for job in made.jobs
+                    ]
                     admit = partial(self._admit, caller, place)
                     keep_alive = self.api.server.keep_alive
                     return await respond(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.domain.request import JobRequest, new_public_id
+from penstock.domain.request import JobRequest, JobSource, new_public_id
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, Timings, Usage
 from penstock.doors.access.job_meter import JobMeter
 from penstock.doors.api_config import ApiConfig
@@ -86,6 +86,8 @@ class EngineTask:
                 deadline=deadline,
                 resume=resume,
                 owner=self._owner,
+                submitter=request.owner or "",
+                source=JobSource.BATCH if request.batch else JobSource.WORKSPACE,
             )
             for job in self._jobs
         ]
