@@ -18,6 +18,7 @@ from penstock.cli.machine.bench import bench
 from penstock.cli.machine.doctor import doctor
 from penstock.cli.moving import moving
 from penstock.cli.network import network
+from penstock.cli.network.top import top
 from penstock.cli.node import keys
 from penstock.cli.node.config import config
 from penstock.cli.node.ps import ps
@@ -59,6 +60,7 @@ app.command(cls=GroupedCommand)(drain)
 app.command()(batch)
 app.command()(chat)
 app.command()(ps)
+app.command()(top)
 app.add_typer(network.app, name="network", context_settings={"help_option_names": HELP})
 app.add_typer(keys.app, name="keys", context_settings={"help_option_names": HELP})
 app.add_typer(models.app, name="models", context_settings={"help_option_names": HELP})

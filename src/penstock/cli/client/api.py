@@ -85,7 +85,12 @@ class Client:
 
     def post(self, path: str, body: Any) -> Events:
         """Return the events that answer `body`; the request is sent when they are read."""
-        return Events(self.url, path, body, self._headers | {"Content-Type": "application/json"})
+        headers = self._headers | {"Content-Type": "application/json"}
+        return Events(self.url, "POST", path, json.dumps(body).encode(), headers)
+
+    def watch(self, path: str) -> Events:
+        """Return the events of a path; the request is sent when they are read."""
+        return Events(self.url, "GET", path, None, self._headers)
 
     def _request(self, method: str, path: str, body: bytes | Iterable[bytes] | None, headers: Mapping[str, str]) -> Any:
         with _Exchange(self.url) as exchange:
@@ -95,16 +100,17 @@ class Client:
 class Events:
     """An answer as server-sent events: iterate for the JSON of each, and comments as text. `close` cancels the answer."""
 
-    def __init__(self, url: ServerUrl, path: str, body: Any, headers: Mapping[str, str]) -> None:
+    def __init__(self, url: ServerUrl, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> None:
         self._url = url
+        self._method = method
         self._path = path
         self._headers = headers
-        self._body = json.dumps(body).encode()
+        self._body = body
         self._exchange = _Exchange(url)
 
     def __iter__(self) -> Iterator[dict[str, Any] | str]:
         with self._exchange as exchange:
-            response = exchange.send("POST", self._path, self._body, self._headers)
+            response = exchange.send(self._method, self._path, self._body, self._headers)
             for field, value in read_events(exchange.lines(response)):
                 if field == "":
                     yield value

@@ -35,7 +35,7 @@ def harmless(value: Any) -> Any:
     if isinstance(value, str):
         return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in value[:MAX_TEXT_CHARS])
     if isinstance(value, Mapping):
-        return {key: harmless(inner) for key, inner in value.items()}
+        return {harmless(key): harmless(inner) for key, inner in value.items()}
     return [harmless(inner) for inner in value] if isinstance(value, list) else value
 
 
