@@ -68,7 +68,10 @@ inline void widen_row(int type, const void* from, int n, float* to) {
 void quantise_row(const float* x, int n, int padded, int8_t* q, GroupInfo* groups) {
     for (int start = 0; start < padded; start += GROUP) {
         float own[GROUP];
-        for (int i = 0; i < GROUP; i++) own[i] = start + i < n ? x[start + i] : 0.0f;
+        if (start + GROUP <= n)
+            memcpy(own, x + start, sizeof own);
+        else
+            for (int i = 0; i < GROUP; i++) own[i] = start + i < n ? x[start + i] : 0.0f;
         uint32_t largest = 0;  // as bits, in which NaN is larger than all numbers: it must not vanish
         for (int i = 0; i < GROUP; i++) {
             const uint32_t bits = bits_of(own[i]) & 0x7fffffffu;
@@ -76,15 +79,11 @@ void quantise_row(const float* x, int n, int padded, int8_t* q, GroupInfo* group
         }
         const float scale = float_of(largest) / 127.0f;
         const float inverse = scale > 0x1p-120f ? 1.0f / scale : 0.0f;
+        int8_t* codes = q + start;
+        // at most 127 without a bound, since the scale is not rounded by more; what is not finite gets a scale that is not either
+        for (int i = 0; i < GROUP; i++) codes[i] = static_cast<int8_t>(bits_of(own[i] * inverse + 12582912.0f) - 0x4b400000u);
         int32_t sum = 0;
-        for (int i = 0; i < GROUP; i++) {
-            float scaled = own[i] * inverse;
-            scaled = scaled > -127.0f ? scaled : -127.0f;
-            scaled = scaled < 127.0f ? scaled : 127.0f;
-            const int32_t code = static_cast<int32_t>(bits_of(scaled + 12582912.0f) - 0x4b400000u);
-            q[start + i] = static_cast<int8_t>(code);
-            sum += code;
-        }
+        for (int i = 0; i < GROUP; i++) sum += codes[i];
         groups[start / GROUP] = {scale, scale * static_cast<float>(sum), sum};
     }
 }
@@ -188,6 +187,14 @@ inline void multiply_floats(const char* panel, int padded, const float* x, V* ou
     for (int r = 0; r < R; r++) out[r] = add(even[r], odd[r]);
 }
 
+template <int KIND>
+inline Panel panel_at(const char* panel, int groups) {
+    const uint8_t* codes = reinterpret_cast<const uint8_t*>(panel);
+    const uint16_t* scales =
+        reinterpret_cast<const uint16_t*>(codes + static_cast<int64_t>(groups) * (KIND <= PS_Q4M ? 256 : 512));
+    return {codes, scales, KIND == PS_Q4M || KIND == PS_Q8M ? scales + static_cast<int64_t>(groups) * LANES : nullptr, groups};
+}
+
 template <int R, int KIND>
 inline void multiply_block(const char* panel, const Rows& rows, int row, V* out) {
     constexpr bool quantised = KIND <= PS_Q8M, minimum = KIND == PS_Q4M || KIND == PS_Q8M;
@@ -195,9 +202,7 @@ inline void multiply_block(const char* panel, const Rows& rows, int row, V* out)
     const int64_t padded = rows.padded_cols;
     if constexpr (quantised) {
         const int groups = static_cast<int>(padded / GROUP);
-        const uint8_t* codes = reinterpret_cast<const uint8_t*>(panel);
-        const uint16_t* scales = reinterpret_cast<const uint16_t*>(codes + static_cast<int64_t>(groups) * 64 * bits);
-        const Panel w = {codes, scales, minimum ? scales + static_cast<int64_t>(groups) * LANES : nullptr, groups};
+        const Panel w = panel_at<KIND>(panel, groups);
         multiply<R, minimum, bits>(w, rows.q + row * padded, padded, rows.groups + static_cast<int64_t>(row) * groups, out);
     } else {
         multiply_floats<R, KIND>(panel, rows.padded_cols, rows.x + row * padded, out);

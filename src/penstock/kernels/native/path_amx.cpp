@@ -101,13 +101,11 @@ void tile_product(const ps_matrix& matrix, const Rows& rows, int row, int row_en
     const int groups = static_cast<int>(padded / GROUP);
     configure_tiles();
     for (; block < block_end; block++) {
-        const uint8_t* codes = static_cast<const uint8_t*>(matrix.data) + block * panel_bytes(KIND, padded);
-        const uint16_t* scales = reinterpret_cast<const uint16_t*>(codes + static_cast<int64_t>(groups) * 64 * bits);
-        const Panel w = {codes, scales, minimum ? scales + static_cast<int64_t>(groups) * LANES : nullptr, groups};
+        const Panel w = panel_at<KIND>(static_cast<const char*>(matrix.data) + block * panel_bytes(KIND, padded), groups);
         for (int r = 0; r < row_end - row; r++) sums[r] = all(0.0f);
         for (int from = 0; from < groups; from += UNPACKED) {
             const int to = from + UNPACKED < groups ? from + UNPACKED : groups;
-            const uint8_t* bytes = codes + static_cast<int64_t>(from) * 64 * bits;
+            const uint8_t* bytes = w.codes + static_cast<int64_t>(from) * 64 * bits;
             if (bits == 4) {
                 unpack_codes(bytes, to - from, unpacked);
                 bytes = unpacked;

@@ -15,16 +15,23 @@ struct V {
     float32x4_t part[4];
 };
 
-#define PS_PARTS(expression)                              \
-    V out;                                                \
-    for (int i = 0; i < 4; i++) out.part[i] = expression; \
-    return out
+// Without a loop, so that the compiler keeps each part in a register
+#define PS_PARTS(expression)                            \
+    const auto own = [&](int i) { return expression; }; \
+    return {                                            \
+        {                                               \
+            own(0), own(1), own(2), own(3)              \
+        }                                               \
+    }
 
 inline V load(const float* p) { PS_PARTS(vld1q_f32(p + 4 * i)); }
 inline void save(float* p, V a) {
     for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, a.part[i]);
 }
-inline V all(float x) { PS_PARTS(vdupq_n_f32(x)); }
+inline V all(float x) {
+    const float32x4_t same = vdupq_n_f32(x);
+    return {{same, same, same, same}};
+}
 inline V add(V a, V b) { PS_PARTS(vaddq_f32(a.part[i], b.part[i])); }
 inline V sub(V a, V b) { PS_PARTS(vsubq_f32(a.part[i], b.part[i])); }
 inline V mul(V a, V b) { PS_PARTS(vmulq_f32(a.part[i], b.part[i])); }
@@ -77,53 +84,82 @@ inline void transpose(const float* const* keys, int n, float* out) {
         for (int k = 0; k < LANES; k++) out[d * LANES + k] = keys[k][d];
 }
 
-// Four outputs times the inputs of a group: codes [8][4 outputs][4 inputs]
-inline int32x4_t dot(int32x4_t sum, const int8x16_t* codes, int8x16_t x0, int8x16_t x1) {
-    sum = vdotq_laneq_s32(sum, codes[0], x0, 0);
-    sum = vdotq_laneq_s32(sum, codes[1], x0, 1);
-    sum = vdotq_laneq_s32(sum, codes[2], x0, 2);
-    sum = vdotq_laneq_s32(sum, codes[3], x0, 3);
-    sum = vdotq_laneq_s32(sum, codes[4], x1, 0);
-    sum = vdotq_laneq_s32(sum, codes[5], x1, 1);
-    sum = vdotq_laneq_s32(sum, codes[6], x1, 2);
-    return vdotq_laneq_s32(sum, codes[7], x1, 3);
+// Sums of integer products begin with the bits of 1.5 * 2^23, so that they are floats at once: exact below 2^22, and four times
+// as fast as converting them.
+constexpr int32_t MAGIC = 0x4b400000;
+inline float32x4_t as_floats(int32x4_t sums) { return vsubq_f32(vreinterpretq_f32_s32(sums), vdupq_n_f32(12582912.0f)); }
+
+// R rows of inputs [4 LANE, 4 LANE + 4) times four outputs
+template <int LANE, int R, int S>
+inline void add_dots(int32x4_t (*dots)[S], int s, int8x16_t codes, const int8x16_t* x) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) dots[r][s] = vdotq_laneq_s32(dots[r][s], codes, x[r], LANE);
 }
 
-template <int R, bool MINIMUM, int BITS>
-inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
-    float32x4_t sums[R][4];
+// Add sixteen inputs of R rows, times S times four outputs: codes(j, s) are those of inputs [4 j, 4 j + 4). The sums of different
+// outputs take turns, so that none waits for itself.
+template <int R, int S, typename F>
+inline void add_inputs(int32x4_t (*dots)[S], const int8_t* q, int64_t stride, const F& codes) {
+    int8x16_t x[R];
+    for (int r = 0; r < R; r++) x[r] = vld1q_s8(q + r * stride);
+#pragma GCC unroll 4
+    for (int s = 0; s < S; s++) add_dots<0, R, S>(dots, s, codes(0, s), x);
+#pragma GCC unroll 4
+    for (int s = 0; s < S; s++) add_dots<1, R, S>(dots, s, codes(1, s), x);
+#pragma GCC unroll 4
+    for (int s = 0; s < S; s++) add_dots<2, R, S>(dots, s, codes(2, s), x);
+#pragma GCC unroll 4
+    for (int s = 0; s < S; s++) add_dots<3, R, S>(dots, s, codes(3, s), x);
+}
+
+// Outputs [4 first, 4 (first + S)) of a panel, for R rows. The next panel is fetched into the first or second cache meanwhile:
+// the processor does not look far enough ahead by itself.
+template <int R, int S, bool MINIMUM, int BITS, int CACHE>
+inline void multiply_part(const Panel& w, int first, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
+    float32x4_t sums[R][S];
     for (int r = 0; r < R; r++)
-        for (int s = 0; s < 4; s++) sums[r][s] = vdupq_n_f32(0.0f);
-    for (int g = 0; g < w.groups; g++) {
+        for (int s = 0; s < S; s++) sums[r][s] = vdupq_n_f32(0.0f);
+    const uint8_t* codes = w.codes + first * 16;
+    constexpr int group_bytes = 64 * BITS + 32 * (MINIMUM ? 2 : 1);
+    const uint8_t* next = w.codes + static_cast<int64_t>(w.groups) * group_bytes;
+    for (int g = 0; g < w.groups; g++, codes += 64 * BITS, q += GROUP, next += group_bytes) {
+        if (first == 0)
+            for (int line = 0; line < group_bytes; line += 64) __builtin_prefetch(next + line, 0, 4 - CACHE);
+        int32x4_t dots[R][S];
+        for (int r = 0; r < R; r++)
+            for (int s = 0; s < S; s++)
+                dots[r][s] = vdupq_n_s32(MAGIC - (BITS == 4 && !MINIMUM ? 8 * info[r * w.groups + g].code_sum : 0));
+        add_inputs<R, S>(dots, q, stride, [&](int j, int s) {
+            const uint8x16_t own = vld1q_u8(codes + j * 64 + s * 16);
+            return vreinterpretq_s8_u8(BITS == 4 ? vandq_u8(own, vdupq_n_u8(15)) : own);
+        });
+        add_inputs<R, S>(dots, q + 16, stride, [&](int j, int s) {
+            const uint8x16_t own = vld1q_u8(codes + (BITS == 4 ? j : j + 4) * 64 + s * 16);
+            return vreinterpretq_s8_u8(BITS == 4 ? vshrq_n_u8(own, 4) : own);
+        });
 #pragma GCC unroll 4
-        for (int s = 0; s < 4; s++) {
-            int8x16_t codes[8];
-            if (BITS == 4) {
-                for (int j = 0; j < 4; j++) {
-                    const uint8x16_t both = vld1q_u8(w.codes + g * 256 + j * 64 + s * 16);
-                    codes[j] = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
-                    codes[4 + j] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
-                }
-            } else {
-                for (int j = 0; j < 8; j++) codes[j] = vreinterpretq_s8_u8(vld1q_u8(w.codes + g * 512 + j * 64 + s * 16));
-            }
-            const float32x4_t scale = widen_f16(vld1_u16(w.scales + g * LANES + 4 * s));
-#pragma GCC unroll 4
+        for (int s = 0; s < S; s++) {
+            const float32x4_t scale = widen_f16(vld1_u16(w.scales + g * LANES + 4 * (first + s)));
+            const float32x4_t minimum = MINIMUM ? widen_f16(vld1_u16(w.minima + g * LANES + 4 * (first + s))) : scale;
+#pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                const int8_t* x = q + r * stride + g * GROUP;
                 const GroupInfo& row = info[r * w.groups + g];
-                const int32x4_t zero = vdupq_n_s32(BITS == 4 && !MINIMUM ? -8 * row.code_sum : 0);
-                const float32x4_t dots = vcvtq_f32_s32(dot(zero, codes, vld1q_s8(x), vld1q_s8(x + 16)));
-                sums[r][s] = vfmaq_f32(sums[r][s], dots, vmulq_n_f32(scale, row.scale));
-                if (MINIMUM) {
-                    const float32x4_t minimum = widen_f16(vld1_u16(w.minima + g * LANES + 4 * s));
-                    sums[r][s] = vfmaq_n_f32(sums[r][s], minimum, row.sum);
-                }
+                sums[r][s] = vfmaq_f32(sums[r][s], as_floats(dots[r][s]), vmulq_n_f32(scale, row.scale));
+                if (MINIMUM) sums[r][s] = vfmaq_n_f32(sums[r][s], minimum, row.sum);
             }
         }
     }
     for (int r = 0; r < R; r++)
-        for (int s = 0; s < 4; s++) out[r].part[s] = sums[r][s];
+        for (int s = 0; s < S; s++) out[r].part[first + s] = sums[r][s];
+}
+
+template <int R, bool MINIMUM, int BITS>
+inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
+    constexpr int S = R <= 2 ? 4 : 2;  // as many sums as there are registers for
+    const bool small = w.groups * 64 * BITS <= 8192;
+    for (int first = 0; first < 4; first += S)
+        small ? multiply_part<R, S, MINIMUM, BITS, 1>(w, first, q, stride, info, out)
+              : multiply_part<R, S, MINIMUM, BITS, 2>(w, first, q, stride, info, out);
 }
 
 }  // namespace
