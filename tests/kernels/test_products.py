@@ -90,6 +90,22 @@ def test_a_rows_product_does_not_depend_on_the_rows_beside_it(context, paths: li
                 assert np.array_equal(context(path, threads).product(matrix.struct, x[512 - m :]), whole[512 - m :])
 
 
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_fine_inputs_are_rounded_to_sixteen_bits_with_the_same_bits_on_every_path(context, paths: list[str], kind: Kind) -> None:
+    rng = np.random.default_rng(8)
+    coarse = pack(kind, normal(rng, 49, 1088), normal(rng, 49))
+    matrix = PackedMatrix(kind, 49, 1088, data=coarse.data, bias=coarse.bias, fine=True)
+    x = normal(rng, 150, 1088)
+    x[:, ::32] *= 50  # beside them, 8 bits would leave little of their neighbours
+    wanted = x.astype(np.float64) @ matrix.unpack().astype(np.float64).T + matrix.bias
+    whole = context("portable", 1).product(matrix.struct, x)
+    assert np.linalg.norm(whole - wanted) <= 1e-4 * np.linalg.norm(wanted)
+    assert np.linalg.norm(context().product(coarse.struct, x) - wanted) >= 1e-3 * np.linalg.norm(wanted)
+    for path in paths:
+        for threads, m in ((1, 1), (2, 3), (3, 31), (2, 33), (2, 150)):
+            assert np.array_equal(context(path, threads).product(matrix.struct, x[:m]), whole[:m])
+
+
 @pytest.mark.parametrize("source", [SourceType.Q4_0, SourceType.Q4_1, SourceType.Q5_0, SourceType.Q5_1, SourceType.Q8_0])
 def test_blocks_of_a_gguf_file_keep_their_values(native: None, source: SourceType) -> None:
     kind = gguf.GGMLQuantizationType(int(source))

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.kernels.build import library_path
 from penstock.kernels.structs import BatchStruct, MatrixStruct, ModelStruct
 
-INTERFACE = 1
+INTERFACE = 2
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 _ITEM = ctypes.CFUNCTYPE(None, c_void_p, c_int)
@@ -164,14 +164,14 @@ class KernelContext:
         return out
 
     def head(
-        self, matrix: MatrixStruct, norm: Floats, eps: float, hidden: Floats, *, logits: bool = True
+        self, matrix: MatrixStruct, norm: Floats | None, eps: float, hidden: Floats, *, logits: bool = True
     ) -> tuple[Floats | None, Ints]:
-        """Logits [m, vocabulary], if wanted, and the token with the largest one of each row."""
+        """Logits [m, vocabulary], if wanted, and the token with the largest one of each row. norm: None for normed states."""
         assert hidden.shape[1] == matrix.cols
         out = np.empty((len(hidden), matrix.rows), np.float32) if logits else None
         best = np.empty(len(hidden), np.int32)
-        to = None if out is None else floats(out)
-        check(self._library.ps_head(self._handle, matrix, floats(norm), eps, len(hidden), floats(hidden), to, ints(best)))
+        to, weight = (None if array is None else floats(array) for array in (out, norm))
+        check(self._library.ps_head(self._handle, matrix, weight, eps, len(hidden), floats(hidden), to, ints(best)))
         return out, best
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:

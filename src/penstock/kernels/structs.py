@@ -45,7 +45,7 @@ class MatrixStruct(ctypes.Structure):
         ("kind", c_int32),
         ("rows", c_int32),
         ("cols", c_int32),
-        ("reserved", c_int32),
+        ("fine", c_int32),
         ("data", c_void_p),
         ("bias", POINTER(c_float)),
     )

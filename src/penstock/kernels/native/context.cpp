@@ -102,8 +102,8 @@ void Activations::resize(int m, int columns) {
     padded = static_cast<int>(round_up(columns, GROUP));
     const int64_t numbers = round_up(m, LANES) * padded;
     x = x_memory.take<float>(numbers);
-    q = q_memory.take<int8_t>(numbers);
-    groups = group_memory.take<GroupInfo>(numbers / GROUP);
+    q = q_memory.take<int8_t>(2 * numbers);  // for pairs
+    groups = group_memory.take<GroupInfo>(2 * numbers / GROUP);
 }
 
 }  // namespace penstock
@@ -111,23 +111,27 @@ void Activations::resize(int m, int columns) {
 using namespace penstock;
 
 void ps_context::product(const ps_matrix* parts, int count, int m, const Output& out) {
-    constexpr int ROW_TILE = 64;  // whose codes stay in the second cache
+    constexpr int ROW_TILE = 64;  // whose codes stay in the second cache; even, so that pairs stay together
+    const bool pairs = in_pairs(parts, count);
     int64_t blocks = 0;
     for (int p = 0; p < count; p++) blocks += round_up(parts[p].rows, LANES) / LANES;
     const int64_t step = pool.threads() == 1 ? blocks : round_up(blocks, 6 * pool.threads()) / (6 * pool.threads());
-    const int64_t tiles = round_up(m, ROW_TILE) / ROW_TILE;
+    const int64_t tiles = round_up(pairs ? 2 * m : m, ROW_TILE) / ROW_TILE;
     int64_t pieces = 0;
     for (int p = 0; p < count; p++) pieces += round_up(round_up(parts[p].rows, LANES) / LANES, step) / step;
     const Rows rows = input.rows();
     pool.run(static_cast<int>(pieces * tiles), [&](int item) {
         int64_t piece = item / tiles;
-        const int row = static_cast<int>(item % tiles) * ROW_TILE, row_end = row + ROW_TILE < m ? row + ROW_TILE : m;
+        const int row = static_cast<int>(item % tiles) * ROW_TILE;
         Output part_out = out;
         for (int p = 0; p < count; p++) {
             const int64_t own = round_up(parts[p].rows, LANES) / LANES, own_pieces = round_up(own, step) / step;
             if (piece < own_pieces) {
                 const int64_t block = piece * step, end = block + step < own ? block + step : own;
-                kernels->product(parts[p], rows, row, row_end, static_cast<int>(block), static_cast<int>(end), part_out);
+                part_out.pairs = pairs && is_quantised(parts[p]);
+                const int all = part_out.pairs ? 2 * m : m, row_end = row + ROW_TILE < all ? row + ROW_TILE : all;
+                if (row < row_end)
+                    kernels->product(parts[p], rows, row, row_end, static_cast<int>(block), static_cast<int>(end), part_out);
                 return;
             }
             piece -= own_pieces;

@@ -35,7 +35,8 @@ private:
     size_t size_ = 0;
 };
 
-// Rows on their way into a product: as floats, and quantised where the matrix wants that.
+// Rows on their way into a product: as floats, and quantised where the matrix wants that. In pairs, row 2i is row i quantised, and
+// row 2i + 1 what that has left.
 struct Activations {
     Buffer x_memory, q_memory, group_memory;
     float* x = nullptr;
@@ -73,11 +74,32 @@ struct ps_context {
     // Finish row i of `input` for these matrices: quantise it if one of them is.
     void finish_row(const ps_matrix* parts, int count, int i) {
         bool quantised = false;
-        for (int p = 0; p < count; p++) quantised = quantised || (parts[p].rows > 0 && parts[p].kind <= PS_Q8M);
+        for (int p = 0; p < count; p++) quantised = quantised || is_quantised(parts[p]);
         float* x = input.row(i);
         for (int k = input.cols; k < input.padded; k++) x[k] = 0.0f;
-        const int64_t at = static_cast<int64_t>(i) * input.padded;
-        if (quantised) kernels->quantise(x, input.cols, input.padded, input.q + at, input.groups + at / penstock::GROUP);
+        if (!quantised) return;
+        const bool pairs = in_pairs(parts, count);
+        const int64_t at = static_cast<int64_t>(pairs ? 2 * i : i) * input.padded;
+        int8_t* q = input.q + at;
+        penstock::GroupInfo* groups = input.groups + at / penstock::GROUP;
+        kernels->quantise(x, input.cols, input.padded, q, groups);
+        if (!pairs) return;
+        float rest[REST];
+        for (int from = 0; from < input.padded; from += REST) {
+            const int n = input.padded - from < REST ? input.padded - from : REST;
+            for (int k = 0; k < n; k++)
+                rest[k] = x[from + k] - groups[(from + k) / penstock::GROUP].scale * static_cast<float>(q[from + k]);
+            penstock::GroupInfo* own = groups + (input.padded + from) / penstock::GROUP;
+            kernels->quantise(rest, n, n, q + input.padded + from, own);
+        }
+    }
+
+    static constexpr int REST = 1024;  // numbers at a time; whole groups
+    static bool is_quantised(const ps_matrix& part) { return part.rows > 0 && part.kind <= PS_Q8M; }
+    static bool in_pairs(const ps_matrix* parts, int count) {
+        for (int p = 0; p < count; p++)
+            if (is_quantised(parts[p]) && parts[p].fine) return true;
+        return false;
     }
 
     // y[m, rows of all parts] = input times the parts, stacked

@@ -42,7 +42,8 @@ struct Panel {
 struct Output {
     float* y;
     int64_t stride;
-    bool add;  // to what is there
+    bool add;            // to what is there
+    bool pairs = false;  // rows 2i and 2i + 1 add up to row i
 };
 
 // The queries of a span that one key-value head answers.

@@ -211,17 +211,19 @@ inline void multiply_block(const char* panel, const Rows& rows, int row, V* out)
 
 inline void put_block(const ps_matrix& matrix, int block, int row, V sums, const Output& out) {
     const int first = block * LANES, n = matrix.rows - first < LANES ? matrix.rows - first : LANES;
-    float* y = out.y + row * out.stride + first;
+    const bool second = out.pairs && row % 2, added = out.add || second;
+    const float* bias = second ? nullptr : matrix.bias;
+    float* y = out.y + (out.pairs ? row / 2 : row) * out.stride + first;
     if (n == LANES) {
-        if (matrix.bias) sums = add(sums, load(matrix.bias + first));
-        save(y, out.add ? add(load(y), sums) : sums);
+        if (bias) sums = add(sums, load(bias + first));
+        save(y, added ? add(load(y), sums) : sums);
         return;
     }
     float values[LANES];
     save(values, sums);
     for (int i = 0; i < n; i++) {
-        const float value = matrix.bias ? values[i] + matrix.bias[first + i] : values[i];
-        y[i] = out.add ? y[i] + value : value;
+        const float value = bias ? values[i] + bias[first + i] : values[i];
+        y[i] = added ? y[i] + value : value;
     }
 }
 
