@@ -94,6 +94,7 @@ class LLM:
                 print(result.outputs[0].text)
 
     model: a name, a folder, a .gguf file or a hub id; by default smollm2-135m, or the model that the network runs.
+    quant: what 16- and 32-bit weights are rounded to when they are loaded on a CPU: none, int8 or int4.
     segments: layer ranges to split the model into, all local.
     kv_memory: bytes for keys and values; None for as much as fits.
     network: the name of a network that this machine has joined, which computes the layers; this process holds the model's ends.
@@ -108,6 +109,7 @@ class LLM:
         *,
         dtype: str = "auto",
         device: str = "auto",
+        quant: str = "none",
         segments: Sequence[tuple[int, int]] | None = None,
         kv_memory: int | None = None,
         network: str | None = None,
@@ -139,13 +141,13 @@ class LLM:
             raise ConfigError("segments and kv_memory are for a model without a network.", hint="Leave them out.")
         if network is None:
             loaded = ModelManager(self.config, progress or silent).load(
-                model or DEFAULT_MODEL, dtype=dtype, device=device, segments=segments, kv_memory=kv_memory
+                model or DEFAULT_MODEL, dtype=dtype, device=device, quant=quant, segments=segments, kv_memory=kv_memory
             )
             hosted = host_standalone(loaded, self.config)
             hosted.start()
             close = hosted.engine.stop
         else:
-            ends = HostedModelConfig(id=model or DEFAULT_MODEL, dtype=dtype, device=device, layers=ENDS)
+            ends = HostedModelConfig(id=model or DEFAULT_MODEL, dtype=dtype, device=device, quant=quant, layers=ENDS)
             node = _enter_network(network, ends, self.config, progress or silent, adopts=model is None)
             (hosted,) = node.models
             close = node.close
@@ -156,6 +158,7 @@ class LLM:
         self.num_layers = hosted.spec.num_layers
         self.dtype = hosted.dtype
         self.device = hosted.device
+        self.backend = hosted.backend
         self.tokenizer = hosted.tokenizer
         self.recommended_sampling: dict[str, Any] = recommended_sampling(hosted.name, hosted.folder)
         self.engine = hosted.engine

@@ -230,6 +230,7 @@ class Node:
             model.id,
             dtype=model.dtype,
             device=model.device,
+            quant=model.quant,
             segments=model.segments,
             kv_memory=model.kv_memory,
             max_memory=model.max_memory,

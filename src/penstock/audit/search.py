@@ -22,7 +22,7 @@ from penstock.model.spec import ModelSpec
 FIRST_BATCH, BATCH_GROWTH, MAX_BATCH = 4, 4, 128  # candidates in the first batch, growth factor, in the largest
 COSINE_WEIGHT = 30.0  # of a cosine against a logprob; 20 and 50 rank the sample text about equally well
 # Distance, as a share of a state's length, below which two states are the same but for rounding.
-MATCH_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+MATCH_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 CLEAR_FACTOR = 3.0  # ... provided that the second nearest is this many times farther away
 
 

@@ -35,7 +35,11 @@ OptionalModel = Annotated[
 ]
 DtypeOption = Annotated[
     Literal["auto", "bfloat16", "float32"],
-    typer.Option("--dtype", help="Number format of the computation; auto takes the fastest for this machine."),
+    typer.Option("--dtype", help="Number format that PyTorch computes in; auto takes the fastest for this machine."),
+]
+QuantOption = Annotated[
+    Literal["none", "int8", "int4"],
+    typer.Option("--quant", help="What 16- and 32-bit weights are rounded to when they are loaded on a CPU."),
 ]
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda", "mps"],

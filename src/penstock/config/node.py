@@ -20,6 +20,7 @@ from penstock.errors import ConfigError
 DEFAULT_MODEL = "smollm2-135m"
 
 DTYPES = ("auto", "bfloat16", "float32")
+QUANTS = ("none", "int8", "int4")
 MAX_WORKSPACE_JOBS = 256  # each holds a file descriptor, and the API needs some too
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -32,6 +33,7 @@ ENDS = "ends"  # as `layers`: hold the ends of the model and no layers
 class HostedModelConfig:
     """A model that this node runs.
 
+    quant: what 16- and 32-bit weights are rounded to when they are loaded on a CPU.
     max_memory: bytes for weights and KV together; None for as much as fits.
     kv_memory: bytes for KV alone; None for as much as fits.
     load_ends: whether it holds the ends and so answers requests; otherwise it only computes layers for other nodes.
@@ -43,6 +45,7 @@ class HostedModelConfig:
     id: str = DEFAULT_MODEL
     device: str = "auto"
     dtype: str = "auto"
+    quant: str = "none"
     max_memory: int | None = None
     kv_memory: int | None = None
     load_ends: bool = True
@@ -56,6 +59,10 @@ class HostedModelConfig:
             raise unusable("device", self.device, "Use auto, cpu, cuda, cuda:1 or mps.")
         if self.dtype not in DTYPES:
             raise unusable("dtype", self.dtype, f"Use one of: {', '.join(DTYPES)}.")
+        if self.quant not in QUANTS:
+            raise unusable("quant", self.quant, f"Use one of: {', '.join(QUANTS)}.")
+        if self.quant != "none" and self.dtype != "auto":
+            raise unusable("quant", self.quant, "It needs dtype = auto: PyTorch, which other dtypes choose, does not quantise.")
         for name in ("max_memory", "kv_memory"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), minimum=1)

@@ -21,6 +21,7 @@ from penstock.config.node import (
     DTYPES,
     LOG_FORMATS,
     LOG_LEVELS,
+    QUANTS,
     HostedModelConfig,
     LimitsConfig,
     LogConfig,
@@ -50,6 +51,7 @@ OTHER_VARIABLES = {
     "PENSTOCK_API_KEY": "The key that clients must send, and that `penstock` sends as a client.",
     "PENSTOCK_URL": "The server that `penstock` talks to as a client.",
     "PENSTOCK_CACHE": "The folder where models are kept.",
+    "PENSTOCK_KERNELS": "What computes on a CPU: native or torch. Unset, the native kernels where they can.",
     "PENSTOCK_HOME": "The folder with the networks and the API keys of this machine; otherwise ~/.config/penstock.",
     "PENSTOCK_DEBUG": "With 1, an error shows where in the code it arose.",
     "PENSTOCK_PROMPT": "The prompt of `make run`.",
@@ -157,7 +159,14 @@ SETTINGS = (
     Setting(f"{MODELS}.id", TEXT, "A name from `penstock models list`, a folder, a .gguf file or a hub id.", "--model"),
     Setting(f"{MODELS}.device", TEXT, "Device: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU when there is one."),
     Setting(
-        f"{MODELS}.dtype", kinds.one_of(*DTYPES), "Number format of the computation; auto takes the fastest on this machine."
+        f"{MODELS}.dtype",
+        kinds.one_of(*DTYPES),
+        "Number format that PyTorch computes in. auto takes the fastest here: on a CPU the native kernels, where they can.",
+    ),
+    Setting(
+        f"{MODELS}.quant",
+        kinds.one_of(*QUANTS),
+        "What 16- and 32-bit weights are rounded to when they are loaded on a CPU. GGUF files always run as they are.",
     ),
     Setting(
         f"{MODELS}.layers",

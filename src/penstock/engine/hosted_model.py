@@ -20,7 +20,8 @@ class HostedLayers:
         self.name = loaded.name
         self.folder = loaded.folder
         self.spec = loaded.spec
-        self.dtype = str(loaded.dtype).removeprefix("torch.")
+        self.dtype = loaded.precision
+        self.backend = loaded.backend
         self.device = str(loaded.device)
         self.engine = engine
 

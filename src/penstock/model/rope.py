@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
         x = x[..., : cos.shape[-1]]
     rolled = x.roll(x.shape[-1] // 2, dims=-1)
     x.mul_(cos).addcmul_(rolled, sin)
+
+
+def distinct(ropes: Sequence[RopeSpec]) -> list[RopeSpec]:
+    return [rope for number, rope in enumerate(ropes) if rope not in ropes[:number]]
 
 
 def inverse_frequencies(rope: RopeSpec, width: int) -> tuple[Tensor, float]:

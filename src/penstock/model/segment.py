@@ -1,6 +1,6 @@
-"""LlmModel: a contiguous range of a model's layers on a device, with the KV memory of those layers.
+"""LlmModel: a contiguous range of a model's layers on a device, with the KV memory of those layers, computed by torch.
 
-This is the seam for faster back-ends: callers of `process` know positions, lengths and block tables, never layouts.
+`Segment` is the seam to other back-ends (native.py): its callers know positions, lengths and block tables, never layouts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from penstock.domain.topology import LayerRange
 from penstock.model.attention import AttentionPlan
 from penstock.model.batch import BatchPiece
 from penstock.model.layer import Layer, LayerBuilder
-from penstock.model.rope import RopeTable, rotate_
+from penstock.model.rope import RopeTable, distinct, rotate_
 from penstock.model.shapes import layer_shapes
-from penstock.model.spec import ModelSpec, RopeSpec
+from penstock.model.spec import ModelSpec
 from penstock.model.weights import WeightFiles
 from penstock.progress import Progress, silent
 
@@ -62,7 +62,7 @@ class LlmModel:
         self.kv_blocks = kv_blocks
         self.block_size = block_size
         builder = LayerBuilder(spec, dtype, device)
-        ropes = _distinct([spec.rope_of(index) for index in layers.layers()])
+        ropes = distinct([spec.rope_of(index) for index in layers.layers()])
         self._ropes = [RopeTable(rope, spec.head_dim, spec.context, dtype, device) for rope in ropes]
         slots = (kv_blocks + 1) * block_size  # block 0 stays empty: padding points there
         self._layers: list[Layer] = []
@@ -111,10 +111,6 @@ class LlmModel:
         slots = AttentionPlan([piece], self.block_size, self.dtype, self.device, ()).slots
         for layer in self._layers:
             layer.kv.index_fill_(0, slots, 0)
-
-
-def _distinct(ropes: Sequence[RopeSpec]) -> list[RopeSpec]:
-    return [rope for number, rope in enumerate(ropes) if rope not in ropes[:number]]
 
 
 def _lazy_zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -86,6 +86,11 @@ class WeightFiles:
 
         The tensors map the file: convert or copy them, and once they are dropped the pages are freed.
         """
+        found, hashed = self.read_hashed(shapes)
+        return found, digest(hashed)
+
+    def read_hashed(self, shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], list[HashedTensor]]:
+        """As `read`, with the hash of each tensor, sorted by name."""
         found: dict[str, Tensor] = {}
         by_file: dict[str, list[str]] = {}
         for name in sorted(shapes):
@@ -96,7 +101,12 @@ class WeightFiles:
             self._read_file(self.folder / file, names, found)
         for name in sorted(shapes):
             check_shape(name, tuple(found[name].shape), shapes[name])
-        return found, digest(_hashed(name, found[name]) for name in sorted(shapes))
+        return found, [_hashed(name, found[name]) for name in sorted(shapes)]
+
+    def types(self) -> dict[str, str]:
+        """The type of each tensor whose file is here."""
+        files = {file for file in self.where.values() if (self.folder / file).is_file()}
+        return {name: place.dtype for file in files for name, place in places(self.folder / file).items()}
 
     def _read_file(self, path: Path, names: list[str], into: dict[str, Tensor]) -> None:
         with _open(path) as handle:

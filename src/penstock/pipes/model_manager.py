@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,11 +12,13 @@ import torch
 from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
+from penstock.model.backend import Backend, choose_backend
 from penstock.model.ends import EndModel, end_bytes
 from penstock.model.memory import available_memory, explaining_exhaustion, keep_freed_memory, use_huge_pages
+from penstock.model.native import KV_DTYPE, NativeEndModel, NativeModel
 from penstock.model.reservations import Reservations
-from penstock.model.segment import LlmModel
-from penstock.model.shapes import layer_params, layer_shapes, max_layer_params
+from penstock.model.segment import LlmModel, Segment
+from penstock.model.shapes import layer_params, layer_shapes
 from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
@@ -32,23 +34,44 @@ USABLE_SHARE = 0.8  # of the free memory that a node takes without a limit from 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model in `folder`, with the dtype and device to run it on. Nothing is loaded yet."""
+    """A model in `folder`, with the dtype, the device and the back-end to run it on. Nothing is loaded yet.
+
+    dtype: of KV, and of torch's computation.
+    """
 
     name: str
     folder: Path
     spec: ModelSpec
     dtype: torch.dtype
     device: torch.device
+    backend: Backend = field(default=Backend(), kw_only=True)
 
-    def with_parts(self, segments: Sequence[LlmModel], ends: EndModel | None) -> LoadedModel:
-        return LoadedModel(self.name, self.folder, self.spec, self.dtype, self.device, tuple(segments), ends)
+    @property
+    def precision(self) -> str:
+        """The number format of the weights as they are computed with."""
+        packing = self.backend.packing
+        return str(self.dtype).removeprefix("torch.") if packing is None else packing.precision
+
+    def layer_bytes(self, index: int) -> int:
+        """Bytes of a layer's weights in memory."""
+        packing = self.backend.packing
+        return layer_params(self.spec, index) * self.dtype.itemsize if packing is None else packing.layer_bytes(index)
+
+    def end_bytes(self) -> int:
+        packing = self.backend.packing
+        return end_bytes(self.spec, self.dtype, self.device) if packing is None else packing.end_bytes()
+
+    def with_parts(self, segments: Sequence[Segment], ends: EndModel | None) -> LoadedModel:
+        return LoadedModel(
+            self.name, self.folder, self.spec, self.dtype, self.device, tuple(segments), ends, backend=self.backend
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel(FoundModel):
     """A model in memory. `ends` is None if only layers were requested."""
 
-    segments: tuple[LlmModel, ...]
+    segments: tuple[Segment, ...]
     ends: EndModel | None
 
 
@@ -61,10 +84,13 @@ class ModelManager:
         self._reservations = Reservations()
 
     @explaining_exhaustion()
-    def find(self, model: str, folder: Path, *, dtype: str = "auto", device: str = "auto") -> FoundModel:
+    def find(self, model: str, folder: Path, *, dtype: str = "auto", device: str = "auto", quant: str = "none") -> FoundModel:
         where = pick_device(device)
         keep_freed_memory()
-        return FoundModel(model, folder, read_spec(folder), pick_dtype(dtype, where), where)
+        spec = read_spec(folder)
+        backend = choose_backend(spec, folder, dtype=dtype, device=where, quant=quant)
+        kind = pick_dtype(dtype, where) if backend.packing is None else KV_DTYPE
+        return FoundModel(model, folder, spec, kind, where, backend=backend)
 
     @explaining_exhaustion()
     def budget(
@@ -112,8 +138,8 @@ class ModelManager:
         tokens = config.max_pass_tokens
         return Footprint(
             num_layers=spec.num_layers,
-            layer=max_layer_params(spec) * size,
-            ends=end_bytes(spec, found.dtype, found.device),
+            layer=max(map(found.layer_bytes, range(spec.num_layers))),
+            ends=found.end_bytes(),
             kv_block=config.block_size * spec.kv_width * size,
             loading=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
             activations=tokens * (spec.hidden * (3 * 4 + size) + (heads + 3 * inner) * size),
@@ -125,16 +151,24 @@ class ModelManager:
 
     @explaining_exhaustion()
     def load_ends(self, found: FoundModel) -> EndModel:
-        return EndModel(found.spec, found.folder, WeightFiles(found.folder), dtype=found.dtype, device=found.device)
+        return self._ends(found, WeightFiles(found.folder))
+
+    def _ends(self, found: FoundModel, files: WeightFiles) -> EndModel:
+        if found.backend.packing is not None:
+            return NativeEndModel(found.spec, found.folder, files, found.backend.packing)
+        return EndModel(found.spec, found.folder, files, dtype=found.dtype, device=found.device)
 
     @explaining_exhaustion()
-    def load_layers(self, found: FoundModel, layers: LayerRange, kv_blocks: int) -> LlmModel:
+    def load_layers(self, found: FoundModel, layers: LayerRange, kv_blocks: int) -> Segment:
         segment = self._segment(found, layers, WeightFiles(found.folder), kv_blocks)
         if found.device.type == "cpu":
             use_huge_pages()
         return segment
 
-    def _segment(self, found: FoundModel, layers: LayerRange, files: WeightFiles, kv_blocks: int) -> LlmModel:
+    def _segment(self, found: FoundModel, layers: LayerRange, files: WeightFiles, kv_blocks: int) -> Segment:
+        block_size, progress, packing = self._config.block_size, self._progress, found.backend.packing
+        if packing is not None:
+            return NativeModel(found.spec, layers, files, packing, kv_blocks=kv_blocks, block_size=block_size, progress=progress)
         return LlmModel(
             found.spec,
             layers,
@@ -142,8 +176,8 @@ class ModelManager:
             dtype=found.dtype,
             device=found.device,
             kv_blocks=kv_blocks,
-            block_size=self._config.block_size,
-            progress=self._progress,
+            block_size=block_size,
+            progress=progress,
         )
 
     @explaining_exhaustion()
@@ -153,6 +187,7 @@ class ModelManager:
         *,
         dtype: str = "auto",
         device: str = "auto",
+        quant: str = "none",
         segments: Sequence[tuple[int, int]] | None = None,
         kv_memory: int | None = None,
         max_memory: int | None = None,
@@ -169,8 +204,8 @@ class ModelManager:
         pick_dtype(dtype, pick_device(device))  # fail before anything is downloaded
         wanted = None if whole or segments is None else _bounding_range(segments)
         folder = resolve(model, layers=wanted, ends=load_ends, progress=self._progress)
-        found = self.find(model, folder, dtype=dtype, device=device)
-        spec, kind, where = found.spec, found.dtype, found.device
+        found = self.find(model, folder, dtype=dtype, device=device, quant=quant)
+        spec, where = found.spec, found.device
         ranges = _ranges(segments, spec, whole)
         layers, weights = _sizes(found, ranges, ends=load_ends)
         with self._reservations.locked():
@@ -180,7 +215,7 @@ class ModelManager:
             self._reserve(size, files, where)  # which are dropped when all is loaded
         loaded = [self._segment(found, layers, files, blocks) for layers in ranges]
         self._reserve(size, loaded[0], where)
-        ends = EndModel(spec, folder, files, dtype=kind, device=where) if load_ends else None
+        ends = self._ends(found, files) if load_ends else None
         if where.type == "cpu":
             use_huge_pages()
         return found.with_parts(loaded, ends)
@@ -239,10 +274,8 @@ def _rounded_up(size: int) -> str:
 
 def _sizes(found: FoundModel, ranges: Sequence[LayerRange], *, ends: bool) -> tuple[int, int]:
     """How many layers these are, and the bytes of their weights."""
-    spec, size = found.spec, found.dtype.itemsize
     layers = [index for layers in ranges for index in layers.layers()]
-    weights = sum(layer_params(spec, index) for index in layers) * size
-    return len(layers), weights + (end_bytes(spec, found.dtype, found.device) if ends else 0)
+    return len(layers), sum(map(found.layer_bytes, layers)) + (found.end_bytes() if ends else 0)
 
 
 def _bounding_range(segments: Sequence[tuple[int, int]]) -> LayerRange:

@@ -15,7 +15,7 @@ from penstock.domain.topology import LayerRange
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import ConfigError, CorruptWeights, NotEnoughMemory, PenstockError, UntrustedWeights, WeightsUnavailable
 from penstock.model.memory import available_memory
-from penstock.model.segment import LlmModel
+from penstock.model.segment import Segment
 from penstock.model.spec import fingerprint
 from penstock.peers.membership import Membership
 from penstock.pipes.meta_pipe import WeightsOf
@@ -162,7 +162,8 @@ class PlacementAgent:
         return offered_weights(self._membership.records, self._model.id, exclude=self._node.node_id)
 
     def _find(self) -> FoundModel:
-        return self._manager.find(self._model.id, self._source.folder, dtype=self._model.dtype, device=self._model.device)
+        model = self._model
+        return self._manager.find(model.id, self._source.folder, dtype=model.dtype, device=model.device, quant=model.quant)
 
     def _pins(self) -> tuple[LayerRange, ...]:
         """Return the layers that the settings ask for, whatever the network needs."""
@@ -339,7 +340,7 @@ class PlacementAgent:
             self._budget.held += layers.size
         self._loading = tuple(pinned for pinned in self._loading if pinned != layers)
 
-    def _matches_manifest(self, segment: LlmModel) -> bool:
+    def _matches_manifest(self, segment: Segment) -> bool:
         expected = self._source.hash_of(segment.layers)
         return not expected or segment.weight_hash == expected
 

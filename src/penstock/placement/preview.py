@@ -29,6 +29,7 @@ class Preview:
     kv: int  # per layer
     kv_tokens: int  # of text that fit the KV memory, in all requests together
     source: str
+    computed: str  # the precision, and what computes
 
 
 def preview(
@@ -52,6 +53,7 @@ def preview(
         kv=budget.blocks * budget.footprint.kv_block,
         kv_tokens=budget.blocks * block_size,
         source=source,
+        computed=f"{found.precision}, by {found.backend}",
     )
 
 
@@ -61,7 +63,7 @@ def preview_alone(model: HostedModelConfig, node: NodeConfig, progress: Progress
     folder = local(model.id, progress=progress)
     if folder is None:
         raise not_available(model.id)
-    found = manager.find(model.id, folder, dtype=model.dtype, device=model.device)
+    found = manager.find(model.id, folder, dtype=model.dtype, device=model.device, quant=model.quant)
     blocks = manager.kv_blocks(found, model.segments, model.kv_memory, model.max_memory)
     footprint, free = manager.footprint(found), available_memory(found.device)
     layers = model.segments or (LayerRange(0, found.spec.num_layers),)
@@ -77,4 +79,5 @@ def preview_alone(model: HostedModelConfig, node: NodeConfig, progress: Progress
         kv=blocks * footprint.kv_block,
         kv_tokens=blocks * node.engine.block_size,
         source=str(folder),
+        computed=f"{found.precision}, by {found.backend}",
     )

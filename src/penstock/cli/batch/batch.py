@@ -35,7 +35,9 @@ MAX_MISTAKES_SHOWN = 5
 EXAMPLE_LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
 
 
-@takes_some_settings("workspace.path", *(f"{MODELS}.{name}" for name in ("id", "device", "dtype", "max_memory", "kv_memory")))
+@takes_some_settings(
+    "workspace.path", *(f"{MODELS}.{name}" for name in ("id", "device", "dtype", "quant", "max_memory", "kv_memory"))
+)
 def batch(
     settings: Settings,
     file: Annotated[

@@ -12,7 +12,16 @@ from penstock.cli.chat.answer import UpdateStream, follow
 from penstock.cli.chat.backend import ALONE, AloneOption, ChatBackend, open_backend
 from penstock.cli.client.server_url import UrlOption
 from penstock.cli.exits import INTERRUPTED
-from penstock.cli.options import DeviceOption, DtypeOption, JsonOption, OptionalModel, SegmentsOption, parse_segments, wrong_usage
+from penstock.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    OptionalModel,
+    QuantOption,
+    SegmentsOption,
+    parse_segments,
+    wrong_usage,
+)
 from penstock.cli.prompt import prompt_text
 from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.output import print_json
@@ -57,6 +66,7 @@ def run(
     frequency_penalty: Annotated[float | None, typer.Option(help="Above 0 avoids frequent words of the answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes answers with a temperature repeatable.")] = None,
     dtype: DtypeOption = "auto",
+    quant: QuantOption = "none",
     device: DeviceOption = "auto",
     segments: SegmentsOption = None,
 ) -> None:
@@ -65,7 +75,7 @@ def run(
     Only the answer goes to stdout, word by word as it is generated; progress and times go to stderr. The answer comes from a
     server if there is one: --url or PENSTOCK_URL, or the one of this machine if it answers and has the model. Otherwise from the
     network that this machine has joined, if any: then this process holds the model's ends, and the nodes compute the layers.
-    Otherwise, and with --alone, --dtype, --device, --segments or --print-times, the model is loaded into this process.
+    Otherwise, and with --alone, --dtype, --quant, --device, --segments or --print-times, the model is loaded into this process.
     """
     given = {
         "max_tokens": max_tokens,
@@ -83,7 +93,13 @@ def run(
     with wrong_usage():
         SamplingParams(**wanted)
     ranges = parse_segments(segments)
-    local = {"--dtype": dtype != "auto", "--device": device != "auto", "--segments": ranges, "--print-times": print_times}
+    local = {
+        "--dtype": dtype != "auto",
+        "--quant": quant != "none",
+        "--device": device != "auto",
+        "--segments": ranges,
+        "--print-times": print_times,
+    }
     needs_own = [flag for flag, is_set in local.items() if is_set]
     if url is not None and (alone or needs_own):
         raise typer.BadParameter(f"It does not go with {[ALONE, *needs_own][not alone]}.", param_hint="--url")
@@ -92,7 +108,7 @@ def run(
     text = prompt_text(prompt, EXAMPLE)
 
     started = time.perf_counter()
-    options = {"dtype": dtype, "device": device, "segments": ranges, "time_parts": as_json or print_times}
+    options = {"dtype": dtype, "quant": quant, "device": device, "segments": ranges, "time_parts": as_json or print_times}
     with ProgressBars() as bars, open_backend(url, model, bars, alone=alone or bool(needs_own), **options) as (backend, name):
         load = time.perf_counter() - started
 

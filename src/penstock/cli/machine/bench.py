@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.chat.answer import follow
-from penstock.cli.options import DEFAULT_MODEL, DeviceOption, DtypeOption, JsonOption, ModelOption, SegmentsOption, parse_segments
+from penstock.cli.options import (
+    DEFAULT_MODEL,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    QuantOption,
+    SegmentsOption,
+    parse_segments,
+)
 from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.output import print_json, print_table
 from penstock.domain.request import JobRequest
@@ -49,6 +58,7 @@ def bench(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 64,
     as_json: JsonOption = False,
     dtype: DtypeOption = "auto",
+    quant: QuantOption = "none",
     device: DeviceOption = "auto",
     segments: SegmentsOption = None,
 ) -> None:
@@ -64,7 +74,7 @@ def bench(
 
         from penstock.llm import LLM
 
-        return LLM(model, dtype=dtype, device=device, segments=ranges, progress=bars)
+        return LLM(model, dtype=dtype, device=device, quant=quant, segments=ranges, progress=bars)
 
     with ProgressBars() as bars, load(bars) as llm:
         measure(llm, Round("warm-up", 2, SHORT_PROMPT, 4))
@@ -72,11 +82,17 @@ def bench(
         for i, planned in enumerate(rounds):
             bars("measuring", i, len(rounds))
             results.append(measure(llm, planned))
-        about = {"model": llm.model_name, "dtype": str(llm.dtype), "device": str(llm.device), "layers": llm.num_layers}
+        about = {
+            "model": llm.model_name,
+            "dtype": llm.dtype,
+            "kernels": str(llm.backend),
+            "device": llm.device,
+            "layers": llm.num_layers,
+        }
     if as_json:
         print_json({**about, "results": results})
         return
-    print(f"{about['model']}, {about['dtype']} on {about['device']}")
+    print(f"{about['model']}, {about['dtype']} on {about['device']}, {about['kernels']}")
     print_table(["what", "streams", "prompt", "new tokens", "tokens/s", "first token"], map(_row, results), numbers=range(1, 6))
 
 

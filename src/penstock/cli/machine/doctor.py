@@ -47,7 +47,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 def examine() -> Iterator[Finding]:
     """Run all checks; one that fails with an error becomes a finding, so that it does not hide the others."""
-    own = (_python, _torch, _accelerator, _processor, _cores, _threads, _memory, _cache, _disk, _model)
+    own = (_python, _torch, _accelerator, _processor, _kernels, _cores, _threads, _memory, _cache, _disk, _model)
     for check in (*own, check_server, check_networks):
         yield from _guarded(check)
 
@@ -114,6 +114,24 @@ def _processor() -> Iterator[Finding]:
         yield Finding("Processor", CheckResult.WARNING, f"{seen}; no AVX2", advice)
     else:
         yield Finding("Processor", CheckResult.GOOD, seen)
+
+
+def _kernels() -> Iterator[Finding]:
+    from penstock.kernels.library import load, usable_paths
+    from penstock.model.backend import VARIABLE
+
+    forced = os.environ.get(VARIABLE)
+    if load() is None:
+        lost = "not compiled: PyTorch computes on the CPU, several times slower, with weights in 16 or 32 bits"
+        advice = "Install a C++ compiler, then run: python -m penstock.kernels.build"
+        verdict = CheckResult.BROKEN if forced == "native" else CheckResult.WARNING
+        yield Finding("Kernels", verdict, lost, advice)
+        return
+    seen = f"native, {usable_paths()[0]}; mixtures of experts run with PyTorch"
+    if forced == "torch":
+        yield Finding("Kernels", CheckResult.WARNING, f"{seen}; {VARIABLE}=torch turns them off", f"Unset {VARIABLE}.")
+    else:
+        yield Finding("Kernels", CheckResult.GOOD, seen)
 
 
 def _cores() -> Iterator[Finding]:

@@ -39,7 +39,8 @@ class ModelSummary:
     vocabulary: int
     context: int
     parameters: int
-    tensor_types: dict[str, int]  # number of tensors by number format
+    tensor_types: dict[str, int]  # number of tensors by number format, as they were published
+    computed: str  # on a CPU, by default
     chat_template: bool
     size_on_disk: int
     folder: Path
@@ -97,6 +98,7 @@ def show(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> N
         "context": f"{summary.context:,} tokens",
         "parameters": f"{summary.parameters / 1e6:,.1f} million",
         "tensors": ", ".join(f"{count} {kind}" for kind, count in summary.tensor_types.items()),
+        "on a CPU": summary.computed,
         "chat template": "yes" if summary.chat_template else "no (use --raw)",
         "size on disk": format_bytes(summary.size_on_disk),
         "folder": str(summary.folder),
@@ -119,15 +121,18 @@ def print_hash(model: ModelArgument = DEFAULT_MODEL) -> None:
 
 
 def summarize(name: str, folder: Path) -> ModelSummary:
+    from penstock.kernels.library import load
+    from penstock.model.blocks import Blocks
     from penstock.model.sources.cache import size_on_disk
     from penstock.model.spec import read_spec
 
     spec = read_spec(folder)
+    published = Blocks(folder).types()
     types: Counter[str] = Counter()
     parameters = 0
     for file in sorted(folder.glob("*.safetensors")):
-        for kind, shape in _tensors(file):
-            types[kind] += 1
+        for tensor, kind, shape in _tensors(file):
+            types[published.get(tensor, kind)] += 1
             parameters += math.prod(shape)
     return ModelSummary(
         name=name,
@@ -140,6 +145,7 @@ def summarize(name: str, folder: Path) -> ModelSummary:
         context=spec.context,
         parameters=parameters,
         tensor_types=dict(types.most_common()),
+        computed="as published, by native kernels" if load() is not None and spec.experts is None else "by PyTorch",
         chat_template=_has_chat_template(folder),
         size_on_disk=size_on_disk(folder),
         folder=folder,
@@ -167,15 +173,15 @@ def _folder_of(model: str) -> Path:
     return resolve(model)
 
 
-def _tensors(file: Path) -> list[tuple[str, list[int]]]:
-    """Read (number format, shape) of every tensor from the header of a safetensors file, without torch."""
+def _tensors(file: Path) -> list[tuple[str, str, list[int]]]:
+    """Read (name, number format, shape) of every tensor from the header of a safetensors file, without torch."""
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > file.stat().st_size:
                 raise ValueError("the header is longer than the file")
             header = json.loads(stream.read(length))
-        return [(entry["dtype"], entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
+        return [(name, entry["dtype"], entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptWeights(f"{file} is damaged: {error}.", hint="Remove the file and fetch the model again.") from None
 

@@ -26,6 +26,7 @@ def format_preview(preview: Preview) -> str:
         lines.append(_row("text", f"room for {preview.kv_tokens:,} tokens, prompts and answers of all requests together"))
     total = preview.ends + count * (preview.layer + preview.kv)
     lines.append(_row("total", f"{format_bytes(total)}; the limit is {format_bytes(preview.budget)}"))
+    lines.append(_row("as", preview.computed))
     lines.append(_row("from", preview.source))
     lines.append(_row("why", preview.decision.why))
     return "\n".join(lines) + "\n"

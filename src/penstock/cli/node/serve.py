@@ -92,7 +92,7 @@ Ctrl-C to leave.
 """
     contexts = [hosted.spec.context if node.membership else hosted.context for hosted in node.models]
     served = "; ".join(
-        f"{hosted.name} on {hosted.device}, {hosted.dtype}, {context} tokens of context"
+        f"{hosted.name} on {hosted.device}, {hosted.dtype} with {hosted.backend}, {context} tokens of context"
         for hosted, context in zip(node.models, contexts, strict=True)
     )
     if not node.url:
@@ -134,7 +134,8 @@ Ctrl-C to leave.
 
 def _describe_layers(node: Node) -> str:
     return "; ".join(
-        f"{_layers(hosted)} of {hosted.name} (it has {hosted.spec.num_layers}) on {hosted.device}, {hosted.dtype}"
+        f"{_layers(hosted)} of {hosted.name} (it has {hosted.spec.num_layers}) "
+        f"on {hosted.device}, {hosted.dtype} with {hosted.backend}"
         for hosted in node.hosted
     )
 

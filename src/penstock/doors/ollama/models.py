@@ -17,12 +17,20 @@ from penstock.doors.ollama import wire
 from penstock.doors.ollama.answers import rfc3339
 from penstock.doors.ollama.requests import ShowRequest
 from penstock.errors import NoSuchPath, RequestError
+from penstock.model.blocks import SIZES
 from penstock.model.shapes import total_params
 from penstock.model.spec import fingerprint
 
 OLLAMA_VERSION = "0.13.0"  # of the API spoken here: clients refuse servers that are too old
 NEVER = "9999-12-31T23:59:59Z"
-PRECISIONS = {"float32": (4, "F32"), "bfloat16": (2, "BF16")}  # bytes per number, and Ollama's name
+# bytes per number, and Ollama's name, where it is not the precision's own
+PRECISIONS = {
+    "float32": (4, "F32"),
+    "float16": (2, "F16"),
+    "bfloat16": (2, "BF16"),
+    "int8": (1.0625, "Q8_0"),
+    "int4": (0.5625, "Q4_0"),
+} | {name.lower(): (size / numbers, name) for name, (size, numbers) in SIZES.items()}
 PARAMETERS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names, where they differ
 
 
@@ -125,7 +133,7 @@ def _details(served: ServedModel) -> wire.Details:
 def _size(served: ServedModel) -> int:
     """Bytes of the whole model, wherever its layers are."""
     size, _ = PRECISIONS[served.hosted.dtype]
-    return total_params(served.hosted.spec) * size
+    return int(total_params(served.hosted.spec) * size)
 
 
 def _digest(served: ServedModel) -> str:

@@ -117,16 +117,21 @@ def _check_readable(type_name: str) -> None:
 
 def pieces(gguf: GgufFile, tensor: Planned) -> Iterator[NDArray[Any]]:
     """Yield the tensor's rows in their final order and type, a few MiB at a time."""
-    raw = gguf.raw(tensor.source)  # [rows, row_bytes]
     if len(tensor.source.shape) == 1:
-        values = _values(raw, tensor, gguf).reshape(-1)
+        values = _values(gguf.raw(tensor.source), tensor, gguf).reshape(-1)
         yield values if tensor.row_order is None else values[tensor.row_order]
         return
+    for rows in raw_pieces(gguf, tensor):
+        yield _values(rows, tensor, gguf)
+
+
+def raw_pieces(gguf: GgufFile, tensor: Planned) -> Iterator[NDArray[np.uint8]]:
+    """Yield the stored rows of a matrix in their final order, [rows, row_bytes], a few at a time."""
+    raw = gguf.raw(tensor.source)
     step = max(1, _PIECE_ELEMENTS // tensor.source.shape[-1])
     for start in range(0, len(raw), step):
         # A stored row is a whole number of blocks, so rows can be reordered before they are de-quantised.
-        rows = raw[start : start + step] if tensor.row_order is None else raw[tensor.row_order[start : start + step]]
-        yield _values(rows, tensor, gguf)
+        yield raw[start : start + step] if tensor.row_order is None else raw[tensor.row_order[start : start + step]]
 
 
 def _values(raw: NDArray[np.uint8], tensor: Planned, gguf: GgufFile) -> NDArray[Any]:

@@ -1,0 +1,200 @@
+"""The native back-end: layers and ends of a model on a CPU, computed by the kernels of `penstock.kernels`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.domain.topology import LayerRange
+from penstock.kernels.library import KernelContext, SpanColumns, floats
+from penstock.kernels.packed import PackedLayer, PackedModel
+from penstock.kernels.structs import Activation, Kind, SourceType
+from penstock.model.batch import Batch, BatchPiece
+from penstock.model.candidates import top
+from penstock.model.ends import REFINED_CANDIDATES, EndModel
+from penstock.model.packing import Floats, PackedTensors, Packing
+from penstock.model.rope import distinct, inverse_frequencies
+from penstock.model.shapes import end_shapes
+from penstock.model.spec import ModelSpec, RopeSpec
+from penstock.model.weights import WeightFiles
+from penstock.progress import Progress, silent
+
+KV_DTYPE = torch.float16
+CPU = torch.device("cpu")
+QUANTISED = {Kind.Q4, Kind.Q4M, Kind.Q8, Kind.Q8M}
+_FIRST_POSITIONS = 1024  # of rope tables, which grow with the texts
+_ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
+
+
+@cache
+def kernel_context() -> KernelContext:
+    """The threads of this process that compute: as many as torch would use, and no more than cores are allowed to it.
+
+    There is one for all models: calls take turns, so that two models do not fight for the cores.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return KernelContext(min(torch.get_num_threads(), allowed))
+
+
+class NativeModel:
+    """A Segment: a contiguous range of layers, with the KV memory of those layers in fp16."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layers: LayerRange,
+        files: WeightFiles,
+        packing: Packing,
+        *,
+        kv_blocks: int,
+        block_size: int,
+        progress: Progress = silent,
+    ) -> None:
+        self.spec = spec
+        self.layers = layers
+        self.dtype = KV_DTYPE
+        self.device = CPU
+        self.kv_blocks = kv_blocks
+        self.block_size = block_size
+        self._context = kernel_context()
+        self._ropes = distinct([spec.rope_of(index) for index in layers.layers()])
+        blocks = kv_blocks + 1  # block 0 stays empty: padding points there
+        packed: list[PackedLayer] = []
+        hashes = hashlib.sha256()
+        for done, index in enumerate(layers.layers()):
+            progress("Loading layers", done, layers.size)
+            weights, digest = packing.read_layer(files, index)
+            hashes.update(digest)
+            kv = np.zeros((blocks * block_size, 2, spec.kv_heads, spec.head_dim), np.float16)  # takes no memory until written
+            packed.append(_layer(spec, index, weights, self._ropes.index(spec.rope_of(index)), kv))
+        progress("Loading layers", layers.size, layers.size)
+        self.weight_hash = hashes.hexdigest()
+        self._positions = min(_FIRST_POSITIONS, spec.context)
+        self._packed = PackedModel(
+            hidden=spec.hidden,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            intermediate=spec.intermediate,
+            block_size=block_size,
+            kv_blocks=blocks,
+            kv_type=SourceType.F16,
+            norm_eps=spec.norm_eps,
+            layers=packed,
+            ropes=[_angles(rope, spec.head_dim, self._positions) for rope in self._ropes],
+            activation=_ACTIVATIONS[spec.activation],
+        )
+
+    def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
+        batch, first = Batch.of(pieces), self.layers.start
+        part = self.layers if layers is None else layers
+        rows: Floats = hidden.to(torch.float32, copy=True, memory_format=torch.contiguous_format).numpy()
+        self._reach(int((batch.starts + batch.counts).max()))
+        self._context.run_layers(self._packed.struct, part.start - first, part.end - first, _columns(batch), rows)
+        return torch.from_numpy(rows)
+
+    def wipe(self, piece: BatchPiece) -> None:
+        positions = np.arange(piece.start_pos, piece.start_pos + piece.n)
+        slots = np.asarray(piece.table)[positions // self.block_size] * self.block_size + positions % self.block_size
+        for layer in self._packed.layers:
+            layer.kv[slots] = 0
+
+    def _reach(self, end_position: int) -> None:
+        """Make the rope tables long enough for texts of this length."""
+        if end_position <= self._positions:
+            return
+        self._positions = min(1 << (end_position - 1).bit_length(), max(self.spec.context, end_position))
+        tables = [_angles(rope, self.spec.head_dim, self._positions) for rope in self._ropes]
+        self._packed.ropes = tables  # which keeps their memory
+        for number, (cos, sin) in enumerate(tables):
+            rope = self._packed.struct.ropes[number]
+            rope.cos, rope.sin, rope.positions = floats(cos), floats(sin), len(cos)
+
+
+class NativeEndModel(EndModel):
+    """The two ends of a model. An embedding that is also the head is stored once."""
+
+    def __init__(self, spec: ModelSpec, folder: Path, files: WeightFiles, packing: Packing) -> None:
+        self._packing = packing
+        self._context = kernel_context()
+        super().__init__(spec, folder, files, dtype=KV_DTYPE, device=CPU)
+
+    def _load(self, files: WeightFiles) -> None:
+        spec = self.spec
+        weights, digest = self._packing.read(files, end_shapes(spec))
+        self.weight_hash = digest.hex()
+        self._table = weights.matrix(f"{spec.prefix}embed_tokens")
+        self._last_norm: Floats = weights.vector(f"{spec.prefix}norm.weight") + np.float32(spec.norm_offset)
+        self._output = self._table if spec.tied else weights.matrix("lm_head")
+
+    def compute_embed(self, token_ids: Sequence[int]) -> Tensor:
+        ids = np.array(token_ids, dtype=np.int32)
+        return torch.from_numpy(self._context.embed(self._table.struct, ids, self.spec.embed_scale))
+
+    def compute_norm(self, hidden: Tensor) -> Tensor:
+        rows = hidden.float().contiguous().numpy()
+        return torch.from_numpy(self._context.rms_norm(rows, self._last_norm, self.spec.norm_eps))
+
+    def compute_head(self, normed: Tensor) -> Tensor:
+        """Logits [R, vocab] in fp32. The kernels round hidden states to 8 bits for a product with quantised weights, so the best
+        candidates are computed again in fp32."""
+        matrix, rows = self._output, normed.contiguous()
+        found, _ = self._context.head(matrix.struct, None, self.spec.norm_eps, rows.numpy())
+        assert found is not None
+        logits = torch.from_numpy(found)
+        if matrix.struct.kind in QUANTISED:
+            _, ids = top(logits, min(REFINED_CANDIDATES, logits.shape[1]))  # [R, k]
+            weights = torch.from_numpy(self._context.embed(matrix.struct, ids.int().numpy().ravel()))
+            logits.scatter_(1, ids, torch.bmm(weights.view(*ids.shape, -1), rows.unsqueeze(2)).squeeze(2))
+        return logits
+
+
+def _columns(batch: Batch) -> SpanColumns:
+    spans, width = batch.tables.shape
+    return SpanColumns(
+        batch.tables.astype(np.int32).ravel(),
+        np.arange(spans, dtype=np.int32) * width,
+        batch.starts.astype(np.int32),
+        batch.counts.astype(np.int32),
+    )
+
+
+def _layer(spec: ModelSpec, index: int, weights: PackedTensors, rope: int, kv: np.ndarray) -> PackedLayer:
+    def norm(name: str) -> Floats:
+        return weights.vector(f"{name}.weight") + np.float32(spec.norm_offset)
+
+    def qk_norm() -> Floats:
+        # attention scores are linear in the queries, so the extra scale is folded in here
+        q = np.tile(norm("self_attn.q_norm") * np.float32(spec.query_scale), (spec.heads, 1))
+        return np.concatenate((q, np.tile(norm("self_attn.k_norm"), (spec.kv_heads, 1))))
+
+    qkv = ("qkv_proj",) if spec.fused else ("q_proj", "k_proj", "v_proj")
+    gate_up = ("gate_up_proj",) if spec.fused else ("gate_proj", "up_proj")
+    return PackedLayer(
+        input_norm=norm("input_layernorm"),
+        qkv=weights.matrices([f"self_attn.{name}" for name in qkv]),
+        output=weights.matrix("self_attn.o_proj"),
+        mlp_norm=norm("pre_feedforward_layernorm" if spec.sandwich else "post_attention_layernorm"),
+        gate_up=weights.matrices([f"mlp.{name}" for name in gate_up]),
+        down=weights.matrix("mlp.down_proj"),
+        kv=kv,
+        qk_norm=qk_norm() if spec.qk_norm else None,
+        post_attention_norm=norm("post_attention_layernorm") if spec.sandwich else None,
+        post_mlp_norm=norm("post_feedforward_layernorm") if spec.sandwich else None,
+        window=spec.windows[index],
+        rope=rope,
+    )
+
+
+def _angles(rope: RopeSpec, head_dim: int, positions: int) -> tuple[Floats, Floats]:
+    """Cosines and sines, [positions, width / 2] each."""
+    frequencies, scale = inverse_frequencies(rope, rope.width(head_dim))
+    turns = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
+    return (turns.cos() * scale).numpy(), (turns.sin() * scale).numpy()
