@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.domain.meta_model import Link, MetaModel
 from penstock.domain.route import Hop
 from penstock.domain.topology import LayerRange, PrivateLayers
-from penstock.pipes.meta_pipe import MetaPipe, weights_differ
+from penstock.pipes.meta_pipe import MetaPipe, precisions_differ, weights_differ
 from penstock.pipes.path import FAILED_PENALTY_S, FULL_PENALTY_S, MAX_LOAD, Path
 from tests.pipes.network_of import pipe, segment
 
@@ -66,6 +66,27 @@ def test_ranges_that_overlap_make_a_pipe() -> None:
     whole = pipe(segment("a", "0:10"), segment("b", "5:30"))
     assert whole.is_complete()
     assert (whole.missing(), whole.bridge(), whole.explain()) == ([], None, "")
+
+
+def test_a_path_never_mixes_weights_that_were_rounded_with_others() -> None:
+    mixed = pipe(segment("a", "0:10", dtype="int8"), segment("b", "10:30", dtype="q4_1"))
+    assert (mixed.is_complete(), mixed.path("a"), mixed.missing()) == (False, None, [])
+    assert mixed.explain() == (
+        "No route has all layers of smollm2-135m in one precision. Precisions differ: as published at b and int8 at a. "
+        "A route takes one of them; set the same quant on all nodes to use all."
+    )
+    both = pipe(*mixed.segments, segment("c", "10:30", dtype="int4"), segment("d", "10:30", dtype="int8", seconds=9.0))
+    assert taken(both.path("a")) == "a0:10 d10:30"
+    assert both.is_complete()
+    assert "int4 at c" in precisions_differ(both.segments)
+
+
+def test_weights_as_published_go_together_in_any_number_format() -> None:
+    whole = pipe(
+        segment("a", "0:10", dtype="q4_1"), segment("b", "10:20", dtype="bfloat16"), segment("c", "20:30", dtype="float32")
+    )
+    assert taken(whole.path("a")) == "a0:10 b10:20 c20:30"
+    assert precisions_differ(whole.segments) == ""
 
 
 def test_a_bridge_reaches_from_the_first_hole_to_the_last() -> None:

@@ -14,7 +14,7 @@ from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.stage_progress import prompt_progress
 from penstock.network.trust.listening import reachable_endpoints
 from penstock.peers.membership import Membership
-from penstock.pipes.meta_pipe import MetaPipe, weights_differ
+from penstock.pipes.meta_pipe import MetaPipe, precisions_differ, weights_differ
 from penstock.pipes.pipe_ids import pipe_of, split
 
 Json = dict[str, Any]
@@ -66,6 +66,8 @@ def _pipe(membership: Membership, pipe: MetaPipe) -> Json:
     origin = NoOrigin() if engine is None or engine.pipe.shape != pipe.shape else engine.origin
     offers = {record.node: offer for record in membership.records for offer in record.offers if _is_of(offer, pipe)}
     warnings = [*map(str, weights_differ(pipe.segments)), *membership.incompatible_peers.values()]
+    if mixed := precisions_differ(pipe.segments):
+        warnings.append(mixed)
     return {
         "model": pipe.model,
         "num_layers": pipe.num_layers,

@@ -11,6 +11,8 @@ from penstock.domain.route import Hop
 from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
 from penstock.pipes.path import Path, Reach, best_path, listed, narrowed
 
+ROUNDED = ("int4", "int8")  # precisions of weights that a node has rounded itself; all others are as published
+PUBLISHED = "as published"
 WeightsOf = Callable[[LayerRange], str]  # the expected hash of the weights of these layers; empty if unknown
 
 
@@ -64,7 +66,7 @@ class MetaPipe:
 
     def is_complete(self) -> bool:
         """Whether there is a path."""
-        return any(not self.sharing(size).missing() for size in self._block_sizes())
+        return any(not alike.missing() for size in self._block_sizes() for alike in self.sharing(size)._by_rounding())
 
     def explain(self) -> str:
         """Why the pipe cannot run. Empty if it is complete."""
@@ -72,6 +74,8 @@ class MetaPipe:
             return ""
         if missing := self.missing():
             return f"Layers {listed(map(str, missing))} of {self.model} are missing."
+        if mixed := precisions_differ(self.segments):
+            return f"No route has all layers of {self.model} in one precision. {mixed}"
         sizes = listed(f"{size} at {listed(self._nodes_with(size))}" for size in self._block_sizes())
         return f"The segments of {self.model} cannot work together because their KV block sizes differ: {sizes}."
 
@@ -92,7 +96,7 @@ class MetaPipe:
         along: the only hops to use, to learn what a path would take now.
         """
         sizes = self._block_sizes() if block_size is None else [block_size]
-        choices = [self.sharing(size)._usable() for size in sizes]
+        choices = [alike._usable() for size in sizes for alike in self.sharing(size)._by_rounding()]
         path = best_path(
             choices,
             self.num_layers,
@@ -131,6 +135,11 @@ class MetaPipe:
             if segment.node == hop.node and _within(hop.layers, segment)
         )
 
+    def _by_rounding(self) -> list[MetaPipe]:
+        """The pipe with segments of one precision each: a path never mixes weights that were rounded with others."""
+        found = sorted({rounding(segment) for segment in self.segments})
+        return [replace(self, segments=tuple(one for one in self.segments if rounding(one) == each)) for each in found]
+
     def _block_sizes(self) -> list[int]:
         return sorted({reach.segment.block_size for reach in self._usable()})
 
@@ -140,6 +149,22 @@ class MetaPipe:
 
 def _within(layers: LayerRange, segment: MetaModel) -> bool:
     return segment.layers.start <= layers.start and layers.end <= segment.layers.end
+
+
+def rounding(segment: MetaModel) -> str:
+    """What the weights of a segment were rounded to, or PUBLISHED: as their file has them, in whatever number format."""
+    return segment.dtype if segment.dtype in ROUNDED else PUBLISHED
+
+
+def precisions_differ(segments: Iterable[MetaModel]) -> str:
+    """Say which nodes have rounded their weights, and to what, where not all have them in one precision. Empty if they have."""
+    holders: dict[str, set[str]] = {}
+    for segment in segments:
+        holders.setdefault(rounding(segment), set()).add(segment.node)
+    if len(holders) < 2:
+        return ""
+    sides = listed(f"{each} at {listed(sorted(nodes))}" for each, nodes in sorted(holders.items()))
+    return f"Precisions differ: {sides}. A route takes one of them; set the same quant on all nodes to use all."
 
 
 def differs(segment: MetaModel, weights: WeightsOf | None) -> bool:
