@@ -21,7 +21,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
+READY  := $(VENV)/.kernels
 SUPPLY := .supply
+NATIVE := $(wildcard src/penstock/kernels/build.py $(addprefix src/penstock/kernels/native/*.,cpp h inl))
 # Twice quiet: errors are shown, warnings about mirrors and the like are not.
 PIP    := -m pip install --quiet --quiet --disable-pip-version-check
 PINNED := $(PIP) --require-hashes --only-binary :all: --no-deps --requirement
@@ -46,25 +48,25 @@ help: ## Show this list
 	@echo '  make run PROMPT="Why is the sky blue?"'
 	@echo '  make test PYTEST_ARGS="-k cli -x"'
 
-setup: $(STAMP) ## Install Penstock into .venv
+setup: $(READY) ## Install Penstock into .venv
 	@echo "Penstock is ready: $(BIN)/penstock --help"
 
-serve: $(STAMP) ## Serve the default model to every OpenAI client, until Ctrl-C
+serve: $(READY) ## Serve the default model to every OpenAI client, until Ctrl-C
 	@exec $(BIN)/penstock serve $(SERVE_ARGS)
 
-run: $(STAMP) ## Answer PROMPT with the default model (downloaded on first use)
+run: $(READY) ## Answer PROMPT with the default model (downloaded on first use)
 	@$(BIN)/penstock run -- "$$PENSTOCK_PROMPT"
 
-test: lint ## Check style and types, then run the quick tests (some five minutes)
+test: lint $(READY) ## Check style and types, then run the quick tests (some five minutes)
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
-test-slow: $(TOOLS) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
+test-slow: $(TOOLS) $(READY) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
 	$(BIN)/python -m pytest -m slow $(SLOW_ARGS)
 
-soak: $(TOOLS) ## Kill and freeze nodes and servers, and cut the power of a disk (some forty minutes)
+soak: $(TOOLS) $(READY) ## Kill and freeze nodes and servers, and cut the power of a disk (some forty minutes)
 	$(BIN)/python -m pytest tests/soak -s $(SOAK_ARGS)
 
-fuzz: $(TOOLS) ## Feed random and damaged input to everything that reads what others send, for FUZZ_MINUTES
+fuzz: $(TOOLS) $(READY) ## Feed random and damaged input to everything that reads what others send, for FUZZ_MINUTES
 	@nice -n 10 $(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES)
 
 lint: $(TOOLS) ## Check style and types
@@ -87,22 +89,22 @@ lock: $(SUPPLY)/.installed ## Pin all dependencies with hashes, and write the SB
 audit: $(SUPPLY)/.installed ## Look up known holes of all pinned packages; fails where the database cannot be reached
 	@$(SUPPLY)/bin/python tools/audit.py
 
-bench: $(STAMP) ## Measure how fast this machine is
+bench: $(READY) ## Measure how fast this machine is
 	@$(BIN)/penstock bench $(BENCH_ARGS)
 
-bench-compare: $(TOOLS) ## Compare with transformers, on a quiet machine (some ten minutes)
+bench-compare: $(TOOLS) $(READY) ## Compare with transformers, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/compare.py $(BENCH_ARGS)
 
-bench-serving: $(TOOLS) ## Measure the server under load, on a quiet machine (some fifteen minutes)
+bench-serving: $(TOOLS) $(READY) ## Measure the server under load, on a quiet machine (some fifteen minutes)
 	@$(BIN)/python bench/serving.py $(BENCH_ARGS)
 
-bench-network: $(TOOLS) ## Measure pipes over several nodes, on a quiet machine (some ten minutes)
+bench-network: $(TOOLS) $(READY) ## Measure pipes over several nodes, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/network.py $(BENCH_ARGS)
 
-bench-workspace: $(TOOLS) ## Measure durable jobs on this disk, on a quiet machine (some ten minutes)
+bench-workspace: $(TOOLS) $(READY) ## Measure durable jobs on this disk, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/workspace.py $(BENCH_ARGS)
 
-bench-attacks: $(TOOLS) ## Measure what clients feel of attacks by others, on a quiet machine (some ten minutes)
+bench-attacks: $(TOOLS) $(READY) ## Measure what clients feel of attacks by others, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/attacks.py $(BENCH_ARGS)
 
 clean: ## Remove .venv and all caches (not the downloaded models)
@@ -123,6 +125,11 @@ $(STAMP): pyproject.toml requirements/pip.txt requirements/build.txt requirement
 	@$(BIN)/python $(TORCH)
 	@$(BIN)/python $(PIP) --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m pip check --disable-pip-version-check >$(VENV)/pip-check.txt || { cat $(VENV)/pip-check.txt; exit 1; }
+	@touch $@
+
+# The installation has compiled the kernels; this does it again when only their sources changed. Without a compiler, PyTorch runs.
+$(READY): $(STAMP) $(NATIVE)
+	@$(BIN)/python src/penstock/kernels/build.py >/dev/null || echo "The native kernels are not compiled; PyTorch runs instead."
 	@touch $@
 
 $(TOOLS): $(STAMP) requirements/dev.txt

@@ -37,6 +37,7 @@ def house(tmp_path: Path) -> Path:
     script(tmp_path / ".venv/bin/penstock", 'printf "%s\\0" "$@" > said')
     (tmp_path / ".venv/.installed").touch()
     (tmp_path / ".venv/.tools").touch()
+    (tmp_path / ".venv/.kernels").touch()
     return tmp_path
 
 
@@ -143,6 +144,22 @@ def test_a_changed_pin_installs_again(house: Path, file: str) -> None:
     os.utime(house / file, (2, 2))
     assert make(house, "setup").returncode == 0
     assert len(installed(house)) == 4
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.parametrize("file", ["layers.cpp", "kernels.h", "kernels.inl"])
+def test_changed_kernels_are_compiled_again_and_nothing_is_installed(house: Path, file: str, compiles: bool) -> None:
+    script(house / ".venv/bin/python", f'echo "$@" >> installed; {"true" if compiles else "false"}')
+    source = house / "src/penstock/kernels/native" / file
+    source.parent.mkdir(parents=True)
+    source.touch()
+    os.utime(house / ".venv/.kernels", (1, 1))
+    done = make(house, "setup")
+    assert done.returncode == 0
+    assert ("PyTorch runs instead" in done.stdout) is not compiles
+    assert (house / "installed").read_text(encoding="utf-8") == "src/penstock/kernels/build.py\n"
+    assert make(house, "setup").returncode == 0  # once
+    assert (house / "installed").read_text(encoding="utf-8").count("build.py") == 1
 
 
 def test_setup_ends_with_an_error_if_something_is_missing(house: Path) -> None:
