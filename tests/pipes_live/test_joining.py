@@ -74,8 +74,8 @@ def machine(tmp_path: Path, default_model_folder: Path) -> Callable[..., Machine
         yield lambda name, **settings: Machine(tmp_path, name, stack, **settings)
 
 
-def streamed(server: Server) -> str:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+def streamed(server: Server, retries: int = 0) -> str:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=retries)
     messages = [{"role": "user", "content": QUESTION}]
     chunks = client.chat.completions.create(model=MODEL, messages=messages, stream=True, temperature=0)  # type: ignore[call-overload]
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -136,7 +136,7 @@ def test_three_machines_from_create_to_a_streamed_answer_and_a_lost_laptop(machi
     a.penstock("network", "revoke", "laptop")
     until(lambda: set(held(first)) == {"a", "cellar"}, "the laptop to be out")
     until_ready(first)
-    assert "Paris" in streamed(first)
+    assert "Paris" in streamed(first, retries=2)  # as clients do by default: the cellar may be out of sight for a moment
     until(lambda: set(held(second)) == {"laptop"}, "the laptop to be alone")
     assert names(second) == ["laptop"]
     second.leave()
