@@ -134,9 +134,7 @@ def _pick_limited(probabilities: np.ndarray, params: Sequence[SamplingParams], n
     return tokens
 
 
-def _edges(
-    values: np.ndarray, owner: np.ndarray, params: Sequence[SamplingParams]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _edges(values: np.ndarray, owner: np.ndarray, params: Sequence[SamplingParams]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which of the listed tokens the limits of their row decide about: all with top_k, with top_p those as likely as the last of
     the nucleus, to some percent. Also, for each row, the probability of the likelier ones, and of both together."""
     count = len(params)
