@@ -93,7 +93,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture
-def quickly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def quickly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_logging: None) -> Run:
     """The command line in this process: exit code, stdout and stderr."""
     return lambda *args, stdin=b"": in_this_process(monkeypatch, capsys, *args, stdin=stdin)
 

@@ -22,6 +22,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "hosted_models.id": ("one", "org/two", "./three.gguf"),
     "hosted_models.device": ("cpu", "cuda:1", "mps"),
     "hosted_models.dtype": ("float32", "bfloat16", "float32"),
+    "hosted_models.quant": ("int8", "int4", "none"),
     "hosted_models.layers": ("0:30", "0:10,10:30", "0:1,1:30"),
     "hosted_models.private_layers": ("1,1", "2,0", "0,3"),
     "hosted_models.max_memory": (10**9, 800 * 10**6, 2 << 30),
