@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 
 from penstock.domain.topology import LayerRange
 from penstock.kernels.library import KernelsError, SpanColumns
-from penstock.kernels.packed import PackedLayer, PackedMatrix, PackedModel
+from penstock.kernels.packed import PackedExperts, PackedLayer, PackedMatrix, PackedMlp, PackedModel
 from penstock.kernels.structs import Activation, Kind, SourceType
 from penstock.model.attention import BatchPiece
+from penstock.model.mlp import Experts
 from penstock.model.rope import inverse_frequencies
 from penstock.model.segment import LlmModel
 from penstock.model.shapes import layer_shapes
@@ -41,7 +42,7 @@ def attention_model(head_dim: int, kv_type: SourceType, block_size: int, window:
     matrix = PackedMatrix(Kind.F32, 1, 1)
     kv = np.zeros((blocks * block_size, 2, KV_HEADS, head_dim), KV_DTYPES[kv_type])
     kv[:] = 0x7FC0 if kv_type is SourceType.BF16 else np.nan  # what was not stored must not be read
-    layer = PackedLayer(normal(rng, 1), [matrix], matrix, normal(rng, 1), [matrix], matrix, kv, window=window)
+    layer = PackedLayer(normal(rng, 1), [matrix], matrix, normal(rng, 1), PackedMlp([matrix], matrix), kv, window=window)
     angles = np.zeros((POSITIONS, 0), np.float32)
     return PackedModel(1, HEADS, KV_HEADS, head_dim, 1, block_size, blocks, kv_type, 1e-5, [layer], [(angles, angles)])
 
@@ -154,6 +155,13 @@ FAMILIES = {
     "qwen3": {},
     "phi3": {"partial_rotary_factor": 0.5},
     "gemma3_text": {"sliding_window": 9, "sliding_window_pattern": 2, "query_pre_attn_scalar": 40},
+    "qwen3_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
 }
 BLOCK_SIZE, BLOCKS = 8, 40
 
@@ -184,6 +192,13 @@ def packed_model(model: LlmModel, kind: Kind) -> PackedModel:
         matrix.pack(SourceType.F32, weight)
         return matrix
 
+    def packed_mlp(mlp) -> PackedMlp | PackedExperts:
+        if isinstance(mlp, Experts):
+            router = PackedMatrix(Kind.F32, *mlp._router.shape)
+            router.pack(SourceType.F32, mlp._router.numpy())
+            return PackedExperts(router, [packed_mlp(expert) for expert in mlp._experts], mlp._per_token, mlp._normalised)
+        return PackedMlp([packed(mlp._gate_up)], packed(mlp._down))
+
     def optional(norm: torch.Tensor | None) -> np.ndarray | None:
         return None if norm is None else np.ascontiguousarray(norm.numpy())
 
@@ -193,8 +208,7 @@ def packed_model(model: LlmModel, kind: Kind) -> PackedModel:
             qkv=[packed(layer.qkv)],
             output=packed(layer.output),
             mlp_norm=layer.mlp_norm.numpy(),
-            gate_up=[packed(layer.mlp._gate_up)],
-            down=packed(layer.mlp._down),
+            mlp=packed_mlp(layer.mlp),
             kv=np.zeros(layer.kv.shape, np.float32),
             qk_norm=optional(layer.qk_norm),
             post_attention_norm=optional(layer.post_attention_norm),
@@ -228,7 +242,7 @@ def angles(rope: RopeSpec, spec: ModelSpec) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_of_every_dense_family_are_those_of_torch(context, paths, family: str, tmp_path: Path) -> None:
+def test_layers_of_every_family_are_those_of_torch(context, paths, family: str, tmp_path: Path) -> None:
     model = torch_model(family, tmp_path)
     turns = [[(0, 20, (3, 9, 4, 8)), (0, 1, (7, 1))], [(20, 1, (3, 9, 4, 8)), (1, 9, (7, 1))], [(21, 8, (3, 9, 4, 8))]]
     rng = np.random.default_rng(0)

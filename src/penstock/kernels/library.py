@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.kernels.build import library_path
 from penstock.kernels.structs import BatchStruct, MatrixStruct, ModelStruct
 
-INTERFACE = 2
+INTERFACE = 3
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 _ITEM = ctypes.CFUNCTYPE(None, c_void_p, c_int)

@@ -11,7 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.kernels.library import Floats, Ints, KernelsError, check, floats, ints, require
-from penstock.kernels.structs import Activation, Kind, LayerStruct, MatrixStruct, ModelStruct, RopeStruct, SourceType
+from penstock.kernels.structs import (
+    Activation,
+    ExpertsStruct,
+    Kind,
+    LayerStruct,
+    MatrixStruct,
+    MlpStruct,
+    ModelStruct,
+    RopeStruct,
+    SourceType,
+)
 
 ALIGNMENT = 64
 
@@ -105,15 +115,41 @@ _BLOCKS = {
 
 
 @dataclass(slots=True)
+class PackedMlp:
+    """gate_up is one matrix, or two that are stacked."""
+
+    gate_up: Sequence[PackedMatrix]
+    down: PackedMatrix
+
+    def struct(self) -> MlpStruct:
+        return MlpStruct((MatrixStruct * 2)(*(part.struct for part in self.gate_up)), self.down.struct)
+
+
+@dataclass(slots=True)
+class PackedExperts:
+    """A mixture of experts. normalised: the shares of a row's experts add up to one."""
+
+    router: PackedMatrix  # [experts, hidden]
+    experts: Sequence[PackedMlp]
+    per_token: int
+    normalised: bool
+
+    def struct(self) -> ExpertsStruct:
+        experts = (MlpStruct * len(self.experts))(*(expert.struct() for expert in self.experts))
+        inner = self.experts[0].down.struct.cols
+        where = ctypes.cast(experts, ctypes.POINTER(MlpStruct))
+        return ExpertsStruct(len(experts), self.per_token, inner, self.normalised, self.router.struct, where)
+
+
+@dataclass(slots=True)
 class PackedLayer:
-    """The weights of a layer. qkv and gate_up are one matrix, or several that are stacked."""
+    """The weights of a layer. qkv is one matrix, or several that are stacked."""
 
     input_norm: Floats
     qkv: Sequence[PackedMatrix]
     output: PackedMatrix
     mlp_norm: Floats
-    gate_up: Sequence[PackedMatrix]
-    down: PackedMatrix
+    mlp: PackedMlp | PackedExperts
     kv: NDArray[Any]  # [slots, 2, kv_heads, head_dim]
     qk_norm: Floats | None = None  # [heads + kv_heads, head_dim]
     post_attention_norm: Floats | None = None
@@ -133,8 +169,8 @@ class PackedLayer:
             optional(self.post_mlp_norm),
             (MatrixStruct * 3)(*(part.struct for part in self.qkv)),
             self.output.struct,
-            (MatrixStruct * 2)(*(part.struct for part in self.gate_up)),
-            self.down.struct,
+            self.mlp.struct() if isinstance(self.mlp, PackedMlp) else MlpStruct(),
+            ctypes.pointer(self.mlp.struct()) if isinstance(self.mlp, PackedExperts) else None,
             self.kv.ctypes.data,
             self.window or 0,
             self.rope,

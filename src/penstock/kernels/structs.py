@@ -55,6 +55,21 @@ class MatrixStruct(ctypes.Structure):
     owner: object  # keeps the memory alive that it points to
 
 
+class MlpStruct(ctypes.Structure):
+    _fields_ = (("gate_up", MatrixStruct * 2), ("down", MatrixStruct))
+
+
+class ExpertsStruct(ctypes.Structure):
+    _fields_ = (
+        ("count", c_int32),
+        ("per_token", c_int32),
+        ("intermediate", c_int32),
+        ("normalised", c_int32),
+        ("router", MatrixStruct),
+        ("experts", POINTER(MlpStruct)),
+    )
+
+
 class LayerStruct(ctypes.Structure):
     _fields_ = (
         ("input_norm", POINTER(c_float)),
@@ -64,8 +79,8 @@ class LayerStruct(ctypes.Structure):
         ("post_mlp_norm", POINTER(c_float)),
         ("qkv", MatrixStruct * 3),
         ("output", MatrixStruct),
-        ("gate_up", MatrixStruct * 2),
-        ("down", MatrixStruct),
+        ("mlp", MlpStruct),
+        ("experts", POINTER(ExpertsStruct)),
         ("kv", c_void_p),
         ("window", c_int32),
         ("rope", c_int32),

@@ -70,8 +70,6 @@ def _lacking(spec: ModelSpec, dtype: str, device: torch.device) -> str:
         return f"dtype = {dtype} is computed by PyTorch"
     if load() is None:
         return "they are not compiled"
-    if spec.experts is not None and any(spec.experts.sparse):
-        return "they do not compute mixtures of experts"
     if spec.head_dim > MAX_HEAD_DIM:
         return f"they do not compute heads of {spec.head_dim} numbers"
     return ""

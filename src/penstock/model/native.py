@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.domain.topology import LayerRange
 from penstock.kernels.library import KernelContext, SpanColumns, floats
-from penstock.kernels.packed import PackedLayer, PackedModel
+from penstock.kernels.packed import PackedExperts, PackedLayer, PackedMlp, PackedModel
 from penstock.kernels.structs import Activation, Kind, SourceType
 from penstock.model.batch import Batch, BatchPiece
 from penstock.model.candidates import top
@@ -22,7 +22,7 @@ from penstock.model.ends import REFINED_CANDIDATES, EndModel
 from penstock.model.packing import Floats, PackedTensors, Packing
 from penstock.model.rope import distinct, inverse_frequencies
 from penstock.model.shapes import end_shapes
-from penstock.model.spec import ModelSpec, RopeSpec
+from penstock.model.spec import ExpertSpec, ModelSpec, RopeSpec
 from penstock.model.weights import WeightFiles
 from penstock.progress import Progress, silent
 
@@ -176,14 +176,13 @@ def _layer(spec: ModelSpec, index: int, weights: PackedTensors, rope: int, kv: n
         return np.concatenate((q, np.tile(norm("self_attn.k_norm"), (spec.kv_heads, 1))))
 
     qkv = ("qkv_proj",) if spec.fused else ("q_proj", "k_proj", "v_proj")
-    gate_up = ("gate_up_proj",) if spec.fused else ("gate_proj", "up_proj")
+    experts = spec.experts_of(index)
     return PackedLayer(
         input_norm=norm("input_layernorm"),
         qkv=weights.matrices([f"self_attn.{name}" for name in qkv]),
         output=weights.matrix("self_attn.o_proj"),
         mlp_norm=norm("pre_feedforward_layernorm" if spec.sandwich else "post_attention_layernorm"),
-        gate_up=weights.matrices([f"mlp.{name}" for name in gate_up]),
-        down=weights.matrix("mlp.down_proj"),
+        mlp=_mlp(spec, "mlp", weights) if experts is None else _experts(spec, experts, weights),
         kv=kv,
         qk_norm=qk_norm() if spec.qk_norm else None,
         post_attention_norm=norm("post_attention_layernorm") if spec.sandwich else None,
@@ -191,6 +190,16 @@ def _layer(spec: ModelSpec, index: int, weights: PackedTensors, rope: int, kv: n
         window=spec.windows[index],
         rope=rope,
     )
+
+
+def _mlp(spec: ModelSpec, name: str, weights: PackedTensors) -> PackedMlp:
+    gate_up = ("gate_up_proj",) if spec.fused else ("gate_proj", "up_proj")
+    return PackedMlp(weights.matrices([f"{name}.{part}" for part in gate_up]), weights.matrix(f"{name}.down_proj"))
+
+
+def _experts(spec: ModelSpec, experts: ExpertSpec, weights: PackedTensors) -> PackedExperts:
+    parts = [_mlp(spec, f"mlp.experts.{index}", weights) for index in range(experts.count)]
+    return PackedExperts(weights.matrix("mlp.gate"), parts, experts.per_token, experts.normalised)
 
 
 def _angles(rope: RopeSpec, head_dim: int, positions: int) -> tuple[Floats, Floats]:

@@ -24,6 +24,7 @@ from penstock.model.weights import WeightFiles, digest
 NAMES = {"F64": "float32", "F32": "float32", "F16": "float16"}
 # These read the residual stream, in which a few channels are far larger than their neighbours: their inputs keep 16 bits.
 FINE_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
+ROUTER = "mlp.gate.weight"  # never rounded: a rounded score may choose another expert
 _UNKNOWN = "BF16"  # the type of a tensor that is not here yet
 _SOURCES = {torch.float32: SourceType.F32, torch.float16: SourceType.F16, torch.bfloat16: SourceType.BF16}
 Floats = NDArray[np.float32]
@@ -50,7 +51,7 @@ class Packing:
 
     def kind(self, name: str) -> Kind:
         """The layout of a matrix."""
-        if self.quant == "none":
+        if self.quant == "none" or name.endswith(ROUTER):
             return natural_kind(_source_type(self._types.get(name, _UNKNOWN)))
         # logits are compared with each other, so the ends keep 8 bits
         return Kind.Q4 if self.quant == "int4" and name.startswith(f"{self._spec.prefix}layers.") else Kind.Q8

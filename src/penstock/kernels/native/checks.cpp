@@ -40,6 +40,20 @@ int check_stack(const char* name, const ps_matrix* parts, int count, int rows, i
     return 0;
 }
 
+int check_mlp(const ps_model& model, const ps_mlp& mlp, int intermediate) {
+    if (check_stack("gate_up", mlp.gate_up, 2, 2 * intermediate, model.hidden)) return -1;
+    return check_stack("down", &mlp.down, 1, model.hidden, intermediate);
+}
+
+int check_experts(const ps_model& model, const ps_experts& own) {
+    if (own.per_token < 1 || own.per_token > own.count || own.intermediate < 1)
+        return fail("A row cannot go through %d of %d experts.", own.per_token, own.count);
+    if (check_stack("router", &own.router, 1, own.count, model.hidden)) return -1;
+    for (int i = 0; i < own.count; i++)
+        if (check_mlp(model, own.experts[i], own.intermediate)) return -1;
+    return 0;
+}
+
 int check_layer(const ps_model& model, const ps_layer& layer) {
     const int inner = model.heads * model.head_dim;
     if (!layer.input_norm || !layer.mlp_norm || !layer.kv) return fail("A layer lacks its norms or its KV memory.");
@@ -47,8 +61,7 @@ int check_layer(const ps_model& model, const ps_layer& layer) {
     if (layer.window < 0) return fail("A window of %d positions is negative.", layer.window);
     if (check_stack("qkv", layer.qkv, 3, (model.heads + 2 * model.kv_heads) * model.head_dim, model.hidden)) return -1;
     if (check_stack("output", &layer.output, 1, model.hidden, inner)) return -1;
-    if (check_stack("gate_up", layer.gate_up, 2, 2 * model.intermediate, model.hidden)) return -1;
-    return check_stack("down", &layer.down, 1, model.hidden, model.intermediate);
+    return layer.experts ? check_experts(model, *layer.experts) : check_mlp(model, layer.mlp, model.intermediate);
 }
 
 }  // namespace

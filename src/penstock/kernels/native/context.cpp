@@ -111,32 +111,44 @@ void Activations::resize(int m, int columns) {
 using namespace penstock;
 
 void ps_context::product(const ps_matrix* parts, int count, int m, const Output& out) {
+    Product list[3];
+    Output own = out;
+    for (int p = 0; p < count; p++) {
+        list[p] = {parts + p, 0, m, own};
+        own.y += parts[p].rows;
+    }
+    multiply(list, count, {parts, count});
+}
+
+void ps_context::multiply(const Product* list, int count, const InputFormat& format) {
     constexpr int ROW_TILE = 64;  // whose codes stay in the second cache; even, so that pairs stay together
-    const bool pairs = in_pairs(parts, count);
-    int64_t blocks = 0;
-    for (int p = 0; p < count; p++) blocks += round_up(parts[p].rows, LANES) / LANES;
-    const int64_t step = pool.threads() == 1 ? blocks : round_up(blocks, 6 * pool.threads()) / (6 * pool.threads());
-    const int64_t tiles = round_up(pairs ? 2 * m : m, ROW_TILE) / ROW_TILE;
-    int64_t pieces = 0;
-    for (int p = 0; p < count; p++) pieces += round_up(round_up(parts[p].rows, LANES) / LANES, step) / step;
-    const Rows rows = input.rows();
-    pool.run(static_cast<int>(pieces * tiles), [&](int item) {
-        int64_t piece = item / tiles;
-        const int row = static_cast<int>(item % tiles) * ROW_TILE;
-        Output part_out = out;
-        for (int p = 0; p < count; p++) {
-            const int64_t own = round_up(parts[p].rows, LANES) / LANES, own_pieces = round_up(own, step) / step;
-            if (piece < own_pieces) {
-                const int64_t block = piece * step, end = block + step < own ? block + step : own;
-                part_out.pairs = pairs && is_quantised(parts[p]);
-                const int all = part_out.pairs ? 2 * m : m, row_end = row + ROW_TILE < all ? row + ROW_TILE : all;
-                if (row < row_end)
-                    kernels->product(parts[p], rows, row, row_end, static_cast<int>(block), static_cast<int>(end), part_out);
-                return;
-            }
-            piece -= own_pieces;
-            part_out.y += parts[p].rows;
-        }
+    struct Piece {
+        int32_t product, row, row_end, block, block_end;
+    };
+    const auto blocks_of = [](const Product& one) { return static_cast<int>(round_up(one.matrix->rows, LANES) / LANES); };
+    const auto in_pairs = [&](const Product& one) { return format.pairs && InputFormat::is_quantised(*one.matrix); };
+    int64_t blocks = 0, total = 0;
+    for (int p = 0; p < count; p++) blocks += blocks_of(list[p]);
+    const int parts = 6 * pool.threads(), step = static_cast<int>(pool.threads() == 1 ? blocks : round_up(blocks, parts) / parts);
+    const auto rows_of = [&](const Product& one) { return in_pairs(one) ? 2 * one.count : one.count; };
+    for (int p = 0; p < count; p++)
+        total += (blocks_of(list[p]) + step - 1) / step * (round_up(rows_of(list[p]), ROW_TILE) / ROW_TILE);
+    Piece* cut = pieces.take<Piece>(total);
+    total = 0;
+    for (int p = 0; p < count; p++) {
+        const int end = blocks_of(list[p]), rows_end = rows_of(list[p]);
+        for (int block = 0; block < end; block += step)
+            for (int row = 0; row < rows_end; row += ROW_TILE)
+                cut[total++] = {p, row, row + ROW_TILE < rows_end ? row + ROW_TILE : rows_end, block,
+                                block + step < end ? block + step : end};
+    }
+    pool.run(static_cast<int>(total), [&](int item) {
+        const Piece& piece = cut[item];
+        const Product& own = list[piece.product];
+        Output out = own.out;
+        out.pairs = in_pairs(own);
+        kernels->product(*own.matrix, input.rows(own.row, out.pairs), piece.row, piece.row_end, piece.block, piece.block_end,
+                         out);
     });
 }
 

@@ -35,8 +35,31 @@ private:
     size_t size_ = 0;
 };
 
-// Rows on their way into a product: as floats, and quantised where the matrix wants that. In pairs, row 2i is row i quantised, and
-// row 2i + 1 what that has left.
+// What the matrices of a product want of their input rows. It follows from all of them together, so that a row's result does not
+// depend on the rows beside it.
+struct InputFormat {
+    bool quantised = false, pairs = false;
+
+    InputFormat(const ps_matrix* parts, int count) { include(parts, count); }
+    void include(const ps_matrix* parts, int count) {
+        for (int p = 0; p < count; p++) {
+            const bool own = is_quantised(parts[p]);
+            quantised = quantised || own;
+            pairs = pairs || (own && parts[p].fine);
+        }
+    }
+    static bool is_quantised(const ps_matrix& part) { return part.rows > 0 && part.kind <= PS_Q8M; }
+};
+
+// A matrix times rows [row, row + count) of the input
+struct Product {
+    const ps_matrix* matrix;
+    int row, count;
+    Output out;  // of the first of these rows
+};
+
+// Rows on their way into a product: as floats, and quantised where the matrix wants that. In pairs, row 2i is row i quantised,
+// and row 2i + 1 what that has left.
 struct Activations {
     Buffer x_memory, q_memory, group_memory;
     float* x = nullptr;
@@ -46,7 +69,10 @@ struct Activations {
 
     void resize(int m, int columns);
     float* row(int i) { return x + static_cast<int64_t>(i) * padded; }
-    Rows rows() const { return {x, q, groups, padded}; }
+    Rows rows(int from, bool pairs) const {
+        const int64_t at = static_cast<int64_t>(from) * padded, coded = pairs ? 2 * at : at;
+        return {x + at, q + coded, groups + coded / GROUP, padded};
+    }
 };
 
 }  // namespace penstock
@@ -56,7 +82,7 @@ struct ps_context {
     penstock::ThreadPool pool;
     const penstock::Kernels* kernels;
     penstock::Activations input;
-    penstock::Buffer wide, positions, states, items, logits;
+    penstock::Buffer wide, positions, states, items, logits, products, pieces, normed, routing;
     int32_t *row_span = nullptr, *row_position = nullptr;  // of the batch that runs
 
     ps_context(int threads, const penstock::Kernels* path) : pool(threads), kernels(path) {}
@@ -71,19 +97,16 @@ struct ps_context {
         });
     }
 
-    // Finish row i of `input` for these matrices: quantise it if one of them is.
-    void finish_row(const ps_matrix* parts, int count, int i) {
-        bool quantised = false;
-        for (int p = 0; p < count; p++) quantised = quantised || is_quantised(parts[p]);
+    // Finish row i of `input` for matrices that want this format.
+    void finish_row(const penstock::InputFormat& format, int i) {
         float* x = input.row(i);
         for (int k = input.cols; k < input.padded; k++) x[k] = 0.0f;
-        if (!quantised) return;
-        const bool pairs = in_pairs(parts, count);
-        const int64_t at = static_cast<int64_t>(pairs ? 2 * i : i) * input.padded;
+        if (!format.quantised) return;
+        const int64_t at = static_cast<int64_t>(format.pairs ? 2 * i : i) * input.padded;
         int8_t* q = input.q + at;
         penstock::GroupInfo* groups = input.groups + at / penstock::GROUP;
         kernels->quantise(x, input.cols, input.padded, q, groups);
-        if (!pairs) return;
+        if (!format.pairs) return;
         float rest[REST];
         for (int from = 0; from < input.padded; from += REST) {
             const int n = input.padded - from < REST ? input.padded - from : REST;
@@ -95,15 +118,11 @@ struct ps_context {
     }
 
     static constexpr int REST = 1024;  // numbers at a time; whole groups
-    static bool is_quantised(const ps_matrix& part) { return part.rows > 0 && part.kind <= PS_Q8M; }
-    static bool in_pairs(const ps_matrix* parts, int count) {
-        for (int p = 0; p < count; p++)
-            if (is_quantised(parts[p]) && parts[p].fine) return true;
-        return false;
-    }
 
-    // y[m, rows of all parts] = input times the parts, stacked
+    // y[m, rows of all parts] = input times the parts, stacked; there are three at most
     void product(const ps_matrix* parts, int count, int m, const penstock::Output& out);
+    // Products of one input, all at once
+    void multiply(const penstock::Product* list, int count, const penstock::InputFormat& format);
 
     // Store keys and values, rotate, and attend: qkv -> rows of `input`, or of `out` where it is given
     void attend(const ps_model& model, const ps_layer& layer, const ps_batch& batch, int m, float* qkv, float* out);

@@ -168,6 +168,8 @@ struct Model {
     std::vector<Memory> kv;
     std::vector<float> cos, sin;
     std::vector<ps_layer> layers;
+    std::vector<ps_mlp> mlps;
+    ps_experts experts;
     ps_rope rope;
     ps_model model;
 
@@ -202,9 +204,14 @@ struct Model {
             layer.qkv[1] = matrix(kv_heads * dim, hidden);
             layer.qkv[2] = matrix(kv_heads * dim, hidden);
             layer.output = matrix(hidden, heads * dim);
-            layer.gate_up[0] = matrix(2 * inner, hidden);
-            layer.down = matrix(hidden, inner);
+            layer.mlp.gate_up[0] = matrix(2 * inner, hidden);
+            layer.mlp.down = matrix(hidden, inner);
             layer.window = i == 1 ? 40 : 0;
+            if (rich && i == 1) {
+                for (int e = 0; e < 5; e++) mlps.push_back({{matrix(56, hidden), matrix(56, hidden)}, matrix(hidden, 56)});
+                experts = {5, 2, 56, 1, weights.emplace_back(PS_F32, 5, hidden).matrix, mlps.data()};
+                layer.experts = &experts;
+            }
             kv.push_back(aligned(static_cast<size_t>(blocks) * block_size * 2 * kv_heads * dim * size));
             layer.kv = kv.back().get();
             layers.push_back(layer);

@@ -71,6 +71,9 @@ struct Kernels {
     void (*rotate)(float* head, int width, const float* cos, const float* sin);
     void (*gate)(int activation, const float* gate, const float* up, int n, float* y);
     void (*store)(int type, const float* x, int n, void* to);
+    // The k largest of n scores, best first, the lower of equals, and their shares of a softmax over all scores, or over these
+    // k where they are normalised. Overwrites the scores.
+    void (*choose)(float* scores, int n, int k, bool normalised, int32_t* chosen, float* shares);
     // Queries [first, first + count) of the group's rows, over the keys of one chunk -> state[count][state_size]: o, max, sum
     void (*attend)(const Attention& task, int first, int count, int chunk, float* scratch, float* state);
     void (*merge)(float* total, const float* part, int head_dim);

@@ -153,6 +153,35 @@ void store_row(int type, const float* x, int n, void* to) {
     }
 }
 
+void choose_experts(float* scores, int n, int k, bool normalised, int32_t* chosen, float* shares) {
+    for (int j = 0; j < k; j++) {
+        const auto taken = [&](int i) {
+            for (int other = 0; other < j; other++)
+                if (chosen[other] == i) return true;
+            return false;
+        };
+        int best = -1;  // there is always one, also among what is not a number
+        for (int i = 0; i < n; i++)
+            if ((best < 0 || scores[i] > scores[best]) && !taken(i)) best = i;
+        chosen[j] = best;
+    }
+    const V largest = all(scores[chosen[0]]);
+    float sum = 0.0f;
+    for (int i = 0; i < n; i += LANES) {
+        const int count = n - i < LANES ? n - i : LANES;
+        float part[LANES] = {};
+        memcpy(part, scores + i, static_cast<size_t>(count) * sizeof(float));
+        save(part, exponential(sub(load(part), largest)));
+        memcpy(scores + i, part, static_cast<size_t>(count) * sizeof(float));
+        for (int j = 0; j < count; j++) sum += part[j];
+    }
+    if (normalised) {
+        sum = 0.0f;
+        for (int j = 0; j < k; j++) sum += scores[chosen[j]];
+    }
+    for (int j = 0; j < k; j++) shares[j] = scores[chosen[j]] / sum;
+}
+
 // ---- products ----
 
 template <int KIND>

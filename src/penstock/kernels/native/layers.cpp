@@ -14,6 +14,7 @@ int guarded_allocation() { return fail("There is not enough memory for the activ
 
 void norm_rows(ps_context& c, const float* x, const float* weight, float eps, const ps_matrix* parts, int count, int m) {
     const int n = parts[0].cols;
+    const InputFormat format(parts, count);
     c.input.resize(m, n);
     c.for_rows(m, [&](int row) {
         const float* own = x + static_cast<int64_t>(row) * n;
@@ -21,7 +22,7 @@ void norm_rows(ps_context& c, const float* x, const float* weight, float eps, co
             c.kernels->rms_norm(own, weight, n, eps, c.input.row(row), false);
         else
             memcpy(c.input.row(row), own, static_cast<size_t>(n) * sizeof(float));
-        c.finish_row(parts, count, row);
+        c.finish_row(format, row);
     });
 }
 
@@ -39,18 +40,117 @@ void add_product(ps_context& c, const ps_model& model, const ps_matrix& matrix, 
     });
 }
 
+// gate_up [m, 2 inner] -> the next input [m, inner]
+void gate_rows(ps_context& c, int activation, const float* gate_up, int inner, const InputFormat& format, int m) {
+    c.input.resize(m, inner);
+    c.for_rows(m, [&](int row) {
+        const float* own = gate_up + static_cast<int64_t>(row) * 2 * inner;
+        c.kernels->gate(activation, own, own + inner, inner, c.input.row(row));
+        c.finish_row(format, row);
+    });
+}
+
 void run_mlp(ps_context& c, const ps_model& model, const ps_layer& layer, int m, float* hidden) {
     const int64_t inner = model.intermediate;
-    norm_rows(c, hidden, layer.mlp_norm, model.norm_eps, layer.gate_up, 2, m);
+    const ps_mlp& mlp = layer.mlp;
+    norm_rows(c, hidden, layer.mlp_norm, model.norm_eps, mlp.gate_up, 2, m);
     float* gate_up = c.wide.take<float>(m * 2 * inner);
-    c.product(layer.gate_up, 2, m, {gate_up, 2 * inner, false});
-    c.input.resize(m, model.intermediate);
+    c.product(mlp.gate_up, 2, m, {gate_up, 2 * inner, false});
+    gate_rows(c, model.activation, gate_up, model.intermediate, {&mlp.down, 1}, m);
+    add_product(c, model, mlp.down, layer.post_mlp_norm, m, hidden);
+}
+
+// Which rows go through which expert. Sent rows lie one expert behind the other; those of expert e are [begin[e], begin[e + 1]).
+struct Routing {
+    float* shares;   // [m, per_token]
+    int32_t* place;  // [m, per_token]: where the row was sent to
+    int32_t* from;   // [sent]: the row
+    int32_t* begin;  // [count + 1]
+};
+
+// normed [m, hidden] -> the best experts of each row
+Routing route_rows(ps_context& c, const ps_experts& experts, const float* normed, int m) {
+    const int count = experts.count, each = experts.per_token;
+    const int64_t sent = static_cast<int64_t>(m) * each;
+    norm_rows(c, normed, nullptr, 0.0f, &experts.router, 1, m);
+    float* scores = c.wide.take<float>(static_cast<int64_t>(m) * count);
+    c.product(&experts.router, 1, m, {scores, count, false});
+    float* shares = c.routing.take<float>(4 * sent + count + 1);
+    int32_t *chosen = reinterpret_cast<int32_t*>(shares + sent), *place = chosen + sent, *from = place + sent,
+            *begin = from + sent;
     c.for_rows(m, [&](int row) {
-        const float* own = gate_up + row * 2 * inner;
-        c.kernels->gate(model.activation, own, own + inner, model.intermediate, c.input.row(row));
-        c.finish_row(&layer.down, 1, row);
+        const int64_t at = static_cast<int64_t>(row) * each;
+        c.kernels->choose(scores + static_cast<int64_t>(row) * count, count, each, experts.normalised, chosen + at, shares + at);
     });
-    add_product(c, model, layer.down, layer.post_mlp_norm, m, hidden);
+    memset(begin, 0, static_cast<size_t>(count + 1) * sizeof(int32_t));
+    for (int64_t i = 0; i < sent; i++) begin[chosen[i] + 1]++;
+    for (int e = 0; e < count; e++) begin[e + 1] += begin[e];
+    for (int64_t i = 0; i < sent; i++) {
+        place[i] = begin[chosen[i]]++;  // which moves each beginning to its end
+        from[place[i]] = static_cast<int32_t>(i / each);
+    }
+    memmove(begin + 1, begin, static_cast<size_t>(count) * sizeof(int32_t));
+    begin[0] = 0;
+    return {shares, place, from, begin};
+}
+
+// Run the sent rows through `parts` matrices of each expert, stacked: the input -> out [sent, width]
+void multiply_by_expert(ps_context& c, const ps_experts& experts, const Routing& routing, const ps_matrix* (*of)(const ps_mlp&),
+                        int parts, const InputFormat& format, float* out, int64_t width) {
+    Product* list = c.products.take<Product>(static_cast<int64_t>(parts) * experts.count);
+    int count = 0;
+    for (int e = 0; e < experts.count; e++) {
+        const int row = routing.begin[e], rows = routing.begin[e + 1] - row;
+        float* y = out + row * width;
+        for (int p = 0; rows > 0 && p < parts; p++) {
+            const ps_matrix& matrix = of(experts.experts[e])[p];
+            list[count++] = {&matrix, row, rows, {y, width, false}};
+            y += matrix.rows;
+        }
+    }
+    c.multiply(list, count, format);
+}
+
+void run_experts(ps_context& c, const ps_model& model, const ps_layer& layer, int m, float* hidden) {
+    const ps_experts& experts = *layer.experts;
+    const int width = model.hidden, each = experts.per_token, sent = m * each;
+    const int64_t inner = experts.intermediate;
+    InputFormat into(nullptr, 0), out_of(nullptr, 0);
+    for (int e = 0; e < experts.count; e++) {
+        into.include(experts.experts[e].gate_up, 2);
+        out_of.include(&experts.experts[e].down, 1);
+    }
+    float* normed = c.normed.take<float>(static_cast<int64_t>(m) * width);
+    c.for_rows(m, [&](int row) {
+        const int64_t at = static_cast<int64_t>(row) * width;
+        c.kernels->rms_norm(hidden + at, layer.mlp_norm, width, model.norm_eps, normed + at, false);
+    });
+    const Routing routing = route_rows(c, experts, normed, m);
+    c.input.resize(sent, width);
+    c.for_rows(sent, [&](int i) {
+        memcpy(c.input.row(i), normed + static_cast<int64_t>(routing.from[i]) * width,
+               static_cast<size_t>(width) * sizeof(float));
+        c.finish_row(into, i);
+    });
+    float* gate_up = c.wide.take<float>(sent * 2 * inner);
+    multiply_by_expert(c, experts, routing, [](const ps_mlp& mlp) { return mlp.gate_up; }, 2, into, gate_up, 2 * inner);
+    gate_rows(c, model.activation, gate_up, experts.intermediate, out_of, sent);
+    float* answers = c.wide.take<float>(static_cast<int64_t>(sent) * width);
+    multiply_by_expert(c, experts, routing, [](const ps_mlp& mlp) { return &mlp.down; }, 1, out_of, answers, width);
+    c.for_rows(m, [&](int row) {
+        float* sum = normed + static_cast<int64_t>(row) * width;
+        for (int j = 0; j < each; j++) {
+            const int64_t at = static_cast<int64_t>(row) * each + j;
+            const float* answer = answers + static_cast<int64_t>(routing.place[at]) * width;
+            const float share = routing.shares[at];
+            for (int k = 0; k < width; k++) sum[k] = j ? sum[k] + share * answer[k] : share * answer[k];
+        }
+        float* own = hidden + static_cast<int64_t>(row) * width;
+        if (layer.post_mlp_norm)
+            c.kernels->rms_norm(sum, layer.post_mlp_norm, width, model.norm_eps, own, true);
+        else
+            for (int k = 0; k < width; k++) own[k] += sum[k];
+    });
 }
 
 void run_attention(ps_context& c, const ps_model& model, const ps_layer& layer, const ps_batch& batch, int m, float* hidden) {
@@ -60,7 +160,8 @@ void run_attention(ps_context& c, const ps_model& model, const ps_layer& layer, 
     c.product(layer.qkv, 3, m, {qkv, width, false});
     c.input.resize(m, model.heads * model.head_dim);
     c.attend(model, layer, batch, m, qkv, nullptr);
-    c.for_rows(m, [&](int row) { c.finish_row(&layer.output, 1, row); });
+    const InputFormat format(&layer.output, 1);
+    c.for_rows(m, [&](int row) { c.finish_row(format, row); });
     add_product(c, model, layer.output, layer.post_attention_norm, m, hidden);
 }
 
@@ -82,9 +183,10 @@ int ps_run_layers(ps_context* context, const ps_model* model, int first, int las
     for (int i = first; i < last; i++) {
         const ps_layer& layer = model->layers[i];
         run_attention(*context, *model, layer, *batch, m, hidden);
-        for (int row = 0; row < m; row += SLICE)
-            run_mlp(*context, *model, layer, m - row < SLICE ? m - row : SLICE,
-                    hidden + static_cast<int64_t>(row) * model->hidden);
+        for (int row = 0; row < m; row += SLICE) {
+            const auto run = layer.experts ? run_experts : run_mlp;
+            run(*context, *model, layer, m - row < SLICE ? m - row : SLICE, hidden + static_cast<int64_t>(row) * model->hidden);
+        }
     }
     return 0;
 } catch (const std::bad_alloc&) {

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-#define PS_INTERFACE 2  // raised with every change of a struct or function below
+#define PS_INTERFACE 3  // raised with every change of a struct or function below
 
 // Packed layouts of a weight matrix.
 enum ps_kind {
@@ -48,6 +48,19 @@ typedef struct {
 } ps_matrix;
 
 typedef struct {
+    ps_matrix gate_up[2];  // stacked: together 2 * intermediate rows
+    ps_matrix down;        // [hidden, intermediate]
+} ps_mlp;
+
+// A mixture of experts: each row goes through the per_token experts that the router scores best.
+typedef struct {
+    int32_t count, per_token, intermediate;
+    int32_t normalised;  // not 0: the shares of a row's experts add up to one
+    ps_matrix router;    // [count, hidden]
+    const ps_mlp* experts;
+} ps_experts;
+
+typedef struct {
     const float* input_norm;           // [hidden]
     const float* qk_norm;              // [heads + kv_heads, head_dim], or NULL
     const float* post_attention_norm;  // [hidden], or NULL
@@ -55,8 +68,8 @@ typedef struct {
     const float* post_mlp_norm;        // [hidden], or NULL
     ps_matrix qkv[3];                  // stacked: together (heads + 2 kv_heads) * head_dim rows
     ps_matrix output;                  // [hidden, heads * head_dim]
-    ps_matrix gate_up[2];              // stacked: together 2 * intermediate rows
-    ps_matrix down;                    // [hidden, intermediate]
+    ps_mlp mlp;                        // where there are no experts
+    const ps_experts* experts;         // or NULL
     void* kv;                          // [kv_blocks * block_size, 2, kv_heads, head_dim] in kv_type
     int32_t window;                    // positions that a token sees, itself included; 0 for all
     int32_t rope;                      // index of its table
