@@ -114,6 +114,27 @@ def test_an_unknown_architecture_is_refused_by_name_with_the_known_ones(folder: 
     assert all(family in str(caught.value) for family in FAMILIES)
 
 
+@pytest.mark.parametrize(
+    "config, named",
+    [
+        ({"quant_method": "gptq", "bits": 4}, "GPTQ"),
+        ({"quant_method": "awq", "bits": 4}, "AWQ"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
+        ({"quant_method": "mxfp4"}, "MXFP4"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8 with scales"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "bitsandbytes (nf4)"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes (int8)"),
+        ({"quant_method": "aqlm"}, "the method 'aqlm'"),
+        ("something", "the method 'unknown'"),
+    ],
+)
+def test_quantised_safetensors_are_refused_by_name_with_what_to_do(config: Any, named: str, folder: Path) -> None:
+    edit_config(folder, quantization_config=config)
+    with pytest.raises(UnsupportedModel, match=re.escape(f"quantised with {named}, which")) as caught:
+        read_spec(folder)
+    assert "GGUF" in caught.value.hint
+
+
 def test_a_config_that_names_no_architecture_is_refused(folder: Path) -> None:
     edit_config(folder, model_type=...)
     with pytest.raises(UnsupportedModel, match="'missing'"):
@@ -278,6 +299,14 @@ LOST = "model.layers.2.mlp.up_proj.weight"
 def test_a_missing_tensor_is_refused_by_its_name(folder: Path) -> None:
     rewrite(folder, {LOST: None})
     with pytest.raises(CorruptWeights, match=re.escape(LOST)):
+        load_range(folder, LayerRange(0, LAYERS))
+
+
+@pytest.mark.parametrize("codes", ["qweight", "weight_packed"])
+def test_codes_instead_of_a_tensor_are_refused_by_their_name(codes: str, folder: Path) -> None:
+    found = LOST.removesuffix("weight") + codes
+    rewrite(folder, {LOST: None, found: torch.zeros(8, 96, dtype=torch.int32)})
+    with pytest.raises(UnsupportedModel, match=re.escape(found)):
         load_range(folder, LayerRange(0, LAYERS))
 
 

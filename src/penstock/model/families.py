@@ -84,5 +84,15 @@ FAMILIES: Mapping[str, Family] = {
 _PER_LAYER_EMBEDDINGS = (
     "its layers need the token ids, which never leave the node that accepted a request, so other nodes could not run them"
 )
+# `quant_method` of quantised safetensors that are refused, as people know them
+QUANTISED: Mapping[str, str] = {
+    "awq": "AWQ",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "fp8": "FP8 with scales",
+    "gptq": "GPTQ",
+    "mxfp4": "MXFP4",
+}
+QUANTISED_HINT = "Use a GGUF file of this model, or its original weights: --quant int8 or int4 rounds them."
 # families that cannot be run, and why
 REFUSED: Mapping[str, str] = {"gemma3n": _PER_LAYER_EMBEDDINGS, "gemma3n_text": _PER_LAYER_EMBEDDINGS}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CorruptWeights, UnsupportedModel
-from penstock.model.families import FAMILIES, REFUSED, Family
+from penstock.model.families import FAMILIES, QUANTISED, QUANTISED_HINT, REFUSED, Family
 
 # rope types and the settings that each requires
 ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
@@ -111,6 +111,7 @@ def read_spec(folder: Path) -> ModelSpec:
 def spec_from_config(config: Mapping[str, Any], eos_ids: tuple[int, ...] = ()) -> ModelSpec:
     name = str(config.get("model_type", "missing"))
     family = _family(name)
+    _check_not_quantised(config)
     try:
         config = {**family.defaults, **_text_config(family, config)}
         _check_supported(name, family, config)
@@ -160,6 +161,18 @@ def _family(name: str) -> Family:
             f"The model architecture '{name}' is not supported.", hint=f"Penstock runs: {', '.join(sorted(FAMILIES))}."
         )
     return FAMILIES[name]
+
+
+def _check_not_quantised(config: Mapping[str, Any]) -> None:
+    """Raise for weights that are stored as codes: without their scales, they would be read as other numbers, or not at all."""
+    found = config.get("quantization_config") or config.get("compression_config")
+    if not found:
+        return
+    method = str(found.get("quant_method", "unknown")) if isinstance(found, Mapping) else "unknown"
+    kind = QUANTISED.get(method, f"the method '{method}'")
+    if method == "bitsandbytes":
+        kind += f" ({found.get('bnb_4bit_quant_type', 'fp4') if found.get('load_in_4bit') else 'int8'})"
+    raise UnsupportedModel(f"This model is quantised with {kind}, which Penstock does not read.", hint=QUANTISED_HINT)
 
 
 def _text_config(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from penstock.errors import CorruptWeights, UnsupportedModel
+from penstock.model.families import QUANTISED_HINT
 
 FETCH_AGAIN_HINT = "Remove the file and fetch the model again."
 
@@ -33,6 +34,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }  # by their names in safetensors files
+CODE_NAMES = ("qweight", "weight_packed", "weight_blocks")  # what quantised safetensors have instead of a weight
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_TABLE_BYTES = 100 << 20  # the limit of the safetensors library
 
@@ -95,6 +97,7 @@ class WeightFiles:
         by_file: dict[str, list[str]] = {}
         for name in sorted(shapes):
             if name not in self.where:
+                self._check_not_quantised(name)
                 raise CorruptWeights(f"The weights in {self.folder} lack the tensor {name}.", hint=FETCH_AGAIN_HINT)
             by_file.setdefault(self.where[name], []).append(name)
         for file, names in by_file.items():
@@ -102,6 +105,12 @@ class WeightFiles:
         for name in sorted(shapes):
             check_shape(name, tuple(found[name].shape), shapes[name])
         return found, [_hashed(name, found[name]) for name in sorted(shapes)]
+
+    def _check_not_quantised(self, missing: str) -> None:
+        for part in CODE_NAMES:
+            codes = missing.removesuffix("weight") + part
+            if codes in self.where:
+                raise UnsupportedModel(f"{self.folder} has {codes}, which Penstock does not read.", hint=QUANTISED_HINT)
 
     def types(self) -> dict[str, str]:
         """The type of each tensor whose file is here."""
