@@ -10,9 +10,11 @@ from pathlib import Path
 import msgspec
 from hypothesis import strategies as st
 
+from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import AskWeights, CloseRoute, Echo, OpenRoute, Ping, WeightsPart
 from penstock.domain.meta_model import NodeRecord
 from penstock.domain.route import Leg, RouteId
+from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.errors import BadMessage, Untrusted
 from penstock.network import frame, parts
@@ -66,6 +68,28 @@ def sealed_messages() -> Target:
 
     kinds = st.sampled_from([found.kind for found in frames]) | st.integers(0, 255)
     return Target(st.tuples(kinds, damaged(headers), st.sampled_from([b"", *(bytes(found.tensor) for found in frames)])), check)
+
+
+def span_columns() -> Target:
+    """Columns of Spans that contradict each other, in a header that is in order otherwise."""
+    jobs = [decode_job(sequences, 16) for sequences in (1, 2, 300)]
+    headers = [msgspec.msgpack.decode(frame.unpack(encode(job)).header) for job in jobs]
+    packed = damaged([column for header in headers for column in header[2] if isinstance(column, bytes)])
+    column = packed | st.integers(0, 2**64 - 1) | st.integers(0, 3)
+    keys = st.lists(st.tuples(st.integers(0, 4), st.lists(st.binary(min_size=16, max_size=16), max_size=2)), max_size=2)
+
+    def check(spans: tuple[object, ...]) -> None:
+        header = [ROUTE, 1, spans, [], [], [], [], ComputeStep.HEAD.value, 0, None, 0.0]
+        try:
+            found = decode(frame.pack(1, msgspec.msgpack.encode(header)))
+        except BadMessage:
+            return
+        assert isinstance(found, NetworkJob)
+        assert decode(encode(found)) == found
+        assert len(found.spans) == spans[0]
+
+    counts = st.sampled_from([1, 2, 300]) | st.integers(0, 1 << 17)
+    return Target(st.tuples(counts, packed, *[column] * 6, st.just([]) | keys), check)
 
 
 def node_records() -> Target:
@@ -198,6 +222,7 @@ def msgpack_of_cards() -> Target:
 TARGETS: dict[str, TargetMaker] = {
     "network: raw messages": raw_messages,
     "network: sealed messages": sealed_messages,
+    "network: columns of Spans": span_columns,
     "network: records": node_records,
     "network: parts": message_parts,
     "network: cards, greetings": cards,

@@ -27,7 +27,8 @@ from penstock.domain.meta_model import Link, MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
-from penstock.network.codec import ITEM_SIZES, PROTOCOL
+from penstock.network.codec import PROTOCOL
+from penstock.network.codec.jobs import ITEM_SIZES
 
 counts = st.integers(0, 2**48 - 1)
 clocks = st.integers(0, 2**62 - 1)

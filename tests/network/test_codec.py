@@ -38,14 +38,17 @@ from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, NoticeKind, PackedHidden, Position, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.errors import BadMessage, DamagedMessage, MalformedMessage, WrongVersion
-from penstock.network import codec, frame
-from penstock.network.codec import PROTOCOL, decode, decode_record, encode, encode_record
+from penstock.network import frame
+from penstock.network.codec import PROTOCOL, decode, decode_record, encode, encode_record, limits
 from tests.network.messages import decode_job, messages, records
 
 ROUTE = RouteId("kitchen", 7, 1)
 OPEN_ROUTE = OpenRoute(ROUTE, "m", "s", (Leg(LayerRange(0, 10), "kitchen", "attic"),), 576, 16, 100, True, 3.0)
 ASK = AskWeights(1, "m", "0" * 64, "ends", 0, 1)
 RECORD = NodeRecord(node="kitchen", epoch=7, version="0.1", protocol=PROTOCOL, pid=1)
+
+
+NO_SPANS = [0, b"", 0, 0, 0, 0, 0, 0, []]
 
 
 def framed(kind: int, header: Any, tensor: bytes = b"") -> bytes:
@@ -102,7 +105,7 @@ def test_hidden_states_may_be_sent_from_any_buffer() -> None:
 
 @pytest.mark.parametrize("message", [RouteOffer(ROUTE, reason="x" * 5000), WeightsPart(1, reason="x" * 5000)], ids=type)
 def test_a_long_reason_is_cut_rather_than_refused(message: RouteOffer | WeightsPart) -> None:
-    assert decode(encode(message)) == replace(message, reason="x" * codec.MAX_REASON)
+    assert decode(encode(message)) == replace(message, reason="x" * limits.MAX_REASON)
 
 
 def test_weights_are_not_copied_when_they_arrive() -> None:
@@ -123,8 +126,8 @@ def test_the_numbers_of_enums_and_kinds_are_part_of_the_protocol() -> None:
     assert frame.unpack(encode(PROGRESS)).kind == 11
     assert frame.unpack(encode(Echo(1))).kind == 13
     assert encode(CloseRoute(ROUTE)) == bytes.fromhex(
-        "504e534b 03 04 0c000000 00000000"
-        "59924340f89debe4bb7425e0b0efe1e743408652f8db79ac2045807ea303e3f9"
+        "504e534b 04 04 0c000000 00000000"
+        "88305c8740a2ae17f5db9d145f214aa656b84ffe44924d682a0ed1c0e625cbe1"
         "91 93 a7 6b69746368656e 07 01"
     )
 
@@ -306,18 +309,19 @@ HIDDEN = JOB.hidden
         replace(JOB, route=RouteId("kitchen", -1, 1)),
         replace(JOB, number=-1),
         replace(JOB, number=2**48),
-        *(replace(JOB, spans=[SPAN._replace(**{name: value})]) for name in Span._fields[:-1] for value in (-1, 2**48)),
+        *(replace(JOB, spans=[SPAN._replace(**{name: 2**48})]) for name in Span._fields[:-1]),
+        *(replace(JOB, spans=[SPAN._replace(**{name: -1})]) for name in Span._fields[1:-1]),
         replace(JOB, spans=[SPAN._replace(n=0, rows=0)], hidden=PackedHidden("float32", 0, 16, b"")),
         replace(JOB, spans=[SPAN._replace(rows=2)]),
         replace(JOB, spans=[SPAN._replace(keys=(b"x" * 15,))]),
         replace(JOB, spans=[SPAN._replace(keys=(b"x" * 17,))]),
-        replace(JOB, spans=[SPAN._replace(keys=(b"x" * 16,) * (codec.MAX_KEYS + 1))]),
-        replace(JOB, spans=[SPAN] * (codec.MAX_SPANS + 1)),
+        replace(JOB, spans=[SPAN._replace(keys=(b"x" * 16,) * (limits.MAX_KEYS + 1))]),
+        replace(JOB, spans=[SPAN] * (limits.MAX_SPANS + 1)),
         replace(JOB, services=[-1.0]),
         replace(JOB, services=[float("nan")]),
         replace(JOB, services=[float("inf")]),
         replace(JOB, current_layer=-1),
-        replace(JOB, current_layer=codec.MAX_LAYERS + 1),
+        replace(JOB, current_layer=limits.MAX_LAYERS + 1),
         replace(JOB, hidden=None),
         replace(JOB, spans=[]),
         replace(JOB, hidden=HIDDEN._replace(dtype="float16")),
@@ -333,30 +337,30 @@ HIDDEN = JOB.hidden
         replace(OPEN_ROUTE, model="a\nb"),
         replace(OPEN_ROUTE, shape="x" * 129),
         replace(OPEN_ROUTE, legs=()),
-        replace(OPEN_ROUTE, legs=OPEN_ROUTE.legs * (codec.MAX_LEGS + 1)),
+        replace(OPEN_ROUTE, legs=OPEN_ROUTE.legs * (limits.MAX_LEGS + 1)),
         *(
             replace(OPEN_ROUTE, legs=(Leg(LayerRange(*r), "a", "b"),))
-            for r in [(1, 1), (2, 1), (-1, 1), (0, codec.MAX_LAYERS + 1)]
+            for r in [(1, 1), (2, 1), (-1, 1), (0, limits.MAX_LAYERS + 1)]
         ),
         replace(OPEN_ROUTE, legs=(Leg(LayerRange(0, 1), "a", "**"),)),
         replace(OPEN_ROUTE, width=0),
-        replace(OPEN_ROUTE, width=codec.MAX_WIDTH + 1),
+        replace(OPEN_ROUTE, width=limits.MAX_WIDTH + 1),
         replace(OPEN_ROUTE, block_size=0),
         replace(OPEN_ROUTE, blocks=-1),
         replace(OPEN_ROUTE, lease=float("inf")),
         Ping(ROUTE, 2**62, 1),
         Ping(ROUTE, 1, 1, -2),
         Mark(ROUTE, 1, -1),
-        Mark(ROUTE, codec.MAX_LAYERS + 1, 1),
+        Mark(ROUTE, limits.MAX_LAYERS + 1, 1),
         Lease(ROUTE, 1, -1, 1),
         Pong(ROUTE, 1, age=-1.0),
         Pong(ROUTE, 1, age=float("nan")),
         Pong(ROUTE, 1, legs=(LegReport(0, -2, 0),)),
         Pong(ROUTE, 1, legs=(LegReport(0, 1, 0, (-1,)),)),
         Pong(ROUTE, 1, legs=(LegReport(0, 1, 0, tuple(range(MAX_LISTED + 1))),)),
-        Pong(ROUTE, 1, legs=(LegReport(0, 1, 0),) * (codec.MAX_LEGS + 1)),
+        Pong(ROUTE, 1, legs=(LegReport(0, 1, 0),) * (limits.MAX_LEGS + 1)),
         RouteOffer(ROUTE, blocks=2**48),
-        *(replace(PROGRESS, layer=layer) for layer in (-1, 0, codec.MAX_LAYERS + 1)),
+        *(replace(PROGRESS, layer=layer) for layer in (-1, 0, limits.MAX_LAYERS + 1)),
         replace(PROGRESS, positions=()),
         replace(PROGRESS, positions=PROGRESS.positions * 2),
         replace(PROGRESS, positions=tuple(Position(i, 0, 0, 1) for i in range(MAX_POSITIONS + 1))),
@@ -388,7 +392,7 @@ def test_a_value_beyond_its_limit_is_malformed(message: Message) -> None:
 
 @pytest.mark.parametrize("step", [step.value for step in ComputeStep if step not in (ComputeStep.LAYER, ComputeStep.HEAD)])
 def test_only_layer_and_head_travel(step: int) -> None:
-    header = [ROUTE, 1, [], [], [], [], [], step, 0, None, 0.0]
+    header = [ROUTE, 1, NO_SPANS, [], [], [], [], step, 0, None, 0.0]
     assert "is never sent" in str(refused(framed(1, header)))
     header[7] = ComputeStep.LAYER.value
     assert decode(framed(1, header)) == NetworkJob(ROUTE, 1, [], step=ComputeStep.LAYER)
@@ -429,10 +433,10 @@ def test_a_record_that_cannot_be_is_refused(record: NodeRecord, data: st.DataObj
     "links",
     [
         (Link("*"),),
-        *((Link("attic", round_trip=figure),) for figure in (-1.0, float("nan"), float("inf"), 2 * codec.MAX_SECONDS)),
-        *((Link("attic", 0.1, figure),) for figure in (-1.0, float("nan"), float("inf"), 2 * codec.MAX_BYTES_PER_SECOND)),
+        *((Link("attic", round_trip=figure),) for figure in (-1.0, float("nan"), float("inf"), 2 * limits.MAX_SECONDS)),
+        *((Link("attic", 0.1, figure),) for figure in (-1.0, float("nan"), float("inf"), 2 * limits.MAX_BYTES_PER_SECOND)),
         (Link("attic", 0.1), Link("attic", 0.2)),
-        tuple(Link(f"n{number}") for number in range(codec.MAX_LINKS + 1)),
+        tuple(Link(f"n{number}") for number in range(limits.MAX_LINKS + 1)),
     ],
     ids=lambda links: repr(links)[:80],
 )
@@ -446,5 +450,5 @@ def test_a_record_may_leave_its_links_and_trusted_models_out_but_nothing_else_an
     assert isinstance(refused(framed(8, header[:-2]), decode_record), MalformedMessage)
     assert decode_record(framed(8, [*header, b""])) == RECORD
     assert decode_record(encode_record(replace(RECORD, trusted=b"signed"))).trusted == b"signed"
-    for more in ([1], [b"", 1], [bytes(codec.MAX_TRUSTED_BYTES + 1)]):
+    for more in ([1], [b"", 1], [bytes(limits.MAX_TRUSTED_BYTES + 1)]):
         assert isinstance(refused(framed(8, [*header, *more]), decode_record), MalformedMessage)

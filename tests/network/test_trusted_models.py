@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.config.home import Home
 from penstock.errors import ConfigError, Untrusted
-from penstock.network import codec
+from penstock.network.codec import limits
 from penstock.network.trust import authority as issuing
 from penstock.network.trust import trusted_models
 from penstock.network.trust.certificates import Identity, create_authority, issue
@@ -107,7 +107,7 @@ def test_two_records_for_one_model_are_refused() -> None:
 def test_a_list_is_never_larger_than_a_node_would_read() -> None:
     largest = TrustedModel("\U0001f600" * 512, A, trusted_models.MAX_SERIAL, "2026-01-01", bytes(72))
     crowd = TrustedModels({str(number): largest for number in range(trusted_models.MAX_RECORDS)})
-    assert len(crowd.encode()) <= trusted_models.MAX_LIST_BYTES == codec.MAX_TRUSTED_BYTES
+    assert len(crowd.encode()) <= trusted_models.MAX_LIST_BYTES == limits.MAX_TRUSTED_BYTES
     with pytest.raises(ConfigError, match="can have 64 trusted models"):
         _ = crowd | LIST
     with pytest.raises(Untrusted, match="the limit is"):

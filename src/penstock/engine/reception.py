@@ -22,6 +22,7 @@ logger = logging.getLogger("penstock.route")
 
 KEEP_ALIVE_S = 0.05  # between looks whether a Ping is due
 HEADER_FACTOR = 16  # bytes of memory for each byte of a message but its hidden states: a Notice of 8 bytes is a tuple of 112
+SPAN_BYTES = 352  # of memory for each Span, which takes as little as a byte of a message: a tuple, and seven numbers
 
 
 class Reception:
@@ -105,5 +106,5 @@ class Reception:
 
 def _memory(message: Message, size: int) -> int:
     """Return the bytes that a message takes while it waits. `size`: of the message as it arrived; 0 if it is this node's own."""
-    packed = message.packed_bytes if isinstance(message, NetworkJob) else 0
-    return packed + HEADER_FACTOR * max(0, size - packed)
+    packed, spans = (message.packed_bytes, len(message.spans)) if isinstance(message, NetworkJob) else (0, 0)
+    return packed + (SPAN_BYTES * spans + HEADER_FACTOR * (size - packed) if size else 0)

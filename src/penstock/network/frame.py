@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.errors import DamagedMessage, MalformedMessage, WrongVersion
 from penstock.network.router import MAX_MESSAGE_BYTES
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_HEADER_BYTES = 1 << 24
 
 MAGIC = b"PNSK"

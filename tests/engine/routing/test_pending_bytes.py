@@ -18,7 +18,7 @@ from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.domain.topology import LayerRange
 from penstock.engine.engine import Engine
-from penstock.engine.reception import HEADER_FACTOR
+from penstock.engine.reception import HEADER_FACTOR, SPAN_BYTES
 from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.origin import Origin
 from penstock.pipes.pipe import Pipe
@@ -211,10 +211,10 @@ def test_control_messages_and_headers_count_while_they_wait(monkeypatch: pytest.
     assert host.engine.stats.refused["backlog"] == 1000 - 75_000 // (60 * HEADER_FACTOR)
     host.take()
     assert host.counted == 0
-    job = NetworkJob(route, 5, [], step=ComputeStep.LAYER)
+    job = NetworkJob(route, 5, [Span(seq, 0, 0, 0, 0, 1, 0) for seq in range(10)], step=ComputeStep.LAYER)
     host.engine.deliver("x", job, 1000)
     host.take()
-    assert host.counted == 1000 * HEADER_FACTOR, "held back for an earlier one"
+    assert host.counted == 1000 * HEADER_FACTOR + 10 * SPAN_BYTES, "held back for an earlier one"
     host.clock.now += 1.0
     host.work()
     assert host.counted == 0
