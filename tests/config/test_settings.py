@@ -58,6 +58,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "network.peers_file": (Path("/keys/a"), Path("/keys/b"), Path("/keys/c")),
     "network.share_weights": (False, True, False),
     "network.weights_rate": (10**6, 1 << 20, 2 * 10**8),
+    "network.wire": ("fp32", "int8", "bf16"),
     "network.recovery_timeout": (0.0, 1.5, 120.0),
     "aliases": ({"a": DEFAULT_MODEL}, {"b": DEFAULT_MODEL, "c": DEFAULT_MODEL}, {"d": DEFAULT_MODEL}),
     "limits.max_jobs": (1, 2, 3),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+from typing import get_args
+
 from hypothesis import strategies as st
 
 from penstock.domain.fsm import ComputeStep
+from penstock.domain.hidden_format import HiddenFormat, outliers, row_bytes
 from penstock.domain.messages import (
     MAX_PIECE_BYTES,
     AskWeights,
@@ -28,7 +32,6 @@ from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.network.codec import PROTOCOL
-from penstock.network.codec.jobs import ITEM_SIZES
 
 counts = st.integers(0, 2**48 - 1)
 clocks = st.integers(0, 2**62 - 1)
@@ -36,6 +39,7 @@ seconds = st.floats(0, 1e9)
 node_ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=20)
 routes = st.builds(RouteId, node_ids, clocks, counts)
+hidden_formats: st.SearchStrategy[HiddenFormat] = st.sampled_from(get_args(HiddenFormat))
 keys = st.lists(st.binary(min_size=16, max_size=16), max_size=3).map(tuple)
 
 
@@ -62,9 +66,13 @@ def network_jobs(draw: st.DrawFn) -> NetworkJob:
     rows = sum(span.n if step is ComputeStep.LAYER else span.rows for span in inside)
     hidden = None
     if rows or draw(st.booleans()):
-        dtype, width = draw(st.sampled_from(sorted(ITEM_SIZES))), draw(st.integers(1, 5))
-        size = rows * width * ITEM_SIZES[dtype]
-        hidden = PackedHidden(dtype, rows, width, draw(st.binary(min_size=size, max_size=size)))
+        dtype, width = draw(hidden_formats), draw(st.integers(1, 80))
+        few = outliers(width) if dtype == "int8" else 0
+        largest = draw(st.lists(st.integers(0, width - 1), min_size=rows * few, max_size=rows * few))
+        size = rows * row_bytes(dtype, width) - 4 * len(largest)
+        hidden = PackedHidden(
+            dtype, rows, width, struct.pack(f"<{len(largest)}I", *largest) + draw(st.binary(min_size=size, max_size=size))
+        )
     return NetworkJob(
         draw(routes),
         draw(counts),
@@ -91,6 +99,7 @@ open_routes = st.builds(
     counts,
     st.booleans(),
     seconds,
+    hidden_formats,
 )
 positions = st.builds(Position, counts, counts, counts, st.integers(1, 2**48 - 1))
 reports = st.builds(

@@ -5,33 +5,22 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pytest
 
-from penstock.config.engine import EngineConfig
-from penstock.config.network import NetworkConfig
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.request import JobRequest
 from penstock.domain.route import RouteId
-from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Span
-from penstock.domain.updates import JobDone, JobFailed, TokensOut
-from penstock.engine.hosted_model import HostedLayers, HostedModel, host
-from penstock.engine.routing.config import RoutingConfig
-from penstock.model.sources import DEFAULT_MODEL
+from penstock.engine.hosted_model import HostedModel
 from penstock.network.codec import encode
-from penstock.network.in_process import Hub, InProcessRouter
-from penstock.network.router import OnChange, OnMessage
-from penstock.network.stream import Stream
-from penstock.peers.membership import Membership
-from penstock.pipes.model_manager import ModelManager
+from penstock.network.in_process import Hub
 from tests.engine.node import Place
 from tests.engine.world import GREEDY, World
+from tests.network.listening import CONFIG, Exchange, Node, answer
 from tests.network.nets import wait_for
 
 PROMPT = (
@@ -40,18 +29,12 @@ PROMPT = (
     "that observation during several expeditions, and whether colleagues questioned her measurements afterwards."
 )
 RUN = 4  # ids in a row: fewer can occur by chance
-CONFIG = EngineConfig(block_size=16, chunk=32)
 
 
 # ---- the search ----
 
 
-class Secret(NamedTuple):
-    text: str
-    ids: list[int]
-
-
-def leaks(data: bytes, secret: Secret) -> list[str]:
+def leaks(data: bytes, secret: Exchange) -> list[str]:
     """What of a secret can be found in these bytes."""
     found = [f"the word {word!r}" for word in _words(secret.text) if word.encode() in data]
     found += [f"ids as {how}" for how, run in _runs(secret.ids) if run in data]
@@ -104,7 +87,7 @@ def _hashes(ids: Sequence[int]) -> Iterator[tuple[str, bytes]]:
 # ---- the search finds what it should ----
 
 IDS = list(range(1000, 1048))
-SECRET = Secret("a Thunderstorm gathers", IDS)
+SECRET = Exchange("a Thunderstorm gathers", IDS)
 JOB = NetworkJob(RouteId("a", 1, 0), 0, [], step=ComputeStep.LAYER)
 
 
@@ -140,82 +123,14 @@ def test_the_search_finds_nothing_where_nothing_is() -> None:
 # ---- what a real origin sends ----
 
 
-class ListeningRouter:
-    """Keeps all that leaves its node."""
-
-    def __init__(self, router: InProcessRouter) -> None:
-        self._router = router
-        self.left: list[bytes] = []
-
-    @property
-    def node_id(self) -> str:
-        return self._router.node_id
-
-    def start(self, on_message: OnMessage, on_change: OnChange) -> None:
-        self._router.start(on_message, on_change)
-
-    def publish(self, record: bytes) -> None:
-        self.left.append(record)
-        self._router.publish(record)
-
-    def records(self) -> Mapping[str, bytes]:
-        return self._router.records()
-
-    def send(self, node: str, data: bytes, stream: Stream = Stream.DATA) -> None:
-        self.left.append(data)
-        self._router.send(node, data, stream)
-
-    def refused(self) -> Mapping[str, int]:
-        return self._router.refused()
-
-    def close(self) -> None:
-        self._router.close()
-
-
-class Node:
-    def __init__(self, hub: Hub, name: str, segments: list[tuple[int, int]], *, ends: bool) -> None:
-        self.router = ListeningRouter(InProcessRouter(hub, name))
-        self.membership = Membership(self.router, NetworkConfig(), node=name, epoch=1)
-        loaded = ModelManager(CONFIG).load(
-            DEFAULT_MODEL, device="cpu", segments=segments, kv_memory=64 << 20, load_ends=ends, whole=False
-        )
-        self.ends = loaded.ends
-        self.hosted: HostedLayers | HostedModel = host(
-            loaded, self.membership.pipes.make(loaded, CONFIG.block_size), CONFIG, routing=RoutingConfig(epoch=1)
-        )
-        self.hosted.start()
-        self.membership.start()
-        self.membership.host(self.hosted)
-
-    def close(self) -> None:
-        self.hosted.stop()
-        self.membership.leave()
-
-
 @pytest.fixture(scope="module")
 def pair(default_model_folder: Path) -> Iterator[tuple[Node, Node]]:
     """An origin that keeps the first and the last layer, and a node with those between."""
     hub = Hub()
-    nodes = (Node(hub, "origin", [(0, 1), (29, 30)], ends=True), Node(hub, "other", [(1, 29)], ends=False))
+    nodes = (Node(hub, "origin", [(0, 1), (29, 30)], ends=True, wire="fp32"), Node(hub, "other", [(1, 29)]))
     yield nodes
     for node in nodes:
         node.close()
-
-
-def answer(node: Node, text: str) -> Secret:
-    """Ask, and return the text and ids of both sides."""
-    assert isinstance(node.hosted, HostedModel)
-    handle = node.hosted.jobs.start_job(
-        JobRequest(prompt=text, sampling=SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
-    )
-    ids, said = list(handle.prompt_ids), ""
-    for update in handle:
-        if isinstance(update, TokensOut):
-            ids += update.token_ids
-            said += update.text
-        assert not isinstance(update, JobFailed), update
-    assert isinstance(update, JobDone)
-    return Secret(f"{text} {said}", ids)
 
 
 @pytest.mark.slow

@@ -54,3 +54,18 @@ def test_a_job_is_sent_to_a_node_by_its_name_with_its_hidden_states_as_bytes() -
     assert message is job
     assert isinstance(job.hidden, PackedHidden)
     assert torch.equal(unpack(job.hidden), hidden)
+
+
+def test_hidden_states_leave_in_the_format_of_the_pipe_or_in_the_one_they_came_in() -> None:
+    class Wire:
+        def send(self, node: str, message: Message) -> None:
+            assert isinstance(message, NetworkJob)
+            kinds.append(message.hidden.dtype)
+
+    kinds: list[str] = []
+    over = Pipe("fake", 6, [], wire=Wire(), hidden_format="bfloat16")
+    for arrived in (None, "int8"):
+        job = NetworkJob(RouteId("a", 1, 0), 0, [Span(0, 0, 0, 0, 0, 2, 1)], hidden=torch.ones(2, 3))
+        job.format = arrived  # type: ignore[assignment]
+        over.send_job("b", job)
+    assert kinds == ["bfloat16", "int8"]

@@ -11,6 +11,7 @@ from penstock.config.checks import check_seconds, check_whole, is_address, unusa
 from penstock.errors import ConfigError
 
 MODES = ("peer", "router", "client")
+WIRE_FORMATS = ("auto", "fp32", "bf16", "int8")
 PROTOCOLS = ("tcp", "udp", "tls", "quic")
 SECURE_PROTOCOLS = ("tls", "quic")  # both sides show a certificate
 CERTIFICATE_FILES = ("ca_file", "certificate_file", "key_file")
@@ -38,6 +39,7 @@ class NetworkConfig:
     listen, connect: endpoints, written as `protocol/host:port`.
     lease_ms: how long a silent node counts as alive.
     open: let everyone in; otherwise both sides of a connection show a certificate signed by `ca_file`.
+    wire: the format in which hidden states leave this node; `auto` for what suits the model.
     recovery_timeout: seconds that answers wait for a new pipe when a node was lost.
     accept_weights: hashes of manifests to accept from other nodes although nobody vouches for them; `any` for all.
     """
@@ -56,6 +58,7 @@ class NetworkConfig:
     revocations_file: Path | None = None
     trusted_file: Path | None = None
     peers_file: Path | None = None
+    wire: Literal["auto", "fp32", "bf16", "int8"] = "auto"
     recovery_timeout: float = 60.0
     share_weights: bool = True
     weights_rate: int = 100 * 10**6
@@ -68,6 +71,8 @@ class NetworkConfig:
             raise unusable("mode", self.mode, f"Use one of: {', '.join(MODES)}.")
         if not NAME.fullmatch(self.router):
             raise unusable("router", self.router, f'Use the name of an installed router, such as "{ZENOH}".')
+        if self.wire not in WIRE_FORMATS:
+            raise unusable("wire", self.wire, f"Use one of: {', '.join(WIRE_FORMATS)}.")
         check_whole("lease_ms", self.lease_ms, minimum=MIN_LEASE_MS)
         check_seconds("recovery_timeout", self.recovery_timeout, allow_zero=True)
         check_whole("weights_rate", self.weights_rate, minimum=1)

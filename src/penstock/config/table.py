@@ -15,7 +15,7 @@ from typing import Any
 from penstock.config import kinds
 from penstock.config.engine import POLICY_NAMES, EngineConfig
 from penstock.config.kinds import PAIRS, PATH, SECONDS, SIZE, SWITCH, TEXT, WHOLE, WORDS, ValueKind
-from penstock.config.network import MODES, NetworkConfig
+from penstock.config.network import MODES, WIRE_FORMATS, NetworkConfig
 from penstock.config.node import (
     DEFAULT_MODEL,
     DTYPES,
@@ -267,6 +267,11 @@ SETTINGS = (
         sample=("3f2a" * 16,),
     ),
     Setting("network.weights_rate", SIZE, "Bytes of weights per second that this node sends to others."),
+    Setting(
+        "network.wire",
+        kinds.one_of(*WIRE_FORMATS),
+        "Format of hidden states on their way: fp32, bf16 (half the bytes), int8 (a quarter), or auto: what suits the model.",
+    ),
     Setting("network.recovery_timeout", SECONDS, "How long running answers wait for other nodes after one was lost."),
     Setting("aliases", PAIRS, "Further names for hosted models.", sample={"gpt-4o": DEFAULT_MODEL}, self_contained=False),
     Setting("limits.max_jobs", WHOLE, "Answers (requests times n) open at once; further requests get 429."),

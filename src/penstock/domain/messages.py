@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from penstock.domain.hidden_format import HiddenFormat
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Position
 
@@ -25,6 +26,7 @@ class OpenRoute:
     blocks: int
     prefix_cache: bool
     lease: float  # seconds of silence after which the node may forget the route
+    hidden_format: HiddenFormat = "float32"  # of all hidden states on the route
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from penstock.domain.fsm import ComputeStep
+from penstock.domain.hidden_format import HiddenFormat
 from penstock.domain.route import RouteId
 
 
@@ -108,6 +109,9 @@ class NetworkJob:
     sent: float = field(default=0.0, compare=False)  # the clock of the node that sent it last
     # not sent, but set where it arrives:
     sender: str = field(default="", compare=False, metadata=LOCAL)  # the node that it came from
+    format: HiddenFormat | None = field(
+        default=None, compare=False, metadata=LOCAL
+    )  # of its hidden states, if it came off the wire
     memory: int = field(default=0, compare=False, metadata=LOCAL)  # bytes that it is counted with while it waits for a pass
 
     @property
@@ -119,7 +123,7 @@ class NetworkJob:
 class PackedHidden(NamedTuple):
     """Hidden states as bytes: `rows` rows of `width` numbers."""
 
-    dtype: str  # "float32" or "bfloat16"
+    dtype: HiddenFormat
     rows: int
     width: int
     data: bytes | bytearray | memoryview

@@ -83,7 +83,7 @@ class Membership:
         self._weights: dict[str, tuple[Path, Manifest]] = {}  # served to other nodes, by model
         self.weights_server = WeightsServer(self._weights.get, self.wire.send, rate=config.weights_rate, unsent=self.wire.waiting)
         self.weights_fetcher = WeightsFetcher(self.wire.send, lambda: sorted(self.weights_peers()))
-        self.pipes = PipeManager(node, self.wire)
+        self.pipes = PipeManager(node, self.wire, wire_format=config.wire)
         self._endpoints = reachable_endpoints(config.listen)[:MAX_PUBLISHED_ENDPOINTS] if config.peers_file is not None else ()
         self._peer_endpoints: dict[str, tuple[str, ...]] = {}  # by node
         self._saved_endpoints: list[str] = []

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import Hop
+from penstock.engine.engine import Engine
 from penstock.engine.routing.no_origin import NoOrigin
 from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.stage_progress import prompt_progress
@@ -85,6 +86,7 @@ def _pipe(membership: Membership, pipe: MetaPipe) -> Json:
         "room": {node: offer.room for node, offer in sorted(offers.items()) if offer.room},
         "placement": membership.placements.get(pipe.model, ""),
         "route": describe_route(origin) if isinstance(origin, Origin) else None,
+        "wire": _wire(engine),
         "run": _how_to_fill(membership, pipe),
     }
 
@@ -101,6 +103,13 @@ def _text_room(membership: Membership, pipe: MetaPipe, origin: Origin | NoOrigin
         return origin.route.reach * engine.config.block_size
     path = engine.pipe.path(block_size=engine.config.block_size)
     return 0 if path is None else path.kv_blocks * engine.config.block_size
+
+
+def _wire(engine: Engine | None) -> Json | None:
+    """How hidden states of this node's jobs travel; None if it takes none."""
+    if engine is None or isinstance(engine.origin, NoOrigin):
+        return None
+    return {"format": engine.pipe.hidden_format, "token_bytes": engine.pipe.token_bytes}
 
 
 def _exposed(origin: Origin | NoOrigin, here: str) -> list[str]:

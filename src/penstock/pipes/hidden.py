@@ -1,26 +1,71 @@
-"""Converts hidden states between tensors and bytes."""
+"""Converts hidden states between tensors and the formats in which they travel.
+
+In int8, a row has a code for every channel, a scale for every group of channels, and its few largest channels once more in
+bfloat16: with those in a group, its other channels would vanish. Each kind of value lies together for all rows, the widest first:
+indices (int32) and values (bfloat16) of the largest channels, scales (bfloat16), codes.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from penstock.domain.hidden_format import GROUP, HiddenFormat, groups, outliers
 from penstock.domain.span import PackedHidden
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-ITEM_BYTES = 4  # of one number on its way between nodes: float32
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LARGEST_CODE = 127
 
 
-def pack(hidden: Tensor) -> PackedHidden:
-    """Convert [T, hidden] to bytes, without a copy if it is in CPU memory already."""
+def choose_format(setting: str, precision: str) -> HiddenFormat:
+    """The format for `network.wire`; `auto` sends bfloat16 unless the model computes in float32."""
+    chosen: dict[str, HiddenFormat] = {
+        "fp32": "float32",
+        "bf16": "bfloat16",
+        "int8": "int8",
+        "auto": "float32" if precision == "float32" else "bfloat16",
+    }
+    return chosen[setting]
+
+
+def pack(hidden: Tensor, kind: HiddenFormat = "float32") -> PackedHidden:
+    """Convert [T, hidden] to bytes. What is done to the numbers is done on their device, before they are copied from it."""
     rows, width = hidden.shape
-    flat = hidden.detach().contiguous().cpu().view(-1).view(torch.uint8)
-    return PackedHidden(NAMES[hidden.dtype], rows, width, flat.numpy().data)
+    hidden = hidden.detach()
+    flat = _quantized(hidden) if kind == "int8" else hidden.to(getattr(torch, kind)).contiguous().view(-1).view(torch.uint8)
+    return PackedHidden(kind, rows, width, flat.cpu().numpy().data)
 
 
 def unpack(packed: PackedHidden, device: torch.device | str = "cpu") -> Tensor:
-    if not packed.rows:
-        return torch.empty((0, packed.width), dtype=DTYPES[packed.dtype], device=device)
+    """The hidden states as [T, hidden] in float32 on `device`."""
+    rows, width = packed.rows, packed.width
+    if not rows:
+        return torch.empty((0, width), device=device)
     data = packed.data if isinstance(packed.data, bytearray) else bytearray(packed.data)  # torch needs writable memory
-    return torch.frombuffer(data, dtype=DTYPES[packed.dtype]).view(packed.rows, packed.width).to(device)
+    flat = torch.frombuffer(data, dtype=torch.uint8).to(device)
+    if packed.dtype == "int8":
+        return _dequantized(flat, rows, width)
+    return flat.view(getattr(torch, packed.dtype)).view(rows, width).float()
+
+
+def _quantized(hidden: Tensor) -> Tensor:
+    rows, width = hidden.shape
+    hidden = hidden.float()
+    largest = hidden.abs().topk(outliers(width), dim=1, sorted=False).indices
+    values = hidden.gather(1, largest).bfloat16()
+    grouped = pad(hidden.scatter(1, largest, 0.0), (0, -width % GROUP)).view(rows, groups(width), GROUP)
+    scales = (grouped.abs().amax(dim=-1) / LARGEST_CODE).bfloat16()
+    steps = torch.where(scales > 0, scales, 1).float().unsqueeze(-1)
+    codes = grouped.div_(steps).round_().clamp_(-LARGEST_CODE, LARGEST_CODE).to(torch.int8).flatten(1)[:, :width]
+    return torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in (largest.int(), values, scales, codes)])
+
+
+def _dequantized(flat: Tensor, rows: int, width: int) -> Tensor:
+    few, some = outliers(width), groups(width)
+    sizes = [4 * rows * few, 2 * rows * few, 2 * rows * some, rows * width]
+    indices, values, scales, codes = torch.split(flat, sizes)
+    largest = indices.view(torch.int32).view(rows, few).long()
+    steps = scales.view(torch.bfloat16).view(rows, some).float()
+    hidden = pad(codes.view(torch.int8).view(rows, width).float(), (0, -width % GROUP)).view(rows, some, GROUP)
+    hidden = hidden.mul_(steps.unsqueeze(-1)).flatten(1)[:, :width].contiguous()
+    return hidden.scatter_(1, largest, values.view(torch.bfloat16).view(rows, few).float())

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from penstock.domain.hidden_format import HiddenFormat, row_bytes
 from penstock.domain.messages import Control, Mark, Message
 from penstock.domain.meta_model import Link
 from penstock.domain.route import Hop
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.model.segment import Segment
-from penstock.pipes.hidden import ITEM_BYTES, pack
+from penstock.pipes.hidden import pack
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.path import Path
 from penstock.pipes.pipe_ids import pipe_of
@@ -47,6 +48,7 @@ class VirtualSegment(NamedTuple):
 class Pipe:
     """`segments` are the local ones. In a network, `view` has those of all nodes. `width` is that of a hidden state.
 
+    hidden_format: in which hidden states of this node's jobs travel, on all routes.
     kv_window: how many positions a token sees in the layers that see most; None for all. It follows from the shape, so that all
         nodes agree.
     """
@@ -60,6 +62,7 @@ class Pipe:
         node: str = "local",
         shape: str = "",
         width: int = 0,
+        hidden_format: HiddenFormat = "float32",
         kv_window: int | None = None,
         wire: MessageSender | None = None,
         view: View | None = None,
@@ -69,7 +72,8 @@ class Pipe:
         self.node = node
         self.shape = shape
         self.kv_window = kv_window
-        self.token_bytes = width * ITEM_BYTES
+        self.hidden_format = hidden_format
+        self.token_bytes = row_bytes(hidden_format, width)
         self.segments = sorted(segments, key=lambda segment: segment.layers)
         self._wire = wire
         self._view = view
@@ -145,7 +149,7 @@ class Pipe:
     def send_job(self, node: str, job: NetworkJob) -> None:
         """Send a NetworkJob to another node."""
         if job.hidden is not None:
-            job.hidden = pack(job.hidden)
+            job.hidden = pack(job.hidden, job.format or self.hidden_format)
         self._send(node, job)
 
     def send_control(self, node: str, message: Control) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from penstock.domain.meta_model import NodeRecord
 from penstock.domain.topology import NOTHING_PRIVATE, PrivateLayers
 from penstock.model.spec import fingerprint
+from penstock.pipes.hidden import choose_format
 from penstock.pipes.meta_pipe import MetaPipe, WeightsOf
 from penstock.pipes.model_manager import LoadedModel
 from penstock.pipes.pipe import MessageSender, Pipe
@@ -14,10 +15,14 @@ from penstock.pipes.router_pipes import RouterPipes
 
 
 class PipeManager:
-    """`update` takes the records of all live nodes whenever they change; readers see the latest."""
+    """`update` takes the records of all live nodes whenever they change; readers see the latest.
 
-    def __init__(self, node: str, wire: MessageSender) -> None:
+    wire_format: as in `network.wire`.
+    """
+
+    def __init__(self, node: str, wire: MessageSender, *, wire_format: str = "auto") -> None:
         self.node = node
+        self._wire_format = wire_format
         self._wire = wire
         self.records: tuple[NodeRecord, ...] = ()
         self._router_pipes = RouterPipes(lambda: self.records)
@@ -46,6 +51,7 @@ class PipeManager:
             node=self.node,
             shape=shape,
             width=spec.hidden,
+            hidden_format=choose_format(self._wire_format, loaded.precision),
             kv_window=spec.kv_window,
             wire=self._wire,
             view=view,

@@ -70,18 +70,29 @@ def test_two_nodes_are_shown_with_all_about_them() -> None:
     ]
 
 
-def test_only_the_slowest_links_are_shown_and_none_that_are_fast_or_unknown() -> None:
+def test_how_hidden_states_travel_is_shown_where_they_do() -> None:
+    wire = {"format": "bfloat16", "token_bytes": 1152}
+    over = pipe(segment("a", "0:10"), segment("b", "10:30"), route=route(("a", "0:10"), ("b", "10:30")), wire=wire)
+    nodes = [node("a"), node("b")]
+    assert "  wire       bfloat16, 1,152 bytes a token on each hop" in render(status(over, nodes=nodes), 80).splitlines()
+    alone = pipe(segment("a", "0:30"), route=route(("a", "0:30")), wire=wire)
+    assert "bfloat16," not in render(status(alone, nodes=nodes), 80)
+
+
+def test_links_are_shown_with_their_speed_the_slowest_first_and_unknown_ones_left_out() -> None:
     def link(name: str, speed: float) -> dict[str, Any]:
         return {"node": name, "round_trip": 0.1, "bytes_per_second": speed}
 
-    slow = [link(f"n{number}", 1e6 * (9 - number)) for number in range(8)]
+    slow = [link(f"n{number}", 1e6 * (9 - number)) for number in range(7)]
     others = [link("b", 0.0), link("c", 1e8), link("gone", 1e3)]
     names = ["a", "b", "c", *(one["node"] for one in slow)]
     text = render(status(nodes=[node("a", links=[*slow, *others]), *map(node, names[1:])]), 80)
-    assert [line for line in text.splitlines() if "slow" in line or "more" in line] == [
-        *(f"  slow link n{number} → a: {9 - number} MB/s" for number in (7, 6, 5, 4, 3)),
-        "  … and 3 more",
+    assert [line for line in text.splitlines() if "link" in line or "more" in line] == [
+        *(f"  slow link n{number} → a: {9 - number} MB/s" for number in (6, 5, 4, 3, 2, 1, 0)),
+        "  link c → a: 100 MB/s",
     ]
+    text = render(status(nodes=[node("a", links=[*slow, *others, link("d", 1e9)]), *map(node, [*names[1:], "d"])]), 80)
+    assert "… and 1 more (--json has all)" in text
 
 
 def test_senders_whose_messages_are_refused_again_and_again_are_shown() -> None:

@@ -178,9 +178,10 @@ def test_a_node_that_leaves_opens_no_routes(host: RouteHost) -> None:
         ("a", {"current_layer": 4}),
         ("a", {"current_layer": 0}),
         ("a", {"hidden": PackedHidden("float32", 1, 2, b"\0" * 8)}),
+        ("a", {"hidden": PackedHidden("bfloat16", 1, 1, b"\0" * 2)}),
     ],
 )
-def test_spans_come_from_the_predecessor_at_the_leg_and_in_the_width_that_were_agreed(
+def test_spans_come_from_the_predecessor_at_the_leg_and_in_the_width_and_format_that_were_agreed(
     host: RouteHost, sender: str, wrong: dict[str, Any]
 ) -> None:
     host.open("a", ask())

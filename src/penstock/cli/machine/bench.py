@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.chat.answer import follow
+from penstock.cli.machine.bench_wire import bench_wire
 from penstock.cli.options import (
     DEFAULT_MODEL,
     DeviceOption,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SHORT_PROMPT = 32
 LONG_PROMPT = 512
+DEFAULT_MBITS = (20, 100, 1000)
 _TOKEN_IDS = range(10, 250)  # every vocabulary has these; their meaning does not affect the speed
 
 
@@ -61,12 +63,25 @@ def bench(
     quant: QuantOption = "none",
     device: DeviceOption = "auto",
     segments: SegmentsOption = None,
+    wire: Annotated[
+        bool, typer.Option("--wire", help="Compare the formats of hidden states between nodes (network.wire).")
+    ] = False,
+    mbit: Annotated[
+        list[float] | None, typer.Option(min=0.001, help="With --wire: speed of a link, in Mbit/s; repeatable.")
+    ] = None,
 ) -> None:
     """Measure how fast this machine is.
 
-    Runs 1, 8 and 32 answers at once and reads a prompt of 512 tokens. It takes about a minute.
+    Runs 1, 8 and 32 answers at once and reads a prompt of 512 tokens. It takes about a minute. With --wire, reads a text as if
+    it passed other nodes, in each format that `network.wire` allows.
     """
     ranges = parse_segments(segments)
+    if mbit and not wire:
+        raise typer.BadParameter("It is for --wire.", param_hint="--mbit")
+    if wire:
+        mbits = mbit or DEFAULT_MBITS
+        bench_wire(model, dtype=dtype, quant=quant, device=device, segments=ranges, mbits=mbits, as_json=as_json)
+        return
     rounds = plan_rounds(tokens)
 
     def load(bars: ProgressBars) -> LLM:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from penstock.cli.network.layer_bars import Held, layer_bars
@@ -15,7 +16,7 @@ Json = dict[str, Any]
 
 MIN_WIDTH = 40  # columns; nothing can be drawn in fewer
 SLOW_BYTES_PER_SECOND = 10e6  # links below this are shown: the hidden state of a token of a large model takes milliseconds there
-MAX_SLOW_LINKS = 5
+MAX_LINKS = 8
 MIN_SHOWN_REFUSALS = 10  # a restart of a node causes a few
 NODES = ["node", "state", "serves", "round trip", "version"]
 SEGMENTS = ["node", "layers", "computes on", "a pass", "load", "KV used", "leased", "total"]
@@ -95,7 +96,7 @@ def _network(status: Json, named: dict[str, str], width: int, ink: Ink) -> list[
             text = f"warning: {count:,} messages in the name of {sender} were refused; the log says why"
             lines += [ink("yellow", line) for line in wrapped(text, width)]
     rows = [_node(node, named) for node in nodes]
-    return [*lines, "", *table(NODES, rows, width, ink, numbers=[3], elastic=[0, 2]), *_slow_links(nodes, named, width, ink)]
+    return [*lines, "", *table(NODES, rows, width, ink, numbers=[3], elastic=[0, 2]), *_links(nodes, named, width, ink)]
 
 
 def _node(node: Json, named: dict[str, str]) -> list[str]:
@@ -108,17 +109,21 @@ def _node(node: Json, named: dict[str, str]) -> list[str]:
     ]
 
 
-def _slow_links(nodes: list[Json], named: dict[str, str], width: int, ink: Ink) -> list[str]:
+def _links(nodes: list[Json], named: dict[str, str], width: int, ink: Ink) -> list[str]:
+    """The measured speeds of links, slow ones first."""
     found = sorted(
         (link["bytes_per_second"], named[link["node"]], named[node["node"]])
         for node in nodes
         for link in node.get("links") or ()  # an older server does not say
-        if 0 < link["bytes_per_second"] < SLOW_BYTES_PER_SECOND and link["node"] in named
+        if link["bytes_per_second"] > 0 and link["node"] in named
     )
-    texts = [f"slow link {sender} → {receiver}: {format_bytes(round(speed))}/s" for speed, sender, receiver in found]
-    shown = texts[:MAX_SLOW_LINKS] + [f"… and {len(texts) - MAX_SLOW_LINKS} more"] * (len(texts) > MAX_SLOW_LINKS)
-    lines = [ink("yellow", line) for text in shown for line in wrapped(text, width)]
-    return ["", *lines] if lines else []
+    lines: list[str] = []
+    for speed, sender, receiver in found[:MAX_LINKS]:
+        slow = speed < SLOW_BYTES_PER_SECOND
+        text = f"{'slow link' if slow else 'link'} {sender} → {receiver}: {format_bytes(round(speed))}/s"
+        lines += [ink("yellow", line) if slow else line for line in wrapped(text, width)]
+    more = len(found) - MAX_LINKS
+    return ["", *lines, *([f"… and {more} more (--json has all)"] if more > 0 else [])] if lines else []
 
 
 def _state(node: Json) -> str:
@@ -142,7 +147,8 @@ def _pipe(pipe: Json, here: str, named: dict[str, str], width: int, ink: Ink, *,
         rows = [_segment(segment, named) for segment in segments]
         lines += ["", *table(SEGMENTS, rows, width, ink, numbers=[3, 4, 5, 6, 7], elastic=[0])]
     lines.append("")
-    for name, text in [*_memory(pipe), *_pipes(pipe, named), *_route(pipe, here, named), *_placement(pipe, here, named)]:
+    facts = [_memory(pipe), _pipes(pipe, named), _route(pipe, here, named), _wire(pipe), _placement(pipe, here, named)]
+    for name, text in chain.from_iterable(facts):
         lines += _fact(name, text, width, ink)
     for warning in pipe.get("warnings", ()):
         lines += ["", *(ink("yellow", line) for line in wrapped(f"warning: {_tied(warning)}", width))]
@@ -174,6 +180,13 @@ def _segment(segment: Json, named: dict[str, str]) -> list[str]:
 def _memory(pipe: Json) -> Iterator[tuple[str, str]]:
     if tokens := pipe.get("kv_tokens"):  # an older server does not say
         yield "memory", f"room for {tokens:,} tokens of text, all requests together"
+
+
+def _wire(pipe: Json) -> Iterator[tuple[str, str]]:
+    wire = pipe.get("wire")  # an older server does not say
+    route = pipe["route"]
+    if wire and route and len({hop["node"] for hop in route["hops"]}) > 1:
+        yield "wire", f"{wire['format']}, {wire['token_bytes']:,} bytes a token on each hop"
 
 
 def _pipes(pipe: Json, named: dict[str, str]) -> Iterator[tuple[str, str]]:

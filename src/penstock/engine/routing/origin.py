@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
+from penstock.domain.hidden_format import row_bytes
 from penstock.domain.job import HOLDS_KV, Job, Sequence
 from penstock.domain.messages import (
     Bounce,
@@ -74,7 +75,8 @@ class Origin:
         self.steady_since = -1  # `sequences.changes` when the scheduler last granted a decode to every sequence, and nothing else
         self.ends_seconds = 0.0  # seconds that embedding and head take, smoothed
         self.opener = RouteOpener(config, routing, pipe, host, clock)
-        self.pacing = Pacing(config, sequences, pipe.node, routing.width)
+        self._token_bytes = row_bytes(pipe.hidden_format, routing.width)
+        self.pacing = Pacing(config, sequences, pipe.node, self._token_bytes)
         self._config = config
         self._width = routing.width
         self._pipe = pipe
@@ -180,7 +182,7 @@ class Origin:
             return False
         spans = set(job.spans)
         right = len(spans) == len(job.spans) and spans <= set(sent.spans)
-        if right and (job.hidden is None or job.hidden.width == self._width):
+        if right and (job.hidden is None or (job.hidden.dtype, job.hidden.width) == (self._pipe.hidden_format, self._width)):
             sent.returned = True
             return True
         logger.warning("node %s returned Spans that it was not sent", sender)
@@ -353,7 +355,7 @@ class Origin:
         if route is None:
             return
         self.route, self._next_number = route, 0
-        self.pacing = Pacing(self._config, self.sequences, self._pipe.node, self._width)
+        self.pacing = Pacing(self._config, self.sequences, self._pipe.node, self._token_bytes)
         config = self._config
         pool = BlockPool(route.blocks, config.block_size, prefix_cache=config.prefix_cache, window=self._pipe.kv_window)
         self.sequences.use(pool, len(route.hops))

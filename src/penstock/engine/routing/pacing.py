@@ -10,22 +10,20 @@ from penstock.engine.routing.route_opener import ActiveRoute
 from penstock.engine.routing.window import Window
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 
-ITEM_BYTES = 4  # of a number in a hidden state, at most
-
 
 class Pacing:
     """Of one route; a new route is paced anew."""
 
-    def __init__(self, config: EngineConfig, sequences: EngineSequenceManager, node: str, width: int) -> None:
+    def __init__(self, config: EngineConfig, sequences: EngineSequenceManager, node: str, token_bytes: int) -> None:
         self.window = Window()
         self._config = config
         self._sequences = sequences
         self._node = node
-        self._width = width
+        self._token_bytes = token_bytes
 
     def size(self, tokens: int) -> int:
         """Bytes of the hidden states of this many tokens, at most."""
-        return tokens * self._width * ITEM_BYTES
+        return tokens * self._token_bytes
 
     def max_in_flight(self, route: ActiveRoute) -> int:
         if self._config.window is not None:

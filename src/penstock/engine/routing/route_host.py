@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.domain.hidden_format import HiddenFormat
 from penstock.domain.messages import (
     Bounce,
     BounceReason,
@@ -50,6 +51,7 @@ class HostedRoute:
     legs: Mapping[int, Leg]  # by their first layer
     parts: Mapping[int, RoutePart]  # one for each stage of the legs, by its first layer
     width: int
+    hidden_format: HiddenFormat
     lease: float
     last_heard: float  # when its last message came
     wants: int = 0  # blocks
@@ -185,7 +187,8 @@ class RouteHost:
         if route is None:
             return Bounce(job.route, job.number, BounceReason.UNKNOWN_ROUTE)
         leg = route.legs.get(job.current_layer)
-        if leg is None or leg.predecessor != sender or (job.hidden is not None and job.hidden.width != route.width):
+        agreed = job.hidden is None or (job.hidden.dtype, job.hidden.width) == (route.hidden_format, route.width)
+        if leg is None or leg.predecessor != sender or not agreed:
             return Bounce(job.route, job.number, BounceReason.MALFORMED)
         route.last_heard = self._clock()
         if route.jobs_here >= CREDITS * len(route.legs):
@@ -342,7 +345,14 @@ class RouteHost:
         legs = {leg.layers.start: leg for leg in request.legs}
         by_layer = {part.layers.start: part for part in parts}
         route = HostedRoute(
-            request.route, legs, by_layer, request.width, min(request.lease, MAX_LEASE_S), self._clock(), request.blocks
+            request.route,
+            legs,
+            by_layer,
+            request.width,
+            request.hidden_format,
+            min(request.lease, MAX_LEASE_S),
+            self._clock(),
+            request.blocks,
         )
         route.arrivals = {start: Arrivals() for start in legs}
         route.logs = {start: LegLog(start, self._clock) for start in legs}

@@ -244,6 +244,7 @@ class RouteOpener:
                 blocks=route.reach,
                 prefix_cache=self._config.prefix_cache,
                 lease=self._routing.lease,
+                hidden_format=self._pipe.hidden_format,
             )
             if node != self._pipe.node:
                 self._pipe.send_control(node, request)

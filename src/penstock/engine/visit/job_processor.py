@@ -178,6 +178,7 @@ class JobProcessor:
         for visit in batch:
             job = visit.job
             if isinstance(job.hidden, PackedHidden):
+                job.format = job.hidden.dtype
                 job.hidden = unpack(job.hidden, self._context.device)
             if job.step is ComputeStep.LAYER:
                 here = self._context.next_layer(job) is NextLayer.LOCAL

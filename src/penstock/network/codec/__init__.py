@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from penstock.domain.hidden_format import HiddenFormat
 from penstock.domain.messages import (
     MAX_LISTED,
     MAX_PIECE_BYTES,
@@ -71,7 +72,7 @@ from penstock.network.frame import Bytes
 
 WireLeg = tuple[WireRange, NodeId, NodeId]
 WireLegs = Annotated[tuple[WireLeg, ...], Meta(min_length=1, max_length=MAX_LEGS)]
-WireOpenRoute = tuple[WireRoute, Model, Name, WireLegs, Width, BlockSize, Count, bool, Seconds]
+WireOpenRoute = tuple[WireRoute, Model, Name, WireLegs, Width, BlockSize, Count, bool, Seconds, HiddenFormat]
 WireOffer = tuple[WireRoute, Count, Count, Reason, Seconds]
 WireNumbers = Annotated[tuple[Count, ...], Meta(max_length=MAX_LISTED)]
 WireLegReport = tuple[Layer, Number, Count, WireNumbers, WireNumbers]

@@ -10,12 +10,13 @@ import struct
 from collections.abc import Sequence
 from functools import partial
 from operator import gt
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from penstock.domain.fsm import ComputeStep
+from penstock.domain.hidden_format import HiddenFormat, outliers, row_bytes
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Refusal, Span, Verdict
 from penstock.network.codec.limits import (
@@ -38,7 +39,6 @@ from penstock.network.codec.limits import (
 )
 from penstock.network.frame import Bytes
 
-ITEM_SIZES = {"float32": 4, "bfloat16": 2}
 WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # bytes of a number in a column, and what struct calls it
 
 PackedNumbers = Annotated[bytes, Meta(max_length=MAX_SPANS * max(WIDTHS))]
@@ -60,7 +60,7 @@ WireSpans = tuple[
 ]
 WireNotice = tuple[Count, NoticeKind, Count, Count, Count, Keys, Count]
 WireRefusal = tuple[Count, Count, Count, Verdict, Count, NodeId]
-WireHidden = tuple[Literal["float32", "bfloat16"], Count, Width]
+WireHidden = tuple[HiddenFormat, Count, Width]
 WireJob = tuple[
     WireRoute,
     Count,
@@ -112,7 +112,10 @@ def build_job(header: Any, tensor: memoryview) -> NetworkJob:
     else:
         dtype, described, width = wire
         refuse(described != rows, f"its Spans have {rows} rows, but it describes {described}")
-        refuse(tensor.nbytes != rows * width * ITEM_SIZES[dtype], f"{rows} rows cannot have {tensor.nbytes} bytes")
+        refuse(tensor.nbytes != rows * row_bytes(dtype, width), f"{rows} rows cannot have {tensor.nbytes} bytes")
+        if dtype == "int8":
+            largest = max(tensor[: 4 * rows * outliers(width)].cast("I"), default=0)
+            refuse(largest >= width, f"a row of {width} channels has no channel {largest}")
         hidden = PackedHidden(dtype, rows, width, tensor)
     return NetworkJob(
         RouteId(*route),

@@ -1,0 +1,85 @@
+"""Hidden states as bytes: every format has the size that it says, and what comes out is close to what went in."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.domain.hidden_format import HiddenFormat, row_bytes
+from penstock.pipes.hidden import choose_format, pack, unpack
+
+FORMATS: tuple[HiddenFormat, ...] = get_args(HiddenFormat)
+
+
+def states(rows: int, width: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+@given(st.sampled_from(FORMATS), st.integers(0, 5), st.integers(1, 200), st.integers(0, 9), st.sampled_from([1e-6, 1.0, 1e5]))
+def test_every_format_has_its_size_and_keeps_the_numbers(
+    kind: HiddenFormat, rows: int, width: int, seed: int, scale: float
+) -> None:
+    hidden = states(rows, width, seed, scale)
+    packed = pack(hidden, kind)
+    assert (packed.dtype, packed.rows, packed.width) == (kind, rows, width)
+    assert len(packed.data) == rows * row_bytes(kind, width)
+    back = unpack(packed)
+    assert back.dtype == torch.float32
+    assert back.shape == hidden.shape
+    if kind == "float32":
+        assert torch.equal(back, hidden)
+    elif kind == "bfloat16":
+        assert torch.equal(back, hidden.bfloat16().float())
+    else:
+        limits = hidden.abs().amax(dim=1, keepdim=True) / 127 / 2 * 1.01
+        assert bool(((back - hidden).abs() <= limits + hidden.abs() / 256).all())
+
+
+def test_a_few_huge_channels_do_not_swallow_their_neighbours_in_int8() -> None:
+    hidden = states(4, 576, 1)
+    hidden[:, 100:108] *= 10_000
+    back = unpack(pack(hidden, "int8"))
+    small = [*range(100), *range(108, 576)]
+    assert float((back - hidden)[:, small].abs().max()) < 0.03
+    assert torch.allclose(back[:, 100:108], hidden[:, 100:108], rtol=1 / 128)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("count", [1, 40])
+def test_what_is_not_finite_stays_so(kind: HiddenFormat, bad: float, count: int) -> None:
+    hidden = states(2, 128, 3)
+    hidden[1, :count] = bad
+    back = unpack(pack(hidden, kind))
+    assert bool(back[0].isfinite().all())
+    assert not bool(back[1].isfinite().all())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_row_does_not_depend_on_its_neighbours(kind: HiddenFormat) -> None:
+    hidden = states(7, 130, 5)
+    together = unpack(pack(hidden, kind))
+    assert torch.equal(together, torch.cat([unpack(pack(row, kind)) for row in hidden.split(1)]))
+
+
+def test_zeros_stay_zeros() -> None:
+    assert not unpack(pack(torch.zeros(3, 70), "int8")).any()
+
+
+@pytest.mark.parametrize(
+    "setting,precision,kind",
+    [
+        ("auto", "float32", "float32"),
+        ("auto", "bfloat16", "bfloat16"),
+        ("auto", "Q4_1", "bfloat16"),
+        ("fp32", "bfloat16", "float32"),
+        ("bf16", "float32", "bfloat16"),
+        ("int8", "float32", "int8"),
+    ],
+)
+def test_the_format_follows_the_setting_and_auto_the_precision(setting: str, precision: str, kind: str) -> None:
+    assert choose_format(setting, precision) == kind
