@@ -20,6 +20,7 @@ FLOORS = {
     "cli": 9,
     "node": 8,
     "llm": 8,
+    "simulate": 8,
     "async_llm": 8,
     "doors": 7,
     "placement": 7,

@@ -6,7 +6,7 @@ block, position or stale entry gives another hash and so other tokens, which the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import accumulate
 
@@ -67,6 +67,27 @@ class FakeSegment:
 
     def _slot(self, table: Sequence[int], position: int) -> int:
         return table[position // self._size] * self._size + position % self._size
+
+
+class FakeLayers(FakeSegment):
+    """Every layer has a KV of its own, so that what comes out does not depend on how the layers are cut."""
+
+    def __init__(
+        self, start: int, end: int, blocks: int, block_size: int, spend: Callable[[int, int], None], window: int = FAR
+    ) -> None:
+        super().__init__(start, end, blocks, block_size)
+        self._each = [FakeSegment(layer, layer + 1, blocks, block_size, window) for layer in range(start, end)]
+        self._spend = spend
+
+    def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
+        self._spend(hidden.shape[0], (layers or self.layers).size)
+        if self.break_next is not None:
+            error, self.break_next = self.break_next, None
+            raise error
+        for layer in self._each:
+            if layers is None or layers.start <= layer.layers.start < layers.end:
+                hidden = layer.process(hidden, pieces)
+        return hidden
 
 
 class FakeEnds:

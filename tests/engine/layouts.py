@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.config.engine import POLICY_NAMES, EngineConfig
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import NOTHING_PRIVATE, PrivateLayers
-from tests.engine.node import Place
+from penstock.simulate.node import Machine
 from tests.engine.world import Faults
 
 NAMES = "abcd"
@@ -44,7 +44,7 @@ faults = st.builds(Faults, drop=rates, duplicate=rates, delay=rates, reorder=rat
 @st.composite
 def networks(
     draw: st.DrawFn, *, most_nodes: int = 4, most_layers: int = 6, origins: int = 1, least_blocks: int = 12
-) -> tuple[int, list[Place]]:
+) -> tuple[int, list[Machine]]:
     """The number of layers, and nodes that hold all of them; the first `origins` of them take jobs. Layers are cut anywhere and
     dealt out anyhow: an origin may have none, a node several ranges, and those of different nodes overlap. What an origin has of
     the first and last layers may be private."""
@@ -64,7 +64,7 @@ def networks(
             )
     blocks = st.integers(least_blocks, 30)
     places = [
-        Place(
+        Machine(
             name,
             tuple(sorted(held[name])),
             ends=index < origins,

@@ -18,8 +18,8 @@ from penstock.engine.job_factory import JobFactory
 from penstock.engine.routing.outage import LEASE_TIMEOUT_S
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from penstock.errors import NotReady, PromptTooLong, RequestError
+from penstock.simulate.node import Machine
 from tests.engine.fakes import VOCAB, embedding, finish, make_engine, make_job, oracle
-from tests.engine.node import Place
 from tests.engine.routing.test_faults import comes_home
 from tests.engine.world import Faults, World
 
@@ -208,8 +208,8 @@ def network(faults: Faults | None = None, *, seed: int = 0, seconds: float = 0.0
     """An origin with the ends only, two nodes behind it, and a spare for the second."""
     engine = EngineConfig(**{"block_size": 4, "chunk": 4, "policy": "fcfs", "window": 3} | config)
     layers = {"b": (0, 2), "c": (2, 4), "d": (2, 4)}
-    places = [Place(name, (held,), seconds=seconds) for name, held in layers.items()]
-    world = World(Place("a", ends=True), *places, config=engine, faults=faults or Faults(), seed=seed, recovery_timeout=300.0)
+    places = [Machine(name, (held,), seconds=seconds) for name, held in layers.items()]
+    world = World(Machine("a", ends=True), *places, config=engine, faults=faults or Faults(), seed=seed, recovery_timeout=300.0)
     world.open_routes("a")
     return world
 

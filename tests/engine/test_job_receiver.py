@@ -12,7 +12,8 @@ from penstock.domain.messages import Bounce, BounceReason, Message
 from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.domain.updates import JobDone
 from penstock.network.codec import encode
-from tests.engine.node import Place
+from penstock.simulate.letter import Letter
+from penstock.simulate.node import Machine
 from tests.engine.world import Faults, World
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -28,7 +29,7 @@ def test_a_damaged_job_is_not_run_and_its_origin_computes_the_tokens_again(hop: 
             damaged.append(message)
         return hit and len(damaged) == 3
 
-    places = [Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),))]
+    places = [Machine("a", (), ends=True), Machine("b", ((0, 2),)), Machine("c", ((2, 4),))]
     world = World(*places, faults=Faults(corrupt=1.0, hits=third, part=(0.97, 0.99)))
     world.open_routes("a")
     world.watching = True
@@ -57,9 +58,9 @@ class SharedCounts(dict[str, int]):
 
 
 def test_bad_messages_of_two_streams_are_both_counted() -> None:
-    node = World(Place("a", ((0, 4),), ends=True), Place("b", ()))["a"]
+    node = World(Machine("a", ((0, 4),), ends=True), Machine("b", ()))["a"]
     node.engine.stats.refused = SharedCounts()
-    threads = [threading.Thread(target=node.receiver.on_message, args=("b", b"nonsense")) for _ in range(2)]
+    threads = [threading.Thread(target=node.receiver.on_message, args=("b", Letter.of(b"nonsense"))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -69,12 +70,12 @@ def test_bad_messages_of_two_streams_are_both_counted() -> None:
 
 @pytest.mark.parametrize("step", [ComputeStep.LAYER, ComputeStep.HEAD])
 def test_a_member_that_is_not_on_a_route_fills_no_memory_while_a_node_computes(step: ComputeStep) -> None:
-    world = World(Place("a", (), ends=True), Place("b", ((0, 4),)), Place("x", ()))
+    world = World(Machine("a", (), ends=True), Machine("b", ((0, 4),)), Machine("x", ()))
     world.open_routes("a")
     route = world["a"].origin.route
     assert route is not None
     hidden = PackedHidden("float32", 1000, 1, bytes(4000))
     job = NetworkJob(route.id, 0, [Span(0, 0, 0, 0, 0, 1000, 1000)], step=step, hidden=hidden)
     for node in ("a", "b"):
-        world[node].receive("x", encode(job))
+        world[node].receive("x", Letter.of(encode(job)))
         assert world[node].engine._inbox.pending_bytes < 4000, "only its header waits to be refused"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from penstock.config.engine import EngineConfig
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason, JobDone, JobUpdate, OutputFinished, TokensOut
+from penstock.simulate.node import Machine
 from tests.engine.fakes import VOCAB, finish, make_engine, make_job
 from tests.engine.layouts import configs, faults, networks, prompts
-from tests.engine.node import Place
 from tests.engine.test_prompt_scores import Steps
 from tests.engine.world import Faults, World
 from tests.examples import examples
@@ -126,7 +126,7 @@ def test_while_a_mask_is_late_other_answers_go_on() -> None:
     seed=st.integers(0, 99),
 )
 def test_answers_with_late_masks_are_the_same_in_any_network(
-    network: tuple[int, list[Place]], config: EngineConfig, faults: Faults, asked: list[list[int]], seed: int
+    network: tuple[int, list[Machine]], config: EngineConfig, faults: Faults, asked: list[list[int]], seed: int
 ) -> None:
     layers, places = network
     world = World(*places, layers=layers, config=config, faults=faults, seed=seed, recovery_timeout=300.0)

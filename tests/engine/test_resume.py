@@ -22,9 +22,9 @@ from penstock.engine.job_factory import JobFactory
 from penstock.engine.scheduling.policies import fair_deadline
 from penstock.errors import NotReady, PenstockError, RequestError
 from penstock.pipes.pipe import Pipe
+from penstock.simulate.node import Machine
 from tests.doors.conftest import PATIENT
 from tests.engine.fakes import EOS, VOCAB, FakeEnds, FakeSegment, FakeStream, finish, make_job
-from tests.engine.node import Place
 from tests.engine.test_prompt_scores import Steps
 from tests.engine.world import World
 from tests.examples import examples
@@ -362,7 +362,7 @@ def test_ids_that_are_no_tokens_are_refused_before_the_engine_sees_them(token: i
 
 
 def network(blocks: int = 24) -> World:
-    world = World(Place("a", ends=True), Place("b", ((0, 2),), blocks=blocks), Place("c", ((2, 4),), blocks=blocks))
+    world = World(Machine("a", ends=True), Machine("b", ((0, 2),), blocks=blocks), Machine("c", ((2, 4),), blocks=blocks))
     world.open_routes("a")
     return world
 

@@ -1,28 +1,22 @@
-"""A network in one process, on simulated time: nodes over fake layers, and messages that are lost, repeated, late or damaged.
-
-Every message is encoded and decoded again, every node has its own idea of who is there, and time passes only when all that could
-happen at one instant has happened: a run depends on its seed alone, and a minute of waiting costs nothing.
-"""
+"""A simulated network under observation: nodes over fake layers, messages that are lost, repeated, late or damaged, and what must
+hold at every instant."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.job import HOLDS_KV, QUEUED, TERMINAL, Job
 from penstock.domain.job import Sequence as Answer
-from penstock.domain.messages import Mark, Message
+from penstock.domain.messages import Message
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob
+from penstock.domain.topology import LayerRange
 from penstock.domain.updates import (
     FinishReason,
     JobDone,
@@ -34,16 +28,16 @@ from penstock.domain.updates import (
     TokensOut,
 )
 from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.stage import Stage
 from penstock.errors import PenstockError
-from penstock.network.codec import decode, decode_record, encode, encode_record
-from tests.engine.fakes import make_job, oracle
-from tests.engine.node import Node, Place
+from penstock.network.codec import decode, encode
+from penstock.simulate.letter import Letter
+from penstock.simulate.network import Lane, SimulatedNetwork
+from penstock.simulate.node import Machine, SimulatedNode
+from tests.engine.fakes import FAR, FakeEnds, FakeLayers, FakeStream, make_job, oracle
 from tests.engine.sequences.test_properties import check_embedding, check_pool
 from tests.network.faults import _flipped
 
-TICK = 0.01  # seconds: how often a node looks at its clock when nothing comes
-NEWS = 0.05  # seconds at most until a change has reached every node
-Lane = tuple[str, str, bool]  # sender, destination, and whether it is the stream of hidden states
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
@@ -66,7 +60,7 @@ class Asked:
     """A job under observation."""
 
     node: str
-    at: Node
+    at: SimulatedNode
     job: Job
     updates: list[JobUpdate]
     room: int
@@ -96,138 +90,108 @@ class Asked:
         return found
 
 
-class World:
+class World(SimulatedNetwork):
+    """A simulated network whose layers compute something that can be checked, on links that do harm.
+
+    tokens_per_second: hidden states that each link carries, one NetworkJob after the other.
+    """
+
     def __init__(
         self,
-        *places: Place,
+        *machines: Machine,
         layers: int = 4,
         config: EngineConfig | None = None,
         faults: Faults | None = None,
-        seed: int = 0,
-        lease: float = 10.0,
-        recovery_timeout: float = 30.0,
         latency: float = 0.0005,
         tokens_per_second: float = math.inf,
-        window: int | None = None,
+        recovery_timeout: float = 30.0,
+        **more: Any,
     ) -> None:
-        """tokens_per_second: hidden states that each link carries, one NetworkJob after the other.
-        window: positions that a token sees in every layer; None for all."""
-        self.window = window
-        self.layers, self.lease, self.recovery_timeout = layers, lease, recovery_timeout
-        self.config = config or EngineConfig(block_size=4, chunk=8, policy="fcfs")
         self.faults, self.latency, self.tokens_per_second = faults or Faults(), latency, tokens_per_second
-        self._free: dict[Lane, float] = {}  # when a link has sent what it was given
-        self.dice = random.Random(seed)
-        random.seed(seed)  # how long origins wait before they try again
-        self.now = 1000.0
-        self.nodes: dict[str, Node] = {}
         self.asked: list[Asked] = []
         self.refusals: Counter[str] = Counter()  # by verdict, as they came home
         self.seen: list[tuple[str, str, Message]] = []  # sender, destination, message; kept if `watching`
         self.watching = False
-        self._order = itertools.count()
-        self._later: list[tuple[float, int, Callable[[], None]]] = []
-        self._due: dict[Lane, float] = {}  # when the last message arrives, by stream
-        self._epochs = itertools.count(1)
+        self._free: dict[Lane, float] = {}  # when a link has sent what it was given
         self._before: dict[tuple[str, int, int], tuple[int, int, int, int, int]] = {}
-        self._next_news = self.now + 1.0
-        for place in places:
-            self.start(place)
-        self.run(NEWS + TICK)
+        config = config or EngineConfig(block_size=4, chunk=8, policy="fcfs")
+        super().__init__(machines, layers=layers, config=config, recovery_timeout=recovery_timeout, **more)
 
-    def __getitem__(self, name: str) -> Node:
-        return self.nodes[name]
+    # ---- what nodes are made of ----
 
-    def __iter__(self) -> Iterator[Node]:
-        return iter([node for node in self.nodes.values() if node.alive])
+    def segment(self, node: SimulatedNode, layers: LayerRange) -> Any:
+        machine = node.machine
+        size = (machine.config or self.config).block_size
+        return FakeLayers(*layers, machine.blocks, size, node.compute_pass, self.window or FAR)
+
+    def ends(self, node: SimulatedNode) -> Any:
+        return FakeEnds()
+
+    @property
+    def text(self) -> Any:
+        return lambda skip_special: FakeStream()
+
+    def published_seconds(self, stage: Stage) -> float:
+        return 0.001
 
     # ---- what happens ----
 
-    def start(self, place: Place) -> Node:
-        node = self.nodes[place.name] = Node(self, place, next(self._epochs))
-        self._spread_the_news()
-        return node
-
     def kill(self, name: str, *, noticed: float = 0.2) -> None:
-        """It dies at once; the others hear of it after some time."""
         node = self.nodes[name]
-        node.alive = False
         for asked in self.asked:
             if asked.at is node and asked.final is None:
                 asked.may_fail = True
-        self.at(self.now + noticed, self._spread_the_news)
+        super().kill(name, noticed=noticed)
 
-    def restart(self, name: str, **changes: Any) -> Node:
+    def restart(self, name: str, **changes: Any) -> SimulatedNode:
         """Gone and back again in one instant, knowing nothing."""
         self.kill(name)
-        return self.start(replace(self.nodes[name].place, **changes))
-
-    def drain(self, name: str) -> None:
-        node = self.nodes[name]
-        node.draining = node.engine.host.draining = True
-        self._spread_the_news()
+        return self.start(replace(self.nodes[name].machine, **changes))
 
     def ask(
         self, name: str, prompt: Sequence[int], sampling: SamplingParams = GREEDY, *, may_fail: bool = False, **more: Any
     ) -> Asked:
         node = self.nodes[name]
-        reach = max(p.blocks for p in self._places()) * self.config.block_size
+        reach = max(other.machine.blocks for other in self) * self.config.block_size
         room = (node.engine.max_tokens or reach) - len(prompt)
         job, updates = make_job(prompt, sampling, seed=len(self.asked), arrival=node.clock(), room=max(1, room), **more)
         asked = Asked(name, node, job, updates, job.max_tokens, may_fail)
         self.asked.append(asked)
-        node.engine.submit(job)
+        self.submit(name, job)
         return asked
 
     def embed(self, name: str, prompt: Sequence[int], **more: Any) -> Asked:
         return self.ask(name, prompt, SamplingParams(), embed=True, **more)
 
-    def cancel(self, asked: Asked) -> None:
+    def withdraw(self, asked: Asked) -> None:
         asked.may_fail = True
-        self.nodes[asked.node].engine.cancel(asked.job)
-
-    def at(self, when: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._later, (when, next(self._order), action))
-
-    def _places(self) -> list[Place]:
-        return [node.place for node in self]
-
-    def _spread_the_news(self) -> None:
-        records = tuple(decode_record(encode_record(node.record())) for node in self)
-        issue = next(self._order)
-        for node in self:
-            self.at(self.now + self.dice.uniform(0, NEWS), partial(node.hear, issue, records))
+        self.cancel(asked.node, asked.job)
 
     # ---- messages ----
 
-    def post(self, sender: Node, destination: str, message: Message) -> None:
-        data = encode(message, sender.clock())
+    def post(self, sender: SimulatedNode, destination: str, message: Message) -> None:
         if self.watching:
-            self.seen.append((sender.name, destination, decode(data)))
-        if destination not in {record.node for record in sender.records}:
-            if isinstance(message, NetworkJob):
-                sender.engine.on_unsent(destination, message)
-            return
-        dice, faults, now = self.dice, self.faults, sender.clock()
+            self.seen.append((sender.name, destination, decode(encode(message, sender.clock()))))
+        super().post(sender, destination, message)
+
+    def arrivals(self, lane: Lane, message: Message, letter: Letter, now: float) -> Iterator[tuple[float, Letter]]:
+        dice, faults = self.dice, self.faults
         drop, duplicate, delay, reorder, corrupt = (dice.random() for _ in range(5))
-        if not faults.hits(sender.name, destination, message):
+        if not faults.hits(lane[0], lane[1], message):
             drop = duplicate = delay = reorder = corrupt = 1.0
         if drop < faults.drop:
             return
         if corrupt < faults.corrupt:
-            data = _flipped(data, [(dice.uniform(*faults.part), dice.randrange(1, 256)) for _ in range(dice.randint(1, 4))])
-        lane = self._lane(sender, destination, message)
+            flips = [(dice.uniform(*faults.part), dice.randrange(1, 256)) for _ in range(dice.randint(1, 4))]
+            letter = replace(letter, data=_flipped(letter.data, flips))
         due = self._transferred(lane, message, now) + self.latency * (1 + 2 * dice.random())
         if reorder < faults.reorder:
             due += dice.uniform(*faults.hold)
         else:
-            due = max(due, self._due.get(lane, 0.0))
-            if delay < faults.delay:
-                due += dice.uniform(*faults.hold)
-            self._due[lane] = due
-        for _ in range(2 if duplicate < faults.duplicate else 1):
-            self.at(due, lambda: self.deliver(sender.name, destination, data))
-            due += dice.uniform(0, 2 * self.latency)
+            due = self.in_order(lane, due, dice.uniform(*faults.hold) if delay < faults.delay else 0.0)
+        yield due, letter
+        if duplicate < faults.duplicate:
+            yield due + dice.uniform(0, 2 * self.latency), letter
 
     def _transferred(self, lane: Lane, message: Message, now: float) -> float:
         tokens = 0
@@ -236,18 +200,12 @@ class World:
         self._free[lane] = max(now, self._free.get(lane, 0.0)) + tokens / self.tokens_per_second
         return self._free[lane]
 
-    @staticmethod
-    def _lane(sender: Node, destination: str, message: Message) -> Lane:
-        """Hidden states do not hold up other messages, nor the other way round."""
-        return sender.name, destination, isinstance(message, NetworkJob | Mark)
-
-    def deliver(self, sender: str, destination: str, data: bytes) -> None:
+    def deliver(self, sender: str, destination: str, letter: Letter | bytes) -> None:
+        letter = Letter.of(letter) if isinstance(letter, bytes) else letter
         node = self.nodes.get(destination)
-        if node is not None and node.alive and node.stopped:
-            self.at(self.now + TICK, lambda: self.deliver(sender, destination, data))  # its machine keeps it
-        elif node is not None and node.alive:
-            self._count_refusals(destination, data)
-            node.receive(sender, data)
+        if node is not None and node.alive and not node.stopped:
+            self._count_refusals(destination, letter.data)
+        super().deliver(sender, destination, letter)
 
     def _count_refusals(self, destination: str, data: bytes) -> None:
         try:
@@ -259,29 +217,6 @@ class World:
 
     # ---- time ----
 
-    def step(self) -> None:
-        while self._later and self._later[0][0] <= self.now:
-            heapq.heappop(self._later)[2]()
-        for node in self:
-            if node.stopped:
-                continue
-            node.keep_alive()
-            if node.local <= self.now:
-                node.work()
-        if self.now >= self._next_news:
-            self._next_news = self.now + 1.0
-            self._spread_the_news()
-        self.check()
-        waits = [self.now + TICK, *(node.local for node in self if node.local > self.now)]
-        if self._later:
-            waits.append(self._later[0][0])
-        self.now = max(min(waits), self.now + 1e-6)
-
-    def run(self, seconds: float) -> None:
-        until = self.now + seconds
-        while self.now < until:
-            self.step()
-
     def run_until(self, condition: Callable[[], bool], seconds: float = 120.0, what: str = "it") -> None:
         until = self.now + seconds
         while not condition():
@@ -289,8 +224,9 @@ class World:
             self.step()
 
     def open_routes(self, *names: str) -> None:
-        """Until these origins have a route."""
+        """Until these origins have a route, and a moment longer for their first notices."""
         self.run_until(lambda: all(self[name].origin.route is not None for name in names), 30.0, "opening a route")
+        self.run(0.01)
 
     def finish(self, seconds: float = 240.0) -> None:
         """Until every job has ended and its memory is free everywhere; then until nothing is leased any more."""
@@ -327,7 +263,7 @@ class World:
     def _is_unleased(self) -> bool:
         return all(stage.unleased == stage.segment.kv_blocks for node in self for stage in node.engine.stages.values())
 
-    def _leases(self) -> Iterator[tuple[Node, Any]]:
+    def _leases(self) -> Iterator[tuple[SimulatedNode, Any]]:
         """Those whose origin lives and still uses them: what belongs to a former one ends with its lease."""
         ids = {route.id for node in self if (route := node.engine.origin.route) is not None}
         for node in self:
@@ -356,7 +292,7 @@ class World:
             if asked.final is not None:
                 assert all(seq.state in TERMINAL for seq in asked.job.sequences)
 
-    def _check_origin(self, origin: Origin, node: Node) -> None:
+    def _check_origin(self, origin: Origin, node: SimulatedNode) -> None:
         manager = origin.sequences
         check_pool(manager.pool, [seq.table for seq in manager.holders.values()])
         assert all(seq.state in QUEUED and not seq.table for seq in manager.queued.values())
@@ -372,7 +308,7 @@ class World:
             if seq.generated and seq.decoding:
                 assert current[seq.seq_id] <= 1, "one decode span in flight"
 
-    def _check_cursors(self, seq: Answer, node: Node) -> None:
+    def _check_cursors(self, seq: Answer, node: SimulatedNode) -> None:
         assert node.origin.route is not None
         assert len(seq.stages_processed) == len(node.origin.route.hops)
         cursors = [seq.scheduled, *seq.stages_processed, seq.step_processed, seq.base]

@@ -18,7 +18,7 @@ from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, S
 from penstock.engine.hosted_model import HostedModel
 from penstock.network.codec import encode
 from penstock.network.in_process import Hub
-from tests.engine.node import Place
+from penstock.simulate.node import Machine
 from tests.engine.world import GREEDY, World
 from tests.network.listening import CONFIG, Exchange, Node, answer
 from tests.network.nets import wait_for
@@ -162,7 +162,7 @@ def test_no_embedding_leaves_an_origin_that_keeps_the_first_layer(pair: tuple[No
 
 def test_two_origins_have_different_keys_for_the_same_prompt() -> None:
     """Or a stage could tell that two nodes ask the same."""
-    world = World(Place("a", (), ends=True), Place("b", ((0, 4),)), Place("o", (), ends=True))
+    world = World(Machine("a", (), ends=True), Machine("b", ((0, 4),)), Machine("o", (), ends=True))
     world.open_routes("a", "o")
     world.watching = True
     for name in "aoao":

@@ -117,7 +117,7 @@ class NetworkJob:
     @property
     def packed_bytes(self) -> int:
         """Bytes of its hidden states as they came off the wire; 0 once they are a tensor."""
-        return len(self.hidden.data) if isinstance(self.hidden, PackedHidden) else 0
+        return getattr(self.hidden, "packed_bytes", 0)
 
 
 class PackedHidden(NamedTuple):
@@ -127,6 +127,10 @@ class PackedHidden(NamedTuple):
     rows: int
     width: int
     data: bytes | bytearray | memoryview
+
+    @property
+    def packed_bytes(self) -> int:
+        return len(self.data)
 
 
 def verdict_on(kv_len: int, span: Span) -> Verdict:

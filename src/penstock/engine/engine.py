@@ -73,6 +73,7 @@ class Engine:
         routing: RoutingConfig | None = None,
         device: str = "cpu",
         clock: Callable[[], float] = time.monotonic,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         routing = routing or RoutingConfig()
         self.config = config
@@ -80,7 +81,7 @@ class Engine:
         self.stats = EngineStats()
         self._clock = clock
         self._epoch = routing.epoch
-        self.heartbeat = Heartbeat(clock)
+        self.heartbeat = heartbeat or Heartbeat(clock)
         self._predictor = StepTimePredictor()
         self.stages = {segment.layers.start: self._stage(segment) for segment in pipe.segments}
         self.host = RouteHost(
@@ -231,9 +232,9 @@ class Engine:
         finally:
             self._reception.stop()
             if self.pipe.networked:
-                self._leave()
+                self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Close all routes, so that their origins find other ones at once."""
         self.origin.leave()
         for route in list(self.host.routes):
@@ -281,7 +282,7 @@ class Engine:
 
     def take_commands(self, *, wait: bool) -> bool:
         """Apply all commands in the inbox. `wait`: block until there is one. Returns False if the engine must stop."""
-        timeout = self._idle_timeout()
+        timeout = self.idle_timeout()
         self._inbox.count_waiting(self._waiting())
         while True:
             command = self._inbox.take(timeout if wait else 0.0)
@@ -318,7 +319,7 @@ class Engine:
         self.host.count_pending(waiting)
         return waiting
 
-    def _idle_timeout(self) -> float | None:
+    def idle_timeout(self) -> float | None:
         """Seconds that the thread may sleep when there is nothing to do; None for any time."""
         if self.pipe.networked:
             return TICK_S if self.host.reordering or self.origin.awaits_network else IDLE_POLL_S

@@ -36,7 +36,7 @@ def run_in_halves(count: int, run: Callable[[int, int], Output]) -> PassResult[O
     `run` must be repeatable: what a failed call has left behind must not change what the next one computes. If everything fails,
     that takes 2 * count - 1 calls.
     """
-    result = PassResult[Output]()
+    result: PassResult[Output] = PassResult()
     parts = [(0, count)] if count else []
     while parts:
         start, end = parts.pop()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
+from typing import Any
 
 from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import (
@@ -34,14 +35,14 @@ MAX_TRANSFER_S = 3600.0
 class JobReceiver:
     """Runs on threads of the network, one for each stream: `on_message` may be called by several at once.
 
-    decode: checks length, version, checksum and shape before anything else is read.
+    decode: checks length, version, checksum and shape before anything else is read. Nobody else looks into the data.
     engines: by model; may grow at any time.
     on_transfer: called with the sender, bytes and seconds of every NetworkJob.
     """
 
     def __init__(
         self,
-        decode: Callable[[bytes], Message],
+        decode: Callable[[Any], Message],
         engines: Mapping[str, Engine],
         send: Callable[[str, Message], None],
         on_weights: Callable[[str, AskWeights | WeightsPart], None] = lambda sender, message: None,
@@ -60,7 +61,7 @@ class JobReceiver:
         self._messages = RateLimit(MAX_MESSAGES_PER_S, MAX_MESSAGES_PER_S * BURST_S, clock)
         self._control = RateLimit(MAX_CONTROL_PER_S, MAX_CONTROL_PER_S * BURST_S, clock)
 
-    def on_message(self, sender: str, data: bytes) -> None:
+    def on_message(self, sender: str, data: Sized) -> None:
         if not self._messages.allows(sender):
             self._refuse_rate(sender)
             return

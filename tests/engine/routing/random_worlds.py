@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.updates import JobDone
-from tests.engine.node import Place
+from penstock.simulate.node import Machine
 from tests.engine.world import GREEDY, Faults, World
 
 LAYERS = 6
@@ -28,7 +28,7 @@ def random_world(dice: random.Random) -> World:
     safe = _places("s", dice, cover=True)
     risky = _places("r", dice, cover=False)
     origins = [
-        Place(f"o{number}", ((0, 2),) if dice.random() < 0.3 else (), ends=True, blocks=60)
+        Machine(f"o{number}", ((0, 2),) if dice.random() < 0.3 else (), ends=True, blocks=60)
         for number in range(dice.randint(1, 3))
     ]
     bad = dice.choice([0.0, 0.0, 0.02, 0.1])
@@ -56,13 +56,13 @@ def random_world(dice: random.Random) -> World:
     )
 
 
-def _places(name: str, dice: random.Random, *, cover: bool) -> list[Place]:
+def _places(name: str, dice: random.Random, *, cover: bool) -> list[Machine]:
     cuts = sorted({0, LAYERS, *(dice.randint(1, LAYERS - 1) for _ in range(dice.randint(0, 3)))})
     ranges = list(itertools.pairwise(cuts))
     if not cover:
         ranges = [one for one in ranges if dice.random() < 0.7]
     return [
-        Place(
+        Machine(
             f"{name}{number}",
             (layers,),
             blocks=60,
@@ -90,7 +90,7 @@ def something_happens(world: World, name: str, dice: random.Random) -> None:
 def run(seed: int) -> World:
     dice = random.Random(seed)
     world = random_world(dice)
-    origins = [node.name for node in world if node.place.ends]
+    origins = [node.name for node in world if node.machine.ends]
     risky = [node.name for node in world if node.name.startswith("r")]
     for _ in range(dice.randint(2, 8)):
         prompt = [dice.randint(1, 40) for _ in range(dice.randint(1, 24))]

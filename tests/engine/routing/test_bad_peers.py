@@ -35,7 +35,7 @@ from penstock.engine.sequences import worker_sequences
 from penstock.model.batch import BatchPiece
 from penstock.network.codec import encode
 from penstock.network.rate_limit import RateLimit
-from tests.engine.node import MODEL, SHAPE, Place
+from penstock.simulate.node import MODEL, SHAPE, Machine
 from tests.engine.world import GREEDY, Asked, World
 from tests.examples import examples
 
@@ -48,7 +48,12 @@ POISON = 2_000_003  # no model would say it: a token that only a prompt can hold
 def with_a_stranger() -> World:
     """Two honest origins over two honest stages, and `x`, who is a member of the network and means no good."""
     world = World(
-        Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),)), Place("o", (), ends=True), Place("x"), lease=5.0
+        Machine("a", (), ends=True),
+        Machine("b", ((0, 2),)),
+        Machine("c", ((2, 4),)),
+        Machine("o", (), ends=True),
+        Machine("x"),
+        lease=5.0,
     )
     world.open_routes("a", "o")
     world.run(1.0)
@@ -203,7 +208,9 @@ blocks = st.sampled_from([0, 1, 3, HUGE])
 def test_whatever_an_origin_sends_on_its_own_route_others_get_right_answers_and_keep_their_memory(
     jobs: list[tuple[int, list[Span], list[Notice], int]],
 ) -> None:
-    world = World(Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),)), Place("x"), seed=len(jobs), lease=5.0)
+    world = World(
+        Machine("a", (), ends=True), Machine("b", ((0, 2),)), Machine("c", ((2, 4),)), Machine("x"), seed=len(jobs), lease=5.0
+    )
     world.open_routes("a")
     send(world, "b", Ping(RouteId("x", 1, 0), 1, 1))
     for _ in range(100):  # it gets its share, as everybody does
@@ -354,7 +361,7 @@ def test_a_member_that_sends_more_than_anyone_must_holds_up_nobody() -> None:
 
 @pytest.mark.parametrize("gap", [False, True])
 def test_hidden_states_count_as_pending_until_a_pass_takes_them(monkeypatch: pytest.MonkeyPatch, gap: bool) -> None:
-    world = World(Place("a", (), ends=True), Place("s", ((0, 4),)))
+    world = World(Machine("a", (), ends=True), Machine("s", ((0, 4),)))
     world.open_routes("a")
     route, engine = route_of(world, "a"), world["s"].engine
     monkeypatch.setattr("penstock.engine.inbox.MAX_PENDING_BYTES", 8 * 4096)
@@ -368,7 +375,7 @@ def test_hidden_states_count_as_pending_until_a_pass_takes_them(monkeypatch: pyt
 
 def test_a_pass_that_fails_because_of_one_origin_fails_for_nobody_else() -> None:
     """What one sends breaks every pass that it is in; a job of the node itself, which is run together with it, goes on."""
-    world = World(Place("a", ((0, 4),), ends=True), Place("b", (), ends=True))
+    world = World(Machine("a", ((0, 4),), ends=True), Machine("b", (), ends=True))
     world.open_routes("a", "b")
     world.run(1.0)
     engine = world["a"].engine

@@ -14,7 +14,7 @@ from penstock.domain.messages import Bounce, BounceReason, Lease, Message, Route
 from penstock.domain.span import NetworkJob, PackedHidden, Refusal, Span, Verdict
 from penstock.domain.updates import JobFailed
 from penstock.engine.routing import route_opener as route
-from tests.engine.node import Place
+from penstock.simulate.node import Machine
 from tests.engine.world import GREEDY, World
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
@@ -25,9 +25,9 @@ def with_a_liar(
     lie: Callable[[Message], list[Message]], *, replica: bool = False, window: int | None = None, **more: Any
 ) -> World:
     """`x` holds the last layers, and what it sends goes through `lie`."""
-    places = [Place("a", ((0, 1),), ends=True), Place("b", ((1, 3),)), Place("x", ((3, 4),))]
+    places = [Machine("a", ((0, 1),), ends=True), Machine("b", ((1, 3),)), Machine("x", ((3, 4),))]
     if replica:
-        places.append(Place("z", ((3, 4),)))
+        places.append(Machine("z", ((3, 4),)))
     world = World(*places, config=EngineConfig(block_size=4, chunk=4, policy="fcfs", window=window), **more)
     if not replica:
         world.open_routes("a")
@@ -142,7 +142,7 @@ def test_silly_numbers_in_offers_and_pongs_are_not_believed(number: int, stamp: 
 def test_a_record_with_absurd_memory_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert route.MAX_LEASE_BLOCKS <= 1 << 20, "as many can be counted without harm"
     monkeypatch.setattr(route, "MAX_LEASE_BLOCKS", 1000)
-    world = World(Place("a", (), ends=True), Place("x", ((0, 4),)))
+    world = World(Machine("a", (), ends=True), Machine("x", ((0, 4),)))
     record = world["x"].record
 
     def boasting() -> Any:
@@ -155,7 +155,7 @@ def test_a_record_with_absurd_memory_is_not_believed(monkeypatch: pytest.MonkeyP
     liar.record = boasting  # type: ignore[method-assign]
     tell = liar.send
     liar.send = lambda node, m: tell(node, replace(m, blocks=HUGE) if isinstance(m, RouteOffer | Lease) else m)  # type: ignore[method-assign]
-    world.start(Place("b"))
+    world.start(Machine("b"))
     world.run(0.2)
     world["a"].origin.lose_route("a test")
     world.open_routes("a")

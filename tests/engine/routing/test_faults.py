@@ -12,8 +12,8 @@ from penstock.domain.fsm import ComputeStep
 from penstock.domain.messages import Bounce, CloseRoute, Lease, Mark, Message, OpenRoute, Ping, Pong, RouteOffer, StageProgress
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob
+from penstock.simulate.node import Machine
 from tests.engine import layouts
-from tests.engine.node import Place
 from tests.engine.world import GREEDY, Faults, World
 from tests.examples import examples
 
@@ -33,7 +33,7 @@ asks = st.lists(
     seed=st.integers(0, 99),
 )
 def test_every_job_gets_its_own_tokens_and_one_end_over_any_bad_network(
-    network: tuple[int, list[Place]],
+    network: tuple[int, list[Machine]],
     config: EngineConfig,
     faults: Faults,
     jobs: list[tuple[list[int], SamplingParams | None, float, bool]],
@@ -48,7 +48,7 @@ def test_every_job_gets_its_own_tokens_and_one_end_over_any_bad_network(
         asked = world.embed("a", prompt) if sampling is None else world.ask("a", prompt, sampling)
         world.run(later)
         if cancel and later < 0.05:
-            world.cancel(asked)
+            world.withdraw(asked)
     world.finish(600.0)
     assert "NO_ROOM" not in world.refusals, "the origin knows what fits"
     for asked in world.asked:
@@ -59,7 +59,7 @@ def test_every_job_gets_its_own_tokens_and_one_end_over_any_bad_network(
 def three(faults: Faults, *, seed: int = 0, **config: object) -> World:
     """An origin with the ends only, and two nodes behind it."""
     engine = EngineConfig(**({"block_size": 4, "chunk": 4, "policy": "fcfs"} | config))  # type: ignore[arg-type]
-    places = [Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),))]
+    places = [Machine("a", (), ends=True), Machine("b", ((0, 2),)), Machine("c", ((2, 4),))]
     return World(*places, config=engine, faults=faults, seed=seed, recovery_timeout=300.0)
 
 
@@ -75,7 +75,7 @@ def answer_some(world: World, sampling: SamplingParams = GREEDY, count: int = 4)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fifth_of_everything_may_go_wrong(seed: int) -> None:
     faults = Faults(drop=0.2, duplicate=0.2, delay=0.2, reorder=0.2, corrupt=0.05)
-    world = World(Place("a", ((0, 2),), ends=True), Place("b", ((2, 4),)), faults=faults, seed=seed, recovery_timeout=300.0)
+    world = World(Machine("a", ((0, 2),), ends=True), Machine("b", ((2, 4),)), faults=faults, seed=seed, recovery_timeout=300.0)
     answer_some(world)
 
 
@@ -121,7 +121,7 @@ def test_no_release_is_ever_lost(seed: int) -> None:
         asked = world.ask("a", PROMPT[i:])
         world.run(0.1)
         if i == 1:
-            world.cancel(asked)
+            world.withdraw(asked)
     world.finish(600.0)
 
 
@@ -175,7 +175,7 @@ def test_a_span_that_comes_after_its_sequence_is_over_holds_no_memory() -> None:
     world.run(0.001)
     other = world.ask("a", PROMPT, replace(GREEDY, max_tokens=30))
     world.run(0.02)
-    world.cancel(gone)
+    world.withdraw(gone)
     world.run_until(lambda: other.final is not None)
     world.run(1.0)
     assert [lease.pool.held for stage in world["b"].engine.stages.values() for lease in stage.leases.values()] == [0]

@@ -25,8 +25,7 @@ from penstock.model.spec import spec_from_config
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.peers.membership import Membership
 from penstock.pipes.model_manager import LoadedModel
-from tests.engine.fakes import FakeEnds, FakeStream, make_job, oracle
-from tests.engine.node import FakeLayers
+from tests.engine.fakes import FakeEnds, FakeLayers, FakeStream, make_job, oracle
 from tests.network.faults import FaultyRouter
 from tests.network.nets import wait_for
 
@@ -54,7 +53,7 @@ class LiveNode:
         self.name = name
         self.router = FaultyRouter(InProcessRouter(hub, name), epoch, hold=(0.0, 0.06), **faults)  # type: ignore[arg-type]
         self.membership = Membership(self.router, NetworkConfig(), node=name, epoch=epoch)
-        layers = tuple(FakeLayers(a, b, BLOCKS, CONFIG.block_size, lambda tokens: None) for a, b in ranges)
+        layers = tuple(FakeLayers(a, b, BLOCKS, CONFIG.block_size, lambda tokens, layers: None) for a, b in ranges)
         loaded = LoadedModel("fake", Path(), SPEC, torch.float32, torch.device("cpu"), layers, None)  # type: ignore[arg-type]
         text = (FakeEnds(), lambda skip_special: FakeStream()) if ends else (None, None)
         self.engine = Engine(
@@ -65,7 +64,7 @@ class LiveNode:
         self.membership.host(HostedLayers(loaded, self.engine))
 
     def add(self, start: int, end: int) -> None:
-        self.engine.add_segment(FakeLayers(start, end, BLOCKS, CONFIG.block_size, lambda tokens: None))
+        self.engine.add_segment(FakeLayers(start, end, BLOCKS, CONFIG.block_size, lambda tokens, layers: None))
         self.membership.publish()
 
     def drop(self, start: int, end: int) -> None:

@@ -18,18 +18,19 @@ from penstock.domain.updates import JobDone
 from penstock.engine.routing.pacing import Pacing
 from penstock.model.batch import BatchPiece
 from penstock.network.codec import encode
-from tests.engine.node import FakeLayers, Node, Place
+from penstock.simulate.node import Machine, SimulatedNode
+from tests.engine.fakes import FakeLayers
 from tests.engine.world import GREEDY, Asked, World
 
 
 class TimedWorld(World):
     """A world of which only times are of interest: its layers compute nothing, and invariants are checked elsewhere."""
 
-    def __init__(self, *places: Place, **more: Any) -> None:
+    def __init__(self, *places: Machine, **more: Any) -> None:
         self.passes: list[int] = []  # tokens of each
         super().__init__(*places, **more)
 
-    def start(self, place: Place) -> Node:
+    def start(self, place: Machine) -> SimulatedNode:
         node = super().start(place)
         for stage in node.engine.stages.values():
             assert isinstance(stage.segment, FakeLayers)
@@ -42,7 +43,7 @@ class TimedWorld(World):
     def _timed(self, segment: FakeLayers) -> Any:
         def process(hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
             self.passes.append(hidden.shape[0])
-            segment._spend(hidden.shape[0])
+            segment._spend(hidden.shape[0], segment.layers.size)
             return hidden
 
         return process
@@ -70,7 +71,7 @@ class TimedWorld(World):
 
     def troubles(self) -> dict[str, tuple[int, str]]:
         """By origin: how many NetworkJobs counted as lost, and why its route broke."""
-        found = {node.name: (node.engine.stats.lost_jobs, node.engine.stats.last_break) for node in self if node.place.ends}
+        found = {node.name: (node.engine.stats.lost_jobs, node.engine.stats.last_break) for node in self if node.machine.ends}
         return {name: trouble for name, trouble in found.items() if trouble != (0, "")}
 
     def run_until_trouble(self, asked: Sequence[Asked], limit: float) -> None:
@@ -84,8 +85,8 @@ class TimedWorld(World):
 
 
 def test_the_first_token_over_twenty_nodes_takes_little_more_than_their_passes() -> None:
-    nodes = [Place(f"n{layer:02d}", ((layer, layer + 1),), seconds=0.45) for layer in range(20)]
-    world = TimedWorld(Place("a", (), ends=True), *nodes, layers=20, recovery_timeout=60.0)
+    nodes = [Machine(f"n{layer:02d}", ((layer, layer + 1),), seconds=0.45) for layer in range(20)]
+    world = TimedWorld(Machine("a", (), ends=True), *nodes, layers=20, recovery_timeout=60.0)
     one = world.ask_for("a", 4, 2)
     assert world.seconds_until_first_tokens([one], 60.0) < 1.2 * 20 * 0.45
     world.answer(one)
@@ -97,9 +98,9 @@ def test_the_first_token_over_twenty_nodes_takes_little_more_than_their_passes()
 def test_a_long_prompt_takes_as_long_as_the_links_need(megabits: int) -> None:
     """A model 8,192 wide in float32, over three nodes, after short prompts and beside a running answer."""
     rate = megabits * 1e6 / 8 / (8192 * 4)
-    nodes = [Place(f"n{layer}", ((layer, layer + 1),), blocks=400, seconds=0.02, per_token=0.001) for layer in range(3)]
+    nodes = [Machine(f"n{layer}", ((layer, layer + 1),), blocks=400, seconds=0.02, per_token=0.001) for layer in range(3)]
     config = EngineConfig(block_size=16, chunk=512, policy="lrs")
-    world = TimedWorld(Place("a", (), ends=True), *nodes, tokens_per_second=rate, config=config, layers=3, latency=0.02)
+    world = TimedWorld(Machine("a", (), ends=True), *nodes, tokens_per_second=rate, config=config, layers=3, latency=0.02)
     world.open_routes("a")
     for first in range(4):
         world.answer(world.ask_for("a", 20, 8, first=first))
@@ -115,8 +116,8 @@ def test_a_long_prompt_takes_as_long_as_the_links_need(megabits: int) -> None:
 def over_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> TimedWorld:
     """A model 4,096 wide in bfloat16, over two nodes and links of 1.3 Mbit/s, which carry 20 tokens a second."""
     monkeypatch.setattr(Pacing, "size", lambda self, tokens: tokens * 4096 * 4)
-    nodes = [Place(f"n{number}", ((2 * number, 2 * number + 2),), blocks=400, seconds=0.01) for number in range(2)]
-    world = TimedWorld(Place("a", (), ends=True), *nodes, tokens_per_second=20.0, config=EngineConfig(prefix_cache=False))
+    nodes = [Machine(f"n{number}", ((2 * number, 2 * number + 2),), blocks=400, seconds=0.01) for number in range(2)]
+    world = TimedWorld(Machine("a", (), ends=True), *nodes, tokens_per_second=20.0, config=EngineConfig(prefix_cache=False))
     world.run(2.0)
     world["a"].engine.stats.last_break = ""
     return world
@@ -143,9 +144,9 @@ def test_a_prompt_after_a_long_answer_over_a_slow_link_breaks_no_route(monkeypat
 @pytest.mark.slow
 def test_many_streams_fill_many_hops() -> None:
     """64 answers over 20 nodes with 100 ms between them: as many steps are on the way as make them fastest."""
-    nodes = [Place(f"n{layer:02d}", ((layer, layer + 1),), blocks=400, seconds=0.01, per_token=0.000625) for layer in range(20)]
+    nodes = [Machine(f"n{layer:02d}", ((layer, layer + 1),), blocks=400, seconds=0.01, per_token=0.000625) for layer in range(20)]
     config = EngineConfig(block_size=16, chunk=512)
-    world = TimedWorld(Place("a", (), ends=True), *nodes, layers=20, latency=0.05, config=config)
+    world = TimedWorld(Machine("a", (), ends=True), *nodes, layers=20, latency=0.05, config=config)
     world.open_routes("a")
     streams = [world.ask_for("a", 20, 400, first=first) for first in range(64)]
     world.seconds_until_first_tokens(streams, 120.0)
@@ -164,7 +165,7 @@ def test_many_streams_fill_many_hops() -> None:
 
 
 def test_an_origin_keeps_its_route_during_a_pass_of_its_own_that_is_longer_than_the_lease() -> None:
-    world = TimedWorld(Place("a", ((0, 2),), ends=True, seconds=6.0), Place("b", ((2, 4),)), lease=5.0)
+    world = TimedWorld(Machine("a", ((0, 2),), ends=True, seconds=6.0), Machine("b", ((2, 4),)), lease=5.0)
     world.open_routes("a")
     one = world.ask_for("a", 4, 1)
     world.run_until_trouble([one], 10.0)
@@ -175,7 +176,7 @@ def test_an_origin_keeps_its_route_during_a_pass_of_its_own_that_is_longer_than_
 def test_a_node_that_takes_long_at_the_head_is_not_taken_for_one_that_hangs() -> None:
     """The scores of a long prompt on a slow machine. Neither its own route nor another's that passes it breaks."""
     world = TimedWorld(
-        Place("a", (), ends=True), Place("b", ((0, 2),), ends=True, blocks=60), Place("c", ((2, 4),), blocks=60), lease=5.0
+        Machine("a", (), ends=True), Machine("b", ((0, 2),), ends=True, blocks=60), Machine("c", ((2, 4),), blocks=60), lease=5.0
     )
     world.open_routes("a", "b")
     world.run(1.0)
@@ -197,10 +198,10 @@ def test_a_node_that_takes_long_at_the_head_is_not_taken_for_one_that_hangs() ->
 @pytest.mark.parametrize("seconds", [10.0, 25.0])
 def test_a_node_that_became_much_slower_breaks_a_route_only_once(seconds: float) -> None:
     """Its machine swaps, or lowers its clock. The first long pass looks as if it hung; after that it says what to expect."""
-    world = TimedWorld(Place("a", (), ends=True), Place("b", ((0, 4),), blocks=60, seconds=0.5), recovery_timeout=60.0)
+    world = TimedWorld(Machine("a", (), ends=True), Machine("b", ((0, 4),), blocks=60, seconds=0.5), recovery_timeout=60.0)
     world.open_routes("a")
     world.answer(world.ask_for("a", 4, 60))
-    object.__setattr__(world["b"].place, "seconds", seconds)
+    object.__setattr__(world["b"].machine, "seconds", seconds)
     first = world.ask_for("a", 4, 3, first=9)
     world.run_until(lambda: first.final is not None, 20 * seconds)
     assert world.troubles() == {"a": (0, "node b answers but computes nothing")}
@@ -214,8 +215,8 @@ def test_a_node_that_became_much_slower_breaks_a_route_only_once(seconds: float)
 
 def test_nodes_keep_a_route_that_another_node_takes_long_to_join() -> None:
     """It is in a pass that is longer than the lease, and no other node has its layers."""
-    world = TimedWorld(Place("a", (), ends=True), Place("b", ((0, 2),)), lease=5.0)
-    world.start(Place("c", ((2, 4),))).local = world.now + 15.0
+    world = TimedWorld(Machine("a", (), ends=True), Machine("b", ((0, 2),)), lease=5.0)
+    world.start(Machine("c", ((2, 4),))).local = world.now + 15.0
     world.run(1.0)
     one = world.ask_for("a", 4, 2)
     world.run_until_trouble([one], 25.0)
@@ -229,8 +230,8 @@ def test_nodes_keep_a_route_that_another_node_takes_long_to_join() -> None:
 @pytest.mark.parametrize("node", ["a", "b"])
 def test_a_short_prompt_overtakes_a_long_one_wherever_the_layers_are(node: str) -> None:
     config = EngineConfig(block_size=16, chunk=128, idle_chunk=128, policy="lrs")
-    layers = Place(node, ((0, 4),), ends=node == "a", blocks=400, seconds=0.005, per_token=0.001)
-    world = TimedWorld(*([layers] if node == "a" else [Place("a", (), ends=True), layers]), config=config)
+    layers = Machine(node, ((0, 4),), ends=node == "a", blocks=400, seconds=0.005, per_token=0.001)
+    world = TimedWorld(*([layers] if node == "a" else [Machine("a", (), ends=True), layers]), config=config)
     world.open_routes("a")
     for first in range(12):
         world.answer(world.ask_for("a", 20 + 20 * first, 3, first=first))
@@ -244,7 +245,7 @@ def test_a_short_prompt_overtakes_a_long_one_wherever_the_layers_are(node: str) 
 def test_a_step_target_bounds_passes_on_another_node() -> None:
     config = EngineConfig(block_size=16, chunk=64, policy="lrs", step_target=0.05)
     world = TimedWorld(
-        Place("a", (), ends=True), Place("b", ((0, 4),), blocks=200, seconds=0.005, per_token=0.001), config=config
+        Machine("a", (), ends=True), Machine("b", ((0, 4),), blocks=200, seconds=0.005, per_token=0.001), config=config
     )
     world.open_routes("a")
     for first in range(12):
@@ -256,7 +257,7 @@ def test_a_step_target_bounds_passes_on_another_node() -> None:
 
 @pytest.mark.parametrize("width", [1, 2048, 8192, 16384])
 def test_the_largest_chunk_fits_a_message_however_wide_the_model_is(width: int) -> None:
-    world = TimedWorld(Place("a", (), ends=True), Place("b", ((0, 4),)), config=EngineConfig(block_size=16, step_target=1e9))
+    world = TimedWorld(Machine("a", (), ends=True), Machine("b", ((0, 4),)), config=EngineConfig(block_size=16, step_target=1e9))
     world.open_routes("a")
     world.answer(world.ask_for("a", 20, 4))
     origin = world["a"].origin
@@ -272,8 +273,8 @@ def test_the_largest_chunk_fits_a_message_however_wide_the_model_is(width: int) 
 
 def many_origins(count: int, config: EngineConfig, **more: Any) -> TimedWorld:
     """Origins `o0`, `o1`, … without layers, over one node that has them all."""
-    origins = [Place(f"o{number}", (), ends=True) for number in range(count)]
-    node = Place("s", ((0, 4),), blocks=2000, seconds=0.01, per_token=0.002)
+    origins = [Machine(f"o{number}", (), ends=True) for number in range(count)]
+    node = Machine("s", ((0, 4),), blocks=2000, seconds=0.01, per_token=0.002)
     world = TimedWorld(node, *origins, config=config, recovery_timeout=120.0, **more)
     world.open_routes(*(origin.name for origin in origins))
     world.run(1.0)
@@ -323,7 +324,7 @@ def with_a_prompt_that_waits_for_leased_memory(policy: str) -> tuple[TimedWorld,
     """`a` and `b` have half of the memory each, and `a` has a prompt that needs more than that."""
     config = EngineConfig(block_size=16, chunk=512, policy=policy)
     world = TimedWorld(
-        Place("s", ((0, 4),), blocks=40, seconds=0.05), Place("a", (), ends=True), Place("b", (), ends=True), config=config
+        Machine("s", ((0, 4),), blocks=40, seconds=0.05), Machine("a", (), ends=True), Machine("b", (), ends=True), config=config
     )
     world.open_routes("a", "b")
     world.ask_for("b", 40, 500)

@@ -22,10 +22,10 @@ from penstock.engine.reception import HEADER_FACTOR, SPAN_BYTES
 from penstock.engine.routing.config import RoutingConfig
 from penstock.engine.routing.origin import Origin
 from penstock.pipes.pipe import Pipe
+from penstock.simulate.node import MODEL, SHAPE, Machine
 from tests.clock import Clock
 from tests.engine import layouts
 from tests.engine.fakes import FakeSegment
-from tests.engine.node import MODEL, SHAPE, Place
 from tests.engine.world import Faults, World
 from tests.examples import examples
 
@@ -268,7 +268,7 @@ def test_many_threads_deliver_at_once_and_nothing_is_left_in_the_end() -> None:
     seed=st.integers(0, 99),
 )
 def test_no_node_of_a_bad_network_counts_anything_when_all_is_quiet(
-    network: tuple[int, list[Place]],
+    network: tuple[int, list[Machine]],
     config: EngineConfig,
     faults: Faults,
     prompts: list[tuple[list[int], float]],

@@ -12,8 +12,8 @@ from penstock.domain.messages import CloseRoute, Message, OpenRoute
 from penstock.domain.span import NetworkJob
 from penstock.domain.updates import JobDone
 from penstock.errors import ComputeFailed, NotReady
+from penstock.simulate.node import Machine
 from tests.engine.fakes import FakeSegment
-from tests.engine.node import Place
 from tests.engine.world import GREEDY, Asked, Faults, World
 from tests.examples import examples
 
@@ -24,11 +24,11 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 def with_replicas(**more: object) -> World:
     """Every layer twice, cut differently; the origin has none."""
     places = [
-        Place("a", (), ends=True),
-        Place("b", ((0, 2),)),
-        Place("c", ((2, 4),)),
-        Place("d", ((0, 2), (2, 3))),
-        Place("e", ((3, 4), (2, 3))),
+        Machine("a", (), ends=True),
+        Machine("b", ((0, 2),)),
+        Machine("c", ((2, 4),)),
+        Machine("d", ((0, 2), (2, 3))),
+        Machine("e", ((3, 4), (2, 3))),
     ]
     world = World(*places, **more)  # type: ignore[arg-type]
     world.open_routes("a")
@@ -36,7 +36,7 @@ def with_replicas(**more: object) -> World:
 
 
 def without_replicas(**more: object) -> World:
-    world = World(Place("a", ((0, 1),), ends=True), Place("b", ((1, 3),)), Place("c", ((3, 4),)), **more)  # type: ignore[arg-type]
+    world = World(Machine("a", ((0, 1),), ends=True), Machine("b", ((1, 3),)), Machine("c", ((3, 4),)), **more)  # type: ignore[arg-type]
     world.open_routes("a")
     return world
 
@@ -136,7 +136,7 @@ def test_an_answer_goes_on_quickly_when_every_tenth_message_is_lost() -> None:
 
 def test_a_slow_node_is_waited_for() -> None:
     """Nobody knows beforehand how long a pass takes: the first must not be given up before it can be done."""
-    world = World(Place("a", (), ends=True), Place("b", ((0, 2),), seconds=7.0), Place("c", ((2, 4),), seconds=7.0))
+    world = World(Machine("a", (), ends=True), Machine("b", ((0, 2),), seconds=7.0), Machine("c", ((2, 4),), seconds=7.0))
     world.open_routes("a")
     world.ask("a", PROMPT, replace(GREEDY, max_tokens=4))
     world.finish(400.0)
@@ -146,13 +146,13 @@ def test_a_slow_node_is_waited_for() -> None:
 @pytest.mark.parametrize(
     "places",
     [
-        (Place("a", ((0, 4),), ends=True, seconds=9.0),),
-        (Place("a", ((0, 2),), ends=True, seconds=9.0), Place("b", ((2, 4),))),
-        (Place("a", ((2, 4),), ends=True, seconds=9.0), Place("b", ((0, 2),))),
+        (Machine("a", ((0, 4),), ends=True, seconds=9.0),),
+        (Machine("a", ((0, 2),), ends=True, seconds=9.0), Machine("b", ((2, 4),))),
+        (Machine("a", ((2, 4),), ends=True, seconds=9.0), Machine("b", ((0, 2),))),
     ],
     ids=["all at home", "the first at home", "the last at home"],
 )
-def test_a_slow_origin_does_not_take_its_own_passes_for_the_silence_of_others(places: tuple[Place, ...]) -> None:
+def test_a_slow_origin_does_not_take_its_own_passes_for_the_silence_of_others(places: tuple[Machine, ...]) -> None:
     world = World(*places)
     world.open_routes("a")
     world.ask("a", PROMPT, replace(GREEDY, max_tokens=4))
@@ -163,7 +163,7 @@ def test_a_slow_origin_does_not_take_its_own_passes_for_the_silence_of_others(pl
 def test_what_a_failed_pass_did_not_write_is_never_built_upon() -> None:
     """The first chunk fails at the last stage, and the news of it is lost; the next chunks must not pass, nor be cached."""
     config = EngineConfig(block_size=4, chunk=4, policy="fcfs", window=4)
-    world = World(Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),)), config=config)
+    world = World(Machine("a", (), ends=True), Machine("b", ((0, 2),)), Machine("c", ((2, 4),)), config=config)
     world.open_routes("a")
     world.run(0.2)
     lost: list[int] = []
@@ -189,7 +189,7 @@ def test_jobs_wait_for_a_node_without_a_replica_to_come_back() -> None:
     world = without_replicas(recovery_timeout=30.0)
     ask_some(world)
     world.run(0.05)
-    place = world["b"].place
+    place = world["b"].machine
     world.kill("b")
     world.run(20.0)
     assert not any(asked.final for asked in world.asked)
@@ -212,12 +212,12 @@ def test_jobs_end_with_a_reason_that_names_the_layers_when_nobody_comes_back() -
 
 
 def test_an_answer_too_long_for_the_memory_that_is_left_ends_with_a_reason() -> None:
-    world = World(Place("a", (), ends=True), Place("b", ((0, 4),), blocks=24))
+    world = World(Machine("a", (), ends=True), Machine("b", ((0, 4),), blocks=24))
     world.open_routes("a")
     long = world.ask("a", PROMPT, replace(GREEDY, max_tokens=80), may_fail=True)
     short = world.ask("a", PROMPT)
     world.run_until(lambda: len(long.said()) > 30)
-    world.start(Place("c", ((0, 4),), blocks=6))
+    world.start(Machine("c", ((0, 4),), blocks=6))
     world.run(0.01)
     assert long.final is None
     world.kill("b")
@@ -295,7 +295,7 @@ def test_what_a_silent_origin_held_is_free_when_its_lease_ends() -> None:
 
 
 def test_a_route_whose_opening_was_overtaken_by_its_closing_does_not_stay() -> None:
-    world = World(Place("a", (), ends=True), Place("b", ((0, 2),), blocks=48), Place("c", ((2, 4),)), lease=1000.0)
+    world = World(Machine("a", (), ends=True), Machine("b", ((0, 2),), blocks=48), Machine("c", ((2, 4),)), lease=1000.0)
     world.open_routes("a")
     world.watching = True
     world.restart("c")  # the origin gives its route up, and opens another
@@ -349,7 +349,11 @@ def test_a_node_that_announces_to_leave_finishes_what_runs_if_nobody_else_can() 
 )
 def test_whatever_was_sent_once_changes_nothing_when_it_comes_again_later(replays: list[tuple[float, float]], seed: int) -> None:
     """Spans of older incarnations, attempts and routes, old notices, offers, pongs: any of them, at any time."""
-    places = [Place("a", ((0, 1),), ends=True, blocks=12), Place("b", ((1, 3),), blocks=12), Place("c", ((3, 4),), blocks=12)]
+    places = [
+        Machine("a", ((0, 1),), ends=True, blocks=12),
+        Machine("b", ((1, 3),), blocks=12),
+        Machine("c", ((3, 4),), blocks=12),
+    ]
     world = World(*places, seed=seed)
     world.open_routes("a")
     sent: list[tuple[str, str, bytes]] = []

@@ -14,8 +14,8 @@ from penstock.domain.span import NetworkJob
 from penstock.domain.topology import PrivateLayers
 from penstock.domain.updates import JobDone
 from penstock.engine.routing.arrivals import CREDITS
+from penstock.simulate.node import Machine
 from tests.engine import layouts
-from tests.engine.node import Place
 from tests.engine.world import GREEDY, Faults, World
 from tests.examples import examples
 
@@ -32,7 +32,7 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
     seed=st.integers(0, 99),
 )
 def test_however_the_layers_are_dealt_out_the_answers_are_the_same(
-    network: tuple[int, list[Place]], config: EngineConfig, jobs: list[tuple[list[int], SamplingParams]], seed: int
+    network: tuple[int, list[Machine]], config: EngineConfig, jobs: list[tuple[list[int], SamplingParams]], seed: int
 ) -> None:
     layers, places = network
     world = World(*places, layers=layers, config=config, seed=seed)
@@ -44,7 +44,7 @@ def test_however_the_layers_are_dealt_out_the_answers_are_the_same(
 
 
 def test_what_leaves_an_origin_that_keeps_the_first_layers_is_never_an_embedding() -> None:
-    world = World(Place("a", ((0, 1), (3, 4)), ends=True), Place("b", ((1, 3),)))
+    world = World(Machine("a", ((0, 1), (3, 4)), ends=True), Machine("b", ((1, 3),)))
     world.watching = True
     world.ask("a", PROMPT)
     world.finish()
@@ -54,7 +54,7 @@ def test_what_leaves_an_origin_that_keeps_the_first_layers_is_never_an_embedding
 
 
 def test_private_layers_are_computed_at_home_and_a_neighbour_that_has_all_of_them_does_the_rest() -> None:
-    world = World(Place("a", ((0, 1), (3, 4)), ends=True, private=PrivateLayers(1, 1)), Place("b", ((0, 4),)))
+    world = World(Machine("a", ((0, 1), (3, 4)), ends=True, private=PrivateLayers(1, 1)), Machine("b", ((0, 4),)))
     world.watching = True
     for start in range(5):
         world.ask("a", PROMPT[start:])
@@ -65,7 +65,7 @@ def test_private_layers_are_computed_at_home_and_a_neighbour_that_has_all_of_the
 
 
 def test_ranges_that_overlap_make_a_route() -> None:
-    world = World(Place("a", (), ends=True), Place("b", ((0, 3),)), Place("c", ((1, 4),)))
+    world = World(Machine("a", (), ends=True), Machine("b", ((0, 3),)), Machine("c", ((1, 4),)))
     for start in range(5):
         world.ask("a", PROMPT[start:])
     world.finish()
@@ -74,7 +74,7 @@ def test_ranges_that_overlap_make_a_route() -> None:
 
 def test_origins_that_enter_a_segment_alike_and_leave_it_at_different_layers_share_it() -> None:
     """One keeps the last layer for itself: what it leaves out, the other still needs."""
-    places = [Place("a", ((3, 4),), ends=True), Place("b", (), ends=True), Place("x", ((0, 4),), seconds=0.01)]
+    places = [Machine("a", ((3, 4),), ends=True), Machine("b", (), ends=True), Machine("x", ((0, 4),), seconds=0.01)]
     world = World(*places)
     world.open_routes("a", "b")
     for start in range(5):
@@ -85,7 +85,7 @@ def test_origins_that_enter_a_segment_alike_and_leave_it_at_different_layers_sha
 
 
 def test_an_origin_needs_no_layers_of_its_own() -> None:
-    world = World(Place("a", (), ends=True), Place("b", ((0, 3),)), Place("c", ((3, 4),)))
+    world = World(Machine("a", (), ends=True), Machine("b", ((0, 3),)), Machine("c", ((3, 4),)))
     for start in range(5):
         world.ask("a", PROMPT[start:])
     world.finish()
@@ -93,7 +93,7 @@ def test_an_origin_needs_no_layers_of_its_own() -> None:
 
 
 def test_an_origin_that_keeps_only_the_last_layers_answers_for_as_long_as_it_is_asked() -> None:
-    world = World(Place("a", ((2, 4),), ends=True, blocks=120), Place("b", ((0, 2),), blocks=120))
+    world = World(Machine("a", ((2, 4),), ends=True, blocks=120), Machine("b", ((0, 2),), blocks=120))
     asked = world.ask("a", PROMPT, replace(GREEDY, max_tokens=3 * CREDITS))
     world.finish()
     assert len(asked.said()) == 3 * CREDITS
@@ -101,7 +101,7 @@ def test_an_origin_that_keeps_only_the_last_layers_answers_for_as_long_as_it_is_
 
 
 def test_an_origin_in_the_middle_of_its_own_route_hands_on_and_takes_back() -> None:
-    world = World(Place("a", ((1, 2), (3, 4)), ends=True), Place("b", ((0, 1), (2, 3), (4, 5))), layers=5)
+    world = World(Machine("a", ((1, 2), (3, 4)), ends=True), Machine("b", ((0, 1), (2, 3), (4, 5))), layers=5)
     for start in range(5):
         world.ask("a", PROMPT[start:], replace(GREEDY, max_tokens=20))
     world.finish()
@@ -110,7 +110,7 @@ def test_an_origin_in_the_middle_of_its_own_route_hands_on_and_takes_back() -> N
 @pytest.mark.parametrize("cache", [True, False])
 def test_a_prompt_that_was_seen_is_read_once_if_the_cache_is_on(cache: bool) -> None:
     config = EngineConfig(block_size=4, chunk=8, policy="fcfs", prefix_cache=cache)
-    world = World(Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),)), config=config)
+    world = World(Machine("a", (), ends=True), Machine("b", ((0, 2),)), Machine("c", ((2, 4),)), config=config)
     first = world.ask("a", PROMPT)
     world.run_until(lambda: first.final is not None)
     second = world.ask("a", PROMPT)
@@ -120,7 +120,7 @@ def test_a_prompt_that_was_seen_is_read_once_if_the_cache_is_on(cache: bool) -> 
 
 
 def test_answers_are_right_when_memory_is_so_short_that_some_must_start_again() -> None:
-    world = World(Place("a", (), ends=True, blocks=12), Place("b", ((0, 2),), blocks=12), Place("c", ((2, 4),), blocks=12))
+    world = World(Machine("a", (), ends=True, blocks=12), Machine("b", ((0, 2),), blocks=12), Machine("c", ((2, 4),), blocks=12))
     asked = [world.ask("a", [*PROMPT[:4], i], replace(GREEDY, max_tokens=25)) for i in range(1, 6)]
     world.finish()
     assert sum(one.job.preemptions for one in asked) > 0
@@ -128,7 +128,7 @@ def test_answers_are_right_when_memory_is_so_short_that_some_must_start_again() 
 
 
 def test_several_outputs_of_a_job_share_their_prompt_at_every_stage() -> None:
-    world = World(Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),)))
+    world = World(Machine("a", (), ends=True), Machine("b", ((0, 2),)), Machine("c", ((2, 4),)))
     world.ask("a", PROMPT, SamplingParams(n=4, temperature=0.9, max_tokens=6, ignore_eos=True))
     world.finish()
     assert world["a"].engine.stats.cached_tokens == 3 * 8
@@ -138,8 +138,8 @@ def test_several_outputs_of_a_job_share_their_prompt_at_every_stage() -> None:
 def test_the_likelihood_of_a_prompt_is_the_same_over_the_network(window: int) -> None:
     config = EngineConfig(block_size=4, chunk=2, policy="fcfs", window=window)
     sampling = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2, ignore_eos=True)
-    alone = World(Place("a", ((0, 4),), ends=True), config=config)
-    spread = World(Place("a", (), ends=True), Place("b", ((0, 2),)), Place("c", ((2, 4),)), config=config)
+    alone = World(Machine("a", ((0, 4),), ends=True), config=config)
+    spread = World(Machine("a", (), ends=True), Machine("b", ((0, 2),)), Machine("c", ((2, 4),)), config=config)
     answers = [world.ask("a", PROMPT, sampling) for world in (alone, spread)]
     alone.finish()
     spread.finish()
@@ -152,8 +152,8 @@ def test_the_likelihood_of_a_prompt_is_the_same_over_the_network(window: int) ->
 
 def shared(origins: str = "ab", *, seconds: float = 0.0) -> World:
     """Two stages that all origins need."""
-    stages = [Place("x", ((0, 2),), seconds=seconds), Place("y", ((2, 4),), seconds=seconds)]
-    return World(*(Place(name, (), ends=True) for name in origins), *stages)
+    stages = [Machine("x", ((0, 2),), seconds=seconds), Machine("y", ((2, 4),), seconds=seconds)]
+    return World(*(Machine(name, (), ends=True) for name in origins), *stages)
 
 
 def test_the_second_of_two_origins_gets_its_share_and_both_finish() -> None:
@@ -164,7 +164,7 @@ def test_the_second_of_two_origins_gets_its_share_and_both_finish() -> None:
     for i in range(6):
         world.ask("a", [*PROMPT, i], replace(GREEDY, max_tokens=30))
     world.run(0.05)
-    world.start(Place("b", (), ends=True))
+    world.start(Machine("b", (), ends=True))
     world.open_routes("b")
     assert world["b"].origin.sequences.pool.capacity >= 8
     for i in range(6):
@@ -195,7 +195,7 @@ def test_an_answer_that_must_give_way_to_another_origin_waits_for_its_memory_to_
     long = world.ask("a", PROMPT, replace(GREEDY, max_tokens=80), may_fail=True)
     long.job.arrival -= 100.0  # it has been running for a long time
     world.run_until(lambda: len(long.said()) > 50)
-    world.start(Place("b", (), ends=True))
+    world.start(Machine("b", (), ends=True))
     world.open_routes("b")
     world.run(2.0)
     assert long.final is None, "it waits"
@@ -216,7 +216,7 @@ def test_three_origins_that_all_want_all_of_the_memory_get_a_third_each() -> Non
 
 def test_what_one_node_grants_and_another_does_not_is_given_back() -> None:
     """A node that is free must not hold blocks for an origin that cannot use them: others wait for these."""
-    world = World(Place("a", ((0, 3),), ends=True), Place("b", (), ends=True), Place("c", ((3, 4),)), seed=9)
+    world = World(Machine("a", ((0, 3),), ends=True), Machine("b", (), ends=True), Machine("c", ((3, 4),)), seed=9)
     world.open_routes("a", "b")
     for name in "ab":
         world.ask(name, PROMPT)
@@ -264,7 +264,7 @@ def test_late_news_about_memory_makes_nobody_count_on_what_is_gone(seed: int) ->
         if i == 1:
             world.kill("b", noticed=0.1)
         if i == 3:
-            world.start(Place("b", (), ends=True))
+            world.start(Machine("b", (), ends=True))
             world.run(0.2)
     world.finish()
     assert "NO_ROOM" not in world.refusals
@@ -279,12 +279,12 @@ def test_late_news_about_memory_makes_nobody_count_on_what_is_gone(seed: int) ->
     seed=st.integers(0, 99),
 )
 def test_opposed_routes_never_wait_for_each_other(
-    network: tuple[int, list[Place]], third: bool, jobs: list[tuple[str, list[int], int]], seed: int
+    network: tuple[int, list[Machine]], third: bool, jobs: list[tuple[str, list[int], int]], seed: int
 ) -> None:
     layers, places = network
     places = [replace(place, blocks=24) for place in places]
     if third:
-        places.append(Place("z", (), ends=True))
+        places.append(Machine("z", (), ends=True))
     world = World(*places, layers=layers, seed=seed)
     world.open_routes("a", "b", *(["z"] if third else []))
     for name, prompt, tokens in jobs:

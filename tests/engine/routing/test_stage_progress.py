@@ -20,7 +20,7 @@ from penstock.domain.updates import FinishReason, JobDone, JobUpdate, OutputFini
 from penstock.engine.routing.route_host import PROGRESS_INTERVAL_S
 from penstock.engine.routing.stage_progress import PromptProgress, prompt_progress
 from penstock.network.codec import encode
-from tests.engine.node import Place
+from penstock.simulate.node import Machine
 from tests.engine.world import GREEDY, Asked, Faults, World
 
 PROMPT = [1 + i % 40 for i in range(64)]
@@ -31,8 +31,8 @@ FEW = replace(GREEDY, max_tokens=3)
 
 def over(*stages: tuple[str, int, int], seconds: float = 0.15, window: int = 2, faults: Faults | None = None) -> World:
     """An origin with the ends only, and a node for each range of layers, whose passes take this long."""
-    places = [Place(name, ((start, end),), blocks=48, seconds=seconds) for name, start, end in stages]
-    world = World(Place("a", (), ends=True), *places, config=replace(CONFIG, window=window), faults=faults)
+    places = [Machine(name, ((start, end),), blocks=48, seconds=seconds) for name, start, end in stages]
+    world = World(Machine("a", (), ends=True), *places, config=replace(CONFIG, window=window), faults=faults)
     world.open_routes("a")
     world.run(1.0)
     return world
@@ -86,7 +86,7 @@ def test_every_stage_of_a_route_is_known_by_itself() -> None:
 
 
 def test_a_stage_between_private_layers_is_known_too() -> None:
-    places = [Place("a", ((0, 1), (3, 4)), ends=True, private=PrivateLayers(1, 1)), Place("b", ((1, 3),), seconds=0.15)]
+    places = [Machine("a", ((0, 1), (3, 4)), ends=True, private=PrivateLayers(1, 1)), Machine("b", ((1, 3),), seconds=0.15)]
     world = World(*places, config=CONFIG)
     world.open_routes("a")
     asked = world.ask("a", PROMPT, FEW)
@@ -167,7 +167,7 @@ def report(world: World, sender: str, layer: int = 2, route: RouteId | None = No
 def reading() -> tuple[World, Asked]:
     """A prompt of which three chunks are in flight, and none has passed a stage. A node `x` is not on the route."""
     world = two(seconds=1.0, window=3)
-    world.start(Place("x"))
+    world.start(Machine("x"))
     world.run(0.2)
     asked = world.ask("a", PROMPT, FEW)
     world.run_until(lambda: bool(asked.job.sequences) and sequence(asked).scheduled == 3 * CHUNK)
@@ -242,7 +242,7 @@ def test_a_client_that_is_gone_is_noticed_while_its_prompt_is_elsewhere(reading:
 def test_a_chunk_leaves_its_stage_before_the_next_one_is_computed() -> None:
     """Eight chunks, two stages, a second a pass: with both at work some nine seconds, one after the other sixteen."""
     config = EngineConfig(block_size=4, chunk=8, idle_chunk=8, window=8)
-    places = (Place("a", ends=True), Place("b", ((0, 2),), seconds=1.0), Place("c", ((2, 4),), seconds=1.0))
+    places = (Machine("a", ends=True), Machine("b", ((0, 2),), seconds=1.0), Machine("c", ((2, 4),), seconds=1.0))
     world = World(*places, config=config)
     world.open_routes("a")
     asked = world.ask("a", list(range(1, 65)), SamplingParams(max_tokens=1, ignore_eos=True))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.routing.window import LinearFit, Window
-from tests.engine.node import Place
+from penstock.simulate.node import Machine
 from tests.engine.world import GREEDY, World
 
 
@@ -114,7 +114,7 @@ def test_the_size_stays_within_its_limits_whatever_was_measured(
 def seconds_for(window: int | None) -> float:
     config = EngineConfig(block_size=4, chunk=16, policy="fcfs", window=window)
     cost = {"per_token": 0.01, "blocks": 200}
-    world = World(Place("a", (), ends=True), Place("b", ((0, 2),), **cost), Place("c", ((2, 4),), **cost), config=config)  # type: ignore[arg-type]
+    world = World(Machine("a", (), ends=True), Machine("b", ((0, 2),), **cost), Machine("c", ((2, 4),), **cost), config=config)  # type: ignore[arg-type]
     world.open_routes("a")
     started = world.now
     asked = [world.ask("a", [1 + i, 2, 3], replace(GREEDY, max_tokens=40)) for i in range(16)]

@@ -14,11 +14,11 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobDone
 from penstock.engine.visit.answer_times import trip_parts
-from tests.engine.node import Place
+from penstock.simulate.node import Machine
 from tests.engine.world import Asked, World
 
 CONFIG = EngineConfig(block_size=4, chunk=8, policy="fcfs", print_times=True, window=1)
-PLACES = (Place("a", ((0, 1),), ends=True, seconds=0.01), Place("b", ((1, 4),), seconds=0.25))
+PLACES = (Machine("a", ((0, 1),), ends=True, seconds=0.01), Machine("b", ((1, 4),), seconds=0.25))
 PROMPT = list(range(1, 21))  # three chunks
 
 
@@ -50,7 +50,7 @@ def test_an_answer_knows_its_time_on_each_node_and_between_them_prompt_and_answe
 
 
 def test_a_model_on_one_node_has_no_hops() -> None:
-    world = World(Place("a", ((0, 2), (2, 4)), ends=True), config=CONFIG)
+    world = World(Machine("a", ((0, 2), (2, 4)), ends=True), config=CONFIG)
     asked = world.ask("a", PROMPT)
     world.finish()
     assert [(part.part, part.layers) for part in parts_of(asked).values()] == [

@@ -25,9 +25,9 @@ from penstock.errors import ComputeFailed
 from penstock.model.batch import BatchPiece
 from penstock.pipes.hidden import unpack
 from penstock.pipes.pipe import Pipe
+from penstock.simulate.node import Machine
 from tests.engine import layouts
 from tests.engine.fakes import FakeEnds, FakeSegment, FakeStream, finish, last_rows, make_engine, make_job, oracle, own
-from tests.engine.node import Place
 from tests.engine.world import GREEDY, Asked, World
 from tests.examples import examples
 
@@ -212,7 +212,7 @@ def test_a_job_that_fails_at_an_end_of_the_model_ends_alone(fails_at: str, where
 
 
 def test_embeddings_are_right_beside_a_job_that_fails_at_the_head() -> None:
-    world = World(Place("a", ((0, 4),), ends=True))
+    world = World(Machine("a", ((0, 4),), ends=True))
     world.open_routes("a")
     end_model = world["a"].engine._context.own_end_model
     compute_norm, failed = end_model.compute_norm, list[int]()
@@ -289,7 +289,7 @@ def test_a_head_that_was_repeated_is_not_measured() -> None:
 
 def shared(**more: Any) -> World:
     """`a` has the layers, and jobs of its own; `b` and `c` use them."""
-    world = World(Place("a", ((0, 4),), ends=True, blocks=60), Place("b", (), ends=True), Place("c", (), ends=True), **more)
+    world = World(Machine("a", ((0, 4),), ends=True, blocks=60), Machine("b", (), ends=True), Machine("c", (), ends=True), **more)
     world.open_routes("a", "b", "c")
     world.run(1.0)
     return world
@@ -343,7 +343,7 @@ def sometimes(dice: Random) -> Fails:
     seed=st.integers(0, 99),
 )
 def test_whatever_passes_fail_all_jobs_that_can_be_computed_get_their_tokens(
-    network: tuple[int, list[Place]],
+    network: tuple[int, list[Machine]],
     config: EngineConfig,
     jobs: list[tuple[str, list[int], SamplingParams | None, float, bool]],
     kind: str,

@@ -7,13 +7,13 @@ import logging
 import pytest
 
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
-from tests.engine.node import Place
+from penstock.simulate.node import Machine
 from tests.engine.world import World
 
 
 @pytest.mark.parametrize("node, ends", [("a", True), ("b", False)])
 def test_the_context_bundles_what_a_visit_needs(node: str, ends: bool) -> None:
-    world = World(Place("a", ((0, 2),), ends=True), Place("b", ((2, 4),)))
+    world = World(Machine("a", ((0, 2),), ends=True), Machine("b", ((2, 4),)))
     world.open_routes("a")
     engine = world.nodes[node].engine
     context = engine._processor._context

@@ -23,13 +23,13 @@ from penstock.engine.visit import job_processor, visit_queue
 from penstock.errors import NotReady
 from penstock.model.batch import BatchPiece
 from penstock.pipes.pipe import Pipe
+from penstock.simulate.node import Machine
 from tests.domain.test_fsm_page import ROWS, all_hold
 from tests.engine.fakes import FakeEnds, FakeSegment, FakeStream, finish, make_engine, make_job
-from tests.engine.node import Place
 from tests.engine.world import Asked, Faults, World
 
-FIRST_HERE = (Place("a", ((0, 2),), ends=True), Place("b", ((2, 4),)))
-FIRST_REMOTE = (Place("a", ((2, 4),), ends=True), Place("b", ((0, 2),)))
+FIRST_HERE = (Machine("a", ((0, 2),), ends=True), Machine("b", ((2, 4),)))
+FIRST_REMOTE = (Machine("a", ((2, 4),), ends=True), Machine("b", ((0, 2),)))
 PROMPT = list(range(1, 41))  # five chunks of 8
 
 
@@ -150,7 +150,7 @@ def test_a_visit_whose_route_closes_while_it_waits_is_dropped_and_counted() -> N
 
 @pytest.mark.parametrize("places", [FIRST_HERE, FIRST_REMOTE], ids=["first stage here", "first stage remote"])
 def test_a_job_whose_prefill_update_cannot_be_sent_ends_at_once(
-    places: tuple[Place, ...], caplog: pytest.LogCaptureFixture
+    places: tuple[Machine, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(*places, config=EngineConfig(block_size=4, chunk=8, window=1, policy="fcfs"))
     world.open_routes("a")
@@ -193,7 +193,7 @@ def test_production_reaches_every_row_of_the_table(monkeypatch: pytest.MonkeyPat
 
     for module in (job_processor, visit_queue, engine_module):
         monkeypatch.setattr(module, "next_state", recorded)
-    for places in (FIRST_HERE, FIRST_REMOTE, (Place("a", ((0, 2), (2, 3)), ends=True), Place("b", ((3, 4),)))):
+    for places in (FIRST_HERE, FIRST_REMOTE, (Machine("a", ((0, 2), (2, 3)), ends=True), Machine("b", ((3, 4),)))):
         world = World(*places)
         world.open_routes("a")
         asked = [world.ask("a", PROMPT) for _ in range(3)]
@@ -212,7 +212,7 @@ def test_production_reaches_every_row_of_the_table(monkeypatch: pytest.MonkeyPat
 
 
 def _ask_while_a_layer_is_missing() -> None:
-    world = World(Place("a", ((0, 2),), ends=True))
+    world = World(Machine("a", ((0, 2),), ends=True))
     asked = world.ask("a", PROMPT, may_fail=True)
     world.run(0.1)
     assert isinstance(asked.error, NotReady)
@@ -220,7 +220,7 @@ def _ask_while_a_layer_is_missing() -> None:
 
 def _lose_the_route_in(state: JobState) -> None:
     """A visit waits in this state at its origin as the route breaks; then the job is computed again on another one."""
-    world = World(Place("a", ((0, 2), (2, 4)), ends=True))
+    world = World(Machine("a", ((0, 2), (2, 4)), ends=True))
     world.open_routes("a")
     asked = world.ask("a", PROMPT)
     node, processor = world["a"], world["a"].engine._processor

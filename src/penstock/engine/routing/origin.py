@@ -310,6 +310,7 @@ class Origin:
         if self.route is not None:
             level = logging.INFO if reason.endswith("is leaving") else logging.WARNING
             logger.log(level, "gave up the route %s: %s", lost, reason)
+            self.stats.broken_routes += 1
             self.stats.last_break = reason
             # the outage began when the first lost NetworkJob was sent, not when the loss was noticed
             since = min((sent.sent for sent in self.in_flight.values()), default=self._clock())

@@ -1,0 +1,114 @@
+"""A model that only takes time: layers and ends without weights, and hidden states without numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.domain.span import NetworkJob
+from penstock.domain.topology import LayerRange
+from penstock.model.batch import BatchPiece
+from penstock.pipes.pipe import Pipe
+
+TOKEN = 1  # the only one that such a model says
+VOCABULARY = 2
+FINITE = torch.zeros(())  # the sum of any hidden states
+
+
+class HollowHidden:
+    """Rows of hidden states that have a size but no numbers; stands for the tensor and for its bytes on the wire."""
+
+    __slots__ = ("row_bytes", "rows", "width")
+
+    def __init__(self, rows: int, width: int, row_bytes: int) -> None:
+        self.rows = rows
+        self.width = width
+        self.row_bytes = row_bytes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.width
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, rows: slice | Sequence[int]) -> HollowHidden:
+        count = len(range(*rows.indices(self.rows))) if isinstance(rows, slice) else len(rows)
+        return HollowHidden(count, self.width, self.row_bytes)
+
+    def sum(self) -> Tensor:
+        return FINITE
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> HollowHidden:
+        assert function is torch.cat, function
+        parts = args[0]
+        return cls(sum(part.rows for part in parts), parts[0].width, parts[0].row_bytes)
+
+
+class HollowSegment:
+    """`spend` is called with the number of tokens and layers of each pass."""
+
+    def __init__(self, layers: LayerRange, kv_blocks: int, spend: Callable[[int, int], None]) -> None:
+        self.layers = layers
+        self.kv_blocks = kv_blocks
+        self.weight_hash = ""
+        self._spend = spend
+
+    def process(self, hidden: Any, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Any:
+        self._spend(len(hidden), (layers or self.layers).size)
+        return hidden
+
+    def wipe(self, piece: BatchPiece) -> None: ...
+
+
+class HollowEnds:
+    """`spend` is called with the number of rows that get a token."""
+
+    eos_ids: frozenset[int] = frozenset()
+
+    def __init__(self, width: int, row_bytes: int, spend: Callable[[int], None]) -> None:
+        self._width = width
+        self._row_bytes = row_bytes
+        self._spend = spend
+        self._logits = torch.zeros(0, VOCABULARY)
+
+    def compute_embed(self, token_ids: Sequence[int]) -> Any:
+        return HollowHidden(len(token_ids), self._width, self._row_bytes)
+
+    def compute_norm(self, hidden: Any) -> Any:
+        return hidden
+
+    def compute_head(self, normed: Any) -> Tensor:
+        rows = len(normed)
+        self._spend(rows)
+        if rows > len(self._logits):
+            self._logits = torch.nn.functional.one_hot(torch.tensor([TOKEN] * 2 * rows), VOCABULARY).float()
+        return self._logits[:rows]
+
+
+class HollowText:
+    """Its tokens have no text."""
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+class HollowPipe(Pipe):
+    """Sends hidden states without packing them, where they have no numbers."""
+
+    def send_job(self, node: str, job: NetworkJob) -> None:
+        if isinstance(job.hidden, HollowHidden):
+            self._send(node, job)
+        else:
+            super().send_job(node, job)

@@ -1,0 +1,47 @@
+"""Letter: a message as it travels between simulated nodes. All but the numbers of hidden states is really encoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.domain.messages import Message
+from penstock.domain.span import NetworkJob, PackedHidden
+from penstock.network.codec import decode, encode
+from penstock.simulate.hollow import HollowHidden
+
+THIN_BYTES = 4  # of a row that stands for one of any width
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """Its length is what it would have on the wire. width, row_bytes: of the hidden states whose numbers it lacks; else 0."""
+
+    data: bytes
+    size: int
+    width: int = 0
+    row_bytes: int = 0
+
+    @classmethod
+    def of(cls, data: bytes) -> Letter:
+        """One that has all that it should."""
+        return cls(data, len(data))
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def seal(message: Message, sent: float) -> Letter:
+    if not isinstance(message, NetworkJob) or not isinstance(message.hidden, HollowHidden):
+        return Letter.of(encode(message, sent))
+    hidden = message.hidden
+    message.hidden = PackedHidden("float32", hidden.rows, 1, bytes(THIN_BYTES * hidden.rows))
+    data = encode(message, sent)
+    message.hidden = hidden
+    return Letter(data, len(data) - THIN_BYTES * hidden.rows + hidden.packed_bytes, hidden.width, hidden.row_bytes)
+
+
+def unseal(letter: Letter) -> Message:
+    message = decode(letter.data)
+    if letter.width and isinstance(message, NetworkJob) and message.hidden is not None:
+        message.hidden = HollowHidden(message.hidden.rows, letter.width, letter.row_bytes)
+    return message

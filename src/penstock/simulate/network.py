@@ -1,0 +1,246 @@
+"""SimulatedNetwork: nodes, the links between them, and the clock that they share.
+
+Time passes only when all that could happen at one instant has happened: a run depends on its seed alone, and a minute of waiting
+costs nothing. Every message is encoded and decoded again, and every node has its own idea of who is there.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from penstock.config.engine import EngineConfig
+from penstock.domain.job import Job
+from penstock.domain.messages import Mark, Message
+from penstock.domain.meta_model import Link
+from penstock.domain.span import NetworkJob
+from penstock.domain.topology import LayerRange
+from penstock.engine.reception import KEEP_ALIVE_S
+from penstock.engine.routing.stage import Stage
+from penstock.engine.sequences.output_text import TextStreams
+from penstock.engine.visit.job_context import Ends
+from penstock.model.segment import Segment
+from penstock.network.codec import decode_record, encode_record
+from penstock.pipes.hidden import ITEM_BYTES
+from penstock.simulate.hollow import HollowEnds, HollowSegment, HollowText
+from penstock.simulate.letter import Letter, seal
+from penstock.simulate.news import News
+from penstock.simulate.node import Machine, SimulatedNode
+
+TICK_S = 0.01  # idle nodes look at their clocks at multiples of this, so that many do at one instant
+MAX_SLEEP_S = 0.05
+NEWS_S = 0.05  # at most until a change has reached every node
+NEWS_INTERVAL_S = 1.0  # between records of nodes to which nothing happens
+START_S = 1000.0  # of the clock; 0 would look like a time that was never set
+
+Lane = tuple[str, str, bool]  # sender, destination, and whether it is the stream of hidden states
+
+
+class SimulatedNetwork:
+    """What the nodes' layers, ends and links are, subclasses decide.
+
+    layers, width: of the model. window: positions that a token sees in every layer; None for all.
+    """
+
+    def __init__(
+        self,
+        machines: Iterable[Machine],
+        *,
+        layers: int,
+        config: EngineConfig,
+        width: int = 1,
+        window: int | None = None,
+        seed: int = 0,
+        lease: float = 10.0,
+        recovery_timeout: float = 60.0,
+    ) -> None:
+        self.layers = layers
+        self.config = config
+        self.width = width
+        self.window = window
+        self.lease = lease
+        self.recovery_timeout = recovery_timeout
+        self.dice = random.Random(seed)
+        random.seed(seed)  # how long origins wait before they try again
+        self.now = START_S
+        self.nodes: dict[str, SimulatedNode] = {}
+        self.ever: list[SimulatedNode] = []  # also those that died, once for each start
+        self._order = itertools.count()
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: dict[Lane, float] = {}  # when the last message arrives, by stream
+        self._epochs = itertools.count(1)
+        for machine in machines:
+            self.start(machine)
+        self._repeat_news()
+        self.run(NEWS_S + TICK_S)
+
+    def __getitem__(self, name: str) -> SimulatedNode:
+        return self.nodes[name]
+
+    def __iter__(self) -> Iterator[SimulatedNode]:
+        return iter([node for node in self.nodes.values() if node.alive])
+
+    # ---- what nodes are made of ----
+
+    def segment(self, node: SimulatedNode, layers: LayerRange) -> Segment:
+        return HollowSegment(layers, node.machine.blocks, node.compute_pass)
+
+    def ends(self, node: SimulatedNode) -> Ends:
+        return HollowEnds(self.width, self.width * ITEM_BYTES, node.compute_head)
+
+    @property
+    def text(self) -> TextStreams:
+        return lambda skip_special: HollowText()
+
+    def published_seconds(self, stage: Stage) -> float:
+        """What a node says that a pass through its segment takes."""
+        return float(f"{stage.mean_pass_seconds:.2g}")
+
+    def links_of(self, node: SimulatedNode) -> tuple[Link, ...]:
+        """What a node has measured of the links to others."""
+        return ()
+
+    def arrivals(self, lane: Lane, message: Message, letter: Letter, now: float) -> Iterable[tuple[float, Letter]]:
+        """When a message arrives that is sent now, and as what; empty if it is lost."""
+        raise NotImplementedError
+
+    # ---- what happens ----
+
+    def start(self, machine: Machine) -> SimulatedNode:
+        node = self.nodes[machine.name] = SimulatedNode(self, machine, next(self._epochs))
+        self.ever.append(node)
+        self.wake(node, self.now)
+        if machine.ends:
+            self._keep_alive(node)
+        self.spread_news()
+        return node
+
+    def kill(self, name: str, *, noticed: float = 0.2) -> None:
+        """It dies at once; the others hear of it after some time."""
+        node = self.nodes[name]
+        node.alive, node.gone_at = False, self.now
+        self.at(self.now + noticed, self.spread_news)
+
+    def drain(self, name: str) -> None:
+        """It announces that it will leave."""
+        node = self.nodes[name]
+        node.draining = node.engine.host.draining = True
+        self.spread_news()
+
+    def leave(self, name: str) -> None:
+        """It is gone, and has closed all routes that pass it."""
+        node = self.nodes[name]
+        node.engine.leave()
+        self.kill(name, noticed=0.0)
+
+    def submit(self, name: str, job: Job) -> None:
+        node = self.nodes[name]
+        node.engine.submit(job)
+        self.wake(node, self.now)
+
+    def cancel(self, name: str, job: Job) -> None:
+        node = self.nodes[name]
+        node.engine.cancel(job)
+        self.wake(node, self.now)
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._later, (when, next(self._order), action))
+
+    def spread_news(self) -> None:
+        """Let every node hear the present records of all, one sooner than the other."""
+        news = News(next(self._order), tuple(decode_record(encode_record(node.record())) for node in self))
+        for node in self:
+            self.at(self.now + self.dice.uniform(0, NEWS_S), partial(self._hear, node, news))
+
+    def _repeat_news(self) -> None:
+        self.spread_news()
+        self.at(self.now + NEWS_INTERVAL_S, self._repeat_news)
+
+    def _hear(self, node: SimulatedNode, news: News) -> None:
+        node.hear(news)
+        self.wake(node, self.now)
+
+    # ---- messages ----
+
+    def post(self, sender: SimulatedNode, destination: str, message: Message) -> None:
+        now = sender.clock()
+        if destination not in sender.epochs:
+            if isinstance(message, NetworkJob):
+                sender.engine.on_unsent(destination, message)
+                self.wake(sender, self.now)
+            return
+        # hidden states do not hold up other messages, nor the other way round
+        lane = sender.name, destination, isinstance(message, NetworkJob | Mark)
+        for due, letter in self.arrivals(lane, message, seal(message, now), now):
+            self.at(due, partial(self.deliver, sender.name, destination, letter))
+
+    def in_order(self, lane: Lane, due: float, late: float = 0.0) -> float:
+        """When a message arrives that would by itself at `due`: not before those that were sent before it."""
+        due = self._due[lane] = max(due, self._due.get(lane, 0.0)) + late
+        return due
+
+    def deliver(self, sender: str, destination: str, letter: Letter) -> None:
+        node = self.nodes.get(destination)
+        if node is None or not node.alive:
+            return
+        if node.stopped:
+            self.at(self.now + TICK_S, partial(self.deliver, sender, destination, letter))  # its machine keeps it
+            return
+        node.receive(sender, letter)
+        self.wake(node, self.now)
+
+    # ---- time ----
+
+    def wake(self, node: SimulatedNode, when: float) -> None:
+        """Let a node work then, or earlier if that was asked for; when it computes, after that."""
+        if node.local > when:
+            when = min(node.local, when + MAX_SLEEP_S)  # `local` may be changed
+        if when < node.wakes_at:
+            node.wakes_at = when
+            self.at(when, partial(self._work, node, when))
+
+    def _work(self, node: SimulatedNode, when: float) -> None:
+        if node.wakes_at != when or not self._is_running(node):
+            return
+        node.wakes_at = math.inf
+        if node.local <= self.now and not node.stopped:
+            node.work()
+        self.wake(node, self.now if node.local > self.now else self._idle_until(node))
+
+    def _idle_until(self, node: SimulatedNode) -> float:
+        timeout = node.engine.idle_timeout()
+        ticks = (self.now - START_S + (MAX_SLEEP_S if timeout is None else timeout)) / TICK_S
+        return START_S + math.ceil(ticks - 1e-6) * TICK_S
+
+    def _keep_alive(self, node: SimulatedNode) -> None:
+        """What the keeper thread of a node with jobs of its own does."""
+        if not self._is_running(node):
+            return
+        if not node.stopped:
+            node.keep_alive()
+            self.wake(node, self.now)
+        self.at(self.now + KEEP_ALIVE_S, partial(self._keep_alive, node))
+
+    def _is_running(self, node: SimulatedNode) -> bool:
+        return node.alive and self.nodes.get(node.name) is node
+
+    def step(self) -> None:
+        """Go to the next instant at which something happens, and let it happen."""
+        later = self._later
+        self.now = max(self.now, later[0][0])
+        while later and later[0][0] <= self.now:
+            heapq.heappop(later)[2]()
+        self.check()
+
+    def check(self) -> None:
+        """Called after every instant."""
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self._later[0][0] <= until:
+            self.step()
+        self.now = until
