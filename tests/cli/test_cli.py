@@ -41,6 +41,7 @@ COMMANDS = [
     ["models", "pull"],
     ["models", "show"],
     ["bench"],
+    ["simulate"],
     ["doctor"],
     ["version"],
 ]

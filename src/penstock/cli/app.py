@@ -16,6 +16,7 @@ from penstock.cli.machine import models
 from penstock.cli.machine.audit import audit
 from penstock.cli.machine.bench import bench
 from penstock.cli.machine.doctor import doctor
+from penstock.cli.machine.simulate import simulate
 from penstock.cli.moving import moving
 from penstock.cli.network import network
 from penstock.cli.network.top import top
@@ -67,6 +68,7 @@ app.add_typer(models.app, name="models", context_settings={"help_option_names": 
 app.add_typer(moving.app, name="import", context_settings={"help_option_names": HELP})
 app.command()(config)
 app.command()(bench)
+app.command()(simulate)
 app.command()(audit)
 app.command()(doctor)
 app.command()(version)

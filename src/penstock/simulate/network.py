@@ -16,7 +16,7 @@ from functools import partial
 from penstock.config.engine import EngineConfig
 from penstock.domain.job import Job
 from penstock.domain.messages import Mark, Message
-from penstock.domain.meta_model import Link
+from penstock.domain.meta_model import Link, NodeRecord
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.engine.reception import KEEP_ALIVE_S
@@ -73,6 +73,8 @@ class SimulatedNetwork:
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._due: dict[Lane, float] = {}  # when the last message arrives, by stream
         self._epochs = itertools.count(1)
+        self._publishing = False
+        self._records: dict[str, tuple[NodeRecord, NodeRecord]] = {}  # the last one of each node, as it is and as others read it
         for machine in machines:
             self.start(machine)
         self._repeat_news()
@@ -151,10 +153,25 @@ class SimulatedNetwork:
         heapq.heappush(self._later, (when, next(self._order), action))
 
     def spread_news(self) -> None:
-        """Let every node hear the present records of all, one sooner than the other."""
-        news = News(next(self._order), tuple(decode_record(encode_record(node.record())) for node in self))
+        """Let every node hear the records that all have after this instant, one sooner than the other."""
+        if not self._publishing:
+            self._publishing = True
+            self.at(self.now, self._publish)
+
+    def _publish(self) -> None:
+        self._publishing = False
+        news = News(next(self._order), tuple(self._published(node) for node in self))
         for node in self:
             self.at(self.now + self.dice.uniform(0, NEWS_S), partial(self._hear, node, news))
+
+    def _published(self, node: SimulatedNode) -> NodeRecord:
+        """Its record, as others read it."""
+        record = node.record()
+        own, read = self._records.get(node.name, (None, record))
+        if record != own:
+            read = decode_record(encode_record(record))
+            self._records[node.name] = record, read
+        return read
 
     def _repeat_news(self) -> None:
         self.spread_news()

@@ -22,31 +22,30 @@ def watch_server(
     url: str | None, path: str, keys: set[str], render: Callable[[dict[str, Any]], str], *, as_json: bool, watch: bool
 ) -> None:
     """Show what a server answers at `path`; an answer without these `keys` is not from a Penstock server."""
-    from penstock.cli.client.api import Client, ServerRefused
-
-    client = Client(named_url(url) or default_url())
-
-    def fetch() -> dict[str, Any]:
-        try:
-            status: dict[str, Any] = client.get(path)
-        except ServerRefused as error:
-            if error.status != 404:
-                raise
-            status = {}
-        if not keys <= status.keys():
-            raise ServerRefused(
-                f"The server at {client.url} is not a Penstock server.", hint="Other servers have no status page."
-            )
-        return status
-
     try:
-        _show(fetch(), render, as_json, redraw=False)
+        _show(fetch_page(url, path, keys), render, as_json, redraw=False)
         while watch:
             time.sleep(REFRESH_INTERVAL_S)
-            _show(fetch(), render, as_json, redraw=True)
+            _show(fetch_page(url, path, keys), render, as_json, redraw=True)
     except KeyboardInterrupt:
         if not watch:
             raise
+
+
+def fetch_page(url: str | None, path: str, keys: set[str]) -> dict[str, Any]:
+    """Return what a server answers at `path`."""
+    from penstock.cli.client.api import Client, ServerRefused
+
+    client = Client(named_url(url) or default_url())
+    try:
+        status: dict[str, Any] = client.get(path)
+    except ServerRefused as error:
+        if error.status != 404:
+            raise
+        status = {}
+    if not keys <= status.keys():
+        raise ServerRefused(f"The server at {client.url} is not a Penstock server.", hint="Other servers have no status page.")
+    return status
 
 
 def _show(status: dict[str, Any], render: Callable[[dict[str, Any]], str], as_json: bool, *, redraw: bool) -> None:
