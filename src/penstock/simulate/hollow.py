@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.domain.hidden_format import HiddenFormat, row_bytes
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.model.batch import BatchPiece
@@ -21,12 +22,12 @@ FINITE = torch.zeros(())  # the sum of any hidden states
 class HollowHidden:
     """Rows of hidden states that have a size but no numbers; stands for the tensor and for its bytes on the wire."""
 
-    __slots__ = ("row_bytes", "rows", "width")
+    __slots__ = ("dtype", "rows", "width")
 
-    def __init__(self, rows: int, width: int, row_bytes: int) -> None:
+    def __init__(self, rows: int, width: int, dtype: HiddenFormat) -> None:
         self.rows = rows
         self.width = width
-        self.row_bytes = row_bytes
+        self.dtype = dtype  # in which it travels
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -34,14 +35,14 @@ class HollowHidden:
 
     @property
     def packed_bytes(self) -> int:
-        return self.rows * self.row_bytes
+        return self.rows * row_bytes(self.dtype, self.width)
 
     def __len__(self) -> int:
         return self.rows
 
     def __getitem__(self, rows: slice | Sequence[int]) -> HollowHidden:
         count = len(range(*rows.indices(self.rows))) if isinstance(rows, slice) else len(rows)
-        return HollowHidden(count, self.width, self.row_bytes)
+        return HollowHidden(count, self.width, self.dtype)
 
     def sum(self) -> Tensor:
         return FINITE
@@ -50,7 +51,7 @@ class HollowHidden:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> HollowHidden:
         assert function is torch.cat, function
         parts = args[0]
-        return cls(sum(part.rows for part in parts), parts[0].width, parts[0].row_bytes)
+        return cls(sum(part.rows for part in parts), parts[0].width, parts[0].dtype)
 
 
 class HollowSegment:
@@ -74,14 +75,14 @@ class HollowEnds:
 
     eos_ids: frozenset[int] = frozenset()
 
-    def __init__(self, width: int, row_bytes: int, spend: Callable[[int], None]) -> None:
+    def __init__(self, width: int, dtype: HiddenFormat, spend: Callable[[int], None]) -> None:
         self._width = width
-        self._row_bytes = row_bytes
+        self._dtype = dtype
         self._spend = spend
         self._logits = torch.zeros(0, VOCABULARY)
 
     def compute_embed(self, token_ids: Sequence[int]) -> Any:
-        return HollowHidden(len(token_ids), self._width, self._row_bytes)
+        return HollowHidden(len(token_ids), self._width, self._dtype)
 
     def compute_norm(self, hidden: Any) -> Any:
         return hidden

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.domain.hidden_format import HiddenFormat
 from penstock.domain.messages import Message
 from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.network.codec import decode, encode
@@ -14,12 +15,12 @@ THIN_BYTES = 4  # of a row that stands for one of any width
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """Its length is what it would have on the wire. width, row_bytes: of the hidden states whose numbers it lacks; else 0."""
+    """Its length is what it would have on the wire. width, dtype: of the hidden states whose numbers it lacks; else 0."""
 
     data: bytes
     size: int
     width: int = 0
-    row_bytes: int = 0
+    dtype: HiddenFormat = "float32"
 
     @classmethod
     def of(cls, data: bytes) -> Letter:
@@ -37,11 +38,11 @@ def seal(message: Message, sent: float) -> Letter:
     message.hidden = PackedHidden("float32", hidden.rows, 1, bytes(THIN_BYTES * hidden.rows))
     data = encode(message, sent)
     message.hidden = hidden
-    return Letter(data, len(data) - THIN_BYTES * hidden.rows + hidden.packed_bytes, hidden.width, hidden.row_bytes)
+    return Letter(data, len(data) - THIN_BYTES * hidden.rows + hidden.packed_bytes, hidden.width, hidden.dtype)
 
 
 def unseal(letter: Letter) -> Message:
     message = decode(letter.data)
     if letter.width and isinstance(message, NetworkJob) and message.hidden is not None:
-        message.hidden = HollowHidden(message.hidden.rows, letter.width, letter.row_bytes)
+        message.hidden = HollowHidden(message.hidden.rows, letter.width, letter.dtype)
     return message

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from penstock.config.engine import EngineConfig
+from penstock.domain.hidden_format import HiddenFormat
 from penstock.domain.job import Job
 from penstock.domain.messages import Mark, Message
 from penstock.domain.meta_model import Link, NodeRecord
@@ -25,7 +26,6 @@ from penstock.engine.sequences.output_text import TextStreams
 from penstock.engine.visit.job_context import Ends
 from penstock.model.segment import Segment
 from penstock.network.codec import decode_record, encode_record
-from penstock.pipes.hidden import ITEM_BYTES
 from penstock.simulate.hollow import HollowEnds, HollowSegment, HollowText
 from penstock.simulate.letter import Letter, seal
 from penstock.simulate.news import News
@@ -43,7 +43,8 @@ Lane = tuple[str, str, bool]  # sender, destination, and whether it is the strea
 class SimulatedNetwork:
     """What the nodes' layers, ends and links are, subclasses decide.
 
-    layers, width: of the model. window: positions that a token sees in every layer; None for all.
+    layers, width: of the model. hidden_format: in which its hidden states travel.
+    window: positions that a token sees in every layer; None for all.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class SimulatedNetwork:
         layers: int,
         config: EngineConfig,
         width: int = 1,
+        hidden_format: HiddenFormat = "float32",
         window: int | None = None,
         seed: int = 0,
         lease: float = 10.0,
@@ -61,6 +63,7 @@ class SimulatedNetwork:
         self.layers = layers
         self.config = config
         self.width = width
+        self.hidden_format = hidden_format
         self.window = window
         self.lease = lease
         self.recovery_timeout = recovery_timeout
@@ -92,7 +95,7 @@ class SimulatedNetwork:
         return HollowSegment(layers, node.machine.blocks, node.compute_pass)
 
     def ends(self, node: SimulatedNode) -> Ends:
-        return HollowEnds(self.width, self.width * ITEM_BYTES, node.compute_head)
+        return HollowEnds(self.width, self.hidden_format, node.compute_head)
 
     @property
     def text(self) -> TextStreams:

@@ -93,6 +93,7 @@ class SimulatedNode:
             node=self.name,
             shape=SHAPE,
             width=network.width,
+            hidden_format=network.hidden_format,
             kv_window=network.window,
             wire=self,
             view=_OwnView(self),
