@@ -294,13 +294,16 @@ def test_a_server_does_it_when_there_is_one(tmp_path: Path, tiny_chat_model: Pat
         assert (missing.returncode, missing.stderr[:6]) == (1, "error:")
 
 
+WAITING = "The jobs of this key may use 10 tokens a minute."
+
+
 class Away(BaseHTTPRequestHandler):
     """A server that has one batch, of this status."""
 
     status = "in_progress"
 
     def do_GET(self) -> None:
-        told = json.dumps({"id": "batch_1_2_3", "status": self.status, "missing_models": ["other"]}).encode()
+        told = json.dumps({"id": "batch_1_2_3", "status": self.status, "missing_models": ["other"], "waiting": WAITING}).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(told)))
         self.end_headers()
@@ -327,6 +330,7 @@ def test_who_waits_is_told_what_for_and_when_the_server_is_away_and_back() -> No
         )
         assert waiting.stderr is not None
         assert waiting.stderr.readline() == "Lines wait for models that are not served now: other.\n"
+        assert waiting.stderr.readline() == f"The batch waits: {WAITING}\n"
         server.shutdown()
     assert waiting.stderr.readline().endswith("The batch is kept there; waiting for the server.\n")
     with HTTPServer(("127.0.0.1", port), Back) as server:

@@ -228,6 +228,11 @@ def wait(client: openai.OpenAI, batch: openai.types.Batch) -> openai.types.Batch
     return found
 
 
+def waiting(client: openai.OpenAI, batch: openai.types.Batch) -> str | None:
+    found: str | None = client.batches.retrieve(batch.id).model_extra["waiting"]  # type: ignore[index]
+    return found
+
+
 def make_batch(client: openai.OpenAI, lines: list[dict[str, Any]]) -> openai.types.Batch:
     file = client.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
     return client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
@@ -299,6 +304,7 @@ def test_lines_wait_for_tokens_of_the_minute_while_other_keys_go_on(site: Site) 
     quick = wait(other, make_batch(other, [chat_line(str(n), "Count.", max_tokens=2) for n in range(6)]))
     assert quick.request_counts is not None
     assert quick.request_counts.completed == 6
+    until(lambda: "150 tokens a minute" in (waiting(client, slow) or ""), "the batch to say what it waits for")
     now = client.batches.retrieve(slow.id)
     assert now.status == "in_progress"
     assert now.request_counts is not None
@@ -307,10 +313,24 @@ def test_lines_wait_for_tokens_of_the_minute_while_other_keys_go_on(site: Site) 
     assert chat.choices[0].finish_reason in ("stop", "length"), "answers are counted apart"
     site.folder.edit("metered", tokens_per_minute=None)
     done = wait(client, slow)
+    assert waiting(client, slow) is None
     assert done.request_counts is not None
     assert (done.request_counts.completed, done.request_counts.failed) == (6, 0)
     bodies = [json.loads(one)["response"]["body"] for one in client.files.content(done.output_file_id or "").text.splitlines()]
     assert all(body["usage"]["completion_tokens"] == 60 or body["choices"][0]["finish_reason"] == "stop" for body in bodies)
+
+
+def test_a_batch_says_that_it_waits_for_disk_room_and_goes_on_when_there_is_some(site: Site) -> None:
+    client = site.client(site.folder.add("cramped", KeyLimits(disk=500_000)))
+    padded = jsonl([chat_line("a", "Hi.")]).replace(b"{", b"{" + b" " * 200_000, 1)
+    file = client.files.create(file=("in.jsonl", padded), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    found = until(lambda: waiting(client, batch), "the batch to say what it waits for")
+    assert "on the disk, and line 1 takes 20" in found
+    client.files.delete(file.id)
+    done = wait(client, batch)
+    assert done.request_counts is not None
+    assert (done.request_counts.completed, waiting(client, done)) == (1, None)
 
 
 def test_what_is_held_is_told_once_for_servers_that_share_a_workspace(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ class BatchState:
     output_file, error_file: ids for `fetch`.
     mistakes: what is wrong with the input.
     missing_models: models that its lines wait for.
+    waiting: which limit of its key it waits for.
     input: SHA-256 of the input."""
 
     id: str
@@ -44,6 +45,7 @@ class BatchState:
     error_file: str | None = None
     mistakes: tuple[str, ...] = ()
     missing_models: tuple[str, ...] = ()
+    waiting: str | None = None
     input: str | None = None
 
     @property
@@ -227,6 +229,7 @@ def _state(record: Any) -> BatchState:
             error_file=record.get("error_file_id"),
             mistakes=tuple(_mistake(error.get) for error in errors),
             missing_models=tuple(map(str, record.get("missing_models") or ())),
+            waiting=str(record["waiting"]) if record.get("waiting") else None,
             input=(record.get("metadata") or {}).get(INPUT_METADATA),
         )
     except (AttributeError, KeyError, TypeError, ValueError):

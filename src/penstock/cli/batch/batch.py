@@ -213,7 +213,7 @@ def _watch(backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str
     from penstock.cli.client.api import ServerUnreachable
 
     pause, seen, away = MIN_POLL_S, time.monotonic(), False
-    missing: tuple[str, ...] = ()
+    notes: set[str] = set()
     while True:
         try:
             state = backend.look(batch_id)
@@ -227,15 +227,21 @@ def _watch(backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str
             if away:
                 _print_note(bars, "The server answers again.")
             seen, away = time.monotonic(), False
-            if state.missing_models not in ((), missing):
-                names = ", ".join(map(harmless, state.missing_models))
-                _print_note(bars, f"Lines wait for models that are not served now: {names}.")
-            missing = state.missing_models
+            before, notes = notes, set(_reasons_to_wait(state))
+            for note in sorted(notes - before):
+                _print_note(bars, note)
             if state.over or (local is not None and not local.workspace.is_served()):
                 return state
             bars(f"batch {state.status}", state.completed + state.failed, state.total)
         time.sleep(pause)
         pause = min(MAX_POLL_S, pause * 1.2)
+
+
+def _reasons_to_wait(state: BatchState) -> Iterator[str]:
+    if state.missing_models:
+        yield f"Lines wait for models that are not served now: {', '.join(map(harmless, state.missing_models))}."
+    if state.waiting is not None:
+        yield f"The batch waits: {harmless(state.waiting)}"
 
 
 def _print_note(bars: ProgressBars, text: str) -> None:
@@ -343,7 +349,7 @@ def _list(backend: BatchBackend, as_json: bool) -> None:
 
 def _row(state: BatchState, now: float) -> list[str]:
     counts = [str(count) for count in (state.total, state.completed, state.failed)]
-    note = f"waits for {', '.join(state.missing_models)}" if state.missing_models else ""
+    note = f"waits for {', '.join(state.missing_models)}" if state.missing_models else state.waiting or ""
     return [state.id, state.status, age(now - state.created), *counts, harmless(note)]
 
 

@@ -9,6 +9,7 @@ from penstock.config.node import WorkspaceConfig
 from penstock.doors.api_config import ApiConfig
 from penstock.doors.jobs.endpoints import JobApi
 from penstock.doors.jobs.engine_runner import EngineRunner
+from penstock.workspace.batch.batches import BatchView
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import Responses
 from penstock.workspace.store.usage import UNLIMITED, StorageLimits
@@ -77,6 +78,12 @@ class Backlog:
 
     def describe(self) -> dict[str, int]:
         return self.pool.describe()
+
+    def why_waiting(self, batch: BatchView) -> str | None:
+        """Why an open batch makes no progress, if it is for its key's limits."""
+        if batch.end is not None:
+            return None
+        return self.batches.why_waiting(batch.batch_id) or self.pool.why_paused(batch.request.owner)
 
     def start(self) -> None:
         self.pool.start()

@@ -83,6 +83,7 @@ class BatchRun:
         self._waiting: list[int] = []  # lines that are not jobs yet, the first at the end
         self._parked: dict[str | None, deque[int]] = {}  # the same, by model, once we know that there is no room for that model
         self._cancelled_jobs: set[str] = set()
+        self.why_waiting: str | None = None  # why its next line cannot become a job now
 
     @property
     def owner(self) -> str | None:
@@ -232,11 +233,13 @@ class BatchRun:
         jobs, submitted, until = self._count_jobs(), False, time.monotonic() + SUBMIT_BUDGET_S
         self._take_parked(jobs, room)
         free = self._workspace.usage.room(self._request.owner)
+        self.why_waiting = None
         while self._waiting and jobs[True] < room and len(refused) < MAX_NOTED_LINES and time.monotonic() < until:
             n = self._waiting[-1]
             size = job_bytes(self._lines.length(n))
             if free is not None and free < size:
-                break  # it waits until its key has deleted something
+                self.why_waiting = f"This key has {max(0, free)} bytes left on the disk, and line {n + 1} takes {size}."
+                break
             line = self._lines.line(n)
             try:
                 line.check()

@@ -95,6 +95,11 @@ class BatchSupervisor:
         with self._lock:
             return self._turn()
 
+    def why_waiting(self, batch_id: str) -> str | None:
+        """Why no further line of a batch that we work on becomes a job now; None if nothing keeps it."""
+        run = self._runs.get(batch_id)
+        return None if run is None else run.why_waiting
+
     def refill(self) -> bool:
         """Take turns until every batch had one. Returns False if nothing has changed since the last call, in these or any other
         turns: then there are no new jobs."""

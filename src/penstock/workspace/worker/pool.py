@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import EngineError, WorkspaceError
 from penstock.workspace.store.files import FINISHED, Outcome, Place
@@ -41,6 +41,13 @@ class JobEnd:
     done: bool
     facts: Mapping[str, Any]
     left: int = 0
+
+
+class OwnerPause(NamedTuple):
+    """Jobs of an owner did not fit its limits. until: when to try one again."""
+
+    until: float
+    reason: str
 
 
 class Pool:
@@ -75,7 +82,7 @@ class Pool:
         self._next_scan = 0.0
         self._next_sweep = 0.0
         self._no_claims_before = 0.0
-        self._paused: dict[str | None, float] = {}  # owners whose jobs did not fit their limits, and when to try one again
+        self._paused: dict[str | None, OwnerPause] = {}
         self._conflicts: set[str] = set()  # jobs that cannot be taken or moved; each was logged
         self._missed: set[str] = set()  # jobs that another process held when we wanted them
         self._thread: threading.Thread | None = None
@@ -86,6 +93,11 @@ class Pool:
     def describe(self) -> dict[str, int]:
         """Numbers of the jobs that wait and run, and of those that have ended here."""
         return {"queued": len(self._scanner), "running": len(self._running), "done": self.done, "failed": self.failed}
+
+    def why_paused(self, owner: str | None) -> str | None:
+        """Why no jobs of an owner are taken now; None if they are."""
+        paused = self._paused.get(owner)
+        return None if paused is None or paused.until < time.monotonic() else paused.reason
 
     @property
     def blocked(self) -> set[str]:
@@ -231,7 +243,7 @@ class Pool:
             self._on_sweep()
         self._scanner.scan()
         self._scanner.refresh(requeued)
-        self._paused = {owner: until for owner, until in self._paused.items() if until > now - PROBATION_S}
+        self._paused = {owner: paused for owner, paused in self._paused.items() if paused.until > now - PROBATION_S}
 
     def _is_empty(self) -> bool:
         """Whether there is nothing that we could do now or later."""
@@ -253,7 +265,7 @@ class Pool:
             due = min(due, self._no_claims_before)
         if self._missed:
             due = min(due, now + MISSED_RETRY_S)
-        due = min([due, *(until for until in self._paused.values() if until > now)])
+        due = min([due, *(paused.until for paused in self._paused.values() if paused.until > now)])
         if self._scanner.unread:
             due = now
         return max(0.001, due - now)
@@ -299,7 +311,7 @@ class Pool:
 
     def _may_try(self, owner: str | None) -> bool:
         """Whether to take another job of an owner whose jobs did not fit its limits: one at a time, since most will not."""
-        return time.monotonic() >= self._paused[owner] and not self._running.is_beginning(owner)
+        return time.monotonic() >= self._paused[owner].until and not self._running.is_beginning(owner)
 
     def _take(self, waiting: Waiting) -> Processor | None:
         held = self._claim(waiting)
@@ -367,9 +379,9 @@ class Pool:
             match event:
                 case JobFinished(job_id, Outcome() as outcome):
                     self._count(JobEnd(job_id, outcome.done, outcome.facts))
-                case JobFinished(job_id, Requeue(pause=float() | int() as pause), owner):
+                case JobFinished(job_id, Requeue(pause=float() | int() as pause, reason=reason), owner):
                     self._scanner.refresh([job_id])
-                    self._paused[owner] = time.monotonic() + pause
+                    self._paused[owner] = OwnerPause(time.monotonic() + pause, reason)
                 case JobFinished(job_id, Requeue() as requeue):
                     self._scanner.refresh([job_id])
                     if not requeue.suspect:

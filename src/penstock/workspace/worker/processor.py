@@ -35,11 +35,13 @@ class Requeue:
     """Put the job back into the queue. A `suspect` runs in isolation next; with `restart`, its tokens so far are dropped.
 
     pause: seconds for which jobs of the same owner need not be tried.
+    reason: why it must pause, for its owner.
     """
 
     suspect: bool = False
     restart: bool = False
     pause: float | None = None
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -263,7 +265,7 @@ class Processor:
         if isinstance(error, EngineStopped | NotReady):
             return Requeue()
         if isinstance(error, KeyLimit):
-            return Requeue(pause=error.retry_after)
+            return Requeue(pause=error.retry_after, reason=error.message)
         if isinstance(error, RequestError) and error.field == "resume" and self._resumed:
             logger.warning("restarting job %s from its prompt: %s", self.job_id, error)
             return Requeue(restart=True)

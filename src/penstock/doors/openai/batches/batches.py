@@ -24,10 +24,12 @@ DEFAULT_PAGE, MAX_PAGE = 20, 100  # batches on a page
 
 @dataclass(frozen=True, slots=True)
 class BatchEndpoints:
-    """accepts: tells whether a model is served here; for None, whether any is. on_change: wakes the supervisor of batches."""
+    """accepts: tells whether a model is served here; for None, whether any is. on_change: wakes the supervisor of batches.
+    why_waiting: which limit of its key a batch waits for, if any."""
 
     batches: Batches
     accepts: Callable[[str | None], bool]
+    why_waiting: Callable[[BatchView], str | None]
     on_change: Callable[[], None]
 
     async def create(self, request: Request) -> Response:
@@ -71,7 +73,7 @@ class BatchEndpoints:
         return json_reply(wire.BatchDeleted(id=f"{BATCH_PREFIX}{batch_id}"))
 
     def _out(self, view: BatchView) -> wire.BatchOut:
-        return wire.batch_out(view, self.accepts)
+        return wire.batch_out(view, self.accepts, self.why_waiting(view))
 
 
 def _parse_batch_id(request: Request) -> str:

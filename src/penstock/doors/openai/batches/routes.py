@@ -26,7 +26,11 @@ def batch_routes(backlog: Backlog | None, max_upload: int) -> list[Route]:
     """Without a backlog all of them answer with the reason."""
     workspace = None if backlog is None else backlog.workspace
     files = None if workspace is None else FileEndpoints(Uploads(workspace), workspace.usage, max_upload)
-    batches = None if backlog is None else BatchEndpoints(Batches(backlog.workspace), backlog.accepts, backlog.batches.wake)
+    batches = (
+        None
+        if backlog is None
+        else BatchEndpoints(Batches(backlog.workspace), backlog.accepts, backlog.why_waiting, backlog.batches.wake)
+    )
 
     def file(name: str) -> Handler:
         return _refuse_without_workspace if files is None else getattr(files, name)

@@ -81,6 +81,7 @@ class BatchOut(WireStruct, kw_only=True, omit_defaults=False):
     cancelled_at: int | None
     request_counts: RequestCounts
     missing_models: Sequence[str]  # our own field: lines wait for these models
+    waiting: str | None  # our own field: which limit of its key it waits for
     metadata: Mapping[str, str] | None
 
 
@@ -103,8 +104,8 @@ def file_out(file: StoredFile) -> FileOut:
     )
 
 
-def batch_out(view: BatchView, accepts: Callable[[str | None], bool]) -> BatchOut:
-    """accepts: tells whether a model is served here."""
+def batch_out(view: BatchView, accepts: Callable[[str | None], bool], waiting: str | None) -> BatchOut:
+    """accepts: tells whether a model is served here. waiting: which limit of its key the batch waits for."""
     batch, end = view.request, view.end
     mistakes = [BatchMistake(**one) for one in end.mistakes] if end is not None else []
 
@@ -131,6 +132,7 @@ def batch_out(view: BatchView, accepts: Callable[[str | None], bool]) -> BatchOu
         cancelled_at=ended_as(BatchStatus.CANCELLED),
         request_counts=RequestCounts(total=view.counts.total, completed=view.counts.completed, failed=view.counts.failed),
         missing_models=view.missing_models(accepts),
+        waiting=waiting,
         metadata=batch.metadata,
     )
 
