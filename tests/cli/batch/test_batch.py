@@ -256,7 +256,7 @@ def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
         (["FILE", "--window", "0s"], "--window: '0s' cannot be used."),
         (["--cancel", "--list"], "--cancel: Which batch?"),
         (["--resume", "-o", "out.jsonl"], "--resume: Which batch?"),
-        (["FILE", "--url", "http://127.0.0.1:1"], "--url and --workspace cannot be combined."),
+        (["FILE", "--url", "http://127.0.0.1:1"], "--url: It does not go with --workspace."),
         (["-"], "stdin is empty."),
     ],
 )
@@ -270,6 +270,15 @@ def test_without_a_server_the_usual_workspace_is_used(file: Path, tmp_path: Path
     done = batch(file, PENSTOCK_PORT=str(free_port()), XDG_STATE_HOME=str(tmp_path / "state"))
     assert (done.returncode, names(done.stdout)) == (0, ["a", "b", "c"])
     assert f"using the workspace {tmp_path / 'state' / 'penstock' / 'workspace'}." in done.stderr
+
+
+def test_it_stays_in_this_process_where_that_is_wanted(file: Path, tmp_path: Path) -> None:
+    """No server is asked: the variable names one that does not exist."""
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    done = batch(file, "--alone", PENSTOCK_URL=nowhere, XDG_STATE_HOME=str(tmp_path / "state"))
+    assert (done.returncode, names(done.stdout)) == (0, ["a", "b", "c"])
+    refused = batch(file, "--alone", "--url", nowhere)
+    assert (refused.returncode, "--url: It does not go with --alone." in refused.stderr) == (64, True)
 
 
 def test_a_server_does_it_when_there_is_one(tmp_path: Path, tiny_chat_model: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.chat.backend import ALONE, AloneOption
 from penstock.cli.client.server_url import UrlOption, default_url, named_url
 from penstock.cli.exits import FAILED, NOT_READY, print_error
 from penstock.cli.node.logs import set_up_logging
@@ -57,6 +58,7 @@ def batch(
         str, typer.Option(metavar=METAVAR, help="Lines that are not done within this time expire; such as 90m, 24h or 7d.")
     ] = "24h",
     url: UrlOption = None,
+    alone: AloneOption = False,
     new: Annotated[bool, typer.Option("--new", help="Create a new batch even if there is one with the same input.")] = False,
     resume: Annotated[
         str | None, typer.Option(metavar="BATCH", help="Wait for an existing batch, and fetch its results.")
@@ -67,8 +69,9 @@ def batch(
 ) -> None:
     """Answer all requests of a file, and print the results.
 
-    A server does it if one answers (--url, PENSTOCK_URL, or the default address); otherwise this process does, in the folder
-    of --workspace or the default one. If either is killed, the same command continues where it was.
+    A server does it if one answers (--url, PENSTOCK_URL, or the default address). Otherwise, and with --alone or --workspace,
+    this process does, in the folder of --workspace or the default one, as `penstock drain` would. If either is killed, the same
+    command continues where it was.
 
     \b
     penstock batch requests.jsonl -o results.jsonl --errors errors.jsonl
@@ -92,7 +95,7 @@ def batch(
             _check_target(target, option)
     set_up_logging(settings.node.log.format, "warning")
     with ProgressBars() as bars:
-        backend, local = _choose_backend(settings, url, create=file is not None)
+        backend, local = _choose_backend(settings, url, alone, create=file is not None)
         if show_list:
             _list(backend, as_json)
         elif cancel is not None:
@@ -126,7 +129,9 @@ def _check_target(path: Path, option: str) -> None:
 # ---- choosing the backend ----
 
 
-def _choose_backend(settings: Settings, url: str | None, *, create: bool) -> tuple[BatchBackend, LocalBatchBackend | None]:
+def _choose_backend(
+    settings: Settings, url: str | None, alone: bool, *, create: bool
+) -> tuple[BatchBackend, LocalBatchBackend | None]:
     """Return the backend; the second value is the same if it is local, else None. Only a new batch creates a folder."""
     from penstock.cli.batch.backends import LocalBatchBackend, RemoteBatchBackend
     from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable, ServerUntrusted
@@ -134,10 +139,11 @@ def _choose_backend(settings: Settings, url: str | None, *, create: bool) -> tup
 
     flag = BY_KEY["workspace.path"].flag
     named = settings.sources["workspace.path"].source == f"flag {flag}"
-    if named and url is not None:
-        raise typer.BadParameter(f"--url and {flag} cannot be combined.")
-    server = named_url(url) if not named else None
-    if not named:
+    if url is not None and (named or alone):
+        raise typer.BadParameter(f"It does not go with {flag if named else ALONE}.", param_hint="--url")
+    asks_server = not (named or alone)
+    server = named_url(url) if asks_server else None
+    if asks_server:
         client = Client(server or default_url())
         try:
             client.get("/v1/models")
@@ -149,8 +155,9 @@ def _choose_backend(settings: Settings, url: str | None, *, create: bool) -> tup
             return RemoteBatchBackend(client, named=url is not None), None
     path = settings.node.workspace.path
     if path is None:
-        raise ConfigError("No server answers, and there is no workspace.", hint=f"Name a folder: {flag} FOLDER.")
-    if not named:
+        what = "No server answers, and there is no workspace." if asks_server else "There is no workspace."
+        raise ConfigError(what, hint=f"Name a folder: {flag} FOLDER.")
+    if asks_server:
         print(f"No server answers at {default_url()}: using the workspace {path}.", file=sys.stderr, flush=True)
     with wrap_os_errors(path):
         local = LocalBatchBackend(Workspace(path, create=create), _offers(settings, path), named=named)

@@ -52,8 +52,9 @@ def drain(
 ) -> None:
     """Work on a queue and its batches until both are done.
 
-    Submit jobs with `penstock work`, before or meanwhile; `penstock flow` fetches results. Opens no port, and works on its own,
-    unless --network names a network.
+    Submit jobs with `penstock work`, before or meanwhile; `penstock flow` fetches results. Opens no port. A server that works on
+    the same folder takes its share of the jobs. This process works without a network unless --network names one, since it would
+    join as the node of this machine, which may be running already.
 
     \b
     penstock drain nightly

@@ -33,7 +33,8 @@ def audit(
     """Measure what hidden states reveal.
 
     Attacks what would leave this node as someone with the same weights could, and recommends which layers to keep. Prints only
-    figures, nothing of the text. It takes a minute or two.
+    figures, nothing of the text. It takes a minute or two. The model is loaded into this process: the attacks need the hidden
+    states of every layer, which no server gives away.
     """
     custom_text = None if text is None else _read(text)
 

@@ -72,8 +72,10 @@ def bench(
 ) -> None:
     """Measure how fast this machine is.
 
-    Runs 1, 8 and 32 answers at once and reads a prompt of 512 tokens. It takes about a minute. With --wire, reads a text as if
-    it passed other nodes, in each format that `network.wire` allows.
+    Runs 1, 8 and 32 answers at once and reads a prompt of 512 tokens. It takes about a minute. The model is loaded into this
+    process, also where a server or a network could answer, since this machine is what is measured.
+
+    With --wire, reads a text as if it passed other nodes, in each format that `network.wire` allows.
     """
     ranges = parse_segments(segments)
     if mbit and not wire:
