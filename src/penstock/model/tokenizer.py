@@ -26,6 +26,7 @@ MAX_REASON_CHARS = 300
 MAX_CHARACTER_BYTES = 4
 MAX_HELD = 8  # tokens without text, after which no character is waited for
 REPLACEMENT = "\ufffd"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 MESSAGES_HINT = "Each message needs a role (system, user, assistant) and a content."
 
 
@@ -44,8 +45,9 @@ class Tokenizer:
         self._rust.no_padding()
         self._rust.no_truncation()
         settings = _read_settings(folder / "tokenizer_config.json")
-        self._special = {name: _content(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
-        self.eos_id = self._rust.token_to_id(self._special["eos_token"]) if self._special["eos_token"] else None
+        self.special_tokens = {name: _content(settings.get(name)) for name in SPECIAL_TOKENS}
+        eos = self.special_tokens["eos_token"]
+        self.eos_id = self._rust.token_to_id(eos) if eos else None
         self.chat_template = _chat_template(folder, settings)
         self._compiled: Any = None
 
@@ -73,7 +75,7 @@ class Tokenizer:
             raise RequestError(
                 "This model has no chat template.", field="messages", hint="Send a plain prompt instead of messages."
             )
-        special = {name: value for name, value in self._special.items() if value}
+        special = {name: value for name, value in self.special_tokens.items() if value}
         try:
             if self._compiled is None:
                 self._compiled = _environment().from_string(self.chat_template)

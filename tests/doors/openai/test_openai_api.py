@@ -438,6 +438,14 @@ def test_tokens_there_and_back(server: Api) -> None:
     assert call(server, "POST", "/detokenize", {"tokens": [10**7]})[0] == 400
 
 
+def test_the_tokenizer_is_described_as_vllm_does_it(server: Api) -> None:
+    status, found = call(server, "GET", "/tokenizer_info")
+    assert (status, found["eos_token"], found["model_max_length"]) == (200, "<|im_end|>", 8192)
+    assert "<|im_start|>" in found["chat_template"]
+    assert call(server, "GET", f"/tokenizer_info?model={MODEL}")[1] == found
+    assert call(server, "GET", "/tokenizer_info?model=other")[0] == 404
+
+
 # ---- refusals ----
 
 BAD_FIELDS = [

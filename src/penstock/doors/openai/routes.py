@@ -1,4 +1,4 @@
-"""The routes of OpenAI's API, and /tokenize and /detokenize, which other servers have too."""
+"""The routes of OpenAI's API, and those of tokenizers, which other servers have too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.doors.openai.requests import (
     EmbeddingRequest,
     TokenizeRequest,
 )
-from penstock.doors.openai.tokenize import TokenizeEndpoints
+from penstock.doors.openai.tokenize import MODEL, TokenizeEndpoints
 
 EVENTS = "text/event-stream"
 
@@ -63,6 +63,14 @@ def openai_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 "Convert token ids to text",
                 request=DetokenizeRequest,
                 response=wire.Detokenized,
+            ),
+            Route(
+                "GET",
+                "/tokenizer_info",
+                tokenizing.info,
+                "Special tokens and chat template",
+                response=wire.TokenizerInfo,
+                parameters=(MODEL,),
             ),
         ],
     )

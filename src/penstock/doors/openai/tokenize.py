@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: convert text or messages to token ids, and back."""
+"""/tokenize, /detokenize and /tokenizer_info: convert text or messages to token ids, and back, as vLLM does."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from starlette.responses import Response
 
 from penstock.doors.dispatch.dispatcher import RequestDispatcher
 from penstock.doors.http.replies import json_reply
+from penstock.doors.http.route import Parameter
 from penstock.doors.openai import wire
 from penstock.doors.openai.messages import plain_messages
 from penstock.doors.openai.requests import DetokenizeRequest, TokenizeRequest
 from penstock.errors import RequestError
+
+MODEL = Parameter("model", str, "Which model; needed where there are several.")
 
 
 class TokenizeEndpoints:
@@ -44,3 +47,11 @@ class TokenizeEndpoints:
             text = await work.run(lambda: served.hosted.tokenizer.decode(tokens, skip_special=False))
             work.count(len(tokens))
             return json_reply(wire.Detokenized(prompt=text))
+
+    async def info(self, request: Request) -> Response:
+        served = self._dispatcher.find(request.query_params.get(MODEL.name), request)
+        tokenizer = served.hosted.tokenizer
+        length = served.hosted.context
+        return json_reply(
+            wire.TokenizerInfo(**tokenizer.special_tokens, chat_template=tokenizer.chat_template, model_max_length=length)
+        )

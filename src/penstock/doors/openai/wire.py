@@ -162,3 +162,14 @@ class Tokenized(WireStruct, kw_only=True):
 
 class Detokenized(WireStruct, kw_only=True):
     prompt: str
+
+
+class TokenizerInfo(WireStruct, kw_only=True, omit_defaults=False):
+    """The fields of a tokenizer_config.json that clients look for."""
+
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+    model_max_length: int
