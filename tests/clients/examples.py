@@ -5,21 +5,18 @@ Each request gets objects of its own, so one that deletes its example takes noth
 
 from __future__ import annotations
 
-import http.client
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
+
+from tests.clients.proxy import Sent, proxied
 
 MODEL = "smollm2-135m"
 BODY = {"model": MODEL, "input": "Hi", "max_output_tokens": 1}
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": BODY}
-HOP = {"connection", "transfer-encoding", "content-length", "host"}  # headers of one leg
 
 
 class Examples:
@@ -55,40 +52,13 @@ class Examples:
         return text
 
 
-@contextmanager
-def with_examples(url: str) -> Iterator[str]:
+def with_examples(url: str) -> AbstractContextManager[str]:
     """The address of a proxy in front of a server."""
-    examples, target = Examples(url), urlsplit(url).netloc
+    examples = Examples(url)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def rewrite(sent: Sent) -> Sent:
+        is_json = sent.headers.get("content-type", "").startswith("application/json")
+        body = examples.in_place(sent.body.decode()).encode() if is_json else sent.body
+        return replace(sent, path=examples.in_place(sent.path), body=body)
 
-        def handle_one(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            if self.headers.get("content-type", "").startswith("application/json"):
-                body = examples.in_place(body.decode()).encode()
-            connection = http.client.HTTPConnection(target, timeout=60)
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP}
-            connection.request(self.command, examples.in_place(self.path), body, headers)
-            answer = connection.getresponse()
-            data = answer.read()
-            self.send_response(answer.status)
-            for name, value in answer.getheaders():
-                if name.lower() not in HOP:
-                    self.send_header(name, value)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-            connection.close()
-
-        do_GET = do_POST = do_DELETE = handle_one  # noqa: N815 - the names are http.server's
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+    return proxied(url, rewrite)

@@ -6,26 +6,22 @@ constants, or a regular expression. All else reaches the server as the client ha
 
 from __future__ import annotations
 
-import copy
-import http.client
 import json
 import re
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import urlsplit
+
+from tests.clients.proxy import Answered, Sent, proxied
 
 RESPONSES, MESSAGES, CHAT = "/v1/responses", "/v1/messages", "/v1/chat/completions"
-HOP = {"connection", "transfer-encoding", "content-length", "host"}  # headers of one leg
 MAX_TEXT = 60  # characters of a text in a recorded request
 SCRUBBED = (
     (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "00000000-0000-0000-0000-000000000000"),
     (re.compile(r"\b[0-9a-f]{32,}\b"), "0" * 32),
 )
-WHOLE = ("arguments",)  # JSON inside a text
+WHOLE = ("arguments",)  # JSON inside a text, which must stay readable
 KEPT_HEADERS = ("anthropic-version",)
 
 
@@ -47,7 +43,7 @@ class Script:
     """What the model answers: for each result that it has, the next call, then the text. None is any text, or what the request's
     own schema allows. `requests`: what the client sent, and what it got."""
 
-    calls: Sequence[Call]
+    calls: Sequence[Call] = ()
     text: str | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
 
@@ -73,7 +69,7 @@ class Script:
     def _without_calls(self, path: str, body: dict[str, Any], offered: set[Any]) -> dict[str, Any]:
         if self.text is not None:
             choice: Any = {"type": "none"} if path == MESSAGES else "none"
-            return body | {"regex": re.escape(self.text)} | ({"tool_choice": choice} if offered else {})
+            return body | {"regex": re.escape(self.text).replace("\\\n", "\\n")} | ({"tool_choice": choice} if offered else {})
         called = {call.tool for call in self.calls}
         others = [tool for tool in body.get("tools") or () if _function(tool).get("name") not in called]
         rest = {name: value for name, value in body.items() if name not in ("tools", "tool_choice", "parallel_tool_calls")}
@@ -100,7 +96,9 @@ def recorded(request: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
     def shortened(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: inner if name in WHOLE else shortened(inner) for name, inner in value.items()}
+            return {
+                name: inner.replace(folder, "/project") if name in WHOLE else shortened(inner) for name, inner in value.items()
+            }
         if isinstance(value, list):
             return [shortened(inner) for inner in value]
         if not isinstance(value, str):
@@ -110,52 +108,30 @@ def recorded(request: Mapping[str, Any], folder: str) -> dict[str, Any]:
             text = pattern.sub(other, text)
         return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
-    return {name: shortened(request[name]) for name in ("path", "headers", "body")}
+    return {name: shortened(request[name]) for name in ("path", "headers", "body")} | {"ignored": request["ignored"]}
 
 
-@contextmanager
-def scripted(url: str, script: Script) -> Iterator[str]:
+def scripted(url: str, script: Script) -> AbstractContextManager[str]:
     """The address of a proxy in front of a server."""
-    target = urlsplit(url).netloc
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def rewrite(sent: Sent) -> Sent:
+        path = sent.path.partition("?")[0]
+        if path not in (RESPONSES, MESSAGES, CHAT):
+            return sent
+        return replace(sent, body=json.dumps(script.direct(path, json.loads(sent.body))).encode())
 
-        def handle_one(self) -> None:
-            data = self.rfile.read(int(self.headers.get("content-length", 0)))
-            path = self.path.partition("?")[0]
-            sent = json.loads(data) if data else {}
-            connection = http.client.HTTPConnection(target, timeout=300)
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP}
-            forced = path in (RESPONSES, MESSAGES, CHAT)
-            connection.request(
-                self.command, self.path, json.dumps(script.direct(path, copy.deepcopy(sent))) if forced else data, headers
-            )
-            answer = connection.getresponse()
-            body = answer.read()
-            if forced:
-                kept = {name: value for name, value in headers.items() if name.lower() in KEPT_HEADERS}
-                ignored = answer.getheader("penstock-ignored")
-                facts = {"path": self.path, "headers": kept, "body": sent, "status": answer.status, "ignored": ignored}
-                script.requests.append({**facts, "answer": body.decode()})
-            self.send_response(answer.status)
-            for name, value in answer.getheaders():
-                if name.lower() not in HOP:
-                    self.send_header(name, value)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-            connection.close()
+    def observe(sent: Sent, answered: Answered) -> None:
+        if sent.method != "POST" or not sent.headers.get("content-type", "").startswith("application/json"):
+            return
+        script.requests.append(
+            {
+                "path": sent.path,
+                "headers": {name: value for name, value in sent.headers.items() if name in KEPT_HEADERS},
+                "body": json.loads(sent.body),
+                "status": answered.status,
+                "ignored": answered.headers.get("penstock-ignored"),
+                "answer": answered.body.decode(),
+            }
+        )
 
-        do_GET = do_POST = do_HEAD = handle_one  # noqa: N815 - the names are http.server's
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+    return proxied(url, rewrite, observe)

@@ -1,4 +1,4 @@
-"""Coding agents from npm edit a file through their tools. The answers of a tiny model are scripted: the protocol is the point.
+"""Coding agents from npm and PyPI edit a file. The answers of a tiny model are scripted: the protocol is the point.
 
 `UPDATE_RECORDED=1` writes what they send into tests/clients/requests, which tests/clients/test_recorded_requests.py replays.
 """
@@ -6,22 +6,20 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.clients.scripted import Call, Script, recorded, scripted
-from tests.server import Server, running_server
-from tests.small_model import write_small_model
+from tests.clients.scripted import Call, Script, scripted
+from tests.server import Server
+from tests.soak.client_programs import CONTEXT, MODEL, keep_requests, npm_install, pip_install, run_client
 
-PACKAGES = {"codex": "@openai/codex@0.169.0", "claude": "@anthropic-ai/claude-code@2.1.197"}
-REQUESTS = Path(__file__).parents[1] / "clients" / "requests"
-CONTEXT = 65536
-MODEL = "tiny"
+PACKAGES = {
+    "codex": "@openai/codex@0.169.0",
+    "claude": "@anthropic-ai/claude-code@2.1.197",
+    "opencode": "opencode-ai@1.18.18",
+}
+AIDER = "aider-chat@0.86.2"
 TASK = "Replace the word old by new in notes.txt."
 DONE = "I replaced it."
 
@@ -29,25 +27,10 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def server(default_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = write_small_model(tmp_path_factory.mktemp("model") / MODEL, default_model_folder, context=CONTEXT)
-    flags = ("--model", str(folder), "--dtype", "float32", "--kv-memory", "40MB", "--workspace", "none")
-    with running_server(*flags, config=f'[aliases]\n"{MODEL}" = "{folder}"\n') as running:
-        yield running
-
-
-def install(packages: Iterable[str], folder: Path) -> None:
-    npm = shutil.which("npm")
-    assert npm is not None, "npm is missing: install Node.js"
-    flags = ("--no-audit", "--no-fund", "--ignore-scripts")
-    subprocess.run([npm, "install", *flags, *packages], cwd=folder, check=True, timeout=600)
-
-
-@pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the agents' programs. Their binaries are packages of their own, so no script need run to install them."""
     folder = tmp_path_factory.mktemp("npm")
-    install(PACKAGES.values(), folder)
+    npm_install(PACKAGES.values(), folder)
     return folder / "node_modules"
 
 
@@ -59,42 +42,20 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def run(command: Sequence[str | Path], project: Path, **env: str) -> str:
-    """Run an agent with a home of its own."""
-    home = project.parent / "home"
-    home.mkdir(exist_ok=True)
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
-    done = subprocess.run(
-        command,
-        cwd=project,
-        env={**kept, "HOME": str(home), **env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def check(name: str, script: Script, project: Path, output: str, ignored: str) -> None:
+def check(name: str, script: Script, project: Path, output: str, ignored: str | None) -> None:
     """The file was edited, each call's result came back, and the last answer reached the user."""
     assert (project / "notes.txt").read_text(encoding="utf-8") == "the new word\n"
     assert DONE in output
     assert {request["status"] for request in script.requests} == {200}
-    assert len(script.requests) >= len(script.calls) + 1
+    count = len(script.calls) + 1
+    assert len(script.requests) >= count
     assert script.requests[0]["ignored"] == ignored
-    if os.environ.get("UPDATE_RECORDED"):
-        kept = [recorded(request, str(project)) for request in script.requests[: len(script.calls) + 1]]
-        text = json.dumps({"client": PACKAGES[name], "ignored": ignored, "requests": kept}, indent=1, ensure_ascii=False)
-        REQUESTS.mkdir(exist_ok=True)
-        (REQUESTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    keep_requests(name, (PACKAGES | {"aider": AIDER})[name], script, project, count)
 
 
-def test_codex_edits_a_file(server: Server, programs: Path, project: Path) -> None:
+def test_codex_edits_a_file(tiny_server: Server, programs: Path, project: Path) -> None:
     script = Script([Call("exec_command", {"cmd": "sed -i s/old/new/ notes.txt && cat notes.txt"})], DONE)
-    with scripted(server.url, script) as url:
+    with scripted(tiny_server.url, script) as url:
         home = project.parent / "codex"
         home.mkdir()
         provider = f'name = "Penstock"\nbase_url = "{url}/v1"\nwire_api = "responses"\n'
@@ -105,17 +66,17 @@ def test_codex_edits_a_file(server: Server, programs: Path, project: Path) -> No
             encoding="utf-8",
         )
         flags = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-        output = run([programs / ".bin" / "codex", "exec", *flags, TASK], project, CODEX_HOME=str(home))
+        output = run_client([programs / ".bin" / "codex", "exec", *flags, TASK], project, CODEX_HOME=str(home))
     check("codex", script, project, output, "client_metadata, reasoning.summary, tools[namespace], tools[web_search]")
 
 
-def test_claude_code_edits_a_file(server: Server, programs: Path, project: Path) -> None:
+def test_claude_code_edits_a_file(tiny_server: Server, programs: Path, project: Path) -> None:
     path = str(project / "notes.txt")
     edit = {"file_path": path, "old_string": "old", "new_string": "new", "replace_all": False}
     script = Script([Call("Read", {"file_path": path}), Call("Edit", edit)], DONE)
     (program,) = programs.glob("@anthropic-ai/claude-code-*/claude")
-    with scripted(server.url, script) as url:
-        output = run(
+    with scripted(tiny_server.url, script) as url:
+        output = run_client(
             [program, "-p", TASK, "--allowedTools", "Read,Edit"],
             project,
             ANTHROPIC_BASE_URL=url,
@@ -131,3 +92,34 @@ def test_claude_code_edits_a_file(server: Server, programs: Path, project: Path)
         "context_management, messages[].content[].cache_control, metadata, output_config.effort, system[].cache_control, thinking"
     )
     check("claude", script, project, output, hints)
+
+
+def test_opencode_edits_a_file(tiny_server: Server, programs: Path, project: Path) -> None:
+    path = str(project / "notes.txt")
+    edit = {"filePath": path, "oldString": "old", "newString": "new"}
+    script = Script([Call("read", {"filePath": path}), Call("edit", edit)], DONE)
+    (program,) = programs.glob("opencode-linux-*/bin/opencode")
+    with scripted(tiny_server.url, script) as url:
+        provider = {
+            "npm": "@ai-sdk/openai-compatible",
+            "name": "Penstock",
+            "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
+            "models": {MODEL: {"limit": {"context": CONTEXT, "output": 4096}}},
+        }
+        names = {"model": f"penstock/{MODEL}", "small_model": f"penstock/{MODEL}"}
+        config = {**names, "provider": {"penstock": provider}, "share": "disabled", "autoupdate": False}
+        (project / "opencode.json").write_text(json.dumps(config), encoding="utf-8")
+        output = run_client([program, "run", TASK], project, OPENCODE_DISABLE_MODELS_FETCH="1", OPENCODE_DISABLE_AUTOUPDATE="1")
+    check("opencode", script, project, output, None)
+
+
+def test_aider_edits_a_file(tiny_server: Server, tmp_path_factory: pytest.TempPathFactory, project: Path) -> None:
+    """It uses no tools: it takes the changed file out of the answer."""
+    programs = pip_install([AIDER.replace("@", "==")], tmp_path_factory.mktemp("pip"))
+    script = Script(text=f"notes.txt\n```\nthe new word\n```\n\n{DONE}")
+    with scripted(tiny_server.url, script) as url:
+        flags = ("--model", f"openai/{MODEL}", "--openai-api-base", f"{url}/v1", "--openai-api-key", "none")
+        quiet = ("--yes-always", "--no-git", "--no-check-update", "--analytics-disable", "--no-show-model-warnings")
+        how = ("--edit-format", "whole", "--message", TASK, "notes.txt")
+        output = run_client([programs / "aider", *flags, *quiet, *how], project)
+    check("aider", script, project, output, None)

@@ -1,40 +1,130 @@
-"""Typed agents from PyPI, in an environment of their own, hold a tool loop that ends with a typed answer."""
+"""Clients from PyPI, in environments of their own. The calls of tools are scripted, since the model is tiny."""
 
 from __future__ import annotations
 
+import functools
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.clients.scripted import Call, Script, scripted
+from tests.clients.scripted import CHAT, Call, Script, scripted
 from tests.server import Server
-from tests.soak.test_coding_agents import server as server
+from tests.soak.client_programs import MODEL, PROGRAMS, keep_requests, pip_install, run_client
 
-PROGRAM = Path(__file__).parent / "programs" / "typed_agents.py"
-PACKAGES = {"openai-agents": "0.24.0", "pydantic-ai-slim[openai]": "2.66.0"}
+PACKAGES = {
+    "openai-agents": "0.24.0",
+    "pydantic-ai-slim": "2.66.0",
+    "litellm": "1.106.2",
+    "instructor": "1.17.0",
+    "lm-eval": "0.4.13",
+    "mcp": "2.3.0",  # litellm imports it for tools, and does not require it
+}
+EXTRAS = {"pydantic-ai-slim": "[openai]", "lm-eval": "[api]"}
+CAPITALS = [
+    {"country": "France", "cities": ["Paris", "Rome"], "answer": 0},
+    {"country": "Italy", "cities": ["Paris", "Rome"], "answer": 1},
+]
+TASK = {
+    "dataset_path": "json",
+    "dataset_kwargs": {"data_files": "capitals.jsonl"},
+    "test_split": "train",
+    "doc_to_text": "The capital of {{country}} is",
+}
+TASKS = {
+    "chosen": {"output_type": "multiple_choice", "doc_to_choice": "{{cities}}", "doc_to_target": "{{answer}}"},
+    "said": {
+        "output_type": "generate_until",
+        "doc_to_target": "{{cities[answer]}}",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 4, "temperature": 0},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+}
+TOGETHER = (
+    ("openai-agents", "pydantic-ai-slim"),
+    ("litellm", "mcp", "instructor"),
+    ("lm-eval",),
+)  # need the same versions of others
 
 pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pip")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=300)
-    program = folder / "bin" / "python"
-    packages = [f"{name}=={version}" for name, version in PACKAGES.items()]
-    subprocess.run([program, "-m", "pip", "install", "-q", *packages], check=True, timeout=900)
-    return program
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of the programs of a package, which is installed on first use."""
+
+    @functools.cache
+    def install(names: tuple[str, ...]) -> Path:
+        packages = [f"{name}{EXTRAS.get(name, '')}=={PACKAGES[name]}" for name in names]
+        return pip_install(packages, tmp_path_factory.mktemp("pip"))
+
+    return lambda package: install(next(names for names in TOGETHER if package in names))
 
 
-def test_typed_agents_hold_a_tool_loop(server: Server, python: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "program, package, names",
+    [
+        ("openai_agents", "openai-agents", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"]),
+        ("pydantic_agents", "pydantic-ai-slim", ["OpenAIResponsesModel", "OpenAIChatModel"]),
+        ("litellm_calls", "litellm", ["openai/tiny", "anthropic/tiny"]),
+    ],
+)
+def test_a_tool_loop_ends_with_a_typed_answer(
+    tiny_server: Server, programs: Callable[[str], Path], folder: Path, package: str, program: str, names: list[str]
+) -> None:
     script = Script([Call("clock", {"zone": "UTC"})])
-    with scripted(server.url, script) as url:
-        done = subprocess.run([python, PROGRAM, url], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == 4
+    with scripted(tiny_server.url, script) as url:
+        output = run_client(
+            [programs(package) / "python", PROGRAMS / f"{program}.py", url], folder, LITELLM_LOCAL_MODEL_COST_MAP="True"
+        )
+    found = [json.loads(line) for line in output.splitlines()]
+    assert [one["name"] for one in found] == names
     assert all(one["calls"] == 1 and one["output"]["city"] in ("Paris", "Rome") for one in found), found
     assert {request["status"] for request in script.requests} == {200}
+    keep_requests(program, f"{package}@{PACKAGES[package]}", script, folder)
+
+
+def test_instructor_gets_typed_answers(tiny_server: Server, programs: Callable[[str], Path], folder: Path) -> None:
+    script = Script()
+    with scripted(tiny_server.url, script) as url:
+        output = run_client([programs("instructor") / "python", PROGRAMS / "instructor_calls.py", url], folder)
+    found = [json.loads(line) for line in output.splitlines()]
+    assert [one["name"] for one in found] == ["TOOLS", "JSON_SCHEMA", "RESPONSES_TOOLS", "partial"]
+    assert all(one["output"]["city"] in ("Paris", "Rome") for one in found), found
+    assert {request["status"] for request in script.requests} == {200}
+    keep_requests("instructor", f"instructor@{PACKAGES['instructor']}", script, folder)
+
+
+def test_lm_eval_scores_choices_and_answers(tiny_server: Server, programs: Callable[[str], Path], folder: Path) -> None:
+    """Over completions with the server's tokenizer, and over chat. A random model is right by chance, so the score is any."""
+    for name, task in TASKS.items():
+        (folder / f"{name}.yaml").write_text(json.dumps({"task": name, **TASK, **task}), encoding="utf-8")
+    (folder / "capitals.jsonl").write_text("".join(json.dumps(one) + "\n" for one in CAPITALS), encoding="utf-8")
+    script = Script()
+    with scripted(tiny_server.url, script) as url:
+        for kind, path, tasks in (("completions", "/v1/completions", TASKS), ("chat-completions", CHAT, ["said"])):
+            run_client(
+                [
+                    *(programs("lm-eval") / "python", "-m", "lm_eval", "run", "--include_path", folder),
+                    *("--model", f"local-{kind}", "--model_args", f"base_url={url}{path},model={MODEL},max_retries=1"),
+                    *("--tasks", ",".join(tasks), "--output_path", folder / kind, "--log_samples"),
+                    *(["--apply_chat_template"] if path == CHAT else []),
+                ],
+                folder,
+                HF_HUB_OFFLINE="1",
+                OPENAI_API_KEY="none",
+            )
+            (results,) = (folder / kind).rglob("results_*.json")
+            found = json.loads(results.read_text(encoding="utf-8"))
+            assert found["n-samples"] == {name: {"original": 2, "effective": 2} for name in tasks}
+    assert {request["status"] for request in script.requests} == {200}
+    script.requests[:] = [request for request in script.requests if request["path"] in ("/v1/completions", CHAT)]
+    keep_requests("lm_eval", f"lm-eval@{PACKAGES['lm-eval']}", script, folder)
