@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.ui.qr_code import modules
 from penstock.config.home import Home
 from penstock.network.trust import authority, join_client, joining
 from tests.jobs import Run
@@ -87,6 +88,28 @@ def test_revoking_a_node_that_has_not_joined_withdraws_its_invitation(at: At, tm
     assert (code, out) == (0, "Withdrew the open invitation of 'laptop'.\n")
     with served(tmp_path):
         assert "was withdrawn" in at("b", "join", "-", stdin=token)[2]
+
+
+@pytest.mark.parametrize("kind", [[], ["--offline"]], ids=["once", "offline"])
+def test_an_invitation_is_drawn_as_a_code_that_holds_the_token(at: At, kind: list[str]) -> None:
+    code, token, told = at("a", "invite", "laptop", "--qr", *kind)
+    assert code == 0
+    drawn = [line for line in told.splitlines() if not line.strip(" ▀▄█")]
+    halves = {" ": (0, 0), "▀": (1, 0), "▄": (0, 1), "█": (1, 1)}
+    rows = [tuple(halves[block][half] for block in line) for line in drawn for half in (0, 1)]
+    assert rows[: len(rows[0])] == modules(token.strip())
+
+
+@pytest.mark.parametrize(
+    "columns, shown", [("200", "\x1b\\[30;107m {20,}\x1b\\[0m"), ("60", "60 columns wide; the QR code needs")]
+)
+def test_a_code_is_drawn_in_black_on_white_where_the_terminal_is_wide_enough(
+    at: At, tmp_path: Path, columns: str, shown: str
+) -> None:
+    person = Person("network", "invite", "phone", "--qr", PENSTOCK_HOME=str(tmp_path / "a"), COLUMNS=columns)
+    person.waits_for(shown)
+    person.waits_for("penstock2:")
+    assert person.leaves() == 0
 
 
 def test_while_the_node_of_the_authority_is_off_a_machine_is_told_what_to_do(at: At) -> None:

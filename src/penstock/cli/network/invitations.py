@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,6 +44,9 @@ def invite(
             "without a connection, for as long as the certificate is valid, and for anyone who gets hold of it.",
         ),
     ] = False,
+    qr: Annotated[
+        bool, typer.Option("--qr", help="Draw the invitation on stderr too, as a QR code that a camera can read.")
+    ] = False,
     address: AddressOption = None,
     network_name: NetworkOption = None,
 ) -> None:
@@ -63,9 +67,12 @@ def invite(
                 "--expires is for invitations that are valid once, not with --offline.",
                 hint="How long an offline invitation is valid is set with --days.",
             )
-        _invite_offline(network, node, days, hosts, before)
+        token = _invite_offline(network, node, days, hosts, before)
     else:
-        _invite_once(network, node, days, expires, hosts, before)
+        token = _invite_once(network, node, days, expires, hosts, before)
+    if qr:
+        _draw(token)
+    print(token)
 
 
 def _invite_once(
@@ -75,7 +82,7 @@ def _invite_once(
     seconds: float | None,
     hosts: tuple[str, ...],
     before: IssuedMember | None,
-) -> None:
+) -> str:
     from penstock.network.trust.admission import LIFETIME as DEFAULT
     from penstock.network.trust.admission import invite_once
     from penstock.network.trust.join_token import encode_join
@@ -90,10 +97,10 @@ def _invite_once(
         "Send it like a password: the first machine that uses it gets in. There: penstock network join TOKEN",
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)
-    print(encode_join(token))
+    return encode_join(token)
 
 
-def _invite_offline(network: JoinedNetwork, node: str, days: float, hosts: tuple[str, ...], before: IssuedMember | None) -> None:
+def _invite_offline(network: JoinedNetwork, node: str, days: float, hosts: tuple[str, ...], before: IssuedMember | None) -> str:
     from penstock.network.trust import authority
     from penstock.network.trust.invitation import encode
 
@@ -108,7 +115,23 @@ def _invite_offline(network: JoinedNetwork, node: str, days: float, hosts: tuple
         "On the other machine: penstock network join TOKEN",
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)
-    print(encode(invitation))
+    return encode(invitation)
+
+
+def _draw(token: str) -> None:
+    """Draw a token, where the terminal is wide enough for it and has the characters."""
+    from penstock.cli.ui.qr_code import BLOCKS, draw, modules
+
+    rows, columns, on_terminal = modules(token), shutil.get_terminal_size().columns, sys.stderr.isatty()
+    try:
+        "".join(BLOCKS.values()).encode(sys.stderr.encoding or "ascii")
+    except UnicodeEncodeError:
+        print("This terminal cannot show a QR code: it needs UTF-8.", file=sys.stderr, flush=True)
+        return
+    if on_terminal and len(rows[0]) > columns:
+        print(f"This terminal is {columns} columns wide; the QR code needs {len(rows[0])}.", file=sys.stderr, flush=True)
+        return
+    print("\n".join(draw(rows, colour=on_terminal)), file=sys.stderr, flush=True)
 
 
 def _about_earlier(node: str, before: IssuedMember | None) -> list[str]:
