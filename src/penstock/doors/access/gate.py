@@ -28,6 +28,7 @@ logger = logging.getLogger("penstock.http")
 Refuse = Callable[[Scope, Send, PenstockError], Awaitable[None]]
 
 OPEN_PATHS = frozenset(("/health", "/ready"))  # for monitoring; they reveal nothing
+CONSOLE_PATH = "/console/"  # below it are the files of the web console, the same for everybody
 CLIENT_CLOSED_REQUEST = 499
 PACED = frozenset((401, 403, 429))  # refused for who asks, or how often
 ID_HEADERS = (b"x-request-id", b"request-id")  # OpenAI's and Anthropic's names; clients send the first
@@ -133,7 +134,7 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             self._check_origin(headers)
-            caller = OWNER if scope["path"] in OPEN_PATHS else self._caller(headers)
+            caller = OWNER if is_open(scope["path"]) or wants_page(scope["path"], headers) else self._caller(headers)
             scope["state"]["caller"] = caller
             self._check_length(scope["path"], headers)
         except PenstockError as error:
@@ -206,6 +207,16 @@ def _origin(scope: Scope, request_id: str) -> dict[str, object]:
     if caller is not None and caller.name is not None:
         found["key"] = caller.name
     return found
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in OPEN_PATHS or path.startswith(CONSOLE_PATH)
+
+
+def wants_page(path: str, headers: Headers) -> bool:
+    """Whether a browser opens the console; the page itself asks for a key."""
+    return path == "/" and "text/html" in headers.get("accept", "")
 
 
 def shutting_down() -> NotReady:

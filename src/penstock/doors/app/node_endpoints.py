@@ -12,7 +12,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from penstock import __version__
 from penstock.config.keys import NO_LIMITS
-from penstock.doors.access.gate import shutting_down
+from penstock.doors.access.gate import shutting_down, wants_page
+from penstock.doors.app.console.files import ConsoleFiles
 from penstock.doors.app.live.events import LiveEvents
 from penstock.doors.app.live.state import Gathered, gather
 from penstock.doors.app.metrics import render_metrics
@@ -46,6 +47,7 @@ class NodeEndpoints:
         self._certificates = certificates
         self._served = [served.hosted for served in dispatcher.api.catalog.models.values()]
         self._readiness = Readiness(self._served, within=dispatcher.api.server.ready_within)
+        self._console = ConsoleFiles()
         self._wall_offset = time.time() - time.monotonic()
         self._events = LiveEvents(
             self._gather,
@@ -59,7 +61,14 @@ class NodeEndpoints:
         return in_dialect(
             PENSTOCK,
             [
-                Route("GET", "/", self.root, "Describe this server, for a browser"),
+                Route(
+                    "GET",
+                    "/",
+                    self.root,
+                    "The web console for browsers, a line of text for others",
+                    texts=("text/plain", "text/html"),
+                ),
+                self._console.route(),
                 Route("GET", "/health", self.health, "Whether the process is alive", response=dict[str, str]),
                 Route(
                     "GET", "/ready", self.ready, "Whether every model generates tokens", response=dict[str, str], errors=(503,)
@@ -72,6 +81,8 @@ class NodeEndpoints:
         )
 
     async def root(self, request: Request) -> Response:
+        if wants_page("/", request.headers):
+            return self._console.send(request)
         dispatcher = self._dispatcher
         if not self._served:
             return PlainTextResponse(f"Penstock {__version__}: {dispatcher.describe_layers()}\n")

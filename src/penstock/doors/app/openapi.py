@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock import __version__
-from penstock.doors.access.gate import OPEN_PATHS
+from penstock.doors.access.gate import is_open
 from penstock.doors.http.describing import FieldsSchema
 from penstock.doors.http.fields import IGNORED_HEADER, Fields, RequestBody, run_in_thread
 from penstock.doors.http.framing import encode
@@ -134,7 +134,7 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
         found["parameters"] = parameters
     if route.request is not None:
         found["requestBody"] = {"required": True, "content": {route.media_type: {"schema": schemas.of_request(route.request)}}}
-    if route.path in OPEN_PATHS:
+    if is_open(route.path):
         found["security"] = []
     found["responses"] = _response_docs(route, schemas)
     return found
@@ -167,7 +167,7 @@ def _response_docs(route: Route, schemas: _Schemas) -> dict[str, Any]:
 
 def _content(route: Route, schemas: _Schemas) -> dict[str, Any]:
     if route.response is None:
-        return {"text/plain": {"schema": {"type": "string"}}}
+        return {kind: {"schema": {"type": "string"}} for kind in route.texts}
     content = {"application/json": {"schema": schemas.of_response(route.response)}}
     if route.stream == EVENT_STREAM:
         content[route.stream] = {"schema": _event(schemas.of_response((*route.events, *route.known_dialect.error_types)))}
@@ -188,7 +188,7 @@ def _event(data: dict[str, Any]) -> dict[str, Any]:
 
 def _failures(route: Route) -> set[int]:
     found = {*COMMON_STATUSES, *route.errors}
-    found |= set() if route.path in OPEN_PATHS else {401}
+    found |= set() if is_open(route.path) else {401}
     found |= set(BODY_STATUSES) if route.request is not None else set()
     found |= {400} if route.parameters else set()
     return found | ({404} if "{" in route.path or route.refused else set())

@@ -30,9 +30,10 @@ class Route:
     """One operation of the API.
 
     request: its body, sent as `media_type`.
-    response: body of a whole answer: a msgspec type, a tuple of alternatives, or None for plain text.
+    response: body of a whole answer: a msgspec type, a tuple of alternatives, or None for a text.
     stream: media type of a streamed answer, which consists of `events`.
     errors: statuses that not every operation has.
+    texts: media types of an answer that is not JSON.
     refused: always answers with an error that tells clients why the operation is not supported.
     """
 
@@ -47,6 +48,7 @@ class Route:
     parameters: tuple[Parameter, ...] = ()
     errors: tuple[int, ...] = ()
     refused: bool = False
+    texts: tuple[str, ...] = ("text/plain",)
     media_type: str = "application/json"
     dialect: Dialect | None = None  # set by `in_dialect`
 

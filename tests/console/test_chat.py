@@ -1,0 +1,242 @@
+"""Chat in a real browser: streams, stops, edits, branches, settings, and conversations that stay."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.config.keys import KeyFolder
+from penstock.doors.access.keys import Keys
+from penstock.pipes.model_manager import LoadedModel
+from tests.console.conftest import Visit, Visitors
+from tests.server import ServerThread, server_thread
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+pytestmark = pytest.mark.slow
+
+OWNER = "the-key-of-the-owner"
+QUESTION = "What is the capital of France?"
+SCHEMA = {"type": "object", "properties": {"river": {"enum": ["Rhine"]}}, "required": ["river"], "additionalProperties": False}
+MARKDOWN = """\
+# Loops
+<img src=x onerror=alert(1)> **bold** [site](https://example.org/) [bad](javascript:alert(1))
+![picture](https://example.org/p.png)
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```python
+for i in range(3):  # three times
+    print("<b>", i)
+```
+"""
+
+
+@pytest.fixture
+def chat(visitors: Visitors, penstock_server: ServerThread) -> Iterator[Visit]:
+    """The chat page, with answers of at most twelve tokens that are always the same."""
+    with visitors.visit(penstock_server.url) as visit:
+        page = visit.open("chat")
+        set_numbers(page, temperature="0", max_tokens="12")
+        yield visit
+
+
+def set_numbers(page: Page, **numbers: str) -> None:
+    titles = {"temperature": "Temperature", "max_tokens": "Longest answer", "seed": "Seed"}
+    page.get_by_role("button", name="Settings of this conversation").click()
+    for name, value in numbers.items():
+        page.get_by_label(titles[name]).fill(value)
+    page.get_by_role("button", name="Done").click()
+
+
+def ask(page: Page, text: str) -> Locator:
+    page.get_by_label("Your message").fill(text)
+    page.keyboard.press("Enter")
+    return page.get_by_role("article", name="Answer").last
+
+
+def ended(page: Page) -> str:
+    """Wait until the answer has ended, and return its text."""
+    page.get_by_role("button", name="Send").wait_for()
+    return page.get_by_role("article", name="Answer").last.locator(".prose").inner_text()
+
+
+def test_an_answer_streams_and_tells_what_it_took(chat: Visit) -> None:
+    page = chat.page
+    ask(page, QUESTION)
+    assert "Paris" in ended(page)
+    stats = page.locator(".stats").inner_text()
+    assert re.search(r"\d+ tokens · [\d.]+ tokens/s · first after [\d.]+ m?s", stats), stats
+    assert page.get_by_role("heading", level=1).inner_text() == QUESTION
+    ask(page, "And of Italy?")
+    ended(page)
+    assert page.get_by_role("article").count() == 4
+
+
+def test_an_answer_is_stopped_here_and_on_the_server(chat: Visit, penstock_server: ServerThread) -> None:
+    page = chat.page
+    set_numbers(page, max_tokens="2000")
+    ask(page, "Count from one to one thousand, in words.")
+    page.locator(".prose").wait_for()
+    assert penstock_server.jobs()
+    page.get_by_label("Your message").press("Escape")
+    assert ended(page)
+    assert "stopped" in page.locator(".stats").inner_text()
+    until = time.monotonic() + 30
+    while penstock_server.jobs():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_edits_and_new_answers_are_branches_that_stay(chat: Visit) -> None:
+    page = chat.page
+    ask(page, QUESTION)
+    first = ended(page)
+    page.get_by_role("button", name="Answer again").click()
+    assert ended(page) == first  # temperature 0
+    page.get_by_text("2/2").wait_for()
+    page.get_by_role("article", name="You").hover()
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit your message").fill("What is the capital of Italy?")
+    page.get_by_role("button", name="Send").first.click()
+    second = ended(page)
+    assert second != first
+    page.reload()
+    page.get_by_role("region", name="Conversations").get_by_role("button", name=QUESTION, exact=True).click()
+    assert ended(page) == second
+    page.get_by_role("button", name="Previous version").click()
+    assert ended(page) == first
+    page.get_by_text("2/2").wait_for()
+
+
+def test_an_answer_follows_a_system_prompt_and_a_schema(chat: Visit) -> None:
+    page = chat.page
+    page.get_by_role("button", name="Settings of this conversation").click()
+    page.get_by_label("Longest answer").fill("60")
+    page.get_by_label("System prompt").fill("You know rivers.")
+    page.get_by_label("JSON schema").fill("{")
+    page.get_by_text("Not JSON").wait_for()
+    page.get_by_label("JSON schema").fill(json.dumps(SCHEMA))
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Done").click()
+        ask(page, "Name a river.")
+    assert sent.value.post_data_json["messages"][0] == {"role": "system", "content": "You know rivers."}
+    assert json.loads(ended(page)) == {"river": "Rhine"}
+
+
+def test_conversations_are_exported_and_imported_elsewhere(
+    chat: Visit, visitors: Visitors, penstock_server: ServerThread, tmp_path: Path
+) -> None:
+    page = chat.page
+    ask(page, QUESTION)
+    answer = ended(page)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Export all conversations").click()
+    file = tmp_path / "conversations.json"
+    saved.value.save_as(file)
+    with visitors.visit(penstock_server.url) as other:
+        page = other.open("chat")
+        assert page.locator(".conversations li").count() == 0
+        with page.expect_file_chooser() as chooser:
+            page.get_by_role("button", name="Import conversations").click()
+        chooser.value.set_files(file)
+        assert ended(page) == answer
+        (tmp_path / "wrong.json").write_text('{"format": "other"}', encoding="utf-8")
+        with page.expect_file_chooser() as chooser:
+            page.get_by_role("button", name="Import conversations").click()
+        chooser.value.set_files(tmp_path / "wrong.json")
+        page.get_by_text("The file has no conversations of this console.").wait_for()
+        page.get_by_role("button", name=f"Delete {QUESTION}").click()
+        page.locator(".conversations li").wait_for(state="detached")
+
+
+def test_markdown_is_shown_and_no_markup_of_an_answer_runs(chat: Visit) -> None:
+    page = chat.page
+    parts = ("<think>", "Hm.", "</think>\n", MARKDOWN)
+    chunks = [{"choices": [{"delta": {"content": part}, "finish_reason": None}]} for part in parts]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    answer = ask(page, "Loops?")
+    ended(page)
+    assert answer.locator("img").count() == 0
+    assert "<img src=x onerror=alert(1)>" in answer.inner_text()
+    assert answer.locator("a").evaluate_all("links => links.map((link) => link.href)") == [
+        "https://example.org/",
+        "https://example.org/p.png",
+    ]
+    assert answer.locator("th").all_inner_texts() == ["a", "b"]
+    assert answer.locator(".tok-keyword").all_inner_texts() == ["for", "in"]
+    assert answer.locator(".tok-comment").inner_text() == "# three times"
+    assert not answer.get_by_text("Hm.").is_visible()
+    answer.get_by_text("Thoughts").click()
+    answer.get_by_text("Hm.").wait_for()
+    answer.get_by_role("button", name="Copy code").click()
+    answer.get_by_role("button", name="Copied").wait_for()
+
+
+def test_the_keyboard_is_enough(chat: Visit) -> None:
+    page = chat.page
+    ask(page, QUESTION)
+    ended(page)
+    page.locator("body").focus()
+    page.get_by_role("log").focus()
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keyboard shortcuts").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("dialog").wait_for(state="detached")
+    page.keyboard.press("g")
+    page.keyboard.press("n")
+    page.get_by_role("heading", name="New conversation").wait_for()
+
+
+def test_a_wrong_key_is_refused_and_a_right_one_stays_in_the_tab(
+    visitors: Visitors, small_model: LoadedModel, tmp_path: Path
+) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    key = folder.add("bob")
+    with server_thread(small_model, keys=Keys(folder, OWNER), key=OWNER) as server, visitors.visit(server.url) as visit:
+        visit.allowed.append("401")
+        page = visit.open("chat")
+        dialog = page.get_by_role("dialog", name="This server needs a key")
+        dialog.get_by_label("Key").fill("wrong")
+        page.keyboard.press("Enter")
+        dialog.get_by_text("The API key is not valid here.").wait_for()
+        assert not visit.faults()
+        dialog.get_by_label("Key").fill(key)
+        page.keyboard.press("Enter")
+        dialog.wait_for(state="detached")
+        page.get_by_text("smollm2-135m").wait_for()
+        assert key not in page.evaluate("JSON.stringify(localStorage) + document.cookie + location.href")
+        page.reload()
+        page.get_by_text("smollm2-135m").wait_for()
+        page.get_by_role("button", name="Forget the key").last.click()
+        dialog.wait_for()
+        assert page.evaluate("sessionStorage.length") == 0
+
+
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_chat_is_accessible_and_has_its_picture(
+    visitors: Visitors, penstock_server: ServerThread, pictures: Path, theme: str, size: str
+) -> None:
+    with visitors.visit(penstock_server.url, theme=theme, size=size) as visit:
+        page = visit.open("chat")
+        set_numbers(page, temperature="0", max_tokens="60")
+        ask(page, QUESTION)
+        ended(page)
+        ask(page, "Show a for loop in Python.")
+        ended(page)
+        page.screenshot(path=pictures / f"chat-{theme}-{size}.png")
+        assert not visit.faults()
+        page.get_by_role("button", name="Settings of this conversation").click()
+        page.screenshot(path=pictures / f"settings-{theme}-{size}.png")
+        assert not visit.faults()
