@@ -23,6 +23,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 READY  := $(VENV)/.kernels
 SUPPLY := .supply
+DOCS   := .docs
 NATIVE := $(wildcard src/penstock/kernels/build.py $(addprefix src/penstock/kernels/native/*.,cpp h inl))
 # Twice quiet: errors are shown, warnings about mirrors and the like are not.
 PIP    := -m pip install --quiet --quiet --disable-pip-version-check
@@ -36,7 +37,7 @@ unexport PROMPT
 export PENSTOCK_PROMPT := $(value PROMPT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve run test test-slow soak fuzz lint format lock audit \
+.PHONY: help setup serve run test test-slow soak fuzz lint format docs docs-serve lock audit \
         bench bench-compare bench-serving bench-network bench-workspace bench-attacks clean
 
 help: ## Show this list
@@ -78,12 +79,20 @@ format: $(TOOLS) ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(DOCS)/.installed ## Make the site of the documents, in site/
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+	@echo "The site is ready: site/index.html"
+
+docs-serve: $(DOCS)/.installed ## Show the site on http://127.0.0.1:8005 and follow changes, until Ctrl-C
+	@NO_MKDOCS_2_WARNING=1 exec $(DOCS)/bin/mkdocs serve --strict --dev-addr 127.0.0.1:8005
+
 lock: $(SUPPLY)/.installed ## Pin all dependencies with hashes, and write the SBOM (newer versions: LOCK_ARGS=--upgrade)
 	$(LOCK) --constraint requirements/torch.txt --extra dev --output-file requirements/dev.txt pyproject.toml
 	$(LOCK) --constraint requirements/torch.txt --constraint requirements/dev.txt --output-file requirements/runtime.txt pyproject.toml
 	$(LOCK) --constraint requirements/dev.txt --group build --output-file requirements/build.txt
 	$(LOCK) --group installer --output-file requirements/pip.txt
 	$(LOCK) --group supply --output-file requirements/supply.txt
+	$(LOCK) --group docs --output-file requirements/docs.txt
 	$(SUPPLY)/bin/python tools/sbom.py
 
 audit: $(SUPPLY)/.installed ## Look up known holes of all pinned packages; fails where the database cannot be reached
@@ -108,7 +117,7 @@ bench-attacks: $(TOOLS) $(READY) ## Measure what clients feel of attacks by othe
 	@$(BIN)/python bench/attacks.py $(BENCH_ARGS)
 
 clean: ## Remove .venv and all caches (not the downloaded models)
-	rm -rf $(VENV) $(SUPPLY) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SUPPLY) $(DOCS) site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml requirements/pip.txt requirements/build.txt requirements/runtime.txt requirements/torch.txt
@@ -142,4 +151,10 @@ $(SUPPLY)/.installed: requirements/pip.txt requirements/supply.txt
 	@$(PYTHON) -m venv --clear $(SUPPLY)
 	@$(SUPPLY)/bin/python $(PINNED) requirements/pip.txt
 	@$(SUPPLY)/bin/python $(PINNED) requirements/supply.txt
+	@touch $@
+
+$(DOCS)/.installed: requirements/pip.txt requirements/docs.txt
+	@$(PYTHON) -m venv --clear $(DOCS)
+	@$(DOCS)/bin/python $(PINNED) requirements/pip.txt
+	@$(DOCS)/bin/python $(PINNED) requirements/docs.txt
 	@touch $@

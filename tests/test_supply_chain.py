@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 RUNTIME = [Requirement(text) for text in PYPROJECT["project"]["dependencies"]]
 DEV = [Requirement(text) for text in PYPROJECT["project"]["optional-dependencies"]["dev"]]
-SUPPLY, PIP = ([Requirement(text) for text in PYPROJECT["dependency-groups"][name]] for name in ("supply", "installer"))
+SUPPLY, PIP, DOCS = (
+    [Requirement(text) for text in PYPROJECT["dependency-groups"][name]] for name in ("supply", "installer", "docs")
+)
 BUILD = [Requirement(text) for text in PYPROJECT["build-system"]["requires"] + PYPROJECT["dependency-groups"]["build"]]
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 # The first versions without the holes that were known when a floor was set. A floor may rise above, never fall below.
@@ -60,8 +62,9 @@ TORCH = pins(text("torch.txt"))
         ("build.txt", BUILD),
         ("supply.txt", SUPPLY),
         ("pip.txt", PIP),
+        ("docs.txt", DOCS),
     ],
-    ids=["runtime", "dev", "build", "supply", "pip"],
+    ids=["runtime", "dev", "build", "supply", "pip", "docs"],
 )
 def test_every_dependency_is_pinned_to_a_version_that_pyproject_allows(name: str, wanted: list[Requirement]) -> None:
     pinned = {**pins(text(name)), **TORCH}
@@ -70,7 +73,7 @@ def test_every_dependency_is_pinned_to_a_version_that_pyproject_allows(name: str
         assert requirement.specifier.contains(version), f"{requirement}, but {name} has {version}"
 
 
-@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "build.txt", "supply.txt", "pip.txt"])
+@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "build.txt", "supply.txt", "pip.txt", "docs.txt"])
 def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
     found = hashes(name)
     assert found.keys() == pins(text(name)).keys()
@@ -193,7 +196,7 @@ def test_only_a_package_that_was_looked_up_counts_as_clean(output: str, errors: 
 
 
 def test_one_file_that_could_not_be_looked_up_is_enough_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    for codes, expected in [((0, 0, 0, 0), 0), ((0, 2, 0, 0), 2), ((2, 1, 0, 0), 1)]:
+    for codes, expected in [((0, 0, 0, 0, 0), 0), ((0, 2, 0, 0, 0), 2), ((2, 1, 0, 0, 0), 1)]:
         answers = iter(codes)
         monkeypatch.setattr(audit, "audit", lambda file, answers=answers: (next(answers), file))
         assert audit.main() == expected

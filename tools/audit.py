@@ -12,7 +12,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = ("requirements/pip.txt", "requirements/dev.txt", "requirements/torch.txt", "requirements/supply.txt")
+FILES = (
+    "requirements/pip.txt",
+    "requirements/dev.txt",
+    "requirements/torch.txt",
+    "requirements/supply.txt",
+    "requirements/docs.txt",
+)
 # Holes that no version is without, and why they do not matter here. Remove them when there is one.
 ACCEPTED = {
     "CVE-2026-69112": "accelerate is for tests only, and none of them loads a sharded checkpoint with it",

@@ -1,4 +1,4 @@
-"""The README and the pages that it leads to do what they say: their commands and their Python are run as they stand."""
+"""The README and the pages of commands and of Python do what they say: their commands and their Python are run as they stand."""
 
 from __future__ import annotations
 
@@ -13,31 +13,17 @@ from pathlib import Path
 import pytest
 
 from tests import warm
+from tests.docs.pages import ROOT, blocks, commands, read
 from tests.server import Server, free_port, running_server, until_ready
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMAND_LINE = (ROOT / "docs/command_line.md").read_text(encoding="utf-8")
-PYTHON = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+README, COMMAND_LINE, PYTHON = (read(page) for page in ("README.md", "docs/command_line.md", "docs/python.md"))
 MAX_README_LINES = 120
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
-
-
-def commands(text: str) -> list[str]:
-    return [
-        line.removeprefix("$ ").split("  #")[0].strip()
-        for block in re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
-        for line in block.splitlines()
-        if line.startswith("$ ") and "penstock" in line
-    ]
 
 
 SECTION = README[README.index("## Several machines") :].partition("\n## ")[0]
 NETWORK = commands(SECTION)
-COMMANDS = list(dict.fromkeys(commands(README.replace(SECTION, "")) + commands(COMMAND_LINE)))
+SHOWN = commands(README.replace(SECTION, "")) + commands(COMMAND_LINE)
+COMMANDS = list(dict.fromkeys(command for command in SHOWN if "penstock" in command))
 SERVED = "http://127.0.0.1:8080"  # where the README's server is
 TO_A_SERVER = [command for command in COMMANDS if SERVED in command or command.endswith("penstock chat")]
 SERVERS = [command for command in COMMANDS if "penstock serve" in command]
@@ -156,17 +142,8 @@ def test_the_python_of_the_readme_and_of_its_page_works() -> None:
     assert "The capital of France is Paris." in printed.getvalue()
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
-)
-def test_links_between_pages_lead_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", text)
-    assert all(((ROOT / page).parent / link).exists() for link in links), links
-
-
 @pytest.mark.parametrize("page", ["docs/architecture.md", "docs/glossary.md"])
 def test_files_named_by_a_page_exist(page: str) -> None:
-    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", (ROOT / page).read_text(encoding="utf-8")))
+    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", read(page)))
     assert len(named) > 10
     assert [path for path in sorted(named) if not ((ROOT / "src/penstock" / path).exists() or (ROOT / path).exists())] == []
