@@ -32,7 +32,7 @@ def site_path(file: str) -> str | None:
     """Where the site has a file of the repository: `docs/api.md` is `api.md`. None for what it has not, such as sources."""
     if file.startswith("docs/"):
         return file.removeprefix("docs/")
-    return PUBLISHED.get(file)
+    return file if file.startswith("deploy/") else PUBLISHED.get(file)
 
 
 def site_links(markdown: str, file: str) -> str:
@@ -75,6 +75,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, target in PUBLISHED.items():
         if target != "index.md":
             files.append(File.generated(config, target, abs_src_path=str(ROOT / source)))
+    for file in sorted((ROOT / "deploy").iterdir()):
+        files.append(File.generated(config, f"deploy/{file.name}", abs_src_path=str(file)))
     return files
 
 

@@ -1,0 +1,87 @@
+"""Every command of the documents is run by a test. Here are those of the pages that lead somebody step by step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import warm
+from tests.docs.pages import PAGES, ROOT, blocks, commands, read
+from tests.server import Server, running_server
+
+WALKS = ["docs/quick_start.md", "docs/operations.md", "docs/api.md"]
+# Which test runs the commands of the other pages that have some.
+ELSEWHERE = {
+    "README.md": "tests/docs/test_readme.py",
+    "docs/command_line.md": "tests/docs/test_readme.py",
+    "docs/configuration.md": "tests/config/test_configuration_page.py",
+    "docs/index.md": "tests/docs/test_readme.py",
+    "docs/moving.md": "tests/cli/moving/test_page.py",
+    "docs/privacy.md": "tests/cli/machine/test_audit.py",
+    "docs/router.md": "tests/network/test_routers.py",
+    "docs/workspace.md": "tests/workspace/test_page.py",
+}
+SERVED = "http://127.0.0.1:8000"
+MODEL = "smollm2-135m"
+
+
+@pytest.fixture(scope="module")
+def server(tiny_chat_model: Path) -> Iterator[Server]:
+    """It answers to the default model's name, at once and with nonsense."""
+    config = f'[aliases]\n"{MODEL}" = "{tiny_chat_model}"\n[limits]\nmax_tokens = 64\n'
+    with running_server("--model", str(tiny_chat_model), config=config) as running:
+        yield running
+
+
+def walk(page: str) -> list[str]:
+    return [command for command in commands(read(page)) if not command.startswith("penstock serve")]
+
+
+def servers(page: str) -> list[str]:
+    return [command for command in commands(read(page)) if command.startswith("penstock serve")]
+
+
+def test_the_commands_of_every_page_are_run_by_a_test() -> None:
+    """Also of pages that are new: a page with commands belongs to one of the two lists."""
+    assert sorted(page for page in PAGES if commands(read(page))) == sorted([*WALKS, *ELSEWHERE])
+    assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
+
+
+def shell(command: str, where: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    typed = ["bash", "-c", command]
+    return subprocess.run(typed, cwd=where, env=env, input="Hello\n", capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("page", WALKS)
+def test_the_commands_of_a_page_work_one_after_the_other(
+    page: str, server: Server, tiny_chat_model: Path, tmp_path: Path
+) -> None:
+    path = f"{warm.script(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "PENSTOCK_URL": server.url, "PENSTOCK_HOME": str(tmp_path / "home")}
+    for command in walk(page):
+        command = command.replace(SERVED, server.url)
+        if "drain" in command:
+            command = f"PENSTOCK_MODEL={tiny_chat_model} {command}"
+        done = shell(command, tmp_path, env)
+        assert done.returncode == 0, (command, done.stderr)
+        assert done.stdout.strip(), command
+        assert '"error"' not in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("command", [command for page in WALKS for command in servers(page)])
+def test_a_server_of_a_page_starts(command: str, tiny_chat_model: Path) -> None:
+    with running_server(*command.removeprefix("penstock serve").split(), "--model", str(tiny_chat_model)) as server:
+        assert server.get("/health")["status"] == "ok"
+
+
+def test_the_python_of_the_quick_start_works(server: Server, tmp_path: Path) -> None:
+    (program,) = blocks(read("docs/quick_start.md"), "python")
+    (tmp_path / "ask.py").write_text(program.replace(SERVED, server.url), encoding="utf-8")
+    done = subprocess.run([sys.executable, "ask.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
