@@ -55,6 +55,21 @@ def site_links(markdown: str, file: str) -> str:
     return "".join([*parts, LINK.sub(replaced, markdown[end:])])
 
 
+def titled_consoles(markdown: str) -> str:
+    """Blocks of commands for one machine (`desk$ penstock serve`) with that machine as their title, and a plain prompt."""
+
+    def titled(found: re.Match[str]) -> str:
+        lines = found[1].splitlines()
+        machines = {line.partition("$ ")[0] for line in lines}
+        if len(machines) != 1:
+            return found[0]
+        machine = machines.pop()
+        plain = "\n".join(line.removeprefix(machine) for line in lines)
+        return f'```console title="{machine}"\n{plain}\n```'
+
+    return re.sub(r"^```console\n((?:\w+\$ .*\n)+)```$", titled, markdown, flags=re.MULTILINE)
+
+
 class ForeignRequests(HTMLParser):
     """Collects what a browser would fetch from another host when it opens a page; not the links that readers click."""
 
@@ -83,7 +98,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     source = page.file.abs_src_path or page.file.generated_by
     assert source is not None
-    return site_links(markdown, os.path.relpath(source, ROOT))
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]  # it would list this page alone
+    return titled_consoles(site_links(markdown, os.path.relpath(source, ROOT)))
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from tests import warm
 from tests.docs.pages import PAGES, ROOT, blocks, commands, read
 from tests.server import Server, running_server
 
-WALKS = ["docs/quick_start.md", "docs/operations.md", "docs/api.md"]
+WALKS = ["docs/quick_start.md", "docs/lab.md", "docs/operations.md", "docs/api.md"]
 # Which test runs the commands of the other pages that have some.
 ELSEWHERE = {
     "README.md": "tests/docs/test_readme.py",
@@ -24,6 +26,7 @@ ELSEWHERE = {
     "docs/moving.md": "tests/cli/moving/test_page.py",
     "docs/privacy.md": "tests/cli/machine/test_audit.py",
     "docs/router.md": "tests/network/test_routers.py",
+    "docs/three_machines.md": "tests/docs/test_three_machines.py",
     "docs/workspace.md": "tests/workspace/test_page.py",
 }
 SERVED = "http://127.0.0.1:8000"
@@ -48,29 +51,25 @@ def servers(page: str) -> list[str]:
 
 def test_the_commands_of_every_page_are_run_by_a_test() -> None:
     """Also of pages that are new: a page with commands belongs to one of the two lists."""
-    assert sorted(page for page in PAGES if commands(read(page))) == sorted([*WALKS, *ELSEWHERE])
+    assert sorted(page for page in PAGES if blocks(read(page), "console")) == sorted([*WALKS, *ELSEWHERE])
     assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
 
 
-def shell(command: str, where: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    typed = ["bash", "-c", command]
-    return subprocess.run(typed, cwd=where, env=env, input="Hello\n", capture_output=True, text=True, timeout=120, check=False)
-
-
 @pytest.mark.parametrize("page", WALKS)
-def test_the_commands_of_a_page_work_one_after_the_other(
-    page: str, server: Server, tiny_chat_model: Path, tmp_path: Path
-) -> None:
+def test_the_commands_of_a_page_work_in_their_order(page: str, server: Server, tiny_chat_model: Path, tmp_path: Path) -> None:
+    """In one shell, as somebody would type them, beside the node files of the page."""
+    for text in blocks(read(page), "toml"):
+        if named := re.match(r"# \S*?(\w[\w-]*\.toml)", text):
+            (tmp_path / named[1]).write_text(text, encoding="utf-8")
     path = f"{warm.script(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PENSTOCK_URL": server.url, "PENSTOCK_HOME": str(tmp_path / "home")}
-    for command in walk(page):
-        command = command.replace(SERVED, server.url)
-        if "drain" in command:
-            command = f"PENSTOCK_MODEL={tiny_chat_model} {command}"
-        done = shell(command, tmp_path, env)
-        assert done.returncode == 0, (command, done.stderr)
-        assert done.stdout.strip(), command
-        assert '"error"' not in done.stdout, done.stdout
+    script = "\n".join(["set -ex", *walk(page)]).replace(SERVED, server.url)
+    script = script.replace("penstock drain", f"PENSTOCK_MODEL={tiny_chat_model} PENSTOCK_MAX_TOKENS=8 penstock drain")
+    typed = ["bash", "-c", script]
+    done = subprocess.run(typed, cwd=tmp_path, env=env, input="Hello\n", capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert '"error"' not in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("command", [command for page in WALKS for command in servers(page)])
@@ -79,9 +78,8 @@ def test_a_server_of_a_page_starts(command: str, tiny_chat_model: Path) -> None:
         assert server.get("/health")["status"] == "ok"
 
 
-def test_the_python_of_the_quick_start_works(server: Server, tmp_path: Path) -> None:
+def test_the_python_of_the_quick_start_works(server: Server) -> None:
     (program,) = blocks(read("docs/quick_start.md"), "python")
-    (tmp_path / "ask.py").write_text(program.replace(SERVED, server.url), encoding="utf-8")
-    done = subprocess.run([sys.executable, "ask.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(program.replace(SERVED, server.url), "quick_start.md", "exec"), {})
+    assert printed.getvalue().strip()

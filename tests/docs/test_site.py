@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from tools.site_hooks import PUBLISHED, ForeignRequests, site_links
+from tools.site_hooks import PUBLISHED, ForeignRequests, site_links, titled_consoles
 
 from tests.docs.pages import PAGES, ROOT, read
 
@@ -44,6 +44,12 @@ def test_what_is_published_from_outside_of_docs_exists() -> None:
 )
 def test_a_link_of_the_repository_becomes_one_of_the_site(file: str, written: str, shown: str) -> None:
     assert site_links(written, file) == shown
+
+
+def test_commands_for_one_machine_get_its_name_as_their_title() -> None:
+    written = "```console\ndesk$ a\ndesk$ b\n```\n```console\n$ c\n```\n```console\ndesk$ d\nlaptop$ e\n```\n"
+    first, rest = '```console title="desk"\n$ a\n$ b\n```\n', written.partition("```\n")[2]
+    assert titled_consoles(written) == first + rest
 
 
 def test_what_a_browser_would_fetch_elsewhere_is_found() -> None:
