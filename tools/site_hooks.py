@@ -35,6 +35,12 @@ def site_path(file: str) -> str | None:
     return file if file.startswith("deploy/") else PUBLISHED.get(file)
 
 
+def page_title(there: str) -> str | None:
+    """The title of a page of the site."""
+    file = next((ROOT / source for source, target in PUBLISHED.items() if target == there and there != "index.md"), DOCS / there)
+    return file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") if file.suffix == ".md" else None
+
+
 def site_links(markdown: str, file: str) -> str:
     """The text of a file of the repository with its links as the site needs them; those to other files become plain text."""
 
@@ -46,6 +52,8 @@ def site_links(markdown: str, file: str) -> str:
         there = site_path(os.path.normpath(os.path.join(os.path.dirname(file), path)))
         if there is None:
             return text
+        if text == path:  # a file's name means nothing on a site
+            text = page_title(there) or text
         return f"{mark}[{text}]({there}{hash_}{anchor})"
 
     parts, end = [], 0
@@ -101,6 +109,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]  # it would list this page alone
     return titled_consoles(site_links(markdown, os.path.relpath(source, ROOT)))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lets long names in the text break where a reader would break them."""
+    long = re.compile(r"<code>([^<\n]{32,})</code>")
+    return long.sub(lambda found: re.sub(r"(?<!<)(/|::|_|,)", r"\1<wbr>", found[0]), html)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

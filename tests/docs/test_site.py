@@ -30,6 +30,7 @@ def test_what_is_published_from_outside_of_docs_exists() -> None:
     "file, written, shown",
     [
         ("docs/api.md", "[a](python.md#settings-of-llm)", "[a](python.md#settings-of-llm)"),
+        ("docs/api.md", "[python.md](python.md#settings-of-llm)", "[Python](python.md#settings-of-llm)"),
         ("docs/api.md", "[a](../SECURITY.md#x)", "[a](security.md#x)"),
         ("docs/api.md", "[a](../deploy/alerts.yml)", "[a](deploy/alerts.yml)"),
         ("docs/api.md", "[`a.py`](../tests/a.py)", "`a.py`"),
