@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import warm
+from tests.docs.conftest import MODEL, SERVED
 from tests.docs.pages import PAGES, ROOT, blocks, commands, read
 from tests.server import Server, running_server
 
@@ -29,16 +30,6 @@ ELSEWHERE = {
     "docs/three_machines.md": "tests/docs/test_three_machines.py",
     "docs/workspace.md": "tests/workspace/test_page.py",
 }
-SERVED = "http://127.0.0.1:8000"
-MODEL = "smollm2-135m"
-
-
-@pytest.fixture(scope="module")
-def server(tiny_chat_model: Path) -> Iterator[Server]:
-    """It answers to the default model's name, at once and with nonsense."""
-    config = f'[aliases]\n"{MODEL}" = "{tiny_chat_model}"\n[limits]\nmax_tokens = 64\n'
-    with running_server("--model", str(tiny_chat_model), config=config) as running:
-        yield running
 
 
 def walk(page: str) -> list[str]:
@@ -55,7 +46,7 @@ def test_the_commands_of_every_page_are_run_by_a_test() -> None:
     assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
 
 
-@pytest.mark.parametrize("page", WALKS)
+@pytest.mark.parametrize("page", [pytest.param(WALKS[0], marks=pytest.mark.slow), *WALKS[1:]])
 def test_the_commands_of_a_page_work_in_their_order(page: str, server: Server, tiny_chat_model: Path, tmp_path: Path) -> None:
     """In one shell, as somebody would type them, beside the node files of the page."""
     for text in blocks(read(page), "toml"):
@@ -78,8 +69,18 @@ def test_a_server_of_a_page_starts(command: str, tiny_chat_model: Path) -> None:
         assert server.get("/health")["status"] == "ok"
 
 
-def test_the_python_of_the_quick_start_works(server: Server) -> None:
-    (program,) = blocks(read("docs/quick_start.md"), "python")
+def python_of(page: str) -> str:
+    return "\n".join(blocks(read(page), "python")).replace("time.sleep(1)", "time.sleep(0.05)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["docs/quick_start.md", "docs/api.md", "docs/dialects.md"])
+def test_the_python_of_a_page_works(page: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, in its order, as one program."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(program.replace(SERVED, server.url), "quick_start.md", "exec"), {})
-    assert printed.getvalue().strip()
+        exec(compile(python_of(page).replace(SERVED, server.url), page, "exec"), {})
+    assert len(printed.getvalue().splitlines()) >= python_of(page).count("\nprint(")
