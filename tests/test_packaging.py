@@ -80,7 +80,7 @@ def test_make_run_asks_for_the_capital_of_france_by_default(house: Path) -> None
 
 def test_make_alone_lists_the_targets(house: Path) -> None:
     done = make(house)
-    for target in ("setup", "run", "test", "fuzz", "lint", "format", "lock", "audit", "bench", "clean", "help"):
+    for target in ("setup", "run", "test", "fuzz", "lint", "format", "docs", "lock", "audit", "bench", "clean", "help"):
         assert f"make {target} " in done.stdout
 
 

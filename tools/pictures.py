@@ -17,7 +17,7 @@ VISIT: dict[tuple[str, str], tuple[str, float, float, list[str]]] = {
     ("VALIDATING", "PROCESS_LAYERS"): ("M412 84 L412 276", 296, 222, ["layers are left,", "and they are here"]),
     ("VALIDATING", "HEAD"): ("M515 66 C630 80 715 110 728 176", 524, 110, ["back from the layers,", "a row is wanted"]),
     ("VALIDATING", "DONE"): ("M515 52 C900 40 920 480 518 502", 600, 36, ["unknown, no route, or not for this node"]),
-    ("EMBED", "PROCESS_LAYERS"): ("M192 220 L340 286", 202, 276, ["next layer is here"]),
+    ("EMBED", "PROCESS_LAYERS"): ("M192 220 L340 286", 176, 284, ["next layer is here"]),
     ("EMBED", "SEND"): ("M130 224 L130 376", 138, 330, ["next layer is elsewhere"]),
     ("EMBED", "DONE"): ("M72 218 C-20 330 20 520 342 506", 44, 290, ["client gone,", "or no route"]),
     ("PROCESS_LAYERS", "PROCESS_LAYERS"): ("M500 276 C560 210 610 300 526 306", 576, 258, ["next layer is here, too"]),
@@ -195,6 +195,53 @@ def places() -> Drawing:
     return drawing
 
 
+def threats() -> Drawing:
+    """Who stands where: attackers in red, what keeps each of them out beside its arrow."""
+    drawing = Drawing(860, 350, "Five kinds of attackers, where they stand, and what stands between them and your text")
+    drawing.box(250, 60, 330, 230, fill="#f2f6f8")
+    drawing.text(266, 84, "your machine", bold=True, size=13, color=SOFT)
+    drawing.box(270, 100, 130, 52, stroke=BLUE)
+    drawing.text(335, 131, "HTTP server", anchor="middle", size=13, bold=True)
+    drawing.box(430, 100, 130, 52, stroke=VIOLET)
+    drawing.text(495, 131, "network port", anchor="middle", size=13, bold=True)
+    drawing.box(270, 180, 290, 40, stroke=TEAL)
+    drawing.text(415, 205, "text, tokens, keys in memory", anchor="middle", size=13)
+    drawing.box(270, 236, 290, 40, stroke=GREY)
+    drawing.text(415, 261, "workspace, keys, certificates on disk", anchor="middle", size=13)
+    drawing.box(660, 100, 180, 52, stroke=AMBER)
+    drawing.text(750, 122, "another member", anchor="middle", size=13, bold=True)
+    drawing.text(750, 141, "holds layers, has the weights", anchor="middle", size=11, color=SOFT)
+
+    def attacker(x: float, y: float, name: str, w: float = 150) -> None:
+        drawing.box(x, y, w, 32, fill="#fdf1ee", stroke=ROSE, radius=16)
+        drawing.text(x + w / 2, y + 21, name, anchor="middle", size=12, color=ROSE, bold=True)
+
+    attacker(20, 34, "an outsider")
+    attacker(20, 130, "a client with a key")
+    attacker(20, 226, "another user")
+    attacker(345, 308, "a thief of the disk")
+    attacker(672, 200, "a member")
+    drawing.arrow((172, 52), (268, 110), color=ROSE)
+    drawing.text(30, 84, "loopback only, or a key;", size=11, color=SOFT)
+    drawing.text(30, 99, "TLS; bounds on size and time", size=11, color=SOFT)
+    drawing.curve("M172 42 C360 0 520 20 494 97", color=ROSE)
+    drawing.text(520, 52, "certificates, encrypted links", size=11, color=SOFT)
+    drawing.arrow((172, 146), (268, 134), color=ROSE)
+    drawing.text(180, 172, "limits, own", size=11, color=SOFT)
+    drawing.text(180, 187, "files and cache", size=11, color=SOFT)
+    drawing.arrow((172, 242), (268, 256), color=ROSE)
+    drawing.text(110, 280, "modes 0700 and 0600", size=11, color=SOFT, anchor="middle")
+    drawing.arrow((420, 307), (420, 279), color=ROSE)
+    drawing.text(505, 322, "keys are hashed; the rest is plain: encrypt the disk", size=11, color=SOFT)
+    drawing.arrow((562, 118), (657, 118), color=VIOLET)
+    drawing.arrow((657, 136), (564, 136), color=VIOLET)
+    drawing.text(610, 110, "hidden states", size=11, color=VIOLET, anchor="middle")
+    drawing.arrow((747, 199), (747, 155), color=ROSE)
+    drawing.text(747, 252, "sees no text, but can work out", size=11, color=SOFT, anchor="middle")
+    drawing.text(747, 267, "most of it: invite with care", size=11, color=SOFT, anchor="middle")
+    return drawing
+
+
 PICTURES = {
     "pipe.svg": pipe,
     "three_machines.svg": three_machines,
@@ -202,6 +249,7 @@ PICTURES = {
     "life.svg": life,
     "visit.svg": visit,
     "places.svg": places,
+    "threats.svg": threats,
 }
 
 

@@ -24,7 +24,7 @@ def test_a_picture_is_up_to_date(name: str) -> None:
 
 
 def test_every_picture_is_shown_and_described() -> None:
-    shown = {name: text for page in PAGES for text, name in re.findall(r"!\[([^\]]*)\]\(img/([\w.]+)\)", read(page))}
+    shown = {name: text for page in PAGES for text, name in re.findall(r"!\[([^\]]*)\]\((?:docs/)?img/([\w.]+)\)", read(page))}
     logo = {"logo.svg"}
     assert shown.keys() | logo == {file.name for file in (ROOT / "docs/img").iterdir()}
     assert all(len(text) > 20 for text in shown.values())
