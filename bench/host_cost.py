@@ -71,6 +71,7 @@ class NoLayers:
 
 class NoEnds:
     eos_ids = frozenset({0})
+    picker = None
 
     def __init__(self) -> None:
         self._hidden = torch.zeros(1 << 15, 4)

@@ -184,20 +184,28 @@ def test_the_ends_embed_rows_and_score_tokens(context, kind: Kind) -> None:
     matrix, norm, hidden = pack(kind, normal(rng, 99, 64)), normal(rng, 64), normal(rng, 70, 64)
     ids = np.array([0, 98, 17, 17], np.int32)
     assert np.array_equal(context().embed(matrix.struct, ids, 0.5), matrix.unpack()[ids] * np.float32(0.5))
-    logits, best = context().head(matrix.struct, norm, 1e-5, hidden)
-    wanted = context().product(matrix.struct, context().rms_norm(hidden, norm, 1e-5))
-    assert np.array_equal(logits, wanted)
-    assert np.array_equal(best, wanted.argmax(axis=1))
-    assert np.array_equal(context().head(matrix.struct, norm, 1e-5, hidden, logits=False)[1], best)
+    normed = context().rms_norm(hidden, norm, 1e-5)
+    wanted = context().product(matrix.struct, normed)
+    assert np.array_equal(context().head(matrix.struct, norm, 1e-5, hidden), wanted)
+    assert np.array_equal(context().head(matrix.struct, None, 1e-5, normed), wanted)
     with pytest.raises(KernelsError, match="Token 99 is not among 99"):
         context().embed(matrix.struct, np.array([99], np.int32))
 
 
-def test_of_equal_logits_the_lowest_token_is_best(context) -> None:
-    values = np.zeros((40, 32), np.float32)
-    values[[7, 21]] = 1.0
-    _, best = context().head(pack(Kind.F32, values).struct, np.ones(32, np.float32), 1e-5, np.ones((1, 32), np.float32))
-    assert best.tolist() == [7]
+@pytest.mark.parametrize("rows", [8, 99, 1000])
+def test_the_best_logits_are_computed_from_inputs_that_are_not_rounded(context, paths: list[str], rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    matrix, hidden = pack(Kind.Q4M, normal(rng, rows, 100)), normal(rng, 5, 100)
+    rounded = context().head(matrix.struct, None, 1e-5, hidden)
+    exact = hidden.astype(np.float64) @ matrix.unpack().astype(np.float64).T
+    best = np.zeros(rounded.shape, bool)
+    np.put_along_axis(best, np.argsort(-rounded, axis=1, kind="stable")[:, :8], True, axis=1)
+    for path in paths:
+        found = context(path).head(matrix.struct, None, 1e-5, hidden, refined=8)
+        assert np.array_equal(found[~best], rounded[~best])
+        np.testing.assert_allclose(found[best], exact[best], rtol=0, atol=2e-5)
+    with pytest.raises(KernelsError, match="There are no 5 rows of 2000 best logits"):
+        context().head(matrix.struct, None, 1e-5, hidden, refined=2000)
 
 
 def test_a_matrix_that_is_passed_on_keeps_its_memory(context) -> None:

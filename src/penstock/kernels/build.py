@@ -37,7 +37,7 @@ FLAGS = (
     "-Wextra",
     "-Wpedantic",
 )
-SHARED = ("attend", "blocks", "checks", "context", "layers", "pack", "path_portable", "threads")
+SHARED = ("attend", "blocks", "checks", "context", "layers", "pack", "path_portable", "pick", "threads")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 # GCC 12 finds values in its own headers that may not be initialised; Clang does not know that warning
 _QUIET = ("-Wno-unknown-warning-option", "-Wno-maybe-uninitialized", "-Wno-uninitialized")

@@ -15,9 +15,11 @@ from penstock.errors import PenstockError
 from penstock.kernels.build import library_path
 from penstock.kernels.structs import BatchStruct, MatrixStruct, ModelStruct
 
-INTERFACE = 3
+INTERFACE = 4
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+# how to choose a token: ps_choice, field by field
+CHOICE = np.dtype([("noise", "f8"), ("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("top_k", "i4")])
 _ITEM = ctypes.CFUNCTYPE(None, c_void_p, c_int)
 
 
@@ -58,7 +60,8 @@ def _declare(library: ctypes.CDLL) -> None:
         ("ps_product", c_int, [context, MatrixStruct, c_int, floats, floats]),
         ("ps_run_layers", c_int, [context, POINTER(ModelStruct), c_int, c_int, POINTER(BatchStruct), floats]),
         ("ps_embed", c_int, [context, MatrixStruct, c_int, ints, c_float, floats]),
-        ("ps_head", c_int, [context, MatrixStruct, floats, c_float, c_int, floats, floats, ints]),
+        ("ps_head", c_int, [context, MatrixStruct, floats, c_float, c_int, floats, c_int, floats]),
+        ("ps_pick", c_int, [context, c_int, c_int, floats, c_void_p, ints]),
         ("ps_rms_norm", c_int, [context, c_int, c_int, floats, floats, c_float, floats]),
         ("ps_gate", c_int, [context, c_int, c_int, c_int, floats, floats]),
         ("ps_attention", c_int, [context, POINTER(ModelStruct), c_int, POINTER(BatchStruct), floats, floats]),
@@ -163,16 +166,24 @@ class KernelContext:
         check(self._library.ps_embed(self._handle, matrix, len(ids), ints(ids), scale, floats(out)))
         return out
 
-    def head(
-        self, matrix: MatrixStruct, norm: Floats | None, eps: float, hidden: Floats, *, logits: bool = True
-    ) -> tuple[Floats | None, Ints]:
-        """Logits [m, vocabulary], if wanted, and the token with the largest one of each row. norm: None for normed states."""
+    def head(self, matrix: MatrixStruct, norm: Floats | None, eps: float, hidden: Floats, *, refined: int = 0) -> Floats:
+        """Logits [m, vocabulary]. norm: None for normed states. refined: how many best logits use inputs that are not rounded."""
         assert hidden.shape[1] == matrix.cols
-        out = np.empty((len(hidden), matrix.rows), np.float32) if logits else None
-        best = np.empty(len(hidden), np.int32)
-        to, weight = (None if array is None else floats(array) for array in (out, norm))
-        check(self._library.ps_head(self._handle, matrix, weight, eps, len(hidden), floats(hidden), to, ints(best)))
-        return out, best
+        out = np.empty((len(hidden), matrix.rows), np.float32)
+        weight = None if norm is None else floats(norm)
+        check(self._library.ps_head(self._handle, matrix, weight, eps, len(hidden), floats(hidden), refined, floats(out)))
+        return out
+
+    def pick(self, logits: Floats, choices: NDArray[np.void]) -> Ints:
+        """A token for each row of logits [m, vocabulary], or -1 where a difference in rounding could make it another one.
+
+        choices: of the type CHOICE.
+        """
+        assert choices.dtype == CHOICE
+        assert len(choices) == len(logits)
+        tokens = np.empty(len(logits), np.int32)
+        check(self._library.ps_pick(self._handle, *logits.shape, floats(logits), choices.ctypes.data, ints(tokens)))
+        return tokens
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         out = np.empty_like(x)

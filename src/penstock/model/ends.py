@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.model.candidates import top
 from penstock.model.linear import Linear, can_pack, linear
+from penstock.model.picker import Picker
 from penstock.model.shapes import end_params, end_shapes
 from penstock.model.spec import ModelSpec
 from penstock.model.tokenizer import Tokenizer
@@ -28,6 +29,8 @@ def end_bytes(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> int:
 
 
 class EndModel:
+    picker: Picker | None = None  # chooses tokens, where the native kernels compute
+
     def __init__(self, spec: ModelSpec, folder: Path, files: WeightFiles, *, dtype: torch.dtype, device: torch.device) -> None:
         self.spec = spec
         self.dtype = dtype

@@ -17,9 +17,9 @@ from penstock.kernels.library import KernelContext, SpanColumns, floats
 from penstock.kernels.packed import PackedExperts, PackedLayer, PackedMlp, PackedModel
 from penstock.kernels.structs import Activation, Kind, SourceType
 from penstock.model.batch import Batch, BatchPiece
-from penstock.model.candidates import top
 from penstock.model.ends import REFINED_CANDIDATES, EndModel
 from penstock.model.packing import Floats, PackedTensors, Packing
+from penstock.model.picker import Picker
 from penstock.model.rope import distinct, inverse_frequencies
 from penstock.model.shapes import end_shapes
 from penstock.model.spec import ExpertSpec, ModelSpec, RopeSpec
@@ -124,6 +124,7 @@ class NativeEndModel(EndModel):
     def __init__(self, spec: ModelSpec, folder: Path, files: WeightFiles, packing: Packing) -> None:
         self._packing = packing
         self._context = kernel_context()
+        self.picker = Picker(self._context)
         super().__init__(spec, folder, files, dtype=KV_DTYPE, device=CPU)
 
     def _load(self, files: WeightFiles) -> None:
@@ -145,15 +146,10 @@ class NativeEndModel(EndModel):
     def compute_head(self, normed: Tensor) -> Tensor:
         """Logits [R, vocab] in fp32. The kernels round hidden states to 8 bits for a product with quantised weights, so the best
         candidates are computed again in fp32."""
-        matrix, rows = self._output, normed.contiguous()
-        found, _ = self._context.head(matrix.struct, None, self.spec.norm_eps, rows.numpy())
-        assert found is not None
-        logits = torch.from_numpy(found)
-        if matrix.struct.kind in QUANTISED:
-            _, ids = top(logits, min(REFINED_CANDIDATES, logits.shape[1]))  # [R, k]
-            weights = torch.from_numpy(self._context.embed(matrix.struct, ids.int().numpy().ravel()))
-            logits.scatter_(1, ids, torch.bmm(weights.view(*ids.shape, -1), rows.unsqueeze(2)).squeeze(2))
-        return logits
+        matrix = self._output.struct
+        refined = min(REFINED_CANDIDATES, matrix.rows) if matrix.kind in QUANTISED else 0
+        rows = normed.contiguous().numpy()
+        return torch.from_numpy(self._context.head(matrix, None, self.spec.norm_eps, rows, refined=refined))
 
 
 def _columns(batch: Batch) -> SpanColumns:

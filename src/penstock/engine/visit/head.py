@@ -77,8 +77,9 @@ class Head:
         if not rows:
             return {}
         last = [one.end - 1 for one, _ in rows]
-        logits = self._context.own_end_model.compute_head(normed if len(last) == len(normed) else normed[last])
-        found = sample(logits, [row for _, row in rows])
+        ends = self._context.own_end_model
+        logits = ends.compute_head(normed if len(last) == len(normed) else normed[last])
+        found = sample(logits, [row for _, row in rows], ends.picker)
         return {one.span: sampled for (one, _), sampled in zip(rows, found, strict=True)}
 
     def sample_row(self, seq: Output) -> SampleRow | None:

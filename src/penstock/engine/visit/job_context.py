@@ -22,6 +22,7 @@ from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.route_host import RouteHost, RoutePart
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
+from penstock.model.picker import Picker
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats
 
@@ -33,6 +34,7 @@ class Ends(Protocol):
     """The part of an EndModel that the processor needs."""
 
     eos_ids: frozenset[int]
+    picker: Picker | None
 
     def compute_embed(self, token_ids: list[int]) -> Tensor: ...
 

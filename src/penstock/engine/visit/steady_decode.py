@@ -177,7 +177,7 @@ class SteadyDecode:
             hidden, before, at = computed, at, clock()
             services.append(at - before)
         with context.heartbeat.in_pass(self._head.expected_seconds(len(self._seqs))):
-            samples = sample(ends.compute_head(ends.compute_norm(hidden)), self._rows)
+            samples = sample(ends.compute_head(ends.compute_norm(hidden)), self._rows, ends.picker)
         done = clock()
         self._observe(embedded - began, services, done - at)
         return samples

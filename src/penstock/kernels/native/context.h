@@ -82,7 +82,7 @@ struct ps_context {
     penstock::ThreadPool pool;
     const penstock::Kernels* kernels;
     penstock::Activations input;
-    penstock::Buffer wide, positions, states, items, logits, products, pieces, normed, routing;
+    penstock::Buffer wide, positions, states, items, products, pieces, normed, routing;
     int32_t *row_span = nullptr, *row_position = nullptr;  // of the batch that runs
 
     ps_context(int threads, const penstock::Kernels* path) : pool(threads), kernels(path) {}

@@ -74,6 +74,9 @@ struct Kernels {
     // The k largest of n scores, best first, the lower of equals, and their shares of a softmax over all scores, or over these
     // k where they are normalised. Overwrites the scores.
     void (*choose)(float* scores, int n, int k, bool normalised, int32_t* chosen, float* shares);
+    float (*largest)(const float* x, int n);  // any number where one is NaN
+    // weights[i] = e^(logits[i] / temperature - largest / temperature); weights may be logits
+    void (*weigh)(const float* logits, int n, float temperature, float largest, float* weights);
     // Queries [first, first + count) of the group's rows, over the keys of one chunk -> state[count][state_size]: o, max, sum
     void (*attend)(const Attention& task, int first, int count, int chunk, float* scratch, float* state);
     void (*merge)(float* total, const float* part, int head_dim);

@@ -182,6 +182,27 @@ void choose_experts(float* scores, int n, int k, bool normalised, int32_t* chose
     for (int j = 0; j < k; j++) shares[j] = scores[chosen[j]] / sum;
 }
 
+float largest_of_row(const float* x, int n) {
+    V found = all(-INFINITY);
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) found = max(found, load(x + i));
+    float largest = max_lanes(found);
+    for (; i < n; i++) largest = x[i] > largest ? x[i] : largest;
+    return largest;
+}
+
+void weigh_logits(const float* logits, int n, float temperature, float largest, float* weights) {
+    const V divisor = all(temperature), highest = all(largest / temperature);
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) save(weights + i, exponential(sub(div(load(logits + i), divisor), highest)));
+    if (i < n) {
+        float tail[LANES] = {};
+        memcpy(tail, logits + i, static_cast<size_t>(n - i) * sizeof(float));
+        save(tail, exponential(sub(div(load(tail), divisor), highest)));
+        memcpy(weights + i, tail, static_cast<size_t>(n - i) * sizeof(float));
+    }
+}
+
 // ---- products ----
 
 template <int KIND>

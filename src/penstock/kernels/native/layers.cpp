@@ -8,6 +8,7 @@ using namespace penstock;
 
 namespace {
 
+thread_local Buffer thread_ids, thread_weights;
 constexpr int SLICE = 512;  // rows whose widest activations are held at a time
 
 int guarded_allocation() { return fail("There is not enough memory for the activations."); }
@@ -165,11 +166,42 @@ void run_attention(ps_context& c, const ps_model& model, const ps_layer& layer, 
     add_product(c, model, layer.output, layer.post_attention_norm, m, hidden);
 }
 
-void best_of_row(const float* logits, int n, int32_t* best) {
-    int found = 0;
-    for (int i = 1; i < n; i++)
-        if (logits[i] > logits[found]) found = i;
-    *best = found;
+// The ids of the `wanted` largest logits, best first, the lower of equals
+void best_of_row(const Kernels& kernels, const float* logits, int n, int wanted, int32_t* ids) {
+    constexpr int TILE = 128;
+    int count = 0;
+    for (int start = 0; start < n; start += TILE) {
+        const int end = start + TILE < n ? start + TILE : n;
+        if (count == wanted && !(kernels.largest(logits + start, end - start) > logits[ids[count - 1]])) continue;
+        for (int i = start; i < end; i++) {
+            if (count == wanted && !(logits[i] > logits[ids[count - 1]])) continue;
+            int at = count < wanted ? count++ : count - 1;
+            for (; at > 0 && logits[i] > logits[ids[at - 1]]; at--) ids[at] = ids[at - 1];
+            ids[at] = i;
+        }
+    }
+}
+
+float dot(const float* a, const float* b, int n) {
+    float sums[LANES] = {};
+    int k = 0;
+    for (; k + LANES <= n; k += LANES)
+        for (int i = 0; i < LANES; i++) sums[i] += a[k + i] * b[k + i];
+    for (; k < n; k++) sums[0] += a[k] * b[k];
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) sums[i] += sums[i + half];
+    return sums[0];
+}
+
+// Compute the best logits again, from inputs that are not rounded
+void refine_row(const Kernels& kernels, const ps_matrix& matrix, const float* x, int refined, float* logits) {
+    int32_t* ids = thread_ids.take<int32_t>(refined);
+    float* weights = thread_weights.take<float>(matrix.cols);
+    best_of_row(kernels, logits, matrix.rows, refined, ids);
+    for (int i = 0; i < refined; i++) {
+        unpack_row(matrix, ids[i], weights);
+        logits[ids[i]] = dot(x, weights, matrix.cols) + (matrix.bias ? matrix.bias[ids[i]] : 0.0f);
+    }
 }
 
 }  // namespace
@@ -217,21 +249,21 @@ int ps_embed(ps_context* context, ps_matrix matrix, int m, const int32_t* ids, f
     return 0;
 }
 
-int ps_head(ps_context* context, ps_matrix matrix, const float* norm, float eps, int m, const float* hidden, float* logits,
-            int32_t* best) try {
+int ps_head(ps_context* context, ps_matrix matrix, const float* norm, float eps, int m, const float* hidden, int refined,
+            float* logits) try {
     if (check_matrix(matrix)) return -1;
-    if (m < 0) return fail("%d rows are negative.", m);
+    if (m < 0 || refined < 0 || refined > matrix.rows) return fail("There are no %d rows of %d best logits.", m, refined);
     constexpr int ROWS = 64;
     const std::lock_guard<std::mutex> alone(context->one_call);
     for (int row = 0; row < m; row += ROWS) {
         const int own = m - row < ROWS ? m - row : ROWS;
+        float* to = logits + static_cast<int64_t>(row) * matrix.rows;
         norm_rows(*context, hidden + static_cast<int64_t>(row) * matrix.cols, norm, eps, &matrix, 1, own);
-        const int64_t at = static_cast<int64_t>(row) * matrix.rows;
-        float* to = logits ? logits + at : context->logits.take<float>(static_cast<int64_t>(own) * matrix.rows);
         context->product(&matrix, 1, own, {to, matrix.rows, false});
-        if (best)
-            context->for_rows(
-                own, [&](int i) { best_of_row(to + static_cast<int64_t>(i) * matrix.rows, matrix.rows, best + row + i); });
+        if (refined)
+            context->for_rows(own, [&](int i) {
+                refine_row(*context->kernels, matrix, context->input.row(i), refined, to + static_cast<int64_t>(i) * matrix.rows);
+            });
     }
     return 0;
 } catch (const std::bad_alloc&) {

@@ -143,8 +143,8 @@ void product_with_tiles(const ps_matrix& matrix, const Rows& rows, int row, int 
 
 }  // namespace
 
-extern const Kernels amx_kernels = {"amx",       quantise_row, product_with_tiles, rms_norm_row,
-                                    rotate_head, gate_row,     store_row,          choose_experts,
-                                    attend,      merge_states, finish_state};
+extern const Kernels amx_kernels = {"amx",    quantise_row, product_with_tiles, rms_norm_row,   rotate_head,
+                                    gate_row, store_row,    choose_experts,     largest_of_row, weigh_logits,
+                                    attend,   merge_states, finish_state};
 
 }  // namespace penstock

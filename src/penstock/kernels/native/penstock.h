@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-#define PS_INTERFACE 3  // raised with every change of a struct or function below
+#define PS_INTERFACE 4  // raised with every change of a struct or function below
 
 // Packed layouts of a weight matrix.
 enum ps_kind {
@@ -104,6 +104,15 @@ typedef struct {
     const int32_t* n;
 } ps_batch;
 
+// How to choose a token of a row of logits.
+typedef struct {
+    double noise;       // in [0, 1): which of the tokens, in the order of their ids, each as wide as its probability
+    float temperature;  // 0: the best token, the lowest id of equals
+    float top_p;        // 1 for all
+    float min_p;        // of the best token's probability
+    int32_t top_k;      // 0 for all
+} ps_choice;
+
 typedef struct ps_context ps_context;  // threads and scratch memory; calls take turns
 
 int ps_interface(void);
@@ -132,10 +141,11 @@ int ps_product(ps_context*, ps_matrix matrix, int m, const float* x, float* y);
 int ps_run_layers(ps_context*, const ps_model*, int first, int last, const ps_batch*, float* hidden);
 // out[m, cols] = rows ids[m] of the matrix, times scale
 int ps_embed(ps_context*, ps_matrix matrix, int m, const int32_t* ids, float scale, float* out);
-// logits[m, rows] of normed hidden states; norm NULL: the states are normed already. logits or best may be NULL.
-// best[m]: the token with the largest logit, the lowest id of equals.
-int ps_head(ps_context*, ps_matrix matrix, const float* norm, float eps, int m, const float* hidden, float* logits,
-            int32_t* best);
+// logits[m, rows] of hidden states; norm NULL: the states are normed already. The largest `refined` logits of each row are
+// computed again, from inputs that are not rounded.
+int ps_head(ps_context*, ps_matrix matrix, const float* norm, float eps, int m, const float* hidden, int refined, float* logits);
+// Choose a token for each row of logits [m, n]; -1 where a difference in rounding could make it another one.
+int ps_pick(ps_context*, int m, int n, const float* logits, const ps_choice* choices, int32_t* tokens);
 
 // Parts of a layer, for tests.
 int ps_rms_norm(ps_context*, int m, int n, const float* x, const float* weight, float eps, float* y);
