@@ -142,7 +142,7 @@ class TwinPools(RuleBasedStateMachine):
         assert found[0] == found[1]
         if found[0]:
             for pool in self.pools:
-                pool.share(found[0][0])
+                pool.hold(found[0][:1])
             self.tables.append(found[0])
 
     @precondition(lambda self: self.tables)

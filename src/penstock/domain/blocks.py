@@ -10,6 +10,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, MutableSequence, Sequence
 from copy import copy
+from itertools import takewhile
 
 NULL_BLOCK = 0  # never handed out; padding points here, and the front of a table whose blocks no token sees any more
 
@@ -84,12 +85,12 @@ class BlockPool:
     def lookup(self, keys: Sequence[bytes]) -> list[int]:
         """Find the blocks of the longest cached prefix of the key chain, without holding them. Those that the tokens after it do
         not see need not be cached, and are NULL_BLOCK."""
+        if self.window is None:
+            return list(takewhile(bool, map(self._by_key.get, keys)))  # type: ignore[arg-type]
         found: list[int] = []
         usable = cached = 0  # cached: how many in a row
         for key in keys:
             block = self._by_key.get(key, NULL_BLOCK)
-            if block == NULL_BLOCK and self.window is None:
-                break
             found.append(block)
             cached = cached + 1 if block != NULL_BLOCK else 0
             if cached and cached >= len(found) - self.first_seen(len(found)):
@@ -99,9 +100,12 @@ class BlockPool:
 
     def hold(self, found: Iterable[int]) -> None:
         """Share the blocks that `lookup` has found."""
+        refs, idle = self._refs, self._idle
         for block in found:
             if block != NULL_BLOCK:
-                self.share(block)
+                if not refs[block]:
+                    del idle[block]
+                refs[block] += 1
 
     def release_unseen(self, table: MutableSequence[int], blocks: int) -> None:
         """Release the blocks of a table that no token after its first `blocks` ones sees, and put NULL_BLOCK in their place."""
@@ -112,13 +116,9 @@ class BlockPool:
         for i in range(start, end):
             table[i] = NULL_BLOCK
 
-    def is_idle(self, block: int) -> bool:
-        return block in self._idle
-
-    def share(self, block: int) -> None:
-        if self._refs[block] == 0:
-            del self._idle[block]
-        self._refs[block] += 1
+    def count_idle(self, found: Iterable[int]) -> int:
+        """How many of these blocks are idle."""
+        return sum(map(self._idle.__contains__, found))
 
     def commit(self, block: int, key: bytes) -> None:
         """Make a block findable by its key, unless another block has that key already."""
@@ -128,13 +128,14 @@ class BlockPool:
 
     def release(self, table: Iterable[int]) -> None:
         """Release the blocks of a table, the last first, so that the start of a prefix outlives its end."""
+        refs, keys, idle = self._refs, self._key, self._idle
         for block in reversed([block for block in table if block != NULL_BLOCK]):
-            self._refs[block] -= 1
-            if self._refs[block] == 0:
-                if self._key[block] is None:
+            refs[block] = left = refs[block] - 1
+            if not left:
+                if keys[block] is None:
                     self._free.append(block)
                 else:
-                    self._idle[block] = None
+                    idle[block] = None
 
     def exclusive(self, table: Iterable[int]) -> list[int]:
         """The blocks that become available if only this table is released."""

@@ -276,7 +276,7 @@ class _Round:
         whole = pool.blocks_for(len(seq.tokens))
         hits = self._hits(seq)
         # a hit is free while another sequence holds the block
-        need = whole - len(hits) + sum(1 for block in hits if pool.is_idle(block) or block in self._released)
+        need = whole - len(hits) + pool.count_idle(hits) + sum(map(self._released.__contains__, hits))
         # one block in reserve for each running sequence, so that the new one is not preempted at once
         if self._free - self._promised < need + self._running:
             return False
