@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf, nan
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.domain.meta_model import Link, MetaModel
-from penstock.pipes.hop_times import DEFAULT_ROUND_TRIP_S, MAX_TRUSTED_S, HopTimes
+from penstock.pipes.hop_times import DEFAULT_ROUND_TRIP_S, MAX_TRUSTED_S, HopTimes, MeasuredLinks
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.path import Path
 from penstock.pipes.pipe import Pipe
@@ -27,9 +28,13 @@ def taken(found: Path | None) -> str:
     return " ".join(f"{hop.node}{hop.layers}" for hop in found.hops)
 
 
+def hop_times(links: Mapping[str, tuple[Link, ...]], round_trips: dict[str, float] | None = None) -> HopTimes:
+    return HopTimes("abc", "o", round_trips or {}, MeasuredLinks(links).times(TOKEN_BYTES))
+
+
 def seconds(here: str, there: str, round_trips: dict[str, float] | None = None, **links: tuple[Link, ...]) -> float:
     """From one node to another in a network whose origin is `o`."""
-    return HopTimes("abc", "o", round_trips or {}, links, TOKEN_BYTES).into(there).by_node[here] / 1e9
+    return hop_times(links, round_trips).into(there)[here] / 1e9
 
 
 # ---- one hop ----
@@ -76,21 +81,22 @@ any_links = st.dictionaries(
 
 @given(links=any_links)
 def test_no_figure_makes_a_hop_take_less_than_nothing_or_more_than_is_believed(links: dict[str, tuple[Link, ...]]) -> None:
-    times = HopTimes("abc", "o", {}, links, TOKEN_BYTES)
+    times = hop_times(links)
     for node in "abco":
         found = times.into(node)
-        assert found.by_node.keys() == set("abco")
-        assert all(0 <= time <= 2 * MAX_TRUSTED_S * 1e9 for time in found.by_node.values())
-        assert (found.by_node[node], found.nearest) == (0, min(found.by_node[other] for other in "abco" if other != node))
+        others = [found[other] for other in "abco" if other != node]
+        assert found[node] == 0
+        assert 0 <= found.nearest <= min(others)
+        assert max(others) <= 2 * MAX_TRUSTED_S * 1e9
 
 
 @given(lies=st.lists(st.builds(Link, st.sampled_from("abo"), figures, figures), max_size=4).map(tuple))
 def test_whatever_a_liar_says_a_path_is_found_and_links_of_others_stay_as_they_are(lies: tuple[Link, ...]) -> None:
     honest = {"a": (Link("b", 0.02), Link("o", 0.03)), "b": (Link("a", 0.02),)}
-    before, after = (HopTimes("abc", "o", {}, links, TOKEN_BYTES) for links in (honest, honest | {"c": lies}))
+    before, after = (hop_times(links) for links in (honest, honest | {"c": lies}))
     for node in "abo":
         for other in "abo":
-            assert before.into(node).by_node[other] == after.into(node).by_node[other]
+            assert before.into(node)[other] == after.into(node)[other]
     whole = pipe(segment("a", "0:10"), segment("c", "10:20"), segment("b", "20:30"))
     assert taken(replace(whole, links=honest | {"c": lies}).path("o", token_bytes=TOKEN_BYTES)) == "a0:10 c10:20 b20:30"
 

@@ -13,11 +13,38 @@ MAX_TRUSTED_S = 1e6  # larger values from peers are cut to this
 NS_PER_S = 1_000_000_000  # times are whole nanoseconds: sums are exact, so equal paths compare as equal
 
 
-class TimesInto(NamedTuple):
-    """The times to one node from all others."""
+class LinkTimes(NamedTuple):
+    """What nodes have measured, in nanoseconds."""
 
-    by_node: Mapping[str, int]  # where it comes from; 0 for the node itself
-    nearest: int  # the shortest from another node
+    trips: Mapping[str, Mapping[str, int]]  # one way; the same in both directions
+    transfers: Mapping[str, Mapping[str, int]]  # of a token, by receiver and sender
+
+
+class TimesInto:
+    """The times to one node from all others, by the node where they come from.
+
+    nearest: no other node is nearer.
+    """
+
+    __slots__ = ("_known", "_node", "_transfers", "_way", "_ways", "nearest")
+
+    def __init__(
+        self, node: str, ways: Mapping[str, int], known: Mapping[str, int], transfers: Mapping[str, int], shortest: int
+    ) -> None:
+        self._node = node
+        self._ways = ways
+        self._way = ways[node]
+        self._known = known
+        self._transfers = transfers
+        self.nearest = min(max(self._way, shortest), min(known.values(), default=self._way))
+
+    def __getitem__(self, sender: str) -> int:
+        if sender == self._node:
+            return 0
+        time = self._known.get(sender)
+        if time is None:
+            time = max(self._way, self._ways[sender])
+        return time + self._transfers.get(sender, 0)
 
 
 class HopTimes:
@@ -28,48 +55,56 @@ class HopTimes:
     are not trusted: what is not above 0 counts as unknown, and the rest is cut to MAX_TRUSTED_S.
 
     round_trips: seconds from the origin, by its own pings: they are newer than what records say.
-    links: by the node that has measured them.
     """
 
-    def __init__(
-        self,
-        nodes: Iterable[str],
-        origin: str,
-        round_trips: Mapping[str, float],
-        links: Mapping[str, Iterable[Link]],
-        token_bytes: int,
-    ) -> None:
+    def __init__(self, nodes: Iterable[str], origin: str, round_trips: Mapping[str, float], measured: LinkTimes) -> None:
         nodes = {*nodes, origin}
-        self._trips: dict[str, dict[str, int]] = defaultdict(dict)  # one way; the same in both directions
-        self._transfers: dict[str, dict[str, int]] = defaultdict(dict)  # by receiver and sender
-        for node in nodes & links.keys():
-            for link in links[node]:
-                if link.node in nodes and link.node != node:
-                    self._add(node, link, token_bytes)
-        self._trips[origin].update({node: nanoseconds(round_trips[node] / 2) for node in nodes & round_trips.keys()})
-        from_origin = self._trips[origin]
-        self._ways = {node: from_origin.get(node, nanoseconds(DEFAULT_ROUND_TRIP_S / 2)) for node in nodes} | {origin: 0}
-        for node in nodes:
-            self._trips[node][origin] = self._ways[node]
+        self._origin = origin
+        self._measured = measured
+        pings = {node: nanoseconds(round_trips[node] / 2) for node in nodes & round_trips.keys()}
+        self._from_origin = {**measured.trips.get(origin, {}), **pings}
+        unknown = nanoseconds(DEFAULT_ROUND_TRIP_S / 2)
+        self._ways = {node: self._from_origin.get(node, unknown) for node in nodes} | {origin: 0}
+        self._shortest = min((way for node, way in self._ways.items() if node != origin), default=0)
         self._into: dict[str, TimesInto] = {}
 
     def into(self, node: str) -> TimesInto:
         found = self._into.get(node)
         if found is None:
-            way = self._ways[node]
-            times = {other: its_way if its_way > way else way for other, its_way in self._ways.items()} | self._trips[node]
-            for sender, time in self._transfers[node].items():
-                times[sender] += time
-            nearest = min((time for other, time in times.items() if other != node), default=0)
-            found = self._into[node] = TimesInto(times | {node: 0}, nearest)
+            trips, transfers = self._measured.trips.get(node, {}), self._measured.transfers.get(node, {})
+            known = self._from_origin if node == self._origin else {**trips, self._origin: self._ways[node]}
+            found = self._into[node] = TimesInto(node, self._ways, known, transfers, self._shortest)
         return found
 
-    def _add(self, node: str, link: Link, token_bytes: int) -> None:
-        if link.round_trip > 0:
-            time = max(nanoseconds(link.round_trip / 2), self._trips[node].get(link.node, 0))
-            self._trips[node][link.node] = self._trips[link.node][node] = time
-        if link.bytes_per_second > 0:
-            self._transfers[node][link.node] = nanoseconds(token_bytes / link.bytes_per_second)
+
+class MeasuredLinks(dict[str, tuple[Link, ...]]):
+    """What nodes have measured, by the node that has; not changed once it is made. Many paths are found with the same."""
+
+    def __init__(self, links: Mapping[str, Iterable[Link]] = {}) -> None:
+        super().__init__({node: tuple(found) for node, found in links.items()})
+        self._times: dict[int, LinkTimes] = {}
+
+    def times(self, token_bytes: int) -> LinkTimes:
+        """token_bytes: size of the hidden state of one token."""
+        found = self._times.get(token_bytes)
+        if found is None:
+            found = self._times[token_bytes] = self._read(token_bytes)
+        return found
+
+    def _read(self, token_bytes: int) -> LinkTimes:
+        trips: dict[str, dict[str, int]] = defaultdict(dict)
+        transfers: dict[str, dict[str, int]] = defaultdict(dict)
+        for node, found in self.items():
+            for link in found:
+                other = link.node
+                if other == node:
+                    continue
+                if link.round_trip > 0:
+                    time = max(nanoseconds(link.round_trip / 2), trips[node].get(other, 0))
+                    trips[node][other] = trips[other][node] = time
+                if link.bytes_per_second > 0:
+                    transfers[node][other] = nanoseconds(token_bytes / link.bytes_per_second)
+        return LinkTimes(trips, transfers)
 
 
 def nanoseconds(seconds: float) -> int:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from penstock.domain.meta_model import Link, MetaModel
 from penstock.domain.route import Hop
 from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
+from penstock.pipes.hop_times import MeasuredLinks
 from penstock.pipes.path import Path, Reach, best_path, listed, narrowed
 
 ROUNDED = ("int4", "int8")  # precisions of weights that a node has rounded itself; all others are as published
@@ -103,7 +104,7 @@ class MetaPipe:
             origin,
             avoid=avoid,
             round_trips=round_trips,
-            links=self.links,
+            links=self.links if isinstance(self.links, MeasuredLinks) else MeasuredLinks(self.links),
             token_bytes=token_bytes,
             along=along,
         )

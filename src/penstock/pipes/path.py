@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.domain.meta_model import Link, MetaModel
+from penstock.domain.meta_model import MetaModel
 from penstock.domain.route import Hop
 from penstock.domain.topology import LayerRange
-from penstock.pipes.hop_times import MAX_TRUSTED_S, NS_PER_S, HopTimes, nanoseconds
+from penstock.pipes.hop_times import MAX_TRUSTED_S, NS_PER_S, HopTimes, MeasuredLinks, nanoseconds
 
 DEFAULT_LAYER_S = 0.001  # of a layer, if nothing was measured
 MAX_LOAD = 0.9  # higher loads count as this: 1 / (1 - load) would dominate the choice
@@ -44,19 +44,20 @@ def best_path(
     *,
     avoid: Collection[str],
     round_trips: Mapping[str, float],
-    links: Mapping[str, Sequence[Link]] = {},
+    links: MeasuredLinks | None = None,
     token_bytes: int = 0,
     along: Sequence[Hop] = (),
 ) -> Path | None:
     """The path with the least predicted time from `origin` and back, within one of the choices.
 
-    round_trips, links: as in HopTimes.
+    round_trips: as in HopTimes.
     token_bytes: size of the hidden state of one token.
     along: the only hops to use, to learn what a path would take now.
     """
     choices = list(choices)
     segments = [reach.segment for reaches in choices for reach in reaches]
-    hop_times = HopTimes((segment.node for segment in segments), origin, round_trips, links, token_bytes)
+    measured = (MeasuredLinks() if links is None else links).times(token_bytes)
+    hop_times = HopTimes((segment.node for segment in segments), origin, round_trips, measured)
     prices = _Prices(segments, origin, avoid, hop_times)
     found: list[_Trip] = []
     keeps_ends = False
@@ -221,7 +222,8 @@ class _Prices:
 
     def _enter(self, found: _Range, here: int, departures: _Departures, entries: list[_Entry]) -> None:
         """Continue trips in a range, if they are among the best there."""
-        times, nearest = self._hop_times.into(found.node)
+        times = self._hop_times.into(found.node)
+        nearest = times.nearest
         start = found.toll - found.rate * here
         for shut, trips in ((False, departures.free), (True, departures.shut)):
             for trip in departures.at(found.node, shut=shut):
@@ -236,7 +238,7 @@ class _Prices:
 
     def _home(self, trip: _Trip) -> _Trip:
         """Add the hop back to the origin."""
-        time = self._hop_times.into(self._origin).by_node[trip.stops[-1].node]
+        time = self._hop_times.into(self._origin)[trip.stops[-1].node]
         return trip._replace(cost=trip.cost + time, nanoseconds=trip.nanoseconds + time)
 
     def _ranges(self, reaches: Iterable[Reach]) -> Iterable[_Range]:

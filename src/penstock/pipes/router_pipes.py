@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from penstock.domain.meta_model import Link, MetaModel, NodeRecord
+from penstock.domain.meta_model import MetaModel, NodeRecord
+from penstock.pipes.hop_times import MeasuredLinks
 from penstock.pipes.meta_pipe import MetaPipe
-
-Links = Mapping[str, tuple[Link, ...]]  # by the node that has measured them
 
 
 class RouterPipes:
@@ -31,9 +30,9 @@ class RouterPipes:
         found = [segment for segment in self._segments() if (segment.model, segment.shape) == (model, shape)]
         return _pipe(model, shape, num_layers, found, self._links())
 
-    def _links(self) -> Links:
+    def _links(self) -> MeasuredLinks:
         """What each node has measured, also those without segments: they may be origins."""
-        return {record.node: record.links for record in self._records() if record.links}
+        return MeasuredLinks({record.node: record.links for record in self._records() if record.links})
 
     def _segments(self) -> Iterator[MetaModel]:
         """All segments, marked as draining if their node is. Segments that a node publishes for another are ignored."""
@@ -43,7 +42,7 @@ class RouterPipes:
                     yield replace(segment, draining=True) if record.draining else segment
 
 
-def _pipe(model: str, shape: str, num_layers: int, segments: Iterable[MetaModel], links: Links) -> MetaPipe:
+def _pipe(model: str, shape: str, num_layers: int, segments: Iterable[MetaModel], links: MeasuredLinks) -> MetaPipe:
     fitting = [segment for segment in segments if segment.num_layers == num_layers]
     return MetaPipe(model, shape, num_layers, tuple(sorted(fitting, key=lambda s: (s.layers, s.node, s.process))), links=links)
 
