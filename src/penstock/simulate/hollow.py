@@ -12,6 +12,7 @@ from penstock.domain.hidden_format import HiddenFormat, row_bytes
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.model.batch import BatchPiece
+from penstock.model.picker import Picker
 from penstock.pipes.pipe import Pipe
 
 TOKEN = 1  # the only one that such a model says
@@ -74,6 +75,7 @@ class HollowEnds:
     """`spend` is called with the number of rows that get a token."""
 
     eos_ids: frozenset[int] = frozenset()
+    picker: Picker | None = None
 
     def __init__(self, width: int, dtype: HiddenFormat, spend: Callable[[int], None]) -> None:
         self._width = width
