@@ -127,7 +127,7 @@ def _kernels() -> Iterator[Finding]:
         verdict = CheckResult.BROKEN if forced == "native" else CheckResult.WARNING
         yield Finding("Kernels", verdict, lost, advice)
         return
-    seen = f"native, {usable_paths()[0]}; mixtures of experts run with PyTorch"
+    seen = f"native, {usable_paths()[0]}"
     if forced == "torch":
         yield Finding("Kernels", CheckResult.WARNING, f"{seen}; {VARIABLE}=torch turns them off", f"Unset {VARIABLE}.")
     else:
