@@ -3,13 +3,15 @@
   hop             what a hop from node to node costs a single stream (1.5 min)
   two             two nodes with one compute thread each, against one node with two (4.5 min)
   delay           32 streams with 20 ms added to every hop, against none (2 min)
+  wire            formats of hidden states on links of 100 and 20 Mbit/s (8 min)
   language-pipes  against language-pipes over two nodes, where --language-pipes says where it is (2 min)
   all             one after the other
   cuts            not among all: where to cut the layers, so that both nodes have the same work (3 min)
   show            no measuring: print the kept results as Markdown
 
 Results are kept in bench/results/network.json, those of a --quick run are not. Run it on a quiet machine. What exactly is
-measured, and why so, is said at the head of network_hop.py, network_two.py, network_delay.py and network_language_pipes.py.
+measured, and why so, is said at the head of network_hop.py, network_two.py, network_delay.py, network_wire.py and
+network_language_pipes.py.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import network_delay
 import network_hop
 import network_language_pipes
 import network_two
+import network_wire
 from compare import say
 from parts import Bench, Part
 
@@ -63,11 +66,18 @@ def rival(args: argparse.Namespace) -> dict[str, Any]:
     return network_language_pipes.measure(plan)
 
 
+def wire(args: argparse.Namespace) -> dict[str, Any]:
+    make = network_wire.WirePlan.quick if args.quick else network_wire.WirePlan
+    asked = _given(rounds=args.rounds, new_tokens=args.new)
+    return network_wire.measure(make(penstock=args.penstock, default=args.folder, seed=args.seed, **asked))
+
+
 RIVAL = "language-pipes"
 PARTS = {
     "hop": Part("A hop", hop, network_hop.show),
     "two": Part("Two nodes against one", two, network_two.show),
     "delay": Part("Far away", delay, network_delay.show),
+    "wire": Part("Formats of hidden states", wire, network_wire.show),
     RIVAL: Part("Against language-pipes", rival, network_language_pipes.show),
     "cuts": Part("Where to cut", cuts, network_two.show_cuts),
 }

@@ -53,7 +53,7 @@ class PipeOfNodes:
     """Two nodes: `a` has the layers before the `cut` and the model's ends, and answers; `b` has the others and listens.
 
     Each computes with one thread. With `cores`, the first of them is all that `a` may use, and the second all that `b` may. With
-    `through`, `a` reaches `b` by that port instead of `b_port`.
+    `through`, `a` reaches `b` by that port instead of `b_port`. `flags` are for both.
     """
 
     def __init__(
@@ -66,14 +66,15 @@ class PipeOfNodes:
         cores: Sequence[int] | None = None,
         b_port: int | None = None,
         through: int | None = None,
+        flags: Sequence[str] = (),
     ) -> None:
         self.cut = cut
         network = f"bench-{secrets.token_hex(4)}"  # whatever else runs on this machine
         b_port = b_port or free_port()
 
-        def node(name: str, part: str, where: str, at: int, flags: Sequence[str], own: Collection[int] | None) -> Server:
+        def node(name: str, part: str, where: str, at: int, more: Sequence[str], own: Collection[int] | None) -> Server:
             joined = ("--open-network", "--network", network, where, f"tcp/{HOST}:{at}", "--node-id", name)
-            return Server(penstock, model, ("--layers", part, *joined, *flags), threads=1, cores=own)
+            return Server(penstock, model, ("--layers", part, *joined, *more, *flags), threads=1, cores=own)
 
         first, second = ({cores[0]}, {cores[1]}) if cores else (None, None)
         self.b = node("b", f"{cut}:{layers}", "--listen", b_port, ("--no-ends",), second)

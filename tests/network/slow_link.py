@@ -14,15 +14,15 @@ SEGMENT_BYTES = 1400  # as on Ethernet: with the segments of loopback, 64 KiB ea
 
 
 class SlowLink:
-    """Use as a context. `port` is where to connect; `connections` counts those that were accepted."""
+    """A context. `port` is where to connect, a free one unless it is given; `connections` counts those that succeeded."""
 
-    def __init__(self, target_port: int, bytes_per_second: float) -> None:
+    def __init__(self, target_port: int, bytes_per_second: float, *, port: int = 0) -> None:
         self._target_port = target_port
         self._rate = bytes_per_second
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
-        self._listener.bind(("127.0.0.1", 0))
+        self._listener.bind(("127.0.0.1", port))
         self._listener.listen()
         self.port = int(self._listener.getsockname()[1])
         self.connections = 0
@@ -45,11 +45,16 @@ class SlowLink:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                self.connections += 1
                 far = socket.socket()
                 far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
                 far.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
-                far.connect(("127.0.0.1", self._target_port))
+                try:
+                    far.connect(("127.0.0.1", self._target_port))
+                except ConnectionRefusedError:  # nobody listens there yet; the caller tries again
+                    near.close()
+                    far.close()
+                    continue
+                self.connections += 1
                 self._sockets += [near, far]
                 for source, sink in ((near, far), (far, near)):
                     pump = threading.Thread(target=self._pump, args=(source, sink), daemon=True)
