@@ -11,6 +11,12 @@ from penstock.kernels import build
 from penstock.kernels.library import KernelContext, load, usable_paths
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded weights of test models are not kept beside those of real ones."""
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture(scope="session")
 def native() -> None:
     try:

@@ -68,13 +68,15 @@ class NativeModel:
         blocks = kv_blocks + 1  # block 0 stays empty: padding points there
         packed: list[PackedLayer] = []
         hashes = hashlib.sha256()
+        ready = all(packing.is_ready(files, index) for index in layers.layers())
+        doing = "Loading layers" if ready else f"Rounding layers to {packing.quant}"
         for done, index in enumerate(layers.layers()):
-            progress("Loading layers", done, layers.size)
+            progress(doing, done, layers.size)
             weights, digest = packing.read_layer(files, index)
             hashes.update(digest)
             kv = np.zeros((blocks * block_size, 2, spec.kv_heads, spec.head_dim), np.float16)  # takes no memory until written
             packed.append(_layer(spec, index, weights, self._ropes.index(spec.rope_of(index)), kv))
-        progress("Loading layers", layers.size, layers.size)
+        progress(doing, layers.size, layers.size)
         self.weight_hash = hashes.hexdigest()
         self._positions = min(_FIRST_POSITIONS, spec.context)
         self._packed = PackedModel(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import math
+import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,12 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.errors import ConfigError, CorruptWeights
-from penstock.kernels.packed import PackedMatrix, natural_kind, packed_bytes
+from penstock.kernels.build import library_path
+from penstock.kernels.packed import PackedMatrix, aligned_empty, natural_kind, packed_bytes
 from penstock.kernels.structs import Kind, SourceType
 from penstock.model.blocks import SIZES, Blocks
+from penstock.model.packed_file import SOURCE, Bytes, PackedFile, remove_orphans
 from penstock.model.shapes import Shapes, end_shapes, layer_prefix, layer_shapes
+from penstock.model.sources.cache import cache_dir
 from penstock.model.spec import ModelSpec
 from penstock.model.weights import WeightFiles, digest
+
+logger = logging.getLogger(__name__)
 
 # the precision that numbers of a type are computed in, where it is not GGUF's; bfloat16 for all others
 NAMES = {"F64": "float32", "F32": "float32", "F16": "float16"}
@@ -63,53 +72,128 @@ class Packing:
         return self._bytes(end_shapes(self._spec))
 
     def _bytes(self, shapes: Shapes) -> int:
-        return sum(
-            packed_bytes(self.kind(name), *shape) if len(shape) == 2 else 4 * math.prod(shape) for name, shape in shapes.items()
-        )
+        return sum(self.tensor_bytes(name, shape) for name, shape in shapes.items())
+
+    def tensor_bytes(self, name: str, shape: tuple[int, ...]) -> int:
+        return packed_bytes(self.kind(name), *shape) if len(shape) == 2 else 4 * math.prod(shape)
 
     def read(self, files: WeightFiles, shapes: Shapes, prefix: str = "") -> tuple[PackedTensors, bytes]:
-        """The named tensors, to be packed, and their digest. prefix: what their names are shortened by."""
-        tensors, hashed = files.read_hashed(shapes)
-        hashes = {tensor.name: tensor.sha256 for tensor in hashed}
-        return PackedTensors(self, prefix, tensors, hashes, Blocks(files.folder)), digest(hashed)
+        """The named tensors, to be packed, and their digest. prefix: what their names are shortened by.
+
+        Weights that are rounded are kept on disk and mapped from there the next time.
+        """
+        if self.quant == "none":
+            return self._read_stored(files, shapes, prefix)
+        path, identity = self._path(files, prefix), self._identity(files, shapes)
+        found = PackedFile.open(path, identity)
+        if found is None:
+            stored, digest = self._read_stored(files, shapes, prefix)
+            sizes = {name: self.tensor_bytes(name, shape) for name, shape in shapes.items()}
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                (path.parent / SOURCE).write_text(str(files.folder.absolute()), encoding="utf-8")
+                found = PackedFile.create(path, identity, digest, sizes, stored.write)
+                remove_orphans(path.parent.parent)
+            except OSError as error:
+                logger.warning("Rounded weights cannot be kept in %s: %s.", path.parent, error.strerror)
+                return stored, digest
+        return MappedTensors(self, prefix, shapes, found), found.digest
 
     def read_layer(self, files: WeightFiles, index: int) -> tuple[PackedTensors, bytes]:
         return self.read(files, layer_shapes(self._spec, index), layer_prefix(self._spec, index))
 
+    def is_ready(self, files: WeightFiles, index: int) -> bool:
+        """Whether a layer need not be rounded first, as far as can be told without reading it."""
+        return self.quant == "none" or self._path(files, layer_prefix(self._spec, index)).exists()
 
-class PackedTensors:
-    """Tensors of a model's files, packed one by one: nothing stays a view of a file."""
+    def _read_stored(self, files: WeightFiles, shapes: Shapes, prefix: str) -> tuple[StoredTensors, bytes]:
+        tensors, hashed = files.read_hashed(shapes)
+        hashes = {tensor.name: tensor.sha256 for tensor in hashed}
+        return StoredTensors(self, prefix, tensors, hashes, Blocks(files.folder)), digest(hashed)
+
+    def _path(self, files: WeightFiles, prefix: str) -> Path:
+        folder = hashlib.sha256(os.fsencode(files.folder.absolute())).hexdigest()[:16]
+        return cache_dir() / "packed" / f"{files.folder.name}-{folder}" / f"{prefix or 'ends.'}{self.quant}"
+
+    def _identity(self, files: WeightFiles, shapes: Shapes) -> str:
+        """What packed weights follow from: the kernels, the files that they were read from, and what they were packed into."""
+        known = library_path().name, self.quant, [(name, shape, self.kind(name)) for name, shape in sorted(shapes.items())]
+        return hashlib.sha256(repr((known, files.stamps(shapes))).encode()).hexdigest()
+
+
+class PackedTensors(ABC):
+    """Tensors of a model's files, as the kernels read them. Names are without the prefix."""
+
+    def __init__(self, packing: Packing, prefix: str, shapes: Shapes) -> None:
+        self._packing = packing
+        self._prefix = prefix
+        self._shapes = shapes
+
+    @abstractmethod
+    def vector(self, name: str) -> Floats:
+        """A copy in fp32."""
+
+    @abstractmethod
+    def _packed(self, name: str) -> Bytes:
+        """A packed matrix, by its full name."""
+
+    def matrix(self, name: str) -> PackedMatrix:
+        """`name`.weight, with `name`.bias if there is one."""
+        full = f"{self._prefix}{name}.weight"
+        bias = self.vector(f"{name}.bias") if f"{self._prefix}{name}.bias" in self._shapes else None
+        kind, fine = self._packing.kind(full), name.endswith(FINE_INPUTS)
+        return PackedMatrix(kind, *self._shapes[full], data=self._packed(full), bias=bias, fine=fine)
+
+    def matrices(self, names: Sequence[str]) -> list[PackedMatrix]:
+        return [self.matrix(name) for name in names]
+
+
+class StoredTensors(PackedTensors):
+    """Packed one by one out of the model's files: nothing stays a view of a file."""
 
     def __init__(
         self, packing: Packing, prefix: str, tensors: Mapping[str, Tensor], hashes: Mapping[str, str], blocks: Blocks
     ) -> None:
-        self._packing = packing
-        self._prefix = prefix
+        super().__init__(packing, prefix, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
         self._tensors = tensors
         self._hashes = hashes
         self._blocks = blocks
 
     def vector(self, name: str) -> Floats:
-        """A copy in fp32."""
         found: Floats = self._tensors[self._prefix + name].float().numpy().copy()
         return found
 
-    def matrix(self, name: str) -> PackedMatrix:
-        """`name`.weight, with `name`.bias if there is one."""
-        full = f"{self._prefix}{name}.weight"
-        tensor = self._tensors[full]
-        bias = self.vector(f"{name}.bias") if f"{self._prefix}{name}.bias" in self._tensors else None
-        packed = PackedMatrix(self._packing.kind(full), *tensor.shape, bias=bias, fine=name.endswith(FINE_INPUTS))
-        stored = self._blocks.of(full, self._hashes[full]) if self._packing.quant == "none" else None
+    def _packed(self, name: str) -> Bytes:
+        data = aligned_empty(self._packing.tensor_bytes(name, self._shapes[name]))
+        self.write(name, data)
+        return data
+
+    def write(self, name: str, data: Bytes) -> None:
+        """Pack a tensor, by its full name, into this memory."""
+        tensor = self._tensors[name]
+        if tensor.dim() != 2:
+            data[:] = tensor.float().contiguous().view(torch.uint8).numpy()
+            return
+        packed = PackedMatrix(self._packing.kind(name), *tensor.shape, data=data)
+        stored = self._blocks.of(name, self._hashes[name]) if self._packing.quant == "none" else None
         if stored is not None:
             packed.pack(SourceType[stored[0]], stored[1])
         else:
-            source, values = _numbers(tensor)
-            packed.pack(source, values)
-        return packed
+            packed.pack(*_numbers(tensor))
 
-    def matrices(self, names: Sequence[str]) -> list[PackedMatrix]:
-        return [self.matrix(name) for name in names]
+
+class MappedTensors(PackedTensors):
+    """Packed before, and mapped from the file that keeps them."""
+
+    def __init__(self, packing: Packing, prefix: str, shapes: Shapes, file: PackedFile) -> None:
+        super().__init__(packing, prefix, shapes)
+        self._file = file
+
+    def vector(self, name: str) -> Floats:
+        return self._file[self._prefix + name].view(np.float32).copy()
+
+    def _packed(self, name: str) -> Bytes:
+        return self._file[name]
 
 
 def _numbers(tensor: Tensor) -> tuple[SourceType, NDArray[np.generic]]:

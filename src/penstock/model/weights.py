@@ -112,6 +112,17 @@ class WeightFiles:
             if codes in self.where:
                 raise UnsupportedModel(f"{self.folder} has {codes}, which Penstock does not read.", hint=QUANTISED_HINT)
 
+    def stamps(self, names: Iterable[str]) -> list[tuple[str, int, int]]:
+        """Name, size and time of change of the files that hold these tensors: what changes when they do."""
+        found = []
+        for file in sorted({self.where[name] for name in names if name in self.where}):
+            try:
+                status = (self.folder / file).stat()
+            except FileNotFoundError:
+                raise _missing(self.folder / file) from None
+            found.append((file, status.st_size, status.st_mtime_ns))
+        return found
+
     def types(self) -> dict[str, str]:
         """The type of each tensor whose file is here."""
         files = {file for file in self.where.values() if (self.folder / file).is_file()}

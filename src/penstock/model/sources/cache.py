@@ -4,6 +4,7 @@
 - `gguf/`: fetched GGUF files
 - `models/`: one folder in Hugging Face layout per converted model
 - `manifests/`: hashes of weight files
+- `packed/`: weights that were rounded to 8 or 4 bits (`model/packed_file.py`)
 - `peers/`: weights from other nodes
 - `locks/`: one lock per model, held while it is fetched and converted
 """
