@@ -65,6 +65,22 @@ def test_an_alert_says_what_happened_and_what_to_do(rule: dict[str, Any]) -> Non
     assert shown <= OF_PROMETHEUS.union(*(known[name] for name in used))
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_prometheus_understands_the_rules_and_every_panel(tmp_path: Path) -> None:
+    """Grafana's variables are replaced by what it would put there."""
+    values = {"$model": ".*", "$instance": ".*", "$__rate_interval": "1m"}
+    panels = []
+    for i, expression in enumerate(expressions(DASHBOARD["panels"])):
+        for name, value in values.items():
+            expression = expression.replace(name, value)
+        panels.append({"record": f"panel:{i}", "expr": expression})
+    file = tmp_path / "panels.yml"
+    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": panels}]}), encoding="utf-8")
+    for check in (["rules", str(file)], ["config", str(DEPLOY / "prometheus.yml")]):
+        done = subprocess.run(["promtool", "check", *check], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("text", [UNIT, CONTAINER], ids=["unit", "container"])
 def test_variables_of_a_file_exist(text: str) -> None:
     assert set(re.findall(r"PENSTOCK_[A-Z_]+", text)) <= {setting.variable for setting in SETTINGS} | set(OTHER_VARIABLES)
