@@ -112,7 +112,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lets long names in the text break where a reader would break them."""
+    """Let long names in the text break where a reader would break them."""
+    if page.file.src_uri == "troubleshooting.md":
+        html = f'<div class="messages">{html}</div>'  # for the style of its headings
     long = re.compile(r"<code>([^<\n]{32,})</code>")
     return long.sub(lambda found: re.sub(r"(?<!<)(/|::|_|,)", r"\1<wbr>", found[0]), html)
 
