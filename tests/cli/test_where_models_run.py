@@ -22,7 +22,7 @@ NEED_NO_MODEL = {
     *("work", "flow", "ps", "top", "config", "doctor", "version"),
     *("models hash", "models list", "models pull", "models show"),
     *("keys add", "keys list", "keys edit", "keys revoke", "keys remove", "keys usage"),
-    *("network create", "network invite", "network invitations", "network join", "network list", "network use"),
+    *("network create", "network invite", "network pair", "network invitations", "network join", "network list", "network use"),
     *("network revoke", "network trust", "network leave", "network status"),
     *("import nrvna", "import language-pipes"),
 }

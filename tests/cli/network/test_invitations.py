@@ -162,3 +162,41 @@ def test_a_person_is_asked_for_the_invitation(tmp_path: Path) -> None:
     person.types("penstock2:mistyped")
     person.waits_for("error: The invitation")
     assert person.leaves() == 1
+
+
+def begin_pairing(tmp_path: Path) -> tuple[Person, Person, str]:
+    """Two people, one at either machine, and the words that the second one sees."""
+    host = Person("network", "pair", "laptop", PENSTOCK_HOME=str(tmp_path / "a"))
+    shown = host.waits_for(r"join --pair 127\.0\.0\.1:\d+\n")
+    guest = Person("network", "join", "--pair", shown.split()[-1], PENSTOCK_HOME=str(tmp_path / "b"))
+    words = guest.waits_for(r"    \w+ \w+ \w+ \w+\n").splitlines()[-1].strip()
+    host.waits_for("The four words that it shows: ")
+    return host, guest, words
+
+
+def test_a_machine_joins_by_four_words(at: At, tmp_path: Path) -> None:
+    host, guest, words = begin_pairing(tmp_path)
+    host.types(words)
+    guest.waits_for("now the node 'laptop' of the network 'home'")
+    host.waits_for("'laptop' has joined the network 'home'")
+    assert (host.leaves(), guest.leaves()) == (0, 0)
+
+
+def test_with_other_words_nothing_is_sent(at: At, tmp_path: Path) -> None:
+    host, guest, words = begin_pairing(tmp_path)
+    for _ in range(3):
+        host.types(" ".join(reversed(words.split())) + " no")
+        host.waits_for("Those are not the words.")
+    host.waits_for("error: The machines do not have the same words. Nothing was sent.")
+    guest.waits_for("error: The other machine sent no invitation.")
+    assert (host.leaves(), guest.leaves()) == (1, 1)
+    assert "There are no invitations" in at("a", "invitations")[1]
+
+
+def test_a_member_cannot_pair_and_a_token_beside_pair_is_refused(at: At, tmp_path: Path) -> None:
+    code, _, told = at("a", "join", "penstock2:x", "--pair", "127.0.0.1")
+    assert (code, "--pair: With it, no TOKEN is needed." in told) == (64, True)
+    token = at("a", "invite", "laptop", "--offline")[1]
+    assert at("b", "join", token.strip())[0] == 0
+    code, _, told = at("b", "pair", "phone")
+    assert (code, "created on another machine" in told) == (1, True)

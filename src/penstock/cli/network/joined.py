@@ -41,6 +41,10 @@ def join(
             show_default=False,
         ),
     ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Get the invitation from a machine that runs `penstock network pair`, by four words."),
+    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -50,7 +54,8 @@ def join(
 ) -> None:
     """Join a network with an invitation.
 
-    Without a TOKEN this asks for it, so that it appears in no list of processes and no history of a shell.
+    Without a TOKEN this asks for it, so that it appears in no list of processes and no history of a shell. With --pair it comes
+    from the machine that created the network, in the same LAN, once its owner has typed the words that this shows.
 
     With a token that is valid once, this machine makes its own key and gets a certificate from the machine that created the
     network, where `penstock serve` must be running. A token of `invite --offline` has both inside, and needs no connection. On a
@@ -59,7 +64,7 @@ def join(
     from penstock.network.trust import joining
 
     found = this_home()
-    invitation = _invitation(found, _token_text(_asked() if token is None else token), listen)
+    invitation = _invitation(found, _obtain(token, pair), listen)
     joined = joining.join(found, invitation, listen=listen)
     joining.use(found, joined.network.name)
     name, node = joined.network.name, joined.network.node
@@ -154,6 +159,17 @@ def leave(
     print("A server that is running stays in it until you stop it.")
     if left and found.current_name() is None:
         print("`penstock serve` joins none of them until you choose one: penstock network use NAME")
+
+
+def _obtain(token: str | None, pair: str | None) -> str:
+    if pair is None:
+        return _token_text(_asked() if token is None else token)
+    if token is not None:
+        raise typer.BadParameter("With it, no TOKEN is needed.", param_hint="--pair")
+
+    from penstock.cli.network.pairing import join_by_words
+
+    return join_by_words(pair)
 
 
 def _asked() -> str:

@@ -12,6 +12,7 @@ from penstock.cli.client.server_url import UrlOption
 from penstock.cli.network import invitations as network_invitations
 from penstock.cli.network import joined as network_joined
 from penstock.cli.network import members as network_members
+from penstock.cli.network import pairing as network_pairing
 from penstock.cli.options import JsonOption
 
 MAX_WIDTH = 120  # columns; longer bars are not easier to read
@@ -36,6 +37,7 @@ def status(
 
 app.command()(network_members.create)
 app.command()(network_invitations.invite)
+app.command()(network_pairing.pair)
 app.command("invitations")(network_invitations.list_invitations)
 app.command()(network_joined.join)
 app.command("list")(network_joined.list_networks)

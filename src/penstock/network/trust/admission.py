@@ -23,6 +23,7 @@ from penstock.network.trust.listening import ANY_IPV4, check_hosts, is_loopback,
 logger = logging.getLogger("penstock.network")
 
 JOIN_PORT = DEFAULT_PORT + 1
+PAIRING_PORT = DEFAULT_PORT + 2
 LIFETIME = timedelta(hours=6)
 MIN_LIFETIME = timedelta(minutes=1)
 MAX_LIFETIME = timedelta(days=7)
@@ -72,6 +73,18 @@ def invite_once(
 def join_endpoint(network: JoinedNetwork, port: int) -> str:
     """Where the authority's node listens for machines that join: at the host where it listens for nodes."""
     return f"tls/{split(network.listen[0])[1]}:{port}"
+
+
+def pairing_endpoint(network: JoinedNetwork) -> str:
+    """Where this machine listens for one that pairs."""
+    host = split(network.listen[0])[1]
+    return f"tls/{host}:{free_port(LOOPBACK if is_loopback(host) else ANY_IPV4, preferred=PAIRING_PORT)}"
+
+
+def is_running(network: JoinedNetwork) -> bool:
+    """Whether the node of this machine runs: then its port is taken."""
+    _, host, port = split(network.listen[0])
+    return free_port(LOOPBACK if is_loopback(host) else ANY_IPV4, preferred=port) != port
 
 
 def invitations(network: JoinedNetwork) -> list[BookedInvitation]:

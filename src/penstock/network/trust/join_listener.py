@@ -59,7 +59,7 @@ class JoinListener:
         self._counting = threading.Lock()
         self._throttle = LogThrottle()
         self._closing = threading.Event()
-        self._socket = _listen(endpoint)
+        self._socket = listen_at(endpoint)
         self._acceptor = threading.Thread(target=self._accept_loop, name="penstock-joins", daemon=True)
         self._acceptor.start()
 
@@ -133,7 +133,8 @@ class JoinListener:
         logger.log(logging.WARNING if self._throttle.should_log() else logging.DEBUG, "%s", text)
 
 
-def _listen(endpoint: str) -> socket.socket:
+def listen_at(endpoint: str) -> socket.socket:
+    """A socket that listens at an endpoint such as tls/0.0.0.0:7448."""
     _, host, port = split(endpoint)
     bare = host.strip("[]")
     family, *_, address = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
