@@ -134,7 +134,7 @@ def plan_time(batch: int, context: int) -> float:
     columns = Batch(
         np.full(batch, context, dtype=np.int64),
         np.ones(batch, dtype=np.int64),
-        np.arange(1, batch * held + 1, dtype=np.int64).reshape(batch, held),
+        np.arange(1, batch * held + 1, dtype=np.int32).reshape(batch, held),
     )
     times = []
     for _ in range(ROUNDS * 3):

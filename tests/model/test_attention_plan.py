@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.attention import AttentionPlan
-from penstock.model.batch import BatchPiece
+from penstock.model.batch import Batch, BatchPiece
 
 BLOCK = 4
 CPU = torch.device("cpu")
@@ -81,3 +81,13 @@ def test_layers_with_different_windows_have_one_plan() -> None:
     kv, q = torch.randn(50 * BLOCK, 2, 2, 4), torch.randn(7, 4, 4)
     for window in (None, 5, 12):
         assert torch.allclose(plan.attend(q, kv, window).double(), attended_plainly(q, kv, pieces, window), atol=1e-5)
+
+
+def test_a_table_that_changes_in_place_does_not_reach_a_pass_that_was_planned() -> None:
+    tables = np.arange(1, 9, dtype=np.int32).reshape(2, 4)
+    batch = Batch(np.array([40, 50]), np.array([1, 1]), tables)
+    plan = AttentionPlan(batch, 16, torch.float32, CPU, (None, 20))
+    columns = [plan.positions, plan.slots, *(decodes.blocks for view in plan._views.values() for decodes in view._decodes)]
+    before = [column.clone() for column in columns]
+    tables[:], batch.starts[:] = 99, 0
+    assert all(torch.equal(column, kept) for column, kept in zip(columns, before, strict=True))

@@ -163,11 +163,14 @@ class _View:
     ) -> _Decodes:
         rows, begin, width = first_rows[members], first[members], int(widths[members].max())
         together = rows[-1] - rows[0] == len(rows) - 1
+        tables, stride = batch.tables, batch.tables.shape[1]
         if begin.any():
-            columns = np.minimum(begin[:, None] + np.arange(width), batch.tables.shape[1] - 1)  # what is too much is masked
-            blocks = batch.tables[members[:, None], columns]
+            columns = np.minimum(begin[:, None] + np.arange(width), stride - 1)  # what is too much is masked
+            blocks = tables.reshape(-1).take(members[:, None] * stride + columns)
+        elif len(members) == len(batch):
+            blocks = tables[:, :width].copy()  # the next step changes the tables in place
         else:
-            blocks = batch.tables[members, :width]
+            blocks = tables[members, :width]
         return _Decodes(
             rows=slice(int(rows[0]), int(rows[-1]) + 1) if together else upload(rows, self._device),
             blocks=upload(blocks.reshape(-1), self._device),
@@ -186,7 +189,7 @@ def _positions_and_slots(batch: Batch, block_size: int) -> tuple[np.ndarray, np.
         before = np.repeat(np.cumsum(counts) - counts, counts)  # rows of earlier Spans
         positions = starts[piece] + np.arange(len(piece)) - before
     block, offset = np.divmod(positions, block_size)
-    return positions.copy(), batch.tables[piece, block] * block_size + offset
+    return positions.copy(), batch.tables[piece, block].astype(np.int64) * block_size + offset
 
 
 def _buckets(batch: Batch, widths: np.ndarray) -> list[np.ndarray]:

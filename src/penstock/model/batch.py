@@ -61,7 +61,7 @@ class Batch(Sequence[BatchPiece]):
 
 def padded(tables: Sequence[Sequence[int]], spare: int = 0) -> np.ndarray:
     """Block tables as one array, a row each. spare: columns behind the longest."""
-    rows = np.full((len(tables), max(map(len, tables), default=0) + spare), NULL_BLOCK, dtype=np.int64)
+    rows = np.full((len(tables), max(map(len, tables), default=0) + spare), NULL_BLOCK, dtype=np.int32)
     for row, table in zip(rows, tables, strict=True):
         row[: len(table)] = table
     return rows

@@ -157,7 +157,7 @@ class NativeEndModel(EndModel):
 def _columns(batch: Batch) -> SpanColumns:
     spans, width = batch.tables.shape
     return SpanColumns(
-        batch.tables.astype(np.int32).ravel(),
+        batch.tables.astype(np.int32, copy=False).ravel(),
         np.arange(spans, dtype=np.int32) * width,
         batch.starts.astype(np.int32),
         batch.counts.astype(np.int32),
