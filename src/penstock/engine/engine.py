@@ -282,13 +282,13 @@ class Engine:
 
     def take_commands(self, *, wait: bool) -> bool:
         """Apply all commands in the inbox. `wait`: block until there is one. Returns False if the engine must stop."""
-        timeout = self.idle_timeout()
+        timeout = self.idle_timeout() if wait else 0.0
         self._inbox.count_waiting(self._waiting())
         while True:
-            command = self._inbox.take(timeout if wait else 0.0)
+            command = self._inbox.take(timeout)
             if command is None:
                 return True
-            wait = False
+            timeout = 0.0
             match command:
                 case Submit(job):
                     self._enter(job)

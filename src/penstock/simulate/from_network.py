@@ -133,7 +133,7 @@ class RunningNetwork:
         """As measured; where two nodes disagree, the longer round trip and the slower way."""
         speeds: dict[frozenset[str], LinkSpeed] = {}
         for node in self._status["nodes"]:
-            for link in node["links"]:
+            for link in node.get("links", ()):
                 pair = frozenset((node["node"], link["node"]))
                 if len(pair) == 2 and pair <= names:
                     before = speeds.get(pair, LinkSpeed(0.0))

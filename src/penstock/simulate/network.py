@@ -106,6 +106,11 @@ class SimulatedNetwork:
         """What a node says that a pass through its segment takes."""
         return float(f"{stage.mean_pass_seconds:.2g}")
 
+    def idle_seconds(self, node: SimulatedNode) -> float:
+        """How long a node sleeps to which nothing happens."""
+        timeout = node.engine.idle_timeout()
+        return MAX_SLEEP_S if timeout is None else timeout
+
     def links_of(self, node: SimulatedNode) -> tuple[Link, ...]:
         """What a node has measured of the links to others."""
         return ()
@@ -236,8 +241,7 @@ class SimulatedNetwork:
         self.wake(node, self.now if node.local > self.now else self._idle_until(node))
 
     def _idle_until(self, node: SimulatedNode) -> float:
-        timeout = node.engine.idle_timeout()
-        ticks = (self.now - START_S + (MAX_SLEEP_S if timeout is None else timeout)) / TICK_S
+        ticks = (self.now - START_S + self.idle_seconds(node)) / TICK_S
         return START_S + math.ceil(ticks - 1e-6) * TICK_S
 
     def _keep_alive(self, node: SimulatedNode) -> None:

@@ -89,7 +89,7 @@ class SimulationReport:
     recoveries: int
     longest_pause_s: float
     preemptions: int
-    node_visits: int
+    node_visits: int  # passes of NetworkJobs through layers or head
     nodes: list[NodeUse]
     links: list[LinkUse]
     timeline: Timeline
@@ -122,7 +122,7 @@ def report(simulation: Simulation) -> SimulationReport:
         recoveries=sum(origin.stats.recoveries for origin in origins),
         longest_pause_s=round(max((origin.stats.longest_wait for origin in origins), default=0.0), 3),
         preemptions=sum(origin.sequences.preemptions for origin in origins),
-        node_visits=sum(node.passes for node in nodes),
+        node_visits=sum(node.passes for node in nodes) + sum(origin.stats.steps for origin in origins),
         nodes=nodes,
         links=_links(simulation),
         timeline=_timeline(simulation, tokens),

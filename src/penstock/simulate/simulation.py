@@ -13,9 +13,10 @@ from penstock.domain.meta_model import Link
 from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
+from penstock.engine.engine import RECALL_INTERVAL_S
 from penstock.simulate.letter import Letter
 from penstock.simulate.link_table import LinkTable
-from penstock.simulate.network import Lane, SimulatedNetwork
+from penstock.simulate.network import MAX_SLEEP_S, Lane, SimulatedNetwork
 from penstock.simulate.node import SimulatedNode
 from penstock.simulate.scenario import Amount, Happening, JobLoad, NetworkEvent, Scenario
 
@@ -23,6 +24,7 @@ WARM_UP_S = 5.0  # before the scenario begins, for nodes to find each other
 MAX_OVERTIME_S = 600.0  # after its end, for jobs that are still running
 LEAVE_POLL_S = 0.1
 MAX_LEAVE_S = 30.0  # until a node that leaves goes, whatever still passes it
+RETRY_S = 1.0  # until a client of a closed loop asks again after a failure
 PROGRESS_S = 1.0  # of simulated time between two calls of `progress`
 FIRST_TOKEN_ID = 2
 
@@ -83,6 +85,13 @@ class ScenarioNetwork(SimulatedNetwork):
         if found is None:
             found = self._measured[node.name] = self.table.measured(node.name, self._names)
         return found
+
+    def idle_seconds(self, node: SimulatedNode) -> float:
+        """Longer than in reality: most of the time of a simulation would go into looks at a clock that finds nothing due. Losses
+        are noticed up to 40 ms later, and leases end up to 200 ms later."""
+        if node.engine.host.reordering:
+            return super().idle_seconds(node)
+        return MAX_SLEEP_S if node.machine.ends else RECALL_INTERVAL_S
 
     def arrivals(self, lane: Lane, message: Message, letter: Letter, now: float) -> Iterator[tuple[float, Letter]]:
         sender, destination, is_data = lane
@@ -187,7 +196,8 @@ class Simulation:
         def on_end() -> None:
             self._open -= 1
             if load.streams and node.alive:
-                self.network.at(self.network.now, partial(self._submit, load, origin))
+                pause = 0.0 if watched.done else RETRY_S
+                self.network.at(self.network.now + pause, partial(self._submit, load, origin))
 
         watched = WatchedJob(len(self.jobs), node, prompt, answer, lambda: node.clock() - self._start, on_end)
         self.jobs.append(watched)

@@ -13,6 +13,7 @@ from penstock.cli.network import invitations as network_invitations
 from penstock.cli.network import joined as network_joined
 from penstock.cli.network import members as network_members
 from penstock.cli.network import pairing as network_pairing
+from penstock.cli.network import plan as network_plan
 from penstock.cli.options import JsonOption
 
 MAX_WIDTH = 120  # columns; longer bars are not easier to read
@@ -35,6 +36,7 @@ def status(
     watch_server(url, "/network", {"network", "nodes", "pipes"}, _picture, as_json=as_json, watch=watch)
 
 
+app.command()(network_plan.plan)
 app.command()(network_members.create)
 app.command()(network_invitations.invite)
 app.command()(network_pairing.pair)
