@@ -32,6 +32,7 @@ TORCH  := $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --requirement r
 # PyTorch's CUDA packages for arm64 have tags that pip takes for another platform's; nothing is missing then.
 CHECK  := $(BIN)/python -m pip check --disable-pip-version-check >$(VENV)/pip-check.txt || \
           ! grep -v 'is not supported on this platform' $(VENV)/pip-check.txt
+NO_GPU := No NVIDIA GPU was found. This saves gigabytes: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 LOCK   := $(SUPPLY)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-package torch \
           --custom-compile-command 'make lock' $(LOCK_ARGS)
 
@@ -134,6 +135,7 @@ $(STAMP): pyproject.toml requirements/pip.txt requirements/build.txt requirement
 	@$(BIN)/python $(PINNED) requirements/pip.txt
 	@$(BIN)/python $(PINNED) requirements/runtime.txt --requirement requirements/build.txt
 	@echo "Installing PyTorch (a large download the first time) ..."
+	@$(if $(TORCH_INDEX),:,[ "$$(uname)" != Linux ] || [ -e /proc/driver/nvidia/version ] || echo "$(NO_GPU)")
 	@$(BIN)/python $(TORCH)
 	@$(BIN)/python $(PIP) --no-deps --no-build-isolation --editable .
 	@$(CHECK)

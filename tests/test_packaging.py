@@ -173,6 +173,14 @@ def test_setup_ends_with_an_error_if_something_is_missing(house: Path) -> None:
     assert not (house / ".venv/.installed").exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux" or Path("/proc/driver/nvidia/version").exists(), reason="for Linux without a GPU")
+@pytest.mark.parametrize("choice, hint", [([], True), (["TORCH_INDEX=https://example.org"], False)])
+def test_setup_names_the_small_pytorch_where_there_is_no_gpu(house: Path, choice: list[str], hint: bool) -> None:
+    script(house / ".venv/bin/python", "")
+    (house / ".venv/.installed").unlink()
+    assert ("make setup TORCH_INDEX=" in make(house, "setup", *choice).stdout) == hint
+
+
 def test_setup_goes_on_where_pip_only_doubts_the_platform(house: Path) -> None:
     """As it does with the default PyTorch on arm64 Linux."""
     script(house / ".venv/bin/python", f'case "$*" in *"pip check"*) echo "{UNSUPPORTED}"; exit 1;; esac')
