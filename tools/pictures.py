@@ -242,6 +242,74 @@ def threats() -> Drawing:
     return drawing
 
 
+def frame() -> Drawing:
+    """The bytes of a message, in their order."""
+    drawing = Drawing(860, 130, "A message as bytes")
+    parts = [
+        ("PNSK", "4", 62, BLUE),
+        ("version", "1", 66, BLUE),
+        ("kind", "1", 56, BLUE),
+        ("header length", "4", 106, TEAL),
+        ("tensor length", "4", 106, TEAL),
+        ("SHA-256", "32", 104, ROSE),
+        ("header: msgpack", "up to 16 MiB", 150, AMBER),
+        ("tensor", "… 256 MiB in all", 160, VIOLET),
+    ]
+    x = 24.0
+    for name, size, w, color in parts:
+        drawing.box(x, 40, w, 44, radius=4)
+        drawing.box(x, 40, w, 6, fill=color, stroke=color, radius=2)
+        drawing.text(x + w / 2, 69, name, size=12, anchor="middle", bold=True)
+        drawing.text(x + w / 2, 104, size, size=11, anchor="middle", color=SOFT)
+        x += w + 1
+    drawing.text(24, 26, "bytes, from left to right", size=12, color=SOFT)
+    return drawing
+
+
+def wire() -> Drawing:
+    """The messages of one answer, from top to bottom."""
+    drawing = Drawing(860, 470, "The messages between an origin and the two other nodes of its route")
+    at = {"a": 150, "b": 430, "c": 710}
+    for node, role in (("a", "origin: text, tokens"), ("b", "layers 10–19"), ("c", "layers 20–29")):
+        drawing.box(at[node] - 85, 16, 170, 44)
+        drawing.text(at[node], 35, f"node {node}", bold=True, size=13, anchor="middle")
+        drawing.text(at[node], 52, role, size=11, color=SOFT, anchor="middle")
+        drawing.line((at[node], 60), (at[node], 455), dashed=True)
+
+    def message(y: float, source: str, target: str, name: str, color: str = SOFT) -> None:
+        side = 4 if at[target] > at[source] else -4
+        drawing.arrow((at[source] + side, y), (at[target] - side, y), color=color)
+        between = {frozenset("ab"): 290, frozenset("bc"): 570, frozenset("ac"): 570}[frozenset((source, target))]
+        drawing.box(between - 4.2 * len(name) - 6, y - 20, 8.4 * len(name) + 12, 16, fill="#fbfdfe", stroke="#fbfdfe", radius=2)
+        drawing.text(between, y - 7, name, size=12, color=color, anchor="middle")
+
+    for y, source, target, name, color in (
+        (92, "a", "b", "OpenRoute", BLUE),
+        (116, "a", "c", "OpenRoute", BLUE),
+        (140, "b", "a", "RouteOffer", BLUE),
+        (164, "c", "a", "RouteOffer", BLUE),
+        (206, "a", "b", "NetworkJob: prompt", VIOLET),
+        (230, "b", "c", "NetworkJob", VIOLET),
+        (254, "b", "a", "StageProgress", TEAL),
+        (278, "c", "a", "NetworkJob: last row", VIOLET),
+        (320, "a", "b", "NetworkJob: a token", VIOLET),
+        (344, "b", "c", "NetworkJob", VIOLET),
+        (368, "c", "a", "NetworkJob: its row", VIOLET),
+        (402, "a", "b", "Ping; back: Pong, Lease", GREY),
+        (438, "a", "c", "CloseRoute", BLUE),
+    ):
+        message(y, source, target, name, color)
+    for y, text in (
+        (128, "once"),
+        (242, "for each chunk"),
+        (344, "for each token,"),
+        (359, "many at once"),
+        (402, "twice a second"),
+    ):
+        drawing.text(20, y, text, size=11, color=SOFT)
+    return drawing
+
+
 PICTURES = {
     "pipe.svg": pipe,
     "three_machines.svg": three_machines,
@@ -250,6 +318,8 @@ PICTURES = {
     "visit.svg": visit,
     "places.svg": places,
     "threats.svg": threats,
+    "frame.svg": frame,
+    "wire.svg": wire,
 }
 
 
