@@ -27,6 +27,7 @@ ELSEWHERE = {
     "docs/moving.md": "tests/cli/moving/test_page.py",
     "docs/privacy.md": "tests/cli/machine/test_audit.py",
     "docs/router.md": "tests/network/test_routers.py",
+    "docs/simulation.md": "tests/cli/machine/test_simulate.py",
     "docs/three_machines.md": "tests/docs/test_three_machines.py",
     "docs/workspace.md": "tests/workspace/test_page.py",
 }
