@@ -19,8 +19,8 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """What somebody would type: the lines of console blocks that begin with a prompt, without their comments."""
-    lines = (line for block in blocks(text, "console") for line in block.splitlines())
+    """What somebody would type: lines of console blocks that begin with a prompt, joined after a backslash, without comments."""
+    lines = (line for block in blocks(text, "console") for line in re.sub(r"\\\n *", "", block).splitlines())
     return [line.removeprefix("$ ").split("  #")[0].strip() for line in lines if line.startswith("$ ")]
 
 
