@@ -108,6 +108,12 @@ class KeyRevoked(InvalidKey):
     code = "key_revoked"
 
 
+class UnknownKey(PenstockError):
+    """The name of a key that this server does not have."""
+
+    code = "unknown_key"
+
+
 class KeyForbids(PenstockError):
     """A valid key that may not use this model, priority or path."""
 

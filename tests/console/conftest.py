@@ -57,6 +57,9 @@ class Visit:
         assert not unexpected
         assert self._hosts <= {urlsplit(self.url).netloc, ""}  # blob: has none
 
+    def forget_requests(self) -> None:
+        self._hosts.clear()
+
     def faults(self) -> list[str]:
         """What axe finds of serious faults in accessibility."""
         self.page.evaluate(AXE.read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from penstock.cli.prompt import MAX_PROMPT_BYTES
 from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.columns import table, wrapped
 from penstock.cli.ui.output import print_json
+from penstock.errors import ConfigError
 
 WIDTH = 100  # at which sentences are wrapped
 
@@ -54,6 +56,17 @@ def audit(
         print_json(report)
     else:
         print("\n".join(lines(report)))
+    _save(report)
+
+
+def _save(report: Report) -> None:
+    """Keep it for the console; an audit is worth printing where it cannot be."""
+    from penstock.audit.saved import audits_folder, save
+
+    folder = audits_folder()
+    if folder is not None:
+        with suppress(ConfigError):
+            save(report, folder)
 
 
 def lines(report: Report) -> Iterator[str]:

@@ -95,6 +95,11 @@ class Keys:
         return self._required
 
     @property
+    def has_owner(self) -> bool:
+        """Whether the owner has a key, so that nobody else can be taken for it."""
+        return self._owner is not None
+
+    @property
     def exist(self) -> bool:
         """Whether any key is valid."""
         return self._owner is not None or bool(self._callers)

@@ -21,6 +21,9 @@ from penstock.domain.request import new_public_id
 from penstock.doors.access.gate import LOOPBACK, AccessLog, Gate
 from penstock.doors.anthropic.routes import anthropic_routes
 from penstock.doors.api_config import ApiConfig
+from penstock.doors.app.audit_endpoint import audit_routes
+from penstock.doors.app.job_endpoints import JobEndpoints
+from penstock.doors.app.key_endpoints import KeyEndpoints
 from penstock.doors.app.models import model_routes
 from penstock.doors.app.node_endpoints import NodeEndpoints
 from penstock.doors.app.openapi import with_document
@@ -69,6 +72,9 @@ class OAIHttpServer:
             *anthropic_routes(dispatcher, backlog),
             *ollama_routes(dispatcher),
             *NodeEndpoints(dispatcher, node_id, network, backlog, self._responses, certificates).routes(),
+            *JobEndpoints([served.hosted for served in api.catalog.models.values()], backlog, api.keys).routes(),
+            *KeyEndpoints(api.keys).routes(),
+            *audit_routes(),
         ]
         self.app = self._build(with_document(routes))
 

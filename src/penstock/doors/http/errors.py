@@ -28,6 +28,9 @@ STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
     (errors.UnknownResponse, 404),
     (errors.UnknownFile, 404),
     (errors.UnknownBatch, 404),
+    (errors.UnknownJob, 404),
+    (errors.UnknownKey, 404),
+    (errors.NotFinished, 400),
     (errors.NotReady, 503),
     (errors.EngineStopped, 503),
 )

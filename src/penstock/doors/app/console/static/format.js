@@ -11,6 +11,7 @@ export function bytes(count) {
 }
 
 export function seconds(value) {
+  if (value === 0) return "0 s";
   if (value < 0.0995) return `${(value * 1000).toPrecision(2)} ms`;
   if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
   if (value < 59.95) return `${value.toFixed(1)} s`;
@@ -20,11 +21,11 @@ export function seconds(value) {
 
 export const count = (value) => Math.round(value).toLocaleString("en-US");
 
-export const rate = (value) => (value >= 100 ? count(value) : value.toFixed(1));
+export const rate = (value) => (value >= 100 || Number.isInteger(value) ? count(value) : value.toFixed(1));
 
 export const percent = (share) => `${Math.round(share * 100)} %`;
 
-export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
 /** Layers as people count them in this project: from 0, the last one included. */
 export const layers = ([start, end]) => (end - start === 1 ? `layer ${start}` : `layers ${start}–${end - 1}`);

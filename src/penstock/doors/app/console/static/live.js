@@ -34,7 +34,7 @@ export class Live extends Store {
       try {
         for await (const event of events(await call("events"))) {
           failures = 0;
-          this.#take(event);
+          this.take(event);
         }
       } catch (error) {
         if (!(error instanceof ApiError) && !(error instanceof TypeError)) throw error;
@@ -45,7 +45,7 @@ export class Live extends Store {
     }
   }
 
-  #take(event) {
+  take(event) {
     this.connection = "open";
     this.time = event.time;
     this.state = event.type === "snapshot" ? event.state : merge(this.state, event.changes);

@@ -1,15 +1,27 @@
 // The frame of the console: routes in the URL's fragment, navigation, theme, shortcuts, and the question for a key.
 
 import { access } from "./api.js";
+import { AuditPage } from "./audit/page.js";
 import { ChatPage } from "./chat/page.js";
 import { ConversationList } from "./chat/list.js";
 import { chats } from "./chat/chats.js";
+import { JobsPage } from "./jobs/page.js";
+import { KeysPage } from "./keys/page.js";
 import { live } from "./live.js";
+import { MetricsPage } from "./metrics/page.js";
+import { PipesPage } from "./pipes/page.js";
 import { useStore } from "./store.js";
 import { Dialog, Icon, IconButton, Notice } from "./ui.js";
 import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
 
-const PAGES = [{ name: "chat", title: "Chat", key: "c", view: ChatPage, sidebar: ConversationList }];
+const PAGES = [
+  { name: "chat", title: "Chat", key: "c", view: ChatPage, sidebar: ConversationList },
+  { name: "pipes", title: "Pipes", key: "p", view: PipesPage },
+  { name: "jobs", title: "Jobs", key: "j", view: JobsPage },
+  { name: "metrics", title: "Metrics", key: "m", view: MetricsPage },
+  { name: "keys", title: "Keys", key: "k", view: KeysPage, ownersOnly: true },
+  { name: "audit", title: "Audit", key: "a", view: AuditPage, ownersOnly: true },
+];
 const THEME = "penstock.theme";
 
 const pageOf = (hash) => PAGES.find((page) => hash.replace(/^#\/?/, "").split("/")[0] === page.name) ?? PAGES[0];
@@ -46,14 +58,19 @@ function App() {
 
 const Brand = () => html`<a class="brand" href="#/chat"><img src="console/icon.svg" alt="" />Penstock</a>`;
 
-const Links = ({ page }) => html`<ul class="nav">
-  ${PAGES.map(
+/** Other keys than the owner's do not see the owner's pages; the server refuses what these would ask. */
+function Links({ page }) {
+  const { state } = useStore(live);
+  const pages = PAGES.filter(({ ownersOnly }) => !ownersOnly || state?.scope === "all");
+  return html`<ul class="nav">
+  ${pages.map(
     ({ name, title }) =>
       html`<li key=${name}>
         <a href="#/${name}" aria-current=${name === page.name ? "page" : null}><${Icon} name=${name} />${title}</a>
       </li>`,
   )}
 </ul>`;
+}
 
 function Connection() {
   const { state, connection } = useStore(live);

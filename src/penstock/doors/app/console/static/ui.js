@@ -89,7 +89,7 @@ export const Empty = ({ title, children }) => html`<div class="empty"><h2>${titl
 
 export const Notice = ({ kind = "", children }) => html`<p class="notice ${kind}" role=${kind === "bad" ? "alert" : "status"}>${children}</p>`;
 
-export const Page = ({ title, about, actions, children }) => html`<main class="page" id="main" tabindex="-1">
+export const Page = ({ title, about, actions, children }) => html`<main class="page" id="main" tabindex="0" aria-label=${title}>
   <div class="page-inner">
     <header class="page-head">
       <div>
@@ -101,6 +101,23 @@ export const Page = ({ title, about, actions, children }) => html`<main class="p
     ${children}
   </div>
 </main>`;
+
+/** A drawing whose boxes can be chosen: each has a button over it, since screen readers do not read drawings. */
+export const Drawing = ({ width, height, label, covers, children, ...rest }) => html`<div class="drawing" tabindex="0" role="region" aria-label=${label}>
+  <div style=${{ width: `${width}px`, height: `${height}px` }}>
+    <svg width=${width} height=${height} viewBox="0 0 ${width} ${height}" aria-hidden="true" ...${rest}>${children}</svg>
+    ${covers.map(
+      ({ key, x, y, width, height, label, onClick }) => html`<button
+        type="button"
+        key=${key}
+        class="cover"
+        aria-label=${label}
+        style=${{ left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${height}px` }}
+        onClick=${onClick}
+      ></button>`,
+    )}
+  </div>
+</div>`;
 
 /** Offer a text as a file to save. */
 export function download(name, text, type = "application/json") {

@@ -1,0 +1,82 @@
+"""Metrics in a real browser: plots of what happens, in memory that does not grow."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.pipes.model_manager import LoadedModel
+from tests.console.conftest import Visitors
+from tests.server import ServerThread, server_thread
+
+pytestmark = pytest.mark.slow
+
+DAY = 86_400
+MAX_MEMORY = 200_000_000
+# A day of events, as fast as the page takes them.
+LIVE_A_DAY = """async ([state, seconds]) => {
+  const { live } = await import(new URL("console/live.js", document.baseURI));
+  const start = Date.now() / 1000;
+  for (let second = 1; second <= seconds; second += 1) {
+    const model = { rates: { generated_tokens: second % 90, prompt_tokens: 3, preemptions: 0 }, queued: second % 7 };
+    live.take({ type: "delta", time: start + second, changes: { models: { [Object.keys(state.models)[0]]: model } } });
+    if (second % 2000 === 0) await new Promise(requestAnimationFrame);
+  }
+}"""
+
+
+@pytest.fixture(scope="module")
+def server(small_model: LoadedModel) -> Iterator[ServerThread]:
+    with server_thread(small_model) as server:
+        yield server
+
+
+def generate(server: ServerThread, stop: threading.Event) -> None:
+    body = {"model": "smollm2-135m", "prompt": "The sea is", "max_tokens": 100, "ignore_eos": True}
+    while not stop.is_set():
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_plots_follow_the_server(visitors: Visitors, server: ServerThread, pictures: Path, theme: str, size: str) -> None:
+    stop = threading.Event()
+    load = threading.Thread(target=generate, args=(server, stop))
+    load.start()
+    try:
+        with visitors.visit(server.url, theme=theme, size=size) as visit:
+            page = visit.open("metrics")
+            throughput = page.get_by_role("region", name="Throughput")
+            page.wait_for_function("() => Number(document.querySelector('.plot strong')?.textContent) > 0")
+            assert throughput.locator("canvas").is_visible()
+            page.get_by_role("region", name="Time between tokens").get_by_text("ms").first.wait_for()
+            page.screenshot(path=pictures / f"metrics-{theme}-{size}.png")
+            assert not visit.faults()
+    finally:
+        stop.set()
+        load.join()
+
+
+def test_a_day_of_metrics_takes_no_more_memory_than_an_hour(visitors: Visitors, server: ServerThread) -> None:
+    state = server.get("/events?stream=false")["state"]
+    with visitors.visit(server.url) as visit:
+        page = visit.open("metrics")
+        page.get_by_role("region", name="Throughput").wait_for()
+        session = page.context.new_cdp_session(page)
+        page.evaluate(LIVE_A_DAY, [json.loads(json.dumps(state)), DAY])
+        session.send("HeapProfiler.collectGarbage")
+        used = session.send("Runtime.getHeapUsage")["usedSize"]
+        assert used < MAX_MEMORY
+        points = page.evaluate(
+            """async (name) => {
+              const { histories } = await import(new URL("console/metrics/history.js", document.baseURI));
+              return histories.of(name).length;
+            }""",
+            "smollm2-135m",
+        )
+        assert points == 3600

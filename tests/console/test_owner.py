@@ -1,0 +1,121 @@
+"""Keys and Audit in a real browser, which the owner alone sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.audit.report import AnswerLeak, PromptLeak, Report, SearchCost
+from penstock.audit.saved import audits_folder, save
+from penstock.config.keys import KeyFolder, KeyLimits
+from penstock.doors.access.keys import Keys
+from penstock.pipes.model_manager import LoadedModel
+from tests.console.conftest import Visit, Visitors
+from tests.server import Api, server_thread
+
+pytestmark = pytest.mark.slow
+
+OWNER = "the-key-of-the-owner"
+KEPT = (0, 1, 2, 4, 8, 15)
+SEARCH = SearchCost(10, 1.0, 3.0, 1.0, 1e9, 0.01)
+
+
+@pytest.fixture
+def server(small_model: LoadedModel, tmp_path: Path) -> Iterator[Api]:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.add("nightly", KeyLimits(jobs=4, tokens_per_minute=6000))
+    with server_thread(small_model, keys=Keys(folder, OWNER), key=OWNER) as server:
+        yield server
+
+
+def enter(visit: Visit, page_name: str, key: str) -> None:
+    visit.allowed += ["401", "403"]
+    page = visit.open(page_name)
+    page.get_by_role("dialog").get_by_label("Key").fill(key)
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").wait_for(state="detached")
+    page.reload()
+
+
+def test_the_owner_makes_limits_and_revokes_a_key(visitors: Visitors, server: Api) -> None:
+    with visitors.visit(server.url) as visit:
+        enter(visit, "keys", OWNER)
+        visit.allowed.append("400")
+        page = visit.page
+        page.get_by_role("button", name="New key").click()
+        page.get_by_label("Name").fill("not a name")
+        page.get_by_role("button", name="Make the key").click()
+        page.get_by_role("dialog").get_by_role("alert").wait_for()
+        page.get_by_label("Name").fill("bob")
+        page.get_by_label("Answers at once").fill("2")
+        page.get_by_role("button", name="Make the key").click()
+        bob = page.get_by_role("dialog").locator("code").inner_text()
+        assert httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {bob}"}).status_code == 200
+        page.get_by_role("button", name="Done").click()
+        row = page.get_by_role("row").filter(has_text="bob")
+        row.get_by_text("2 at once").wait_for()
+        assert bob not in page.content()
+        row.get_by_role("button", name="Limits of bob").click()
+        page.get_by_label("Answers at once").fill("")
+        page.get_by_label("Tokens a minute").fill("900")
+        page.get_by_role("button", name="Save").click()
+        row.get_by_text("900 tokens a minute").wait_for()
+        page.on("dialog", lambda dialog: dialog.accept())
+        row.get_by_role("button", name="Revoke bob").click()
+        row.get_by_text("revoked").wait_for()
+        assert httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {bob}"}).status_code == 401
+        row.get_by_role("button", name="Forget bob").click()
+        row.wait_for(state="detached")
+
+
+def test_another_key_sees_neither_page(visitors: Visitors, server: Api, tmp_path: Path) -> None:
+    bob = KeyFolder(tmp_path / "keys").add("bob")
+    with visitors.visit(server.url) as visit:
+        enter(visit, "keys", bob)
+        page = visit.page
+        page.get_by_role("heading", name="For the owner of this server").wait_for()
+        page.get_by_role("link", name="Pipes").first.wait_for()
+        assert page.get_by_role("link", name="Keys").count() == 0
+        assert page.get_by_role("link", name="Audit").count() == 0
+
+
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_of_the_owner_are_accessible_and_have_their_pictures(
+    visitors: Visitors, server: Api, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theme: str, size: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = audits_folder()
+    assert folder is not None
+    save(example_report(), folder)
+    with visitors.visit(server.url, theme=theme, size=size) as visit:
+        enter(visit, "keys", OWNER)
+        page = visit.page
+        page.get_by_text("nightly").wait_for()
+        page.screenshot(path=pictures / f"keys-{theme}-{size}.png")
+        assert not visit.faults()
+        page.goto(f"{visit.url}/#/audit")
+        page.get_by_text("First layers kept here").wait_for()
+        page.screenshot(path=pictures / f"audit-{theme}-{size}.png")
+        assert not visit.faults()
+
+
+def example_report() -> Report:
+    """Figures that fall as they do in docs/privacy.md; what matters is how they are drawn."""
+    return Report(
+        model="smollm2-135m",
+        layers=30,
+        dtype="float32",
+        device="cpu",
+        tokens=1000,
+        answer_tokens=400,
+        public_tokens=5000,
+        front=tuple(
+            PromptLeak(kept, max(0.0, 1 - kept / 4), max(0.0, 1 - kept / 5), 1 - kept / 20, 1 - kept / 30, SEARCH)
+            for kept in KEPT
+        ),
+        back=tuple(AnswerLeak(k, 0.4 / (1 + k), 1 / (1 + 0.7 * k), 0.4 / (1 + 0.5 * k), 1 / (1 + 0.3 * k)) for k in KEPT),
+    )

@@ -1,0 +1,72 @@
+"""Pipes in a real browser: two nodes, one of which dies in the middle of an answer and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.console.conftest import Visitors
+from tests.console.test_chat import ask, ended, set_numbers
+from tests.pipes_live.nodes import Cluster, Spec, cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MISSING = "No machine holds layers 15–29"
+
+
+@pytest.fixture(scope="module")
+def nodes(default_model_folder: Path) -> Iterator[Cluster]:
+    with cluster({"desk": Spec(layers="0:15", ends=True), "laptop": Spec(layers="15:30")}) as nodes:
+        yield nodes
+
+
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_machines_layers_and_links_are_drawn(visitors: Visitors, nodes: Cluster, pictures: Path, theme: str, size: str) -> None:
+    with visitors.visit(nodes["desk"].url, theme=theme, size=size) as visit:
+        page = visit.open("chat")
+        ask(page, "Name three rivers.")
+        page.goto(f"{visit.url}/#/pipes")
+        band = page.get_by_role("figure", name="Layers of smollm2-135m")
+        band.get_by_role("button", name="desk 0–14").wait_for()
+        band.get_by_role("button", name="laptop 15–29").wait_for()
+        page.locator(".span").first.wait_for()  # hidden states on their way
+        page.screenshot(path=pictures / f"pipes-{theme}-{size}.png")
+        assert not visit.faults()
+        page.get_by_role("button", name="laptop: layers 15–29. Details").press("Enter")
+        dialog = page.get_by_role("dialog", name="laptop")
+        dialog.get_by_text("cpu, float32").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Add a machine").click()
+        page.get_by_role("dialog").get_by_text("penstock network invite laptop").wait_for()
+        assert not visit.faults()
+
+
+def test_a_node_that_dies_leaves_a_hole_that_heals_and_the_answer_completes(
+    visitors: Visitors, nodes: Cluster, pictures: Path
+) -> None:
+    with visitors.visit(nodes["desk"].url) as visit:
+        page = visit.open("chat")
+        set_numbers(page, temperature="0", max_tokens="120")
+        answer = ask(page, "Tell me about the sea.")
+        answer.locator(".prose").wait_for()
+        page.goto(f"{visit.url}/#/pipes")
+        page.get_by_role("button", name="laptop 15–29").wait_for()
+        nodes["laptop"].kill()
+        hole = page.get_by_text(MISSING)
+        hole.wait_for()
+        assert page.locator(".part.missing").is_visible()
+        command = page.locator(".hole code").inner_text()
+        assert command.startswith("penstock serve")
+        assert "--model smollm2-135m" in command
+        page.locator(".machine.lost").get_by_text("laptop").wait_for()
+        page.screenshot(path=pictures / "pipes-hole.png")
+        assert not visit.faults()
+        nodes.start("laptop")
+        hole.wait_for(state="detached")
+        page.get_by_role("button", name="laptop 15–29").wait_for()
+        page.goto(f"{visit.url}/#/chat")
+        assert len(ended(page)) > 50
+        assert page.locator(".notice.bad").count() == 0
