@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 AXE = Path(__file__).parent / "vendor/axe.min.js"
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
-PATIENCE_MS = 60_000  # for what should take a second: the machine may be busy with other things
+PATIENCE_MS = 180_000  # for what should take a second: the machine may be busy with other things
 
 
 @pytest.fixture(scope="session")

@@ -145,6 +145,7 @@ def test_jobs_are_accessible_and_have_their_pictures(
         enter(visit, OWNER)
         page = visit.page
         page.get_by_role("row").filter(has_text="workspace").first.wait_for()
+        assert page.locator(".notice.bad").count() == 0
         page.screenshot(path=pictures / f"jobs-{theme}-{size}.png")
         assert not visit.faults()
         for name in ("On disk", "Batches"):

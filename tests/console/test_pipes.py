@@ -1,4 +1,4 @@
-"""Pipes in a real browser: two nodes, one of which dies in the middle of an answer and comes back."""
+"""Pipes in a real browser: three nodes, one of which dies in the middle of an answer and comes back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from tests.pipes_live.nodes import Cluster, Spec, cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-MISSING = "No machine holds layers 15–29"
+NODES = {"desk": Spec(layers="0:12", ends=True), "laptop": Spec(layers="12:22"), "attic": Spec(layers="22:30")}
+MISSING = "No machine holds layers 22–29"
+GENERATES = "() => Number(document.querySelector('.figures dd').textContent) > 0"
 
 
 @pytest.fixture(scope="module")
 def nodes(default_model_folder: Path) -> Iterator[Cluster]:
-    with cluster({"desk": Spec(layers="0:15", ends=True), "laptop": Spec(layers="15:30")}) as nodes:
+    with cluster(NODES) as nodes:
         yield nodes
 
 
@@ -27,15 +29,17 @@ def nodes(default_model_folder: Path) -> Iterator[Cluster]:
 def test_machines_layers_and_links_are_drawn(visitors: Visitors, nodes: Cluster, pictures: Path, theme: str, size: str) -> None:
     with visitors.visit(nodes["desk"].url, theme=theme, size=size) as visit:
         page = visit.open("chat")
-        ask(page, "Name three rivers.")
+        set_numbers(page, max_tokens="500")
+        ask(page, "Write a long story about a river.")
         page.goto(f"{visit.url}/#/pipes")
         band = page.get_by_role("figure", name="Layers of smollm2-135m")
-        band.get_by_role("button", name="desk 0–14").wait_for()
-        band.get_by_role("button", name="laptop 15–29").wait_for()
+        band.get_by_role("button", name="desk 0–11").wait_for()
+        band.get_by_role("button", name="attic 22–29").wait_for()
         page.locator(".span").first.wait_for()  # hidden states on their way
+        page.wait_for_function(GENERATES)
         page.screenshot(path=pictures / f"pipes-{theme}-{size}.png")
         assert not visit.faults()
-        page.get_by_role("button", name="laptop: layers 15–29. Details").press("Enter")
+        page.get_by_role("button", name="laptop: layers 12–21. Details").press("Enter")
         dialog = page.get_by_role("dialog", name="laptop")
         dialog.get_by_text("cpu, float32").wait_for()
         page.keyboard.press("Escape")
@@ -53,20 +57,20 @@ def test_a_node_that_dies_leaves_a_hole_that_heals_and_the_answer_completes(
         answer = ask(page, "Tell me about the sea.")
         answer.locator(".prose").wait_for()
         page.goto(f"{visit.url}/#/pipes")
-        page.get_by_role("button", name="laptop 15–29").wait_for()
-        nodes["laptop"].kill()
+        page.get_by_role("button", name="attic 22–29").wait_for()
+        nodes["attic"].kill()
         hole = page.get_by_text(MISSING)
         hole.wait_for()
         assert page.locator(".part.missing").is_visible()
         command = page.locator(".hole code").inner_text()
         assert command.startswith("penstock serve")
         assert "--model smollm2-135m" in command
-        page.locator(".machine.lost").get_by_text("laptop").wait_for()
+        page.locator(".machine.lost").get_by_text("attic").wait_for()
         page.screenshot(path=pictures / "pipes-hole.png")
         assert not visit.faults()
-        nodes.start("laptop")
+        nodes.start("attic")
         hole.wait_for(state="detached")
-        page.get_by_role("button", name="laptop 15–29").wait_for()
+        page.get_by_role("button", name="attic 22–29").wait_for()
         page.goto(f"{visit.url}/#/chat")
         assert len(ended(page)) > 50
         assert page.locator(".notice.bad").count() == 0

@@ -64,6 +64,12 @@ export async function call(path, { method = "GET", body, signal, accept } = {}) 
   throw new ApiError(message, answer.status);
 }
 
+/** What to show of an error; the question for a key stands for those about the key. */
+export const problemOf = (error) => (error.status === 401 ? "" : error.message);
+
+/** Call again whenever another key was entered; returns the function that ends it. */
+export const onKey = (callback) => access.watch(() => access.asked || callback());
+
 export const getJson = async (path, options) => (await call(path, options)).json();
 
 async function messageOf(answer) {

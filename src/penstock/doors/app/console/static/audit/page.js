@@ -1,6 +1,6 @@
 // The audit page, for the owner: what hidden states give away, as a heat map.
 
-import { getJson } from "../api.js";
+import { getJson, onKey, problemOf } from "../api.js";
 import { Command } from "../pipes/details.js";
 import { Empty, Page } from "../ui.js";
 import { html, useEffect, useState } from "../vendor/preact-htm.js";
@@ -22,10 +22,13 @@ const BACK = [
 export function AuditPage() {
   const [reports, setReports] = useState(null);
   const [problem, setProblem] = useState("");
-  useEffect(() => {
+  const load = () =>
     getJson("audit")
       .then((found) => setReports(found.reports))
-      .catch((error) => setProblem(error.message));
+      .catch((error) => setProblem(problemOf(error)));
+  useEffect(() => {
+    load();
+    return onKey(load);
   }, []);
   return html`<${Page} title="Audit" about="How much of a text others could recover from the hidden states that leave this machine">
     ${problem && html`<${Empty} title="For the owner of this server"><p>${problem}</p><//>`}

@@ -1,6 +1,6 @@
 // Chats: the conversations of this browser, and the answers that are being written. It outlives the page that shows it.
 
-import { getJson } from "../api.js";
+import { getJson, problemOf } from "../api.js";
 import { Store } from "../store.js";
 import { mistakes, requestOf, stream } from "./request.js";
 import { add, change, exported, imported, newConversation, shown } from "./tree.js";
@@ -50,7 +50,7 @@ class Chats extends Store {
       if (!this.models.includes(this.model)) this.model = this.models[0] ?? "";
       this.problem = "";
     } catch (error) {
-      this.problem = error.message;
+      this.problem = problemOf(error);
     }
     this.changed();
   }

@@ -1,6 +1,6 @@
 // The chat page: a conversation, and the box in which one writes.
 
-import { access } from "../api.js";
+import { onKey } from "../api.js";
 import { live } from "../live.js";
 import { useStore } from "../store.js";
 import { Dialog, Icon, IconButton, Notice, download } from "../ui.js";
@@ -20,7 +20,7 @@ export function ChatPage() {
   const messages = shown(current);
   useEffect(() => {
     chats.loadModels();
-    return access.watch(() => access.asked || chats.loadModels());
+    return onKey(() => chats.loadModels());
   }, []);
   return html`<main class="chat ${messages.length ? "" : "fresh"}" id="main">
     <header class="chat-head">

@@ -38,7 +38,7 @@ export function Answers({ state, time, onChoose }) {
       : html`<div class="card table-card" tabindex="0" role="region" aria-label="List of answers">
           <table class="jobs">
             <thead>
-              <tr><th>State</th><th>Job</th><th>From</th><th>Progress</th><th class="number">Prompt</th><th class="number">Answer</th><th class="number">Time</th><th><span class="sr-only">Actions</span></th></tr>
+              <tr><th>State</th><th>Job</th><th>From</th><th class="minor">Progress</th><th class="number minor">Prompt</th><th class="number">Answer</th><th class="number">Time</th><th><span class="sr-only">Actions</span></th></tr>
             </thead>
             <tbody>${shown.map((row) => html`<${Row} key=${row.id} row=${row} time=${time} onChoose=${onChoose} />`)}</tbody>
           </table>
@@ -51,8 +51,8 @@ function Row({ row, time, onChoose }) {
     <td><${StatePill} state=${row.state} stale=${row.stale} /></td>
     <td><button type="button" class="link mono" onClick=${() => onChoose(row.id)} aria-label=${`${shortId(row.id)}, details`}>${shortId(row.id)}</button></td>
     <td class="muted">${row.source}${row.key ? `, ${row.key}` : ""}</td>
-    <td>${row.open ? html`<${Progress} row=${row} />` : html`<span class="muted">${row.preemptions ? plural(row.preemptions, "preemption") : ""}</span>`}</td>
-    <td class="number">${count(row.prompt_tokens)}</td>
+    <td class="minor">${row.open ? html`<${Progress} row=${row} />` : html`<span class="muted">${row.preemptions ? plural(row.preemptions, "preemption") : ""}</span>`}</td>
+    <td class="number minor">${count(row.prompt_tokens)}</td>
     <td class="number">${count(row.generated)}</td>
     <td class="number">${seconds(row.open ? Math.max(0, time - row.arrived) : row.seconds)}</td>
     <td class="actions">${row.open && html`<${IconButton} icon="cancel" label=${`Cancel job ${row.id}`} onClick=${() => disk.cancel(row.id)} />`}</td>

@@ -1,6 +1,6 @@
 // DiskJobs: the jobs of the workspace and the batches, read again whenever the event stream says that they have changed.
 
-import { call, getJson } from "../api.js";
+import { call, getJson, onKey, problemOf } from "../api.js";
 import { live } from "../live.js";
 import { Store } from "../store.js";
 
@@ -31,7 +31,9 @@ class DiskJobs extends Store {
     this.#watchers += 1;
     this.refresh();
     const timer = setInterval(() => this.refresh(), AGAIN_MS);
+    const stop = onKey(() => this.refresh());
     return () => {
+      stop();
       this.#watchers -= 1;
       clearInterval(timer);
     };
@@ -58,7 +60,7 @@ class DiskJobs extends Store {
       ]);
       this.problem = "";
     } catch (error) {
-      this.problem = error.message;
+      this.problem = problemOf(error);
     }
     this.changed();
   }

@@ -67,7 +67,7 @@ function OnDisk({ jobs, onChoose }) {
     <div class="card table-card" tabindex="0" role="region" aria-label="Jobs on disk">
       <table class="jobs">
         <thead>
-          <tr><th>State</th><th>Job</th><th>Tags</th><th>Submitted</th><th class="number">Prompt</th><th class="number">Answer</th><th class="number">Time</th><th><span class="sr-only">Actions</span></th></tr>
+          <tr><th>State</th><th>Job</th><th>Tags</th><th class="minor">Submitted</th><th class="number minor">Prompt</th><th class="number minor">Answer</th><th class="number">Time</th><th><span class="sr-only">Actions</span></th></tr>
         </thead>
         <tbody>${jobs.map((job) => html`<${DiskRow} key=${job.id} job=${job} onChoose=${onChoose} />`)}</tbody>
       </table>
@@ -80,9 +80,9 @@ function DiskRow({ job, onChoose }) {
     <td><${StatePill} state=${job.status} /></td>
     <td><button type="button" class="link mono" onClick=${() => onChoose(job.id)} aria-label=${`${shortId(job.id)}, details`}>${shortId(job.id)}</button></td>
     <td class="muted">${[...(job.tags ?? []), job.batch && "batch", job.waits_for && `waits for ${job.waits_for.length}`, job.error].filter(Boolean).join(", ")}</td>
-    <td class="muted number-left">${clock(job.submitted)}</td>
-    <td class="number">${figure(job.prompt_tokens)}</td>
-    <td class="number">${figure(job.completion_tokens)}</td>
+    <td class="muted number-left minor">${clock(job.submitted)}</td>
+    <td class="number minor">${figure(job.prompt_tokens)}</td>
+    <td class="number minor">${figure(job.completion_tokens)}</td>
     <td class="number">${job.seconds === undefined ? "–" : seconds(job.seconds)}</td>
     <td class="actions">
       ${open
@@ -141,7 +141,7 @@ function Batches({ batches }) {
   return html`<div class="card table-card" tabindex="0" role="region" aria-label="List of batches">
     <table class="jobs">
       <thead>
-        <tr><th>State</th><th>Batch</th><th>Endpoint</th><th>Progress</th><th class="number">Done</th><th class="number">Failed</th><th><span class="sr-only">Actions</span></th></tr>
+        <tr><th>State</th><th>Batch</th><th class="minor">Endpoint</th><th class="minor">Progress</th><th class="number">Done</th><th class="number minor">Failed</th><th><span class="sr-only">Actions</span></th></tr>
       </thead>
       <tbody>${batches.map((batch) => html`<${BatchRow} key=${batch.id} batch=${batch} />`)}</tbody>
     </table>
@@ -154,10 +154,10 @@ function BatchRow({ batch }) {
   return html`<tr>
     <td><${StatePill} state=${batch.status} /></td>
     <td class="mono">${shortId(batch.id)}</td>
-    <td class="muted">${batch.endpoint}</td>
-    <td>${open ? html`<progress max=${total || 1} value=${completed + failed} aria-label="Of the requests"></progress>` : html`<span class="muted">${batch.errors?.data[0]?.message ?? ""}</span>`}</td>
+    <td class="muted minor">${batch.endpoint}</td>
+    <td class="minor">${open ? html`<progress max=${total || 1} value=${completed + failed} aria-label="Of the requests"></progress>` : html`<span class="muted">${batch.errors?.data[0]?.message ?? ""}</span>`}</td>
     <td class="number">${count(completed)} of ${count(total)}</td>
-    <td class="number">${count(failed)}</td>
+    <td class="number minor">${count(failed)}</td>
     <td class="actions">
       ${batch.output_file_id && html`<${IconButton} icon="download" label=${`Download the results of ${batch.id}`} onClick=${() => fetchFile(batch.output_file_id, `${batch.id}.jsonl`)} />`}
       ${batch.error_file_id && html`<${IconButton} icon="download" label=${`Download the errors of ${batch.id}`} onClick=${() => fetchFile(batch.error_file_id, `${batch.id}-errors.jsonl`)} />`}

@@ -1,6 +1,6 @@
 // The keys page, for the owner: make, limit and revoke keys, and see what each has used.
 
-import { call, getJson } from "../api.js";
+import { call, getJson, onKey } from "../api.js";
 import { bytes, count } from "../format.js";
 import { CopyButton, Dialog, Empty, Icon, IconButton, Notice, Page } from "../ui.js";
 import { html, useEffect, useState } from "../vendor/preact-htm.js";
@@ -23,13 +23,17 @@ export function KeysPage() {
       setKeys((await getJson("keys")).keys);
       setProblem(null);
     } catch (error) {
-      setProblem(error);
+      setProblem(error.status === 401 ? null : error);
     }
   };
   useEffect(() => {
     load();
     const timer = setInterval(load, AGAIN_MS);
-    return () => clearInterval(timer);
+    const stop = onKey(load);
+    return () => {
+      stop();
+      clearInterval(timer);
+    };
   }, []);
   const change = async (path, method, body) => {
     try {
@@ -55,18 +59,18 @@ function KeyTable({ keys, change, onLimit }) {
   return html`<div class="card table-card" tabindex="0" role="region" aria-label="List of keys">
     <table class="jobs">
       <thead>
-        <tr><th>Name</th><th>Key</th><th>Limits</th><th class="number">Tokens today</th><th class="number">In all</th><th class="number">Requests</th><th class="number">Disk</th><th><span class="sr-only">Actions</span></th></tr>
+        <tr><th>Name</th><th class="minor">Key</th><th>Limits</th><th class="number">Tokens today</th><th class="number minor">In all</th><th class="number minor">Requests</th><th class="number minor">Disk</th><th><span class="sr-only">Actions</span></th></tr>
       </thead>
       <tbody>
         ${keys.map(
           (key) => html`<tr key=${key.name} class=${key.state}>
             <td><strong>${key.name}</strong>${key.state === "revoked" && html` <span class="pill">revoked</span>`}</td>
-            <td class="mono muted">…${key.tail}</td>
+            <td class="mono muted minor">…${key.tail}</td>
             <td class="muted">${describe(key.limits) || "none"}</td>
             <td class="number">${tokens(key.today)}</td>
-            <td class="number">${tokens(key.total)}</td>
-            <td class="number">${count(key.total.requests)}</td>
-            <td class="number">${bytes(key.disk_bytes)}</td>
+            <td class="number minor">${tokens(key.total)}</td>
+            <td class="number minor">${count(key.total.requests)}</td>
+            <td class="number minor">${bytes(key.disk_bytes)}</td>
             <td class="actions">
               ${key.state === "valid"
                 ? html`<${IconButton} icon="settings" label=${`Limits of ${key.name}`} onClick=${() => onLimit(key)} />

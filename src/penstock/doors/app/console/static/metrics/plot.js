@@ -4,7 +4,7 @@ import { html, useEffect, useRef } from "../vendor/preact-htm.js";
 import uPlot from "../vendor/uplot.js";
 
 const HEIGHT = 168;
-const SHORTEST = 300; // seconds that a plot shows at least
+const SHORTEST = 60; // seconds that a plot shows at least
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 // A canvas does not know light-dark(): the browser resolves it where a colour is used.
 function colour(name) {
