@@ -19,11 +19,11 @@ DIFFER = {
     "audit": "which no server gives away",
 }
 NEED_NO_MODEL = {
-    *("work", "flow", "ps", "top", "config", "doctor", "version"),
+    *("work", "flow", "ps", "top", "config", "doctor", "version", "simulate"),
     *("models hash", "models list", "models pull", "models show"),
     *("keys add", "keys list", "keys edit", "keys revoke", "keys remove", "keys usage"),
     *("network create", "network invite", "network pair", "network invitations", "network join", "network list", "network use"),
-    *("network revoke", "network trust", "network leave", "network status"),
+    *("network revoke", "network trust", "network leave", "network status", "network plan"),
     *("import nrvna", "import language-pipes"),
 }
 

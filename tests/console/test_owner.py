@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from penstock.audit.report import AnswerLeak, PromptLeak, Report, SearchCost
-from penstock.audit.saved import audits_folder, save
 from penstock.config.keys import KeyFolder, KeyLimits
 from penstock.doors.access.keys import Keys
+from penstock.doors.app.saved_audits import audits_folder, save
 from penstock.pipes.model_manager import LoadedModel
 from tests.console.conftest import Visit, Visitors
 from tests.server import Api, server_thread

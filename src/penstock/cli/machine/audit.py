@@ -61,7 +61,7 @@ def audit(
 
 def _save(report: Report) -> None:
     """Keep it for the console; an audit is worth printing where it cannot be."""
-    from penstock.audit.saved import audits_folder, save
+    from penstock.doors.app.saved_audits import audits_folder, save
 
     folder = audits_folder()
     if folder is not None:

@@ -7,7 +7,7 @@ from typing import TypedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.audit.saved import SavedReport, audits_folder, load
+from penstock.doors.app.saved_audits import SavedReport, audits_folder, load
 from penstock.doors.dispatch.dispatcher import caller_of
 from penstock.doors.http.fields import run_in_thread
 from penstock.doors.http.replies import json_reply
