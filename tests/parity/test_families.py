@@ -9,7 +9,7 @@ import math
 import random
 import shutil
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.lazy_module import LazyModule
-from tiny_models import BLOCK_SIZE, KINDS, LAYERS, VOCAB, Change, Pipeline, edit_config, judged, make
+from tiny_models import BLOCK_SIZE, KINDS, LAYERS, VOCAB, Change, Pipeline, edit_config, judged, make, shuffled_tables
 from torch import Tensor
 
 from penstock.domain.blocks import BlockPool
@@ -68,13 +68,6 @@ def difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def shuffled_tables(lengths: Sequence[int], blocks: int, chance: random.Random) -> list[list[int]]:
-    """A block table for each length, its blocks anywhere and in any order, some with a block more than they need."""
-    places = list(range(1, blocks + 1))
-    chance.shuffle(places)
-    return [[places.pop() for _ in range(-(-length // BLOCK_SIZE) + chance.randint(0, 1))] for length in lengths]
-
-
 def ways(*names: str) -> list[Any]:
     """Ways to cut a model; where much is computed, only two segments are in every run."""
     return [pytest.param(CUTS[name], id=name, marks=[] if name == "two segments" else pytest.mark.slow) for name in names]
@@ -110,24 +103,10 @@ def test_sequences_of_any_lengths_in_one_batch_have_the_logits_that_transformers
     kind: str, cuts: list[tuple[int, int]], made: Made, judge: Judge
 ) -> None:
     folder, _ = made(kind)
-    pipeline, chance = Pipeline(folder, cuts), random.Random(kind)
-    lengths = [length for length in LENGTHS if length > KINDS[kind].beyond]
-    texts = [text(length) for length in lengths]
-    tables = shuffled_tables(lengths, pipeline.segments[0].kv_blocks, chance)
-    rows: list[list[Tensor]] = [[] for _ in texts]
-    done = [0] * len(texts)
-    mixed = 0  # steps that held chunks and single tokens at once
-    while open_ := [i for i, tokens in enumerate(texts) if done[i] < len(tokens)]:
-        chosen = chance.sample(open_, chance.randint(1, len(open_)))
-        sizes = [min(len(texts[i]) - done[i], chance.choice((1, 1, 1, 2, 5, 17))) for i in chosen]
-        mixed += 1 in sizes and max(sizes) > 1
-        batch = [(texts[i][done[i] : done[i] + n], done[i], tables[i]) for i, n in zip(chosen, sizes, strict=True)]
-        for i, n, logits in zip(chosen, sizes, pipeline.step(batch), strict=True):
-            rows[i].append(logits)
-            done[i] += n
-    assert mixed > 3
-    for tokens, found in zip(texts, rows, strict=True):
-        assert difference(torch.cat(found), judge(kind, len(tokens))) < RELATIVE, f"the text of {len(tokens)} tokens"
+    texts = [text(length) for length in LENGTHS if length > KINDS[kind].beyond]
+    found = Pipeline(folder, cuts).in_ragged_batches(texts, random.Random(kind))
+    for tokens, rows in zip(texts, found, strict=True):
+        assert difference(rows, judge(kind, len(tokens))) < RELATIVE, f"the text of {len(tokens)} tokens"
 
 
 @pytest.mark.parametrize("kind", ["mistral with a window", "phi3, tied and with a window"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from torch import Tensor
 from penstock.domain.topology import LayerRange, covering
 from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
+from penstock.model.native import NativeEndModel, NativeModel
+from penstock.model.packing import Packing
 from penstock.model.segment import LlmModel
 from penstock.model.spec import ModelSpec, RopeSpec, read_spec
 from penstock.model.weights import WeightFiles
@@ -274,6 +277,13 @@ def load_range(folder: Path, layers: LayerRange, *, kv_blocks: int = 64) -> LlmM
     return LlmModel(read_spec(folder), layers, files, dtype=torch.float32, device=CPU, kv_blocks=kv_blocks, block_size=BLOCK_SIZE)
 
 
+def shuffled_tables(lengths: Sequence[int], blocks: int, chance: random.Random) -> list[list[int]]:
+    """A block table for each length, its blocks anywhere and in any order, some with a block more than they need."""
+    places = list(range(1, blocks + 1))
+    chance.shuffle(places)
+    return [[places.pop() for _ in range(-(-length // BLOCK_SIZE) + chance.randint(0, 1))] for length in lengths]
+
+
 class Pipeline:
     """All layers, cut as told, between the two ends; what the engine does around them is done by the tests."""
 
@@ -285,15 +295,23 @@ class Pipeline:
         change: Change | None = None,
         kv_blocks: int = 64,
         dtype: torch.dtype = torch.float32,
+        quant: str | None = None,
     ) -> None:
+        """quant: compute with the native kernels, and round weights to this."""
         spec, files = read_spec(folder), WeightFiles(folder)
         self.spec = change(spec) if change else spec
+        self.ends: EndModel
+        self.segments: list[Any]
+        memory: dict[str, Any] = {"kv_blocks": kv_blocks, "block_size": BLOCK_SIZE}
+        parts = covering(cuts, self.spec.num_layers)
+        if quant is not None:
+            packing = Packing(self.spec, folder, quant)
+            self.ends = NativeEndModel(self.spec, folder, files, packing)
+            self.segments = [NativeModel(self.spec, layers, files, packing, **memory) for layers in parts]
+            return
         how: dict[str, Any] = {"dtype": dtype, "device": CPU}
         self.ends = EndModel(self.spec, folder, files, **how)
-        self.segments = [
-            LlmModel(self.spec, layers, files, kv_blocks=kv_blocks, block_size=BLOCK_SIZE, **how)
-            for layers in covering(cuts, self.spec.num_layers)
-        ]
+        self.segments = [LlmModel(self.spec, layers, files, **memory, **how) for layers in parts]
 
     def step(self, batch: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> list[Tensor]:
         """One pass over (new tokens, their first position, block table)s: the logits [n, vocab] of each."""
@@ -306,3 +324,20 @@ class Pipeline:
     def alone(self, tokens: Sequence[int]) -> Tensor:
         """The logits [T, vocab] of a text in one pass."""
         return self.step([(tokens, 0, range(1, -(-len(tokens) // BLOCK_SIZE) + 1))])[0]
+
+    def in_ragged_batches(self, texts: Sequence[Sequence[int]], chance: random.Random) -> list[Tensor]:
+        """The logits [T, vocab] of each text, read in pieces of any sizes, in batches with any of the others."""
+        tables = shuffled_tables([len(tokens) for tokens in texts], self.segments[0].kv_blocks, chance)
+        rows: list[list[Tensor]] = [[] for _ in texts]
+        done = [0] * len(texts)
+        mixed = 0  # steps that held chunks and single tokens at once
+        while open_ := [i for i, tokens in enumerate(texts) if done[i] < len(tokens)]:
+            chosen = chance.sample(open_, chance.randint(1, len(open_)))
+            sizes = [min(len(texts[i]) - done[i], chance.choice((1, 1, 1, 2, 5, 17))) for i in chosen]
+            mixed += 1 in sizes and max(sizes) > 1
+            batch = [(texts[i][done[i] : done[i] + n], done[i], tables[i]) for i, n in zip(chosen, sizes, strict=True)]
+            for i, n, logits in zip(chosen, sizes, self.step(batch), strict=True):
+                rows[i].append(logits)
+                done[i] += n
+        assert mixed > 3
+        return [torch.cat(found) for found in rows]
