@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -36,6 +36,13 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, 1 << 25)
     mallopt(_M_TRIM_THRESHOLD, 1 << 29)
     mallopt(_M_ARENA_MAX, 1)  # the compute thread's own arena would ignore the threshold
+
+
+def return_freed_memory() -> None:
+    """Return to the kernel what glibc keeps of freed memory: after loading, what the weights were read into."""
+    if sys.platform.startswith("linux"):
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def use_huge_pages() -> None:

@@ -14,7 +14,13 @@ from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
 from penstock.model.backend import Backend, choose_backend
 from penstock.model.ends import EndModel, end_bytes
-from penstock.model.memory import available_memory, explaining_exhaustion, keep_freed_memory, use_huge_pages
+from penstock.model.memory import (
+    available_memory,
+    explaining_exhaustion,
+    keep_freed_memory,
+    return_freed_memory,
+    use_huge_pages,
+)
 from penstock.model.native import KV_DTYPE, NativeEndModel, NativeModel
 from penstock.model.reservations import Reservations
 from penstock.model.segment import LlmModel, Segment
@@ -162,6 +168,7 @@ class ModelManager:
     def load_layers(self, found: FoundModel, layers: LayerRange, kv_blocks: int) -> Segment:
         segment = self._segment(found, layers, WeightFiles(found.folder), kv_blocks)
         if found.device.type == "cpu":
+            return_freed_memory()
             use_huge_pages()
         return segment
 
@@ -217,6 +224,7 @@ class ModelManager:
         self._reserve(size, loaded[0], where)
         ends = self._ends(found, files) if load_ends else None
         if where.type == "cpu":
+            return_freed_memory()
             use_huge_pages()
         return found.with_parts(loaded, ends)
 
