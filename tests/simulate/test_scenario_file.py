@@ -42,6 +42,8 @@ def scenario(more: str = "", base: str = BASE) -> Scenario:
         ("[[events]]\nat = 1\nkil = 'attic'\n", 20, "[events] has no key 'kil'"),
         ("[engine]\npolicy = 'lrs'\nchunks = 5\n", 20, "[engine] has no key 'chunks'"),
         ("[engine]\npolicy = 'best'\n", 18, "There is no policy 'best'"),
+        ("[network]\nwire = 'fp8'\n", 19, "is not one of auto, fp32, bf16, int8"),
+        ("[network]\nlisten = 'x'\n", 19, "[network] has no key 'listen'"),
         ("[extra]\n", 18, "The scenario has no key 'extra'"),
         ("[[nodes]]\nname = 'x'\nmemory = '4GB'\nspeed = 3\n", 21, "[nodes] has no key 'speed'"),
         ("[[nodes]]\nname = 'x'\n", 18, "x needs layers, or memory"),

@@ -12,7 +12,7 @@ from penstock.simulate.report import SimulationReport, report
 from penstock.simulate.scenario_file import parse_scenario
 from penstock.simulate.simulation import Simulation
 
-MODEL = "[model]\nlayers = 10\nhidden = 1000\nlayer_bytes = 1000\nkv_bytes = 100\n"
+MODEL = "[model]\nlayers = 10\nhidden = 1000\nlayer_bytes = 1000\nkv_bytes = 100\n[network]\nwire = 'fp32'\n"
 WHOLE = '[[nodes]]\nname = "a"\nlayers = "0:10"\nends = true\npass_ms = 2\ntoken_us = 10\nhead_ms = 3\n'
 HALVES = (
     '[[nodes]]\nname = "a"\nlayers = "0:5"\nends = true\npass_ms = 2\n'
@@ -63,6 +63,15 @@ def test_a_slow_link_is_what_limits_a_prompt() -> None:
     assert 500 * 4000 / 1e6 < found.first_token_s.p50 < 1.25 * 500 * 4000 / 1e6 + 0.2
     busiest = found.links[0]
     assert (busiest.sender, busiest.bytes > 500 * 4000) == ("a", True)
+
+
+def test_half_the_bytes_take_half_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, load = HALVES.replace("mbit = 80", "mbit = 8"), "at = [0]\nprompt = 500\nanswer = 2\n"
+    whole = figures(nodes, load).links[0]
+    monkeypatch.setattr("tests.simulate.test_simulation.MODEL", MODEL.replace("fp32", "bf16"))
+    half = figures(nodes, load).links[0]
+    assert half.bytes == pytest.approx(whole.bytes / 2, rel=0.02)
+    assert half.busy == pytest.approx(whole.busy / 2, rel=0.02)
 
 
 def test_the_same_seed_gives_the_same_figures_and_another_one_others() -> None:

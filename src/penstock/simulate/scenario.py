@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from penstock.config.engine import EngineConfig
+from penstock.domain.hidden_format import HiddenFormat
 from penstock.simulate.node import Machine
 
 Amount = tuple[int, int]  # tokens: the least and the most, each as likely
@@ -83,6 +84,7 @@ class Scenario:
     loads: tuple[JobLoad, ...]
     seed: int = 0
     engine: EngineConfig = field(default_factory=EngineConfig)
+    hidden_format: HiddenFormat = "bfloat16"  # in which hidden states travel
     links: tuple[LinkRow, ...] = ()
     events: tuple[NetworkEvent, ...] = ()
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from penstock.config.engine import EngineConfig
 from penstock.config.kinds import SIZE, format_value
+from penstock.domain.hidden_format import HiddenFormat
 from penstock.errors import ConfigError
 from penstock.simulate.machines import MachineRow, place
 from penstock.simulate.model_shape import shape_of
@@ -29,6 +30,7 @@ SHIPPED = Path(__file__).parent / "scenarios"
 MAX_NODES = 5000
 MAX_TOKENS = 1 << 20  # of a prompt or an answer
 MAX_EVENTS = 100_000
+FORMATS: dict[str, HiddenFormat] = {"auto": "bfloat16", "fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
 
 
 def shipped() -> list[str]:
@@ -134,6 +136,12 @@ def switch(value: Any) -> bool:
     return value
 
 
+def wire(value: Any) -> HiddenFormat:
+    if not isinstance(value, str) or value not in FORMATS:
+        raise ValueError(f"one of {', '.join(FORMATS)}")
+    return FORMATS[value]
+
+
 def layers(value: Any) -> tuple[tuple[int, int], ...]:
     expects = 'layers: "0:40", or "0:10,30:40"'
     if not isinstance(value, str):
@@ -202,6 +210,7 @@ class _Reader:
         length, seed = top.take("seconds", positive), top.take("seed", counted, 0)
         model = self._model(top.take("model", _any))
         engine = self._engine(top.take("engine", _any, {}))
+        hidden_format = self._hidden_format(top.take("network", _any, {}))
         rows = self._rows("nodes", top.take("nodes", _any))
         links = self._rows("links", top.take("links", _any, []))
         loads = self._rows("load", top.take("load", _any))
@@ -217,6 +226,7 @@ class _Reader:
             seed=seed,
             model=model,
             engine=engine,
+            hidden_format=hidden_format,
             machines=machines,
             groups=groups,
             sites=sites,
@@ -257,6 +267,12 @@ class _Reader:
             return EngineConfig(**given)
         except ConfigError as error:
             table.refuse(str(error).rstrip("."), hint=error.hint)
+
+    def _hidden_format(self, content: Any) -> HiddenFormat:
+        table = _Table(self, "network", 0, content)
+        found: HiddenFormat = table.take("wire", wire, FORMATS["auto"])
+        table.close()
+        return found
 
     def _machines(
         self, rows: Iterable[_Table], model: ModelShape, engine: EngineConfig

@@ -77,6 +77,7 @@ class ScenarioNetwork(SimulatedNetwork):
             layers=scenario.model.layers,
             config=scenario.engine,
             width=scenario.model.hidden,
+            hidden_format=scenario.hidden_format,
             seed=scenario.seed,
         )
 
