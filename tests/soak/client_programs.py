@@ -29,7 +29,7 @@ def npm_install(packages: Iterable[str], folder: Path) -> None:
 def pip_install(packages: Iterable[str], folder: Path) -> Path:
     """Install packages such as `litellm==1.106.2` into an environment of their own; return the folder of its programs."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=300)
-    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", *packages], check=True, timeout=900)
+    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", *packages], check=True, timeout=1500)
     return folder / "bin"
 
 

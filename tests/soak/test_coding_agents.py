@@ -23,7 +23,7 @@ AIDER = "aider-chat@0.86.2"
 TASK = "Replace the word old by new in notes.txt."
 DONE = "I replaced it."
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)  # with the installation
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ TOGETHER = (
     ("lm-eval",),
 )  # need the same versions of others
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(1800)  # with the installation
 
 
 @pytest.fixture(scope="module")
