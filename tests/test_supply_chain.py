@@ -18,6 +18,7 @@ from tools import audit
 from tools.sbom import FILE, pins, render, requirers
 
 ROOT = Path(__file__).parents[1]
+CONSOLE = ROOT / "src/penstock/doors/app/console/static"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 RUNTIME = [Requirement(text) for text in PYPROJECT["project"]["dependencies"]]
 DEV = [Requirement(text) for text in PYPROJECT["project"]["optional-dependencies"]["dev"]]
@@ -137,7 +138,7 @@ def test_the_comments_of_a_compiled_file_say_what_needs_a_package() -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_carries_the_sbom(tmp_path: Path) -> None:
+def test_the_wheel_carries_the_sbom_and_the_console(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -146,6 +147,8 @@ def test_the_wheel_carries_the_sbom(tmp_path: Path) -> None:
         (name,) = (name for name in archive.namelist() if ".dist-info/sboms/" in name)
         assert name.endswith("/sboms/penstock.cdx.json")
         assert archive.read(name).decode() == render()
+        console = {path.relative_to(ROOT / "src").as_posix() for path in CONSOLE.rglob("*") if path.is_file()}
+        assert console <= {*archive.namelist()}
 
 
 # ---- the audit ----

@@ -22,7 +22,7 @@ class Machines {
 
   #take(state, time) {
     const nodes = state.nodes ?? {};
-    for (const name of Object.keys(nodes).sort()) {
+    for (const name of namesOf(nodes)) {
       this.colour(name);
       this.#seen.set(name, { node: nodes[name], segments: segmentsOf(state, name) });
       this.lost.delete(name);
@@ -35,6 +35,10 @@ class Machines {
     for (const [name, { time: since }] of this.lost) if (time - since > SHOW_LOST_S) this.lost.delete(name);
   }
 }
+
+/** The names of all machines, this one first. */
+export const namesOf = (nodes) =>
+  Object.keys(nodes).sort((one, other) => Number(nodes[other].here) - Number(nodes[one].here) || one.localeCompare(other));
 
 /** The parts of all models that a machine holds, each with its model. */
 export function segmentsOf(state, name) {

@@ -7,7 +7,7 @@ import { Empty, Icon, Page } from "../ui.js";
 import { html, useState } from "../vendor/preact-htm.js";
 import { Band } from "./band.js";
 import { Command, InviteDialog, MachineDialog } from "./details.js";
-import { machines, segmentsOf } from "./machines.js";
+import { machines, namesOf, segmentsOf } from "./machines.js";
 import { RouteDrawing } from "./route.js";
 
 export function PipesPage() {
@@ -71,7 +71,7 @@ function Figures({ model }) {
 }
 
 function Machines({ state, onChoose }) {
-  const names = [...Object.keys(state.nodes), ...machines.lost.keys()];
+  const names = [...namesOf(state.nodes), ...machines.lost.keys()];
   if (names.length < 2) return null;
   return html`<section class="stack" aria-label="Machines">
     <h2>Machines</h2>

@@ -5,7 +5,7 @@ import { Drawing } from "../ui.js";
 import { html } from "../vendor/preact-htm.js";
 import { machines } from "./machines.js";
 
-const BOX = { width: 196, height: 104 };
+const BOX = { width: 212, height: 104 };
 const GAP = 84;
 const TOP = 8;
 const RETURN = 46; // pixels below the boxes where what comes home travels
