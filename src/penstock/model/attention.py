@@ -65,10 +65,10 @@ class AttentionPlan:
         self.max_position = int(positions.max())
         self.positions = upload(positions, device)
         self.slots = upload(slots, device)
-        self._views: dict[int | None, _View] = {}
+        self._views: dict[int | None, _WindowView] = {}
         for window in map(self._effective, windows):
             if window not in self._views:
-                self._views[window] = _View(batch, window, block_size, dtype, device)
+                self._views[window] = _WindowView(batch, window, block_size, dtype, device)
 
     def attend(self, q: Tensor, kv: Tensor, window: int | None) -> Tensor:
         """q [T, heads, head_dim] over kv [slots, 2, kv_heads, head_dim] -> [T, heads * head_dim]"""
@@ -78,7 +78,7 @@ class AttentionPlan:
         return None if window is None or window > self.max_position else window
 
 
-class _View:
+class _WindowView:
     """What each token of a batch sees in layers with one window."""
 
     def __init__(self, batch: Batch, window: int | None, block_size: int, dtype: torch.dtype, device: torch.device) -> None:

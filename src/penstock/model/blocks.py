@@ -66,7 +66,7 @@ def write_blocks(folder: Path, tensors: Mapping[str, BlocksOf]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _StoredTensor:
     type_name: str
     sha256: str
     values: str
@@ -105,7 +105,7 @@ class Blocks:
             raise CorruptWeights(f"{name} in {self._path} is damaged.", hint=_FETCH_AGAIN)
         return entry.type_name, found
 
-    def _read(self) -> dict[str, _Entry]:
+    def _read(self) -> dict[str, _StoredTensor]:
         try:
             size = self._path.stat().st_size
             with self._path.open("rb") as file:
@@ -119,10 +119,10 @@ class Blocks:
             raise CorruptWeights(f"{self._path} cannot be read: {error!r}.", hint=_FETCH_AGAIN) from None
 
 
-def _entry(about: str, place: Mapping[str, list[int]], start: int, size: int) -> _Entry:
+def _entry(about: str, place: Mapping[str, list[int]], start: int, size: int) -> _StoredTensor:
     type_name, sha256, values = about.split(" ")
     (rows, width), (begin, end) = place["shape"], place["data_offsets"]
     block, _ = SIZES[type_name]
     if min(rows, width, begin) < 0 or width % block or end - begin != rows * width or start + end > size:
         raise ValueError("a tensor is not where its table says")
-    return _Entry(type_name, sha256, values, (rows, width), start + begin)
+    return _StoredTensor(type_name, sha256, values, (rows, width), start + begin)
