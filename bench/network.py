@@ -4,14 +4,15 @@
   two             two nodes with one compute thread each, against one node with two (4.5 min)
   delay           32 streams with 20 ms added to every hop, against none (2 min)
   wire            formats of hidden states on links of 100 and 20 Mbit/s (8 min)
+  simulation      what the simulation predicts, against one and two nodes (3 min)
   language-pipes  against language-pipes over two nodes, where --language-pipes says where it is (2 min)
   all             one after the other
   cuts            not among all: where to cut the layers, so that both nodes have the same work (3 min)
   show            no measuring: print the kept results as Markdown
 
 Results are kept in bench/results/network.json, those of a --quick run are not. Run it on a quiet machine. What exactly is
-measured, and why so, is said at the head of network_hop.py, network_two.py, network_delay.py, network_wire.py and
-network_language_pipes.py.
+measured, and why so, is said at the head of network_hop.py, network_two.py, network_delay.py, network_wire.py,
+network_simulation.py and network_language_pipes.py.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 import network_delay
 import network_hop
 import network_language_pipes
+import network_simulation
 import network_two
 import network_wire
 from compare import say
@@ -72,12 +74,19 @@ def wire(args: argparse.Namespace) -> dict[str, Any]:
     return network_wire.measure(make(penstock=args.penstock, default=args.folder, seed=args.seed, **asked))
 
 
+def simulation(args: argparse.Namespace) -> dict[str, Any]:
+    make = network_simulation.SimulationPlan.quick if args.quick else network_simulation.SimulationPlan
+    asked = _given(rounds=args.rounds, new_tokens=args.new, streams=args.streams)
+    return network_simulation.measure(make(**_basics(args), **asked, cut=args.cut or MIDDLE))
+
+
 RIVAL = "language-pipes"
 PARTS = {
     "hop": Part("A hop", hop, network_hop.show),
     "two": Part("Two nodes against one", two, network_two.show),
     "delay": Part("Far away", delay, network_delay.show),
     "wire": Part("Formats of hidden states", wire, network_wire.show),
+    "simulation": Part("Simulated and real nodes", simulation, network_simulation.show),
     RIVAL: Part("Against language-pipes", rival, network_language_pipes.show),
     "cuts": Part("Where to cut", cuts, network_two.show_cuts),
 }

@@ -44,7 +44,7 @@ def _title(report: SimulationReport) -> Iterable[str]:
         f"{jobs.done:,} of {jobs.started:,} jobs done",
         f"first token {_seconds(first.p50)} (p99 {_seconds(first.p99)})",
         f"between tokens {_seconds(between.p50)} (p99 {_seconds(between.p99)})",
-        f"{report.recoveries:,} recoveries",
+        f"recoveries: {report.recoveries:,}",
     ]
     yield _text(LEFT, 28, f"{report.scenario}: {len(report.nodes):,} nodes, {report.seconds:g} s", size=17, weight=600)
     yield _text(LEFT, 48, " · ".join(summary), colour=FAINT)
@@ -83,9 +83,10 @@ def _events(report: SimulationReport, bottom: int) -> Iterable[str]:
 
 
 def _time_axis(seconds: float, y: int) -> Iterable[str]:
-    for number in range(7):
-        x = LEFT + number / 6 * (WIDTH - LEFT - RIGHT)
-        yield _text(x, y + 18, f"{seconds * number / 6:.4g} s", anchor="middle", colour=FAINT)
+    step = _round_up(seconds / 6)
+    for number in range(int(seconds / step) + 1):
+        x = LEFT + number * step / seconds * (WIDTH - LEFT - RIGHT)
+        yield _text(x, y + 18, f"{number * step:.6g} s", anchor="middle", colour=FAINT)
 
 
 def _use(report: SimulationReport, top: int) -> Iterable[str]:
