@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -290,6 +291,43 @@ void test_refusals() {
     expect(ps_context_new(1, "none") == nullptr && std::strstr(ps_error(), "'none'"), "an unknown path is refused");
 }
 
+// ---- ends ----
+
+void test_head_and_picks() {
+    for (const int n : {5, 128, 1000, 9001}) {
+        const int m = 7, cols = 96;
+        const Weights w(PS_Q4M, n, cols);
+        const std::vector<float> hidden = normal(m * cols, 3.0f);
+        const std::vector<ps_choice> choices = {
+            {0.3, 0.0f, 1.0f, 0.0f, 0}, {0.3, 0.8f, 1.0f, 0.0f, 0}, {0.6, 0.8f, 0.9f, 0.0f, 0},   {0.9, 1.0f, 1.0f, 0.0f, 3},
+            {0.1, 1.0f, 0.7f, 0.0f, 4}, {0.5, 1.0f, 1.0f, 0.1f, 0}, {0.5, 30.0f, 0.99f, 0.01f, 2}};
+        std::vector<float> wanted(static_cast<size_t>(m) * n);
+        std::vector<int32_t> tokens(m);
+        const Context portable("portable", 1);
+        const int refined = n < 8 ? n : 8;
+        expect(ps_head(portable.c, w.matrix, nullptr, 0, m, hidden.data(), refined, wanted.data()) == 0, "head");
+        wanted[4] = -INFINITY;
+        expect(ps_pick(portable.c, m, n, wanted.data(), choices.data(), tokens.data()) == 0, "picking");
+        const auto best = std::max_element(wanted.begin(), wanted.begin() + n) - wanted.begin();
+        expect(tokens[0] == best, "temperature 0 takes the best token of " + std::to_string(n));
+        for (const int32_t token : tokens) expect(token >= -1 && token < n, "a token, or none");
+        for (const std::string& path : usable_paths()) {
+            const Context context(path.c_str());
+            std::vector<float> logits(wanted.size());
+            std::vector<int32_t> found(m);
+            ps_head(context.c, w.matrix, nullptr, 0, m, hidden.data(), refined, logits.data());
+            logits[4] = -INFINITY;
+            ps_pick(context.c, m, n, logits.data(), choices.data(), found.data());
+            expect(same(logits, wanted) && found == tokens, path + ": the same logits and tokens of " + std::to_string(n));
+        }
+    }
+    const Context context(nullptr);
+    const std::vector<float> odd(300, NAN);
+    const ps_choice choice = {0.5, 1.0f, 0.9f, 0.0f, 0};
+    int32_t token = 0;
+    expect(ps_pick(context.c, 1, 300, odd.data(), &choice, &token) == 0 && token == -1, "no token of what is not a number");
+}
+
 // ---- threads ----
 
 struct Count {
@@ -411,6 +449,7 @@ int main(int count, char** arguments) {
     test_rows_that_are_not_finite_stay_so();
     test_layers();
     test_refusals();
+    test_head_and_picks();
     if (!single) {
         test_threads();
         test_fork();
