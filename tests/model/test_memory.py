@@ -52,14 +52,14 @@ chance = random.Random(1)
 
 def ask(count: int) -> None:
     for _ in range(count):
-        prompts = [[chance.randrange(1000) for _ in range(chance.randrange(1, 300))] for _ in range(chance.randrange(1, 6))]
+        prompts = [[chance.randrange(1000) for _ in range(chance.randrange(1, 120))] for _ in range(chance.randrange(1, 6))]
         llm.generate(prompts, SamplingParams(temperature=0.7, max_tokens=chance.randrange(1, 8)), use_tqdm=False)
 
-with LLM("smollm2-135m", device="cpu", kv_memory=48 << 20) as llm:
-    llm.generate([[5] * 1500], SamplingParams(max_tokens=1), use_tqdm=False)
-    ask(12)
+with LLM("smollm2-135m", device="cpu", kv_memory=24 << 20) as llm:
+    llm.generate([[5] * 600], SamplingParams(max_tokens=1), use_tqdm=False)
+    ask(10)
     warm = resident()
-    ask(40)
+    ask(20)
     print(warm, resident())
 """)
     assert end <= 1.05 * warm
