@@ -296,3 +296,28 @@ def test_parts_are_timed_as_on_the_general_way() -> None:
         (done,) = [update for update in updates if isinstance(update, JobDone)]
         times[steady] = [(p.part, p.nodes, p.layers, p.prefill_passes, p.decode_passes) for p in done.timings.parts]
     assert times[True] == times[False]
+
+
+@pytest.mark.parametrize("event", ["attempt and base", "incarnation", "lease", "size of the lease", "route"])
+def test_columns_are_not_used_after_what_they_were_made_of_has_changed(event: str) -> None:
+    engine = make_engine(EngineConfig(block_size=4), blocks=100)
+    sizes = count_steady(engine)
+    asked = [submit(engine, [1, 2, 3 + i], arrival=float(i)) for i in range(2)]
+    while len(sizes) < 5:
+        engine.turn()
+    steady, sequences = engine._processor._steady, engine.sequences
+    (stage,) = engine.stages.values()
+    seq = asked[0][0].sequences[0]
+    assert steady._is_current()
+    match event:
+        case "attempt and base":
+            sequences.rewind_seq(seq)
+        case "incarnation":
+            sequences.preempt_seq(seq)
+        case "size of the lease":
+            sequences.resize(90)
+        case "lease":
+            stage.leases[next(iter(stage.leases))] = own(stage).__class__(own(stage).pool)
+        case "route":
+            engine.host.routes.clear()
+    assert not steady._is_current()

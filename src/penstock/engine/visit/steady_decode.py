@@ -88,7 +88,10 @@ class SteadyDecode:
             self._since_scheduled += 1
             if self._since_scheduled > MAX_STEPS:
                 return False
-        return self._hosted is not None and context.host.routes.get(self._hosted.id) is self._hosted
+        route = self._hosted
+        if route is None or context.host.routes.get(route.id) is not route:
+            return False
+        return all(columns.part.stage.leases.get(route.id) is columns.lease for columns in self._stages)
 
     def _collect(self) -> bool:
         """Make the columns of all running sequences, if each of them can take a steady step."""
