@@ -59,7 +59,8 @@ def test_plots_follow_the_server(visitors: Visitors, server: ServerThread, pictu
             page.wait_for_function("() => Number(document.querySelector('.plot strong')?.textContent) > 0")
             assert throughput.locator("canvas").is_visible()
             page.get_by_role("region", name="Time between tokens").get_by_text("ms").first.wait_for()
-            page.wait_for_function(POINTS, arg=10)
+            while not page.evaluate(POINTS, 12):
+                page.wait_for_timeout(100)
             page.screenshot(path=pictures / f"metrics-{theme}-{size}.png")
             assert not visit.faults()
     finally:

@@ -38,7 +38,7 @@ export function Plot({ title, lines, format, history, minimum = 1 }) {
             y: { range: (_, __, most) => [0, Math.max(minimum, (most ?? 0) * 1.1)] },
           },
           axes: [
-            { stroke: muted, grid: { show: false }, ticks: { show: false }, font: "11px Inter, sans-serif", size: 26, space: 70, values: (_, marks) => marks.map(clock) },
+            { stroke: muted, grid: { show: false }, ticks: { show: false }, font: "11px Inter, sans-serif", size: 26, space: 70, values: (_, marks) => marks.map(clocks(marks)) },
             { stroke: muted, grid, ticks: { show: false }, font: "11px Inter, sans-serif", size: 54, space: 34, values: (_, marks) => marks.map(format) },
           ],
           series: [{}, ...lines.map(([, label], index) => ({ label, stroke: colour(LINES[index]), width: 1.6, points: { show: false } }))],
@@ -76,4 +76,8 @@ export function Plot({ title, lines, format, history, minimum = 1 }) {
   </section>`;
 }
 
-const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+/** Times of an axis; with seconds where its marks are less than a minute apart. */
+function clocks(marks) {
+  const second = marks[1] - marks[0] < 60 ? "2-digit" : undefined;
+  return (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second, hourCycle: "h23" });
+}
