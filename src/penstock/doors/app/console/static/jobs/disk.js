@@ -1,4 +1,4 @@
-// DiskJobs: the jobs of the workspace and the batches, read again whenever the event stream says that they have changed.
+// JobsOnDisk: the jobs of the workspace and the batches, read again whenever the event stream says that they have changed.
 
 import { call, getJson, onKey, problemOf } from "../api.js";
 import { live } from "../live.js";
@@ -8,7 +8,7 @@ const LIMIT = 200;
 const PAUSE_MS = 1000; // between two readings
 const AGAIN_MS = 10_000; // without a change
 
-class DiskJobs extends Store {
+class JobsOnDisk extends Store {
   jobs = [];
   batches = [];
   problem = "";
@@ -97,4 +97,4 @@ class DiskJobs extends Store {
   }
 }
 
-export const disk = new DiskJobs();
+export const disk = new JobsOnDisk();
