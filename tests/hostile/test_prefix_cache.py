@@ -54,6 +54,7 @@ WITHOUT_JOBS = {
     *("/tokenize", "/detokenize", "/v1/messages/count_tokens"),
     *("/v1/files", "/v1/batches", "/v1/batches/{batch}/cancel", "/v1/responses/{response}/cancel"),
     *("/v1/messages/batches", "/v1/messages/batches/{batch}/cancel"),
+    *("/jobs/{job}/cancel", "/jobs/{job}/retry", "/keys", "/keys/{key}/revoke"),  # a job keeps its owner when it is tried again
     *("/api/copy", "/api/create", "/api/pull", "/api/push", "/api/show"),
 }
 
