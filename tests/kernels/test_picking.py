@@ -56,6 +56,14 @@ def test_most_tokens_are_picked_and_are_the_samplers(context, paths: list[str], 
     assert [one.token_id for one in sample(logits.clone(), rows, Picker(context()))] == wanted
 
 
+@pytest.mark.parametrize("top_k", [VOCAB, 1 << 31, 1 << 40, 10**30])
+def test_any_number_of_likely_tokens_may_be_asked_for(context, top_k: int) -> None:
+    logits = likely_logits(np.random.default_rng(4), 16)
+    of = [[SampleRow(SamplingParams(top_k=k, top_p=0.9), seed, 0, [1], 1) for seed in range(16)] for k in (0, top_k)]
+    without, found = (sample(logits.clone(), rows, Picker(context())) for rows in of)
+    assert found == without
+
+
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),

@@ -27,6 +27,7 @@ class Picker:
             some = [rows[i] for i in drawn]
             choices["noise"][drawn] = noise_at([row.noise_key for row in some], [len(row.tokens) for row in some])
             choices["temperature"][drawn] = [row.temperature for row in some]
-            for name in ("top_p", "min_p", "top_k"):
+            for name in ("top_p", "min_p"):
                 choices[name][drawn] = [getattr(row.params, name) for row in some]
+            choices["top_k"][drawn] = [min(row.params.top_k, logits.shape[1]) for row in some]  # clients may ask for any number
         return self._context.pick(logits.numpy(), choices).astype(np.int64)
