@@ -127,6 +127,23 @@ def test_weights_are_kept_in_the_precision_of_their_file(stored: torch.dtype, tm
     assert distance(logits(model, TEXT), wanted) <= EXACT
 
 
+@pytest.mark.parametrize("declared", ["float16", "float32", "bfloat16", None])
+def test_weights_that_come_later_are_kept_in_the_precision_of_their_file(declared: str | None, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, dtype=torch.float16, torch_dtype=declared)
+    spec, file = read_spec(folder), folder / "model.safetensors"
+    index = {"weight_map": dict.fromkeys(load_file(file), file.name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    away = file.rename(folder / "elsewhere")
+    packing = Packing(spec, folder, "none")
+    assert packing.precision == (declared or "bfloat16"), "as far as is known"
+    away.rename(file)
+    weights, _ = packing.read_layer(WeightFiles(folder), 0)
+    packed = weights.matrix("self_attn.q_proj")
+    assert packed.struct.kind == natural_kind(SourceType.F16)
+    wanted = load_file(file)["model.layers.0.self_attn.q_proj.weight"].float().numpy()
+    assert np.array_equal(packed.unpack(), wanted)
+
+
 @pytest.mark.parametrize("quant", QUANTS)
 def test_logits_have_the_same_bits_however_a_text_is_cut_batched_and_routed(quant: str, llama: Path) -> None:
     whole = load(llama, quant=quant)

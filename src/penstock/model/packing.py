@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 import os
@@ -34,7 +35,7 @@ NAMES = {"F64": "float32", "F32": "float32", "F16": "float16"}
 # These read the residual stream, in which a few channels are far larger than their neighbours: their inputs keep 16 bits.
 FINE_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
 ROUTER = "mlp.gate.weight"  # never rounded: a rounded score may choose another expert
-_UNKNOWN = "BF16"  # the type of a tensor that is not here yet
+_DECLARED = {"float32": "F32", "float16": "F16"}  # types by their names in config.json; BF16 for all others
 _SOURCES = {torch.float32: SourceType.F32, torch.float16: SourceType.F16, torch.bfloat16: SourceType.BF16}
 Floats = NDArray[np.float32]
 
@@ -49,7 +50,8 @@ class Packing:
         self.quant = quant
         self._spec = spec
         self._types = _stored_types(folder)
-        stored = _most_common({name: self._types.get(name, _UNKNOWN) for name in _matrices(spec)}, _matrices(spec))
+        self._unknown = _declared_type(folder)  # of a tensor that is not here yet
+        stored = _most_common({name: self._types.get(name, self._unknown) for name in _matrices(spec)}, _matrices(spec))
         if quant != "none" and stored in SIZES:
             raise ConfigError(
                 f"quant = {quant}, but the weights of this model are quantised already ({stored}).",
@@ -61,7 +63,7 @@ class Packing:
     def kind(self, name: str) -> Kind:
         """The layout of a matrix."""
         if self.quant == "none" or name.endswith(ROUTER):
-            return natural_kind(_source_type(self._types.get(name, _UNKNOWN)))
+            return natural_kind(_source_type(self._types.get(name, self._unknown)))
         # logits are compared with each other, so the ends keep 8 bits
         return Kind.Q4 if self.quant == "int4" and name.startswith(f"{self._spec.prefix}layers.") else Kind.Q8
 
@@ -82,6 +84,8 @@ class Packing:
 
         Weights that are rounded are kept on disk and mapped from there the next time.
         """
+        if not self._types.keys() >= shapes.keys():
+            self._types |= _stored_types(files.folder)  # they may have come since, from other nodes or from the model's makers
         if self.quant == "none":
             return self._read_stored(files, shapes, prefix)
         path, identity = self._path(files, prefix), self._identity(files, shapes)
@@ -214,6 +218,16 @@ def _stored_types(folder: Path) -> dict[str, str]:
         return WeightFiles(folder).types() | Blocks(folder).types()
     except CorruptWeights:
         return {}  # it says so when it is loaded, and other nodes may have the weights
+
+
+def _declared_type(folder: Path) -> str:
+    """The type that a model's own configuration says its weights have."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        named = [part.get(key) for part in (config, config.get("text_config", {})) for key in ("torch_dtype", "dtype")]
+    except (OSError, ValueError, AttributeError, RecursionError):
+        named = []
+    return _DECLARED.get(next((str(name) for name in named if name), ""), "BF16")
 
 
 def _matrices(spec: ModelSpec) -> Shapes:
