@@ -92,6 +92,13 @@ def test_a_closed_loop_has_so_many_jobs_at_a_time() -> None:
     assert found.jobs.started > 4
 
 
+def test_time_passes_where_nothing_takes_any() -> None:
+    found = figures(
+        '[[nodes]]\nname = "a"\nlayers = "0:10"\nends = true\n', "streams = 1\nprompt = 10\nanswer = 5\n", seconds=0.5
+    )
+    assert 0 < found.jobs.done == found.jobs.started <= 51
+
+
 def test_a_node_that_dies_makes_answers_pause_and_nothing_else() -> None:
     found = figures(HALVES, STREAMS, "[[events]]\nat = 2\nkill = 'b-1'\n")
     assert ended_once(found)

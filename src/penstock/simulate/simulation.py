@@ -16,7 +16,7 @@ from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.engine.engine import RECALL_INTERVAL_S
 from penstock.simulate.letter import Letter
 from penstock.simulate.link_table import LinkTable
-from penstock.simulate.network import MAX_SLEEP_S, Lane, SimulatedNetwork
+from penstock.simulate.network import MAX_SLEEP_S, TICK_S, Lane, SimulatedNetwork
 from penstock.simulate.node import SimulatedNode
 from penstock.simulate.scenario import Amount, Happening, JobLoad, NetworkEvent, Scenario
 
@@ -197,7 +197,8 @@ class Simulation:
         def on_end() -> None:
             self._open -= 1
             if load.streams and node.alive:
-                pause = 0.0 if watched.done else RETRY_S
+                took_time = watched.ended is not None and watched.ended > watched.started  # else time would stand still
+                pause = RETRY_S if not watched.done else 0.0 if took_time else TICK_S
                 self.network.at(self.network.now + pause, partial(self._submit, load, origin))
 
         watched = WatchedJob(len(self.jobs), node, prompt, answer, lambda: node.clock() - self._start, on_end)
