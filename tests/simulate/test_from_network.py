@@ -81,6 +81,8 @@ def test_what_if_there_were_another_node(network: RunningNetwork) -> None:
         ("speed=2", "does not say how much memory"),
         ("speed=0,memory=4GB", "not a number above 0"),
         ("memory=much", "is not a size"),
+        ("name=b,memory=4GB", "adds a node b, but there is one already"),
+        ("memory=4GB,ends=yes", "ends=yes in .* is not true or false"),
         ("colour=red,memory=4GB", "'colour=red' in --with is not understood"),
     ],
 )
@@ -95,9 +97,17 @@ def test_loads_are_understood() -> None:
     assert (streams.streams, streams.prompt) == (8, (50, 50))
 
 
-@pytest.mark.parametrize("text", ["", "2", "2/s", "2/s, 5", "x/s, 5+5", "0/s, 5+5", "1.5 streams, 5+5", "2/s, 0+5"])
+@pytest.mark.parametrize(
+    "text", ["", "2", "2/s", "2/s, 5", "x/s, 5+5", "0/s, 5+5", "1.5 streams, 5+5", "2/s, 0+5", f"{10**400}/s, 5+5"]
+)
 def test_a_load_that_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not understood"):
+        parse_load(text, "a")
+
+
+@pytest.mark.parametrize("text", ["200000 streams, 5+5", "2/s, 9999999+5", "2/s, 5+9999999"])
+def test_a_load_that_is_too_large_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="more than can be simulated"):
         parse_load(text, "a")
 
 

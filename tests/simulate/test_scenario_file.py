@@ -51,6 +51,10 @@ def scenario(more: str = "", base: str = BASE) -> Scenario:
         ("[[nodes]]\nname = 'x'\nlayers = '4-8'\n", 20, "is not layers"),
         ("[[nodes]]\nname = 'attic'\nlayers = '4:8'\n", 19, "there are two nodes attic"),
         ("[[links]]\nbetween = ['attic', 'roof']\n", 19, "there is no node roof"),
+        ("[[nodes]]\nname = 'x'\nlayers = '²:8'\n", 20, "is not layers"),
+        ("[[nodes]]\nname = 'x'\ncount = 281474976710655\nlayers = '4:8'\n", 20, "more than 5,000 nodes"),
+        ("[[load]]\norigin = 'attic'\nstreams = 100001\nprompt = 1\nanswer = 1\n", 20, "is not at most 100,000"),
+        ("[[events]]\nat = 1\nevery = 1e-308\nkill = 'attic'\n", 20, "too many events"),
         ("[[links]]\nmbit = 0\n", 19, "mbit = 0 is not a number above 0"),
         ("[[links]]\nloss = 2\n", 19, "loss = 2 is not a share"),
         ("[[events]]\nat = 1\nkill = 'attic'\njoin = 'attic'\n", 18, "an event needs one of"),
@@ -71,6 +75,11 @@ def test_what_is_not_understood_is_refused_with_its_line(more: str, line: int, p
 def test_text_that_is_no_toml_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"is not TOML.*line 1"):
         parse_scenario("seconds = \n")
+
+
+def test_text_that_is_nested_too_deep_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is not TOML"):
+        parse_scenario(f"x = {'[' * 5000}{']' * 5000}")
 
 
 def test_a_file_that_is_not_there_names_the_scenarios_that_are() -> None:

@@ -18,13 +18,16 @@ from penstock.placement.plan import Member, decide
 from penstock.simulate.machines import footprint
 from penstock.simulate.node import MODEL, Machine
 from penstock.simulate.scenario import JobLoad, LinkRow, LinkSpeed, ModelShape, Scenario
+from penstock.simulate.scenario_file import MAX_STREAMS, MAX_TOKENS
 
 DOUBLING_TOKENS = 32  # nobody measures what a token costs: a pass with so many is taken to last twice as long as one without
 DEFAULT_LOAD = "1 stream, 200+100"
 DEFAULT_SECONDS = 60.0
 KNOWN_KEYS = ("name", "speed", "memory", "ends")
 
-_LOAD = re.compile(r"(?P<count>\d+(?:\.\d+)?)\s*(?P<kind>/s|streams?)\s*,\s*(?P<prompt>\d+)\s*\+\s*(?P<answer>\d+)")
+_LOAD = re.compile(
+    r"(?P<count>\d{1,6}(?:\.\d{1,6})?)\s*(?P<kind>/s|streams?)\s*,\s*(?P<prompt>\d{1,9})\s*\+\s*(?P<answer>\d{1,9})"
+)
 
 
 def parse_load(text: str, origin: str) -> JobLoad:
@@ -35,6 +38,11 @@ def parse_load(text: str, origin: str) -> JobLoad:
     whole = found is not None and (found["kind"] == "/s" or count.is_integer())
     if found is None or not (whole and count and prompt and answer):
         raise ConfigError(f"The load '{text}' is not understood.", hint='Write "2/s, 500+200" or "8 streams, 500+200".')
+    if max(prompt, answer) > MAX_TOKENS or count > MAX_STREAMS:
+        raise ConfigError(
+            f"The load '{text}' is more than can be simulated.",
+            hint=f"At most {MAX_STREAMS:,} jobs, of at most {MAX_TOKENS:,} tokens.",
+        )
     rate, streams = (count, 0) if found["kind"] == "/s" else (0.0, int(count))
     return JobLoad(origin=origin, prompt=(prompt, prompt), answer=(answer, answer), per_second=rate, streams=streams)
 
@@ -151,6 +159,10 @@ class RunningNetwork:
         given = _pairs(spec)
         name = given.get("name", f"new-{number}")
         rate = fmean(machine.layer_seconds for machine in self.machines) / _positive(given.get("speed", "1"), "speed", spec)
+        if any(name == one.name for one in there):
+            raise ConfigError(f"'{spec}' adds a node {name}, but there is one already.", hint="Give it another name.")
+        if given.get("ends", "true") not in ("true", "false"):
+            raise ConfigError(f"ends={given['ends']} in '{spec}' is not true or false.")
         base = Machine(name, ends=given.get("ends") == "true", layer_seconds=rate, layer_per_token=rate / DOUBLING_TOKENS)
         if "memory" not in given:
             raise ConfigError(f"'{spec}' does not say how much memory the node has.", hint='Add memory, such as "memory=24GB".')

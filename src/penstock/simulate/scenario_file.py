@@ -30,6 +30,7 @@ SHIPPED = Path(__file__).parent / "scenarios"
 MAX_NODES = 5000
 MAX_TOKENS = 1 << 20  # of a prompt or an answer
 MAX_EVENTS = 100_000
+MAX_STREAMS = 100_000  # of one load
 FORMATS: dict[str, HiddenFormat] = {"auto": "bfloat16", "fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
 
 
@@ -57,7 +58,7 @@ def read_scenario(name: str) -> Scenario:
 def parse_scenario(text: str, name: str = "scenario", file: str = "scenario.toml") -> Scenario:
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is not TOML: {error}.") from None
     return _Reader(file, TomlLines(text)).scenario(name, content)
 
@@ -95,6 +96,12 @@ def whole(value: Any, minimum: int = 1) -> int:
 
 def counted(value: Any) -> int:
     return whole(value, 0)
+
+
+def streams(value: Any) -> int:
+    if whole(value) > MAX_STREAMS:
+        raise ValueError(f"at most {MAX_STREAMS:,}")
+    return int(value)
 
 
 def amount(value: Any) -> Amount:
@@ -149,7 +156,7 @@ def layers(value: Any) -> tuple[tuple[int, int], ...]:
     found = []
     for part in value.split(","):
         start, colon, end = part.strip().partition(":")
-        if not (colon and start.isdigit() and end.isdigit() and int(start) < int(end)):
+        if not (colon and start.isdecimal() and end.isdecimal() and int(start) < int(end)):
             raise ValueError(expects)
         found.append((int(start), int(end)))
     return tuple(found)
@@ -300,6 +307,8 @@ class _Reader:
             row.close()
             if base.memory is None and not held and not base.ends:
                 row.refuse(f"{name} needs layers, or memory to place some in")
+            if len(found) + max(1, count) > MAX_NODES:
+                row.refuse(f"more than {MAX_NODES:,} nodes", "count")
             names = [f"{name}-{number}" for number in range(1, count + 1)] if count else [name]
             for number, each in enumerate(names, start=1):
                 if any(each == one.name for one in found[-1:]) or each in sites:
@@ -308,8 +317,6 @@ class _Reader:
                 sites[each] = site.replace("{n}", str(number))
             if count:
                 groups[name] = tuple(names)
-            if len(found) > MAX_NODES:
-                row.refuse(f"more than {MAX_NODES:,} nodes", "count")
         if not found:
             self.refuse("no nodes", "nodes")
         if not any(one.ends for one in found):
@@ -338,7 +345,7 @@ class _Reader:
             answer=row.take("answer", amount),
             per_second=row.take("per_second", positive, 0.0),
             at=row.take("at", times, ()),
-            streams=row.take("streams", whole, 0),
+            streams=row.take("streams", streams, 0),
         )
         row.close()
         if sum(map(bool, (load.per_second, load.at, load.streams))) != 1:
@@ -359,10 +366,10 @@ class _Reader:
         ((what, names),) = given.items()
         for name in names:
             self._check(row, what.value, name, known)
-        count = int((until - at) / every) + 1 if every and until > at else 1
-        if count > MAX_EVENTS:
+        repeats = (until - at) / every if every and until > at else 0.0
+        if repeats >= MAX_EVENTS:
             row.refuse("too many events", "every")
-        return [NetworkEvent(at + number * every, what, names) for number in range(count)]
+        return [NetworkEvent(at + number * every, what, names) for number in range(int(repeats) + 1)]
 
     def _check(self, row: _Table, key: str, name: str, known: set[str]) -> None:
         if name not in known:

@@ -83,6 +83,9 @@ def test_without_a_scenario_the_shipped_ones_are_listed(quickly: Run) -> None:
         (["home", "--load", "2/s, 5+5"], "--load needs --from-network"),
         (["home", "--from-network"], "exclude each other"),
         (["home", "--seconds", "0"], "--seconds must be above 0"),
+        (["home", "--seconds", "nan"], "--seconds must be above 0"),
+        (["home", "--seconds", "inf"], "--seconds must be above 0"),
+        (["--from-network", "--seconds", "-5"], "--seconds must be above 0"),
     ],
 )
 def test_bad_input_is_refused(quickly: Run, words: list[str], problem: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,6 +55,8 @@ def simulate(
     _check_options(
         scenario, from_network=from_network, only_there={"--without": without, "--with": with_, "--load": load, "--url": url}
     )
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ConfigError("--seconds must be above 0, and finite.")
     if plot is not None and plot.suffix.lower() != ".svg":
         raise ConfigError(f"The plot {plot} cannot be drawn: only SVG is.", hint="Name a file that ends in .svg.")
     from penstock.simulate.report import report
@@ -94,11 +97,7 @@ def _check_options(scenario: str | None, *, from_network: bool, only_there: dict
 def _lasting(scenario: Scenario, seconds: float | None) -> Scenario:
     from dataclasses import replace
 
-    if seconds is None:
-        return scenario
-    if seconds <= 0:
-        raise ConfigError("--seconds must be above 0.")
-    return replace(scenario, seconds=seconds)
+    return scenario if seconds is None else replace(scenario, seconds=seconds)
 
 
 # ---- as text ----
