@@ -6,8 +6,14 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 
+import numpy as np
 import pytest
+import torch
+
+from penstock.errors import NotEnoughMemory
+from penstock.model.memory import explaining_exhaustion
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to keep")
 
@@ -23,6 +29,15 @@ def run(script: str) -> list[int]:
     """Run a script in a process of its own, and return the numbers that it prints."""
     done = subprocess.run([sys.executable, "-c", RESIDENT + script], capture_output=True, text=True, check=True)
     return [int(number) for number in done.stdout.split()]
+
+
+@pytest.mark.parametrize("allocate", [lambda: np.zeros(1 << 60, np.uint8), lambda: torch.zeros(1 << 60, dtype=torch.uint8)])
+def test_memory_that_runs_out_is_explained(allocate: Callable[[], object]) -> None:
+    with (
+        pytest.raises(NotEnoughMemory, match=r"The memory ran out while the model was loaded: .*allocate"),
+        explaining_exhaustion(),
+    ):
+        allocate()
 
 
 def test_freed_memory_is_kept_until_it_is_returned() -> None:

@@ -18,7 +18,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 # Linux's madvise advice
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _HUGE_PAGE_BYTES = 2 << 20
-_EXHAUSTED = ("out of memory", "can't allocate memory")  # in the messages of torch's other errors
+_EXHAUSTED = ("out of memory", "can't allocate memory", "not enough memory")  # in the messages of torch's other errors
 
 
 def keep_freed_memory() -> None:
@@ -104,9 +104,9 @@ def explaining_exhaustion() -> Iterator[None]:
     """Turn an allocation that fails, on a GPU or in main memory, into an error that says what to do."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:  # of torch, and of numpy, which has the memory of the native kernels
         reason = next(iter(str(error).splitlines()), "")
-        if not isinstance(error, torch.OutOfMemoryError) and not any(words in reason for words in _EXHAUSTED):
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not any(words in reason for words in _EXHAUSTED):
             raise
         raise NotEnoughMemory(
             f"The memory ran out while the model was loaded: {reason}",
