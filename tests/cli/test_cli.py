@@ -127,6 +127,8 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one() -> None:
         (["run"], "PROMPT: It is empty."),
         (["run", "one", "two"], "two"),
         (["bench", "--tokens", "1"], "--tokens"),
+        (["bench", "--wire", "--mbit", "nan"], "--mbit"),
+        (["bench", "--wire", "--mbit", "inf"], "--mbit"),
     ],
 )
 def test_wrong_usage_is_named_and_leaves_with_64(args: list[str], told: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -80,6 +81,8 @@ def bench(
     ranges = parse_segments(segments)
     if mbit and not wire:
         raise typer.BadParameter("It is for --wire.", param_hint="--mbit")
+    if not all(map(math.isfinite, mbit or ())):
+        raise typer.BadParameter("Give a number of Mbit/s.", param_hint="--mbit")
     if wire:
         mbits = mbit or DEFAULT_MBITS
         bench_wire(model, dtype=dtype, quant=quant, device=device, segments=ranges, mbits=mbits, as_json=as_json)
