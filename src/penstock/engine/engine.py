@@ -249,8 +249,9 @@ class Engine:
             self.origin.on_bounce(self.pipe.node, gone)
 
     def _stage(self, segment: Segment) -> Stage:
-        shared, window = self.pipe.networked, self.pipe.kv_window
-        return Stage(segment, self.config.block_size, self.pipe.node, self._clock, shared=shared, window=window)
+        pipe, size = self.pipe, self.config.block_size
+        shared, window, context = pipe.networked, pipe.kv_window, pipe.context
+        return Stage(segment, size, pipe.node, self._clock, shared=shared, window=window, context=context)
 
     def _add(self, segment: Segment) -> None:
         self.stages[segment.layers.start] = self._stage(segment)

@@ -51,6 +51,7 @@ class Pipe:
     hidden_format: in which hidden states of this node's jobs travel, on all routes.
     kv_window: how many positions a token sees in the layers that see most; None for all. It follows from the shape, so that all
         nodes agree.
+    context: how many tokens a text can have, which follows from the shape, too; None for any number.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Pipe:
         width: int = 0,
         hidden_format: HiddenFormat = "float32",
         kv_window: int | None = None,
+        context: int | None = None,
         wire: MessageSender | None = None,
         view: View | None = None,
     ) -> None:
@@ -72,6 +74,7 @@ class Pipe:
         self.node = node
         self.shape = shape
         self.kv_window = kv_window
+        self.context = context
         self.hidden_format = hidden_format
         self.token_bytes = row_bytes(hidden_format, width)
         self.segments = sorted(segments, key=lambda segment: segment.layers)

@@ -53,6 +53,7 @@ class PipeManager:
             width=spec.hidden,
             hidden_format=choose_format(self._wire_format, loaded.precision),
             kv_window=spec.kv_window,
+            context=spec.context,
             wire=self._wire,
             view=view,
         )

@@ -11,11 +11,13 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Span, Verdict
 from penstock.domain.topology import LayerRange
+from penstock.engine.engine import Engine
 from penstock.engine.routing.stage import Stage
 from penstock.model.batch import BatchPiece
 from penstock.model.segment import LlmModel
 from penstock.model.sources import DEFAULT_MODEL
 from penstock.pipes.model_manager import ModelManager
+from penstock.pipes.pipe import Pipe
 
 
 class PassThrough:
@@ -155,3 +157,14 @@ def test_a_span_that_fails_alone_is_refused_wiped_and_undone_and_the_others_are_
     assert segment.wiped == [(0, 2), (0, 3)]
     assert [stage.leases[job.route].pool.held for job in jobs] == [1, 0, 0, 1]
     assert [job.current_layer for job in jobs] == [2] * 4
+
+
+def test_a_stage_runs_no_text_beyond_the_context_of_its_pipe() -> None:
+    segment = PassThrough()
+    engine = Engine(EngineConfig(block_size=4), Pipe("model", 2, [segment], context=8), None, None)
+    stage, route = engine.stages[0], RouteId("x", 1, 0)
+    stage.open(route, 4, prefix_cache=True)
+    for number, (start, n, verdicts) in enumerate([(0, 8, []), (8, 1, [Verdict.MALFORMED])]):
+        job = NetworkJob(route, number, [Span(1, 0, 0, 0, start, n, 1)], hidden=torch.ones(n, 1))
+        stage.run([job], segment.layers)
+        assert [refusal.verdict for refusal in job.refusals] == verdicts

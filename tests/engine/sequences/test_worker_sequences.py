@@ -103,3 +103,29 @@ def test_one_span_cannot_evict_the_prefix_of_another_in_the_same_job(manager: Wo
     greedy, sharer = span(0, 28, seq=2), span(4, 1, seq=3, base=4, keys=(b"a",))
     assert deliver(manager, greedy, sharer, notices=notices) == [Verdict.APPEND, Verdict.NO_ROOM]
     assert list(manager.table(sharer)) == [1], "the hit was kept"
+
+
+def test_a_key_that_comes_twice_makes_no_long_text_of_few_blocks(manager: WorkerSequenceManager) -> None:
+    deliver(manager, span(0, 9))
+    done = Notice(0, NoticeKind.STEP_COMPLETED, 1, 0, 0, (b"a", b"b"))
+    assert deliver(manager, span(4000, 1, seq=2, keys=(b"a",) * 1000), notices=(done,)) == [Verdict.MALFORMED]
+    assert deliver(manager, span(12, 1, seq=2, keys=(b"a", b"b", b"a"))) == [Verdict.MALFORMED]
+    assert set(manager.replicas) == {1}
+
+
+def test_a_prefix_lies_before_its_span(manager: WorkerSequenceManager) -> None:
+    deliver(manager, span(0, 9))
+    done = Notice(0, NoticeKind.STEP_COMPLETED, 1, 0, 0, (b"a", b"b"))
+    assert deliver(manager, span(7, 3, seq=2, keys=(b"a", b"b")), notices=(done,)) == [Verdict.MALFORMED]
+    assert set(manager.replicas) == {1}
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_no_text_is_longer_than_the_context_of_the_model(window: int | None) -> None:
+    manager = WorkerSequenceManager(BlockPool(8, 4, window=window), context=12)
+    assert deliver(manager, span(0, 12)) == [Verdict.APPEND]
+    assert deliver(manager, span(12, 1)) == [Verdict.MALFORMED]
+    done = Notice(0, NoticeKind.STEP_COMPLETED, 1, 0, 0, (b"a", b"b", b"c"))
+    unseen = tuple(f"{i}".encode() for i in range(1000))  # where no layer sees them, only the last blocks of a prefix count
+    assert deliver(manager, span(4012, 1, seq=2, keys=(*unseen, b"a", b"b", b"c")), notices=(done,)) == [Verdict.MALFORMED]
+    assert set(manager.replicas) == {1}

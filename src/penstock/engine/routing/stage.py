@@ -49,11 +49,13 @@ class Stage:
         *,
         shared: bool = False,
         window: int | None = None,
+        context: int | None = None,
     ) -> None:
-        """window: how far back the layers of the whole model look, if all have a limit."""
+        """window: how far back the layers of the whole model look, if all have a limit. context: of the model, in tokens."""
         self.segment = segment
         self._block_size = block_size
         self._window = window
+        self._context = context
         self._node = node
         self._clock = clock
         self.shared = shared  # other nodes send hidden states here, and they are not trusted
@@ -83,7 +85,7 @@ class Stage:
 
     def open(self, route: RouteId, blocks: int, *, prefix_cache: bool) -> None:
         pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache, window=self._window)
-        self.leases[route] = WorkerSequenceManager(pool, self._unleased.extend)
+        self.leases[route] = WorkerSequenceManager(pool, self._unleased.extend, self._context)
 
     def extend(self, route: RouteId, blocks: int) -> None:
         """Raise a lease to this many blocks, as far as there are any. The origin uses them from its next RESIZED notice on."""

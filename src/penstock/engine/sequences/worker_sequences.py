@@ -39,12 +39,16 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
     pool: of this route alone, so that no origin can touch another's memory.
     spare: blocks granted to the origin that it does not use yet.
     give_back: takes the blocks that the origin gave up.
+    context: how many tokens a sequence can have; None for any number.
     """
 
-    def __init__(self, pool: BlockPool, give_back: Callable[[list[int]], None] = lambda blocks: None) -> None:
+    def __init__(
+        self, pool: BlockPool, give_back: Callable[[list[int]], None] = lambda blocks: None, context: int | None = None
+    ) -> None:
         self.pool = pool
         self.spare = list[int]()
         self._give_back = give_back
+        self._context = context
         self.replicas: dict[int, Replica] = {}
         self._last_notice = self._newest_job = -1
         self._unreported: dict[int, Position] = {}  # by sequence: prompts that passed this stage since the last report
@@ -172,6 +176,8 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
 
     def _open(self, span: Span, *, late: bool) -> Verdict:
         """Find or create the replica of a Span, and bring it to the Span's incarnation and attempt."""
+        if not self._is_possible(span):
+            return Verdict.MALFORMED
         replica = self.replicas.get(span.seq_id)
         if replica is None:
             if late:
@@ -192,6 +198,14 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         if span.keys and replica.kv_len == 0:
             self._take_prefix(replica, span)
         return verdict_on(replica.kv_len, span)
+
+    def _is_possible(self, span: Span) -> bool:
+        """Whether an origin can mean this Span: the model has its positions, and its prefix lies before it. No key of a prefix
+        comes twice: with one block many times, a text would be far longer than what its origin has leased."""
+        if self._context is not None and span.end > self._context:
+            return False
+        keys = span.keys
+        return not keys or (len(keys) * self.pool.block_size <= span.start_pos and len(set(keys)) == len(keys))
 
     def _take_prefix(self, replica: Replica, span: Span) -> None:
         found = self.pool.lookup(span.keys)
