@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.config.keys import KeyFolder
-from penstock.doors.access.keys import Keys
+from penstock.config.keys import KeyFolder, digest
+from penstock.doors.access.keys import OWNER_ID_LENGTH, Keys
+from penstock.doors.app import job_endpoints
 from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.request import WorkRequest
@@ -97,6 +98,22 @@ def test_a_key_sees_and_touches_its_own_jobs_only(house: House) -> None:
     status, again = house.call("POST", f"/jobs/{job}/retry", house.bob)
     assert status == 200
     house.flow.wait(again["id"], 60)
+
+
+def test_a_key_does_not_fill_the_disk_by_running_jobs_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_endpoints, "MAX_KEPT_JOBS", 3)
+    owner = digest(house.eve)[:OWNER_ID_LENGTH]
+    request = WorkRequest(owner=owner, sampling={"max_tokens": 1}, submitted=time.time())
+    job = house.work.submit_request(request, "Hello").job_id
+    house.flow.wait(job, 60)
+    headers = {"Authorization": f"Bearer {OWNER}"}
+    for limits, status in (({"disk": 1000}, 400), ({}, 200)):
+        httpx.put(f"{house.server.url}/keys/eve", json=limits, headers=headers).raise_for_status()
+        assert house.call("POST", f"/jobs/{job}/retry", house.eve)[0] == status
+    assert [house.call("POST", f"/jobs/{job}/retry", house.eve)[0] for _ in range(3)] == [200, 429, 429]
+    assert len(house.jobs(house.eve)) == 3
+    assert house.call("POST", f"/jobs/{job}/retry")[0] == 200  # the owner may
+    house.flow.wait_until_idle(60)
 
 
 def test_an_answer_is_cancelled_by_its_own_key_or_the_owner(house: House) -> None:

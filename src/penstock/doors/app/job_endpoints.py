@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Literal, TypedDict
 
@@ -18,13 +21,17 @@ from penstock.doors.http.route import Route, in_dialect
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.errors import PENSTOCK
 from penstock.engine.hosted_model import HostedModel
-from penstock.errors import UnknownJob
+from penstock.errors import KeyLimit, UnknownJob
 from penstock.workspace.flow import STATUS, Flow, JobView
+from penstock.workspace.store.files import names_in
 from penstock.workspace.store.job_id import is_job_id
+from penstock.workspace.store.usage import footprint
 from penstock.workspace.work import Work
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 500
 MAX_READ = 2000  # jobs that are looked through for those of a key
+MAX_KEPT_JOBS = 64  # of a key, outside of batches: they stay until the operator removes them
+RETRY_AFTER_S = 60
 FIGURES = ("prompt_tokens", "completion_tokens", "seconds")  # of usage.json
 
 JobStatusName = Literal["queued", "running", "done", "failed", "missing"]
@@ -73,6 +80,7 @@ class JobEndpoints:
         self._served = served
         self._workspace = None if backlog is None else backlog.workspace
         self._keys = keys
+        self._retrying = threading.Lock()  # what a key has is counted before more is added
 
     def routes(self) -> list[Route]:
         return in_dialect(
@@ -86,7 +94,7 @@ class JobEndpoints:
                     self.retry,
                     "Run a job of the workspace again that has ended",
                     response=JobChanged,
-                    errors=(400,),
+                    errors=(400, 429),
                 ),
             ],
         )
@@ -112,7 +120,27 @@ class JobEndpoints:
     async def retry(self, request: Request) -> Response:
         job_id, caller = request.path_params["job"], caller_of(request)
         work = await run_in_thread(lambda: self._work(job_id, caller))
-        return json_reply(JobChanged(id=await run_in_thread(lambda: work.retry(job_id)), status="queued"))
+        return json_reply(JobChanged(id=await run_in_thread(lambda: self._retry(work, job_id, caller)), status="queued"))
+
+    def _retry(self, work: Work, job_id: str, caller: Caller) -> str:
+        if caller.owner is None or self._workspace is None:
+            return work.retry(job_id)
+        with self._retrying:
+            kept = [view.job_id for view in self._seen_by(caller) if view.request is not None and view.request.batch is None]
+            if len(kept) >= MAX_KEPT_JOBS:
+                raise KeyLimit(
+                    f"This key has {len(kept)} jobs outside of batches, and may have {MAX_KEPT_JOBS}.",
+                    retry_after=RETRY_AFTER_S,
+                    hint="The operator removes those that have ended: penstock flow --gc --older-than 1d.",
+                )
+            with self._workspace.usage.reserve(caller.owner, sum(map(self._bytes_of, {*kept, job_id}))):
+                return work.retry(job_id)
+
+    def _bytes_of(self, job_id: str) -> int:
+        assert self._workspace is not None
+        with suppress(UnknownJob, FileNotFoundError), self._workspace.reading_job(job_id) as (_, folder):
+            return footprint(*(os.stat(name, dir_fd=folder, follow_symlinks=False).st_size for name in names_in(folder)))
+        return 0
 
     def _seen_by(self, caller: Caller) -> Iterable[JobView]:
         if self._workspace is None:
