@@ -577,6 +577,23 @@ def test_pages_of_other_sites_and_foreign_names_are_kept_out(server: Api) -> Non
     connection.close()
 
 
+@pytest.mark.parametrize(
+    "site,kind,status",
+    [
+        ("cross-site", "empty", 403),  # fetch with mode: "no-cors", which sends no Origin
+        ("cross-site", "image", 403),
+        ("cross-site", "iframe", 403),
+        ("same-site", "script", 403),  # another port of this machine
+        ("cross-site", "document", 200),  # a link
+        ("same-origin", "empty", 200),
+        ("none", "document", 200),
+    ],
+)
+def test_a_page_of_another_site_cannot_embed_what_a_server_says(server: Api, site: str, kind: str, status: int) -> None:
+    headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Dest": kind}
+    assert call(server, "GET", "/events?stream=false", headers=headers)[0] == status
+
+
 def test_a_long_prompt_keeps_the_connection_alive_with_comments(real_server: Api) -> None:
     body = {"model": MODEL, "prompt": "water " * 300, "max_tokens": 2, "stream": True}
     _, text = call(real_server, "POST", "/v1/completions", body)

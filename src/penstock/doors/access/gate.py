@@ -171,13 +171,15 @@ class Gate:
 
     def _check_origin(self, headers: Headers) -> None:
         """Refuse web pages of other sites, so that a page cannot use a server on its visitor's machine: neither from its own
-        origin (Origin) nor through a name that it points here (Host)."""
+        origin (Origin) nor through a name that it points here (Host), nor by what it embeds, which has no Origin."""
         host = headers.get("host", "")
         if not self.keys.required and self.hosts is not None and host and _hostname(f"//{host}") not in self.hosts:
             raise ForbiddenOrigin(
                 f"The host name '{host[:80]}' is not allowed.", hint="Use 127.0.0.1 or localhost, or give the server an API key."
             )
         origin = headers.get("origin")
+        if origin is None and not self.keys.required and "*" not in self.origins and _is_embedded(headers):
+            raise ForbiddenOrigin("Pages of other sites may not use this server.", hint="Open it in a tab of its own.")
         if origin is None or origin in self.origins or "*" in self.origins or _netloc(origin) == host:
             return
         raise ForbiddenOrigin(f"Pages of '{origin[:80]}' may not use this server.", hint="List it in server.cors_origins.")
@@ -241,6 +243,11 @@ def _hostname(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:
         return ""
+
+
+def _is_embedded(headers: Headers) -> bool:
+    """Whether a page of another site asks in a browser, with an image, a frame or the like. Following a link is none."""
+    return headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-dest") != "document"
 
 
 def _netloc(url: str) -> str:
