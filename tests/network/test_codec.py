@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.domain.fsm import ComputeStep
-from penstock.domain.hidden_format import row_bytes
 from penstock.domain.messages import (
     MAX_LISTED,
     MAX_PIECE_BYTES,
@@ -328,7 +327,6 @@ HIDDEN = JOB.hidden
         replace(JOB, hidden=HIDDEN._replace(dtype="float16")),
         replace(JOB, hidden=HIDDEN._replace(dtype="bfloat16")),
         replace(JOB, hidden=HIDDEN._replace(dtype="int8")),
-        replace(JOB, hidden=PackedHidden("int8", 1, 1, b"\1\0\0\0" + bytes(row_bytes("int8", 1) - 4))),  # no such channel
         replace(JOB, hidden=HIDDEN._replace(rows=2, data=HIDDEN.data * 2)),
         replace(JOB, hidden=HIDDEN._replace(width=0, data=b"")),
         replace(JOB, hidden=HIDDEN._replace(width=15)),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.domain.hidden_format import HiddenFormat, row_bytes
+from penstock.domain.hidden_format import OUTLIERS, HiddenFormat, row_bytes
 from penstock.pipes.hidden import choose_format, pack, unpack
 
 FORMATS: tuple[HiddenFormat, ...] = get_args(HiddenFormat)
@@ -64,6 +64,15 @@ def test_a_row_does_not_depend_on_its_neighbours(kind: HiddenFormat) -> None:
     hidden = states(7, 130, 5)
     together = unpack(pack(hidden, kind))
     assert torch.equal(together, torch.cat([unpack(pack(row, kind)) for row in hidden.split(1)]))
+
+
+@pytest.mark.parametrize("channel", [70, 2**31 - 1, -1, -(2**31)])
+def test_a_row_that_names_a_channel_that_does_not_exist_is_not_finite(channel: int) -> None:
+    packed = pack(states(3, 70, 2), "int8")
+    data = bytearray(packed.data)
+    data[4 * OUTLIERS : 4 * OUTLIERS + 4] = channel.to_bytes(4, "little", signed=True)
+    back = unpack(packed._replace(data=data))
+    assert back.isfinite().all(dim=1).tolist() == [True, False, True]
 
 
 def test_zeros_stay_zeros() -> None:

@@ -68,4 +68,6 @@ def _dequantized(flat: Tensor, rows: int, width: int) -> Tensor:
     steps = scales.view(torch.bfloat16).view(rows, some).float()
     hidden = pad(codes.view(torch.int8).view(rows, width).float(), (0, -width % GROUP)).view(rows, some, GROUP)
     hidden = hidden.mul_(steps.unsqueeze(-1)).flatten(1)[:, :width].contiguous()
-    return hidden.scatter_(1, largest, values.view(torch.bfloat16).view(rows, few).float())
+    numbers = values.view(torch.bfloat16).view(rows, few).float()
+    wrong = (largest < 0) | (largest >= width)  # the sender chose them: such a row is refused like any that is not finite
+    return hidden.scatter_(1, largest.masked_fill_(wrong, 0), numbers.masked_fill_(wrong, torch.nan))
