@@ -21,8 +21,9 @@ SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 PATIENCE_MS = 180_000  # for what should take a second: the machine may be busy with other things
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for the whole run: while it is open, nothing else on this thread can start an event loop."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
@@ -97,7 +98,7 @@ class Visitors:
             context.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def visitors(browser: Browser) -> Visitors:
     return Visitors(browser)
 

@@ -71,6 +71,7 @@ def openai_routes(dispatcher: RequestDispatcher) -> list[Route]:
                 "Special tokens and chat template",
                 response=wire.TokenizerInfo,
                 parameters=(MODEL,),
+                errors=(404,),
             ),
         ],
     )
