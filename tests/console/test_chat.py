@@ -59,15 +59,19 @@ def set_numbers(page: Page, **numbers: str) -> None:
 
 
 def ask(page: Page, text: str) -> Locator:
+    answers = page.get_by_role("article", name="Answer")
+    before = answers.count()
     page.get_by_label("Your message").fill(text)
     page.keyboard.press("Enter")
-    return page.get_by_role("article", name="Answer").last
+    answers.nth(before).wait_for()
+    return answers.last
 
 
 def ended(page: Page) -> str:
     """Wait until the answer has ended, and return its text."""
-    page.get_by_role("button", name="Send").wait_for()
-    return page.get_by_role("article", name="Answer").last.locator(".prose").inner_text()
+    answer = page.get_by_role("article", name="Answer").last
+    answer.locator(".message-foot").wait_for()
+    return answer.locator(".prose").inner_text()
 
 
 def test_an_answer_streams_and_tells_what_it_took(chat: Visit) -> None:
@@ -108,6 +112,7 @@ def test_edits_and_new_answers_are_branches_that_stay(chat: Visit) -> None:
     page.get_by_role("button", name="Edit").click()
     page.get_by_label("Edit your message").fill("What is the capital of Italy?")
     page.get_by_role("button", name="Send").first.click()
+    page.get_by_role("article", name="You").filter(has_text="Italy").wait_for()
     second = ended(page)
     assert second != first
     page.reload()
