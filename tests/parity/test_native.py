@@ -93,7 +93,7 @@ def lonely() -> dict[str, list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setup", map(short, SETUPS), ids=str)
+@pytest.mark.parametrize("setup", list(map(short, SETUPS)), ids=str)
 def test_the_default_model_gives_the_tokens_that_it_gives_alone(setup: Setup, lonely: dict[str, list[int]]) -> None:
     with LLM(
         META["model"],
