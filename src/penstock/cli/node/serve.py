@@ -110,6 +110,7 @@ Ctrl-C to leave.
 Penstock serves {served}.
 
   Base URL   {url}
+  Console    {node.url}, for your browser
 {_memory(node)}{_tls(node)}{_keys(node, command)}{_workspace(node, command)}{network}
 Try it:
 
