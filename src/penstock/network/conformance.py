@@ -18,6 +18,7 @@ import os
 import threading
 import time
 import unittest
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -81,15 +82,15 @@ class Participant:
         return [data for node, data in self.received if node == sender]
 
 
-class RouterNetwork:
+class RouterNetwork(ABC):
     """One network for one test. A subclass makes its routers; `routers` has those that were made before, oldest first."""
 
     def __init__(self) -> None:
         self.routers: list[Router] = []
 
+    @abstractmethod
     def router(self, node_id: str, epoch: int) -> Router:
         """Make a router that is not started."""
-        raise NotImplementedError
 
     def kill(self, router: Router) -> None:
         """Cut a started router off without a goodbye, as a power cut does. Without this, the tests that need it are skipped."""

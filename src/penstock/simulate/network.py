@@ -10,6 +10,7 @@ import heapq
 import itertools
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -41,7 +42,7 @@ START_S = 1000.0  # of the clock; 0 would look like a time that was never set
 Lane = tuple[str, str, bool]  # sender, destination, and whether it is the stream of hidden states
 
 
-class SimulatedNetwork:
+class SimulatedNetwork(ABC):
     """What the nodes' layers, ends and links are, subclasses decide.
 
     layers, width: of the model. hidden_format: in which its hidden states travel.
@@ -115,9 +116,9 @@ class SimulatedNetwork:
         """What a node has measured of the links to others."""
         return ()
 
+    @abstractmethod
     def arrivals(self, lane: Lane, message: Message, letter: Letter, now: float) -> Iterable[tuple[float, Letter]]:
         """When a message arrives that is sent now, and as what; empty if it is lost."""
-        raise NotImplementedError
 
     # ---- what happens ----
 
@@ -264,7 +265,7 @@ class SimulatedNetwork:
             heapq.heappop(later)[2]()
         self.check()
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most have nothing to check
         """Called after every instant."""
 
     def run(self, seconds: float) -> None:
