@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.cli.network.live_page import merged
 from penstock.config.keys import KeyFolder, KeyLimits
 from penstock.doors.access.keys import Keys
 from penstock.doors.app.live.events import MAX_WATCHERS, changes
@@ -36,19 +37,6 @@ values = st.recursive(
     max_leaves=8,
 )
 states = st.dictionaries(st.text("abc", max_size=2), values, max_size=4)
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """RFC 7396, as the standard writes it."""
-    if not isinstance(patch, dict):
-        return patch
-    found = dict(target) if isinstance(target, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            found.pop(name, None)
-        else:
-            found[name] = merged(found.get(name), value)
-    return found
 
 
 @given(states, states)
