@@ -62,7 +62,7 @@ serve: $(READY) ## Serve the default model to every OpenAI client, until Ctrl-C
 run: $(READY) ## Answer PROMPT with the default model (downloaded on first use)
 	@$(BIN)/penstock run -- "$$PENSTOCK_PROMPT"
 
-test: lint $(READY) ## Check style and types, then run the quick tests (some five minutes)
+test: lint $(READY) ## Check style and types, then run the quick tests (some eight minutes)
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(TOOLS) $(READY) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
