@@ -90,6 +90,18 @@ def test_every_job_gets_its_own_tokens_and_one_end_whatever_happens_around_it(
     world.finish()
 
 
+def test_a_steady_step_that_fails_keeps_no_block() -> None:
+    """Another job has its turn before those that took part in the failed step."""
+    world = World(EngineConfig(chunk=1, max_sequences=1, block_size=1, prefix_cache=False), stages=1, blocks=4, sees=None)
+    for length in (1, 2):
+        world.submit([1], SamplingParams(temperature=0, max_tokens=length), 0, None, 0)
+    world.turn(4)
+    world.embed([1], priority=1)
+    world.turn(6)
+    world._break(0)
+    world.finish()
+
+
 class World:
     """An engine under observation: each turn is followed by a look at all invariants.
 

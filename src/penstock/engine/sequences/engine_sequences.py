@@ -221,6 +221,10 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         for seq in seqs:
             seq.table.append(self.pool.allocate())
 
+    def return_blocks(self, seqs: Iterable[Sequence]) -> None:
+        """Take back the block that each of these sequences took last."""
+        self.pool.release([seq.table.pop() for seq in seqs])
+
     def on_decode_step(self, seqs: Iterable[Sequence], samples: Iterable[Sample]) -> bool:
         """Record the next token of each of these sequences, which are decoding: what `on_schedule`, `on_stage_completed` and
         `on_step_completed` do for Spans that pass all stages without an event in between.

@@ -68,9 +68,12 @@ class SteadyDecode:
             return False
         self._pass_on_notices()
         samples = None
-        if self._take_blocks():
+        grown = np.flatnonzero(self._starts % self._context.config.block_size == 0).tolist()
+        if self._take_blocks(grown):
             with contextlib.suppress(Exception):  # the general way repeats it, and finds out whose fault it is
                 samples = self._compute()
+            if samples is None:
+                self._return_blocks(grown)  # it may be long before those who took them have their turn
         if samples is None:
             self._forget()
             return False
@@ -144,10 +147,9 @@ class SteadyDecode:
                 lease.on_notices(notices)
             self._context.own_origin.acknowledge(notices[-1].number)
 
-    def _take_blocks(self) -> bool:
-        """Give a block to each member whose newest token begins one. Returns False if there are not enough."""
+    def _take_blocks(self, grown: list[int]) -> bool:
+        """Give a block to each of these members, whose newest token begins one. Returns False if there are not enough."""
         sequences, size = self._context.sequences, self._context.config.block_size
-        grown = np.flatnonzero(self._starts % size == 0).tolist()
         if not grown:
             return True
         pools = [sequences.pool, *(columns.lease.pool for columns in self._stages)]
@@ -163,6 +165,11 @@ class SteadyDecode:
                 columns.batch.tables[i, len(table)] = block = columns.lease.pool.allocate()
                 table.append(block)
         return True
+
+    def _return_blocks(self, grown: list[int]) -> None:
+        self._context.sequences.return_blocks([self._seqs[i] for i in grown])
+        for columns in self._stages:
+            columns.lease.pool.release([columns.replicas[i].table.pop() for i in grown])
 
     def _compute(self) -> list[Sample] | None:
         """Sample the next token of every member. None if some hidden state is not finite."""
