@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, MalformedMessage, PenstockError, Unreachable
 from penstock.network.blocklist import Blocklist
+from penstock.network.contacts import PeerContacts
 from penstock.network.isolation import IsolationMonitor
 from penstock.network.link_guard import LinkGuard
 from penstock.network.messenger import Messenger
@@ -34,7 +35,7 @@ from penstock.network.router import (
 from penstock.network.stream import Stream
 from penstock.network.trust.keyring import ClosedKeyring, Keyring, OpenKeyring, Sealed, read_envelope
 from penstock.network.zenoh_presence import Address, Presence
-from penstock.network.zenoh_session import check_certificates, open_session, with_connected_peers
+from penstock.network.zenoh_session import check_certificates, open_session
 
 LINK_TIMEOUT_S = 1.0  # for the first link of a starting node, before it checks whether its name is free
 GOSSIP_DELAY_S = 0.3  # ... and for the links that follow from it
@@ -59,6 +60,7 @@ class ZenohRouter:
         self._publish_now = threading.Event()
         self._presence: Presence | None = None
         self._denied_at_open: Collection[str] = ()
+        self._contacts = PeerContacts(config)
         self._isolation = self._new_isolation_monitor()
         self._notifier: ChangeNotifier | None = None
         self._maintainer = threading.Thread(target=self._maintain_loop, name=f"network-maintainer-{node_id}", daemon=True)
@@ -346,6 +348,8 @@ class ZenohRouter:
         """Refresh trust, reopen if a node was revoked, and ask silent nodes. Returns the seconds until the next question."""
         self._directory.refresh()
         presence = self._presence
+        if presence is not None:
+            self._contacts.note(presence.session)
         if presence is not None and self._revoked_names() != self._denied_at_open:
             presence = self._reopen(presence)
             if presence is not None:
@@ -379,7 +383,8 @@ class ZenohRouter:
         Other nodes do the same as soon as they know, so the revocations are sent to them first.
         """
         self._deliver(presence, self._directory.revocation_notices())
-        config = with_connected_peers(self._config, presence.session, self._revoked_names())
+        self._contacts.note(presence.session)
+        config = self._contacts.add_to(self._config, self._revoked_names())
         self._presence = None
         presence.close(self._closing)
         self._roster.keep_only(self._node_id, self._epoch)

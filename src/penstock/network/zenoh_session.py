@@ -8,7 +8,6 @@ import re
 import ssl
 import threading
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 from penstock.config.network import NetworkConfig
@@ -140,26 +139,6 @@ def access_control(denied: Collection[str]) -> dict[str, Any]:
         "subjects": [{"id": "denied", "cert_common_names": sorted(denied)}],
         "policies": [{"rules": ["everything"], "subjects": ["denied"]}],
     }
-
-
-def with_connected_peers(config: NetworkConfig, session: Any, denied: Collection[str]) -> NetworkConfig:
-    """Add the peers that this session has connected to as contacts, so that the next session finds them again.
-
-    Otherwise peers that were learnt from a node which is gone by now would be lost. A link that the other side opened ends at a
-    port where it does not listen. Such links are recognized by our own listening port, which must be known for that.
-    """
-    ports = {endpoint.rpartition(":")[2] for endpoint in config.listen}
-    if config.mode == "client" or not ports or "0" in ports:
-        return config
-    found = [
-        str(link.dst)
-        for link in session.info.links()
-        if str(link.src).rpartition(":")[2] not in ports and link.auth_identifier not in denied
-    ]
-    try:
-        return replace(config, connect=tuple(dict.fromkeys([*config.connect, *found])))
-    except ConfigError:  # an address that only Zenoh can write, such as one with the name of an interface
-        return config
 
 
 def listen_endpoints(config: NetworkConfig) -> list[str]:
