@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis.internal.conjecture.engine
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -38,6 +39,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
+# By default it searches for a simpler example for as long as a test may take, which then ends without a word about the failure.
+hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS = 60
 
 build_commands_once()
 
