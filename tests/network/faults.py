@@ -59,6 +59,10 @@ class FaultyRouter:
     def node_id(self) -> str:
         return self._router.node_id
 
+    @property
+    def seals(self) -> bool:
+        return self._router.seals
+
     def start(self, on_message: OnMessage, on_change: OnChange) -> None:
         self._router.start(on_message, on_change)
 

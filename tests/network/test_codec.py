@@ -126,8 +126,8 @@ def test_the_numbers_of_enums_and_kinds_are_part_of_the_protocol() -> None:
     assert frame.unpack(encode(PROGRESS)).kind == 11
     assert frame.unpack(encode(Echo(1))).kind == 13
     assert encode(CloseRoute(ROUTE)) == bytes.fromhex(
-        "504e534b 04 04 0c000000 00000000"
-        "88305c8740a2ae17f5db9d145f214aa656b84ffe44924d682a0ed1c0e625cbe1"
+        "504e534b 05 04 0c000000 00000000"
+        "aaf7e0d05413ccd3c6413fda1f615fb90c7c774510708b5c64203d2658cf9faf"
         "91 93 a7 6b69746368656e 07 01"
     )
 
@@ -204,12 +204,30 @@ def test_a_message_that_was_changed_on_its_way_is_never_accepted(message: Messag
 
 
 def test_every_single_flipped_bit_is_noticed() -> None:
-    real = encode(decode_job(2, 16))
+    real = encode(decode_job(4, 16))
     for place in range(len(real)):
         for bit in range(8):
             changed = bytearray(real)
             changed[place] ^= 1 << bit
             refused(bytes(changed))
+
+
+def test_in_a_sealed_message_every_flipped_bit_of_the_header_is_noticed_here_and_the_rest_by_the_seal() -> None:
+    job = decode_job(4, 16)
+    real = encode(job, sealed=True)
+    for place in range(len(real) - 4 * 16 * 4):
+        changed = bytearray(real)
+        changed[place] ^= 1
+        refused(bytes(changed), lambda data: decode(data, sealed=True))
+    assert decode(real, sealed=True) == decode(encode(job))
+    refused(real)  # a node of an open network wants a checksum of all
+
+
+@pytest.mark.parametrize("size", [0, 1, frame.COPIED_AT_ONCE - 1, frame.COPIED_AT_ONCE, 3 * frame.COPIED_AT_ONCE + 7])
+def test_a_message_of_any_size_is_packed_whole(size: int) -> None:
+    tensor = memoryview(bytes(range(251)) * (size // 251 + 1))[:size]
+    found = frame.unpack(frame.pack(1, b"header", tensor))
+    assert (found.kind, bytes(found.header), found.tensor, found.intact) == (1, b"header", tensor, True)
 
 
 # ---- which error ----

@@ -37,6 +37,7 @@ class FakeRouter:
     """Nodes in `dead` cannot be reached; sending to those in `stuck`, or on a stream there, waits until it is let go."""
 
     node_id = "kitchen"
+    seals = False
 
     def __init__(self) -> None:
         self.arrived: dict[str, list[Message]] = {}

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError
-from penstock.network.router import ChangeNotifier, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
+from penstock.network.router import Bytes, ChangeNotifier, OnChange, OnMessage, check_node_id, join, name_taken, unreachable
 from penstock.network.stream import Stream
 
 Inbox = queue.SimpleQueue[tuple[str, bytes] | None]  # sender and data; None ends it
@@ -87,6 +87,10 @@ class InProcessRouter:
     def node_id(self) -> str:
         return self._node_id
 
+    @property
+    def seals(self) -> bool:
+        return False
+
     def start(self, on_message: OnMessage, on_change: OnChange) -> None:
         assert not self._receivers and not self._closed, "a router starts once"
         self._hub.join(self)
@@ -105,11 +109,11 @@ class InProcessRouter:
     def records(self) -> Mapping[str, bytes]:
         return self._hub.records() if self._hub.has(self) else MappingProxyType({})
 
-    def send(self, node: str, data: bytes, stream: Stream = Stream.DATA) -> None:
+    def send(self, node: str, data: Bytes, stream: Stream = Stream.DATA) -> None:
         other = self._hub.find(node)
         if other is None or not self._hub.has(self):
             raise unreachable(node)
-        other.deliver(self._node_id, data, stream)
+        other.deliver(self._node_id, bytes(data), stream)
 
     def refused(self) -> Mapping[str, int]:
         return {}

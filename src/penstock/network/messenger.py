@@ -18,7 +18,7 @@ from typing import Protocol
 from penstock.errors import BadMessage, MalformedMessage, Unreachable
 from penstock.network.parts import PART_BYTES, Assembler, Part, Source, offsets, read_part
 from penstock.network.peer_directory import MESSAGE, PART, PARTS_RECEIPT, PeerDirectory
-from penstock.network.router import OnMessage, unreachable
+from penstock.network.router import Bytes, OnMessage, unreachable
 from penstock.network.send_window import SendWindow, StreamPosition
 from penstock.network.stream import Stream
 from penstock.network.trust.keyring import Envelope, Sealed
@@ -56,7 +56,7 @@ class Messenger:
 
     # ---- sending ----
 
-    def send(self, node: str, data: bytes, stream: Stream) -> None:
+    def send(self, node: str, data: Bytes, stream: Stream) -> None:
         """Send a message, waiting until the other node has taken most of it. Raises Unreachable."""
         channel = self._channel(node, stream)
         with channel.lock:
@@ -83,14 +83,14 @@ class Messenger:
                 channel = self._channels[node, stream] = _Channel(node, epoch, stream)
             return channel
 
-    def _send_whole(self, channel: _Channel, data: bytes) -> None:
+    def _send_whole(self, channel: _Channel, data: Bytes) -> None:
         """Send a message that is no longer than a part. It needs no header, unless a receipt is wanted: most messages are
         single tokens of answers, and every microsecond of theirs counts."""
         message = next(self._messages)
         if self._wait_for_turn(channel, StreamPosition(message, len(data)), len(data)):
             self._put_sealed(channel, PART, Part(True, message, 0, len(data), memoryview(data)).pack())
         else:
-            self._put_sealed(channel, MESSAGE, data)
+            self._put_sealed(channel, MESSAGE, bytes(data))
 
     def _send_parts(self, channel: _Channel, data: memoryview) -> None:
         message = next(self._messages)

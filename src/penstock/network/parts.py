@@ -24,7 +24,7 @@ class Part(NamedTuple):
     message: int
     offset: int
     total: int  # bytes of the whole message
-    data: memoryview
+    data: bytes | memoryview
 
     def pack(self) -> bytes:
         return b"".join((_HEADER.pack(self.wants_receipt, self.message, self.offset, self.total), self.data))
@@ -40,7 +40,7 @@ def read_part(data: bytes) -> Part:
     if len(data) < _HEADER.size:
         raise MalformedMessage(f"A part of a message has {len(data)} bytes; its header alone has {_HEADER.size}.")
     wants_receipt, message, offset, total = _HEADER.unpack_from(data)
-    body = memoryview(data)[_HEADER.size :]
+    body = data[_HEADER.size :]  # bytes, of which many are joined without holding up other threads
     whole = not offset % PART_BYTES and len(body) == min(PART_BYTES, total - offset)
     if total > MAX_MESSAGE_BYTES or not whole or (not body and total):
         raise MalformedMessage(f"A part has {len(body)} bytes from {offset} on, of a message of {total} bytes.")
@@ -59,7 +59,7 @@ class Source(NamedTuple):
 class _Unfinished:
     message: int
     total: int
-    pieces: list[memoryview] = field(default_factory=list)
+    pieces: list[bytes | memoryview] = field(default_factory=list)
     size: int = 0
 
 

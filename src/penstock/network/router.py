@@ -15,6 +15,7 @@ from penstock.network.stream import Stream
 MAX_RECORD_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 1 << 28  # twice what a NetworkJob has of hidden states
 
+Bytes = bytes | bytearray | memoryview
 OnMessage = Callable[[str, bytes], None]  # sender, data
 OnChange = Callable[[], None]
 
@@ -35,6 +36,10 @@ class Router(Protocol):
     @property
     def node_id(self) -> str: ...
 
+    @property
+    def seals(self) -> bool:
+        """Whether no message is delivered that was changed on its way, by accident or on purpose."""
+
     def start(self, on_message: OnMessage, on_change: OnChange) -> None:
         """Join the network."""
 
@@ -47,7 +52,7 @@ class Router(Protocol):
     def records(self) -> Mapping[str, bytes]:
         """Return the newest record of every live node, including this one, as a snapshot that never changes."""
 
-    def send(self, node: str, data: bytes, stream: Stream = Stream.DATA) -> None:
+    def send(self, node: str, data: Bytes, stream: Stream = Stream.DATA) -> None:
         """Hand `data` to the wire, waiting while it is full. Raises Unreachable if the node is not live.
 
         Neither a call that waits nor a slow `on_message` holds up other streams, least of all CONTROL. If nothing is raised,

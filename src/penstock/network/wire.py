@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from penstock.domain.messages import Message, WeightsPart
 from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.errors import BadMessage, Unreachable
-from penstock.network.codec import encode
-from penstock.network.router import Router
+from penstock.network import codec
+from penstock.network.router import Bytes, Router
 from penstock.network.stream import Stream, stream_of
 
 OnLost = Callable[[str, Message], None]
@@ -47,14 +47,14 @@ class Wire:
         self,
         router: Router,
         *,
-        encode: Callable[[Message], bytes] = lambda message: encode(message, sent=time.monotonic()),
+        encode: Callable[[Message], Bytes] | None = None,
         on_lost: OnLost = lambda node, message: None,
         capacity: int = MAX_QUEUED,
         capacity_bytes: int = MAX_QUEUED_BYTES,
         idle: float = IDLE_TIMEOUT_S,
     ) -> None:
         self._router = router
-        self._encode = encode
+        self._encode = encode or (lambda message: codec.encode(message, sent=time.monotonic(), sealed=router.seals))
         self._on_lost = on_lost
         self._capacity = capacity
         self._capacity_bytes = capacity_bytes

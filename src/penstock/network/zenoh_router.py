@@ -24,6 +24,7 @@ from penstock.network.roster import Issue, Roster
 from penstock.network.router import (
     MAX_MESSAGE_BYTES,
     MAX_RECORD_BYTES,
+    Bytes,
     ChangeNotifier,
     OnChange,
     OnMessage,
@@ -70,6 +71,10 @@ class ZenohRouter:
     @property
     def node_id(self) -> str:
         return self._node_id
+
+    @property
+    def seals(self) -> bool:
+        return not self._config.open
 
     # ---- joining and leaving ----
 
@@ -280,7 +285,7 @@ class ZenohRouter:
 
     # ---- messages ----
 
-    def send(self, node: str, data: bytes, stream: Stream = Stream.DATA) -> None:
+    def send(self, node: str, data: Bytes, stream: Stream = Stream.DATA) -> None:
         assert len(data) <= MAX_MESSAGE_BYTES, f"other nodes would refuse a message of {len(data):,} bytes"
         if not self._started:
             raise unreachable(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -78,7 +79,12 @@ class Membership:
         self.revocations = RevocationAge(config)
         self.links = LinkMonitor(self.wire.send, time.monotonic)
         self.receiver = JobReceiver(
-            decode, self.engines, self.wire.send, self._on_weights, self.links.on_echo, self.links.observe_transfer
+            functools.partial(decode, sealed=router.seals),
+            self.engines,
+            self.wire.send,
+            self._on_weights,
+            self.links.on_echo,
+            self.links.observe_transfer,
         )
         self._weights: dict[str, tuple[Path, Manifest]] = {}  # served to other nodes, by model
         self.weights_server = WeightsServer(self._weights.get, self.wire.send, rate=config.weights_rate, unsent=self.wire.waiting)

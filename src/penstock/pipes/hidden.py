@@ -7,6 +7,7 @@ indices (int32) and values (bfloat16) of the largest channels, scales (bfloat16)
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -41,8 +42,7 @@ def unpack(packed: PackedHidden, device: torch.device | str = "cpu") -> Tensor:
     rows, width = packed.rows, packed.width
     if not rows:
         return torch.empty((0, width), device=device)
-    data = packed.data if isinstance(packed.data, bytearray) else bytearray(packed.data)  # torch needs writable memory
-    flat = torch.frombuffer(data, dtype=torch.uint8).to(device)
+    flat = torch.from_numpy(np.frombuffer(packed.data, dtype=np.uint8).copy()).to(device)  # torch needs writable memory
     if packed.dtype == "int8":
         return _dequantized(flat, rows, width)
     return flat.view(getattr(torch, packed.dtype)).view(rows, width).float()

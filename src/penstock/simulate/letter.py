@@ -8,6 +8,7 @@ from penstock.domain.hidden_format import HiddenFormat
 from penstock.domain.messages import Message
 from penstock.domain.span import NetworkJob, PackedHidden
 from penstock.network.codec import decode, encode
+from penstock.network.router import Bytes
 from penstock.simulate.hollow import HollowHidden
 
 THIN_BYTES = 4  # of a row that stands for one of any width
@@ -17,13 +18,13 @@ THIN_BYTES = 4  # of a row that stands for one of any width
 class Letter:
     """Its length is what it would have on the wire. width, dtype: of the hidden states whose numbers it lacks; else 0."""
 
-    data: bytes
+    data: Bytes
     size: int
     width: int = 0
     dtype: HiddenFormat = "float32"
 
     @classmethod
-    def of(cls, data: bytes) -> Letter:
+    def of(cls, data: Bytes) -> Letter:
         """One that has all that it should."""
         return cls(data, len(data))
 

@@ -66,7 +66,7 @@ from penstock.network.codec.limits import (
 )
 from penstock.network.codec.records import read_record, record_fields
 from penstock.network.frame import PROTOCOL as PROTOCOL
-from penstock.network.frame import Bytes
+from penstock.network.router import Bytes
 
 # ---- headers: plain tuples, whose limits msgspec checks as it reads them ----
 
@@ -85,24 +85,31 @@ WireAskWeights = tuple[Count, Model, WeightsHash, PartName, Count, Annotated[int
 WireWeightsPart = tuple[Count, Count, Count, Reason, Seconds]
 
 
-def encode(message: Message, sent: float = 0.0) -> bytes:
-    """Encode a message. `sent` is the time by this node's clock, for those that are used to measure a link."""
+def encode(message: Message, sent: float = 0.0, *, sealed: bool = False) -> Bytes:
+    """Encode a message.
+
+    sent: the time by this node's clock, for those that are used to measure a link.
+    sealed: the router will seal it.
+    """
     codec = _BY_TYPE[type(message)]
     if isinstance(message, NetworkJob):
         fields, hidden = job_fields(message, sent)
-        return frame.pack(codec.kind, _encode(fields), hidden)
+        return frame.pack(codec.kind, _encode(fields), hidden, sealed=sealed)
     if isinstance(message, Mark):
         message = replace(message, sent=sent)
     if isinstance(message, RouteOffer | WeightsPart) and len(message.reason) > MAX_REASON:
         message = replace(message, reason=message.reason[:MAX_REASON])
     if isinstance(message, WeightsPart):
-        return frame.pack(codec.kind, _encode(codec.fields(message)[:-1]), message.data)
-    return frame.pack(codec.kind, _encode(codec.fields(message)))
+        return frame.pack(codec.kind, _encode(codec.fields(message)[:-1]), message.data, sealed=sealed)
+    return frame.pack(codec.kind, _encode(codec.fields(message)), sealed=sealed)
 
 
-def decode(data: Bytes) -> Message:
-    """Decode a message. The hidden states of a NetworkJob, and the bytes of a WeightsPart, are views of `data`."""
-    found = _intact_frame(data)
+def decode(data: Bytes, *, sealed: bool = False) -> Message:
+    """Decode a message. The hidden states of a NetworkJob, and the bytes of a WeightsPart, are views of `data`.
+
+    sealed: the router has found its seal intact.
+    """
+    found = _intact_frame(data, sealed=sealed)
     codec = _BY_KIND.get(found.kind)
     if codec is None:
         raise MalformedMessage(f"Message kind {found.kind} is unknown.")
@@ -120,7 +127,7 @@ def decode(data: Bytes) -> Message:
 
 
 def encode_record(record: NodeRecord) -> bytes:
-    return frame.pack(_RECORD, _encode(record_fields(record)))
+    return bytes(frame.pack(_RECORD, _encode(record_fields(record))))
 
 
 def decode_record(data: Bytes) -> NodeRecord:
@@ -137,8 +144,8 @@ def decode_record(data: Bytes) -> NodeRecord:
 # ---- reading and refusing ----
 
 
-def _intact_frame(data: Bytes) -> frame.Frame:
-    found = frame.unpack(data)
+def _intact_frame(data: Bytes, *, sealed: bool = False) -> frame.Frame:
+    found = frame.unpack(data, sealed=sealed)
     if not found.intact:
         raise _with_route(frame.damaged(found), found)
     return found

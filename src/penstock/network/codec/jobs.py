@@ -37,7 +37,7 @@ from penstock.network.codec.limits import (
     WireRoute,
     refuse,
 )
-from penstock.network.frame import Bytes
+from penstock.network.router import Bytes
 
 WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # bytes of a number in a column, and what struct calls it
 
