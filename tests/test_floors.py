@@ -103,7 +103,7 @@ THIRD_PARTY = {
     "domain": set(),
     "config": set(),
 } | dict.fromkeys(("model", "pipes", "weights", "engine", "audit"), COMPUTE)
-THIRD_PARTY["kernels"] = {"numpy"}
+THIRD_PARTY["kernels"] = {"numpy"} | {"torch", "triton"}  # these two in kernels/triton alone
 THIRD_PARTY["network"] = {"zenoh", "msgspec", "cryptography"}
 THIRD_PARTY["workspace"] = {"watchfiles"}
 IMPORTERS = {"gguf", "huggingface_hub"}  # only in model/sources, and only inside functions
@@ -252,7 +252,9 @@ def wrong_third_parties(source: Path) -> list[str]:
         room, package = room_of(found.module), found.target.split(".")[0]
         if ours(found.target) or package in sys.stdlib_module_names or package == "__future__":
             continue
-        if package in IMPORTERS and room in THIRD_PARTY:
+        if room == "kernels" and package in ("torch", "triton") and not found.module.startswith("kernels.triton."):
+            broken.append(f"{found}: only kernels/triton may use {package}")
+        elif package in IMPORTERS and room in THIRD_PARTY:
             if not found.module.startswith("model.sources"):
                 broken.append(f"{found}: only model/sources reads foreign formats")
             elif not (found.lazy or found.typing):
@@ -437,6 +439,7 @@ def test_a_room_without_a_floor_is_found(house) -> None:
         ({"engine__loop": "def f():\n    import msgspec"}, "engine may use only"),
         ({"model__decoder": "def f():\n    import gguf"}, "only model/sources reads foreign formats"),
         ({"model__sources__gguf_file": "import gguf"}, "import it inside the function"),
+        ({"kernels__library": "import torch"}, "only kernels/triton may use torch"),
     ],
 )
 def test_a_foreign_package_in_the_wrong_room_is_found(house, files: dict[str, str], message: str) -> None:
