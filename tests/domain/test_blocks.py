@@ -11,7 +11,7 @@ from penstock.domain.blocks import NULL_BLOCK, BlockPool, KeyChain
 def test_a_released_block_with_known_content_is_found_again() -> None:
     pool = BlockPool(4, 16)
     block = pool.allocate()
-    pool.commit(block, b"key")
+    pool.commit([block], [b"key"])
     pool.release([block])
     assert pool.lookup([b"key"]) == [block]
     assert pool.available == 4
@@ -21,7 +21,7 @@ def test_the_least_recently_used_content_is_evicted_first() -> None:
     pool = BlockPool(2, 16)
     for key in (b"old", b"new"):
         block = pool.allocate()
-        pool.commit(block, key)
+        pool.commit([block], [key])
         pool.release([block])
     pool.allocate()
     assert pool.lookup([b"old"]) == []
@@ -32,7 +32,7 @@ def test_the_tail_of_a_prefix_goes_before_its_head() -> None:
     pool = BlockPool(2, 16)
     table = [pool.allocate(), pool.allocate()]
     for block, key in zip(table, (b"head", b"tail"), strict=True):
-        pool.commit(block, key)
+        pool.commit([block], [key])
     pool.release(table)
     pool.allocate()
     assert pool.lookup([b"head", b"tail"]) == [table[0]]
@@ -41,7 +41,7 @@ def test_the_tail_of_a_prefix_goes_before_its_head() -> None:
 def test_without_a_prefix_cache_nothing_is_remembered() -> None:
     pool = BlockPool(2, 16, prefix_cache=False)
     block = pool.allocate()
-    pool.commit(block, b"key")
+    pool.commit([block], [b"key"])
     pool.release([block])
     assert pool.lookup([b"key"]) == []
 
@@ -66,12 +66,12 @@ def filled(pool: BlockPool, blocks: int) -> tuple[list[int], list[bytes]]:
     """A table whose blocks are all known by their keys."""
     table, keys = [pool.allocate() for _ in range(blocks)], [bytes([i]) for i in range(blocks)]
     for block, key in zip(table, keys, strict=True):
-        pool.commit(block, key)
+        pool.commit([block], [key])
     return table, keys
 
 
 def test_blocks_before_the_window_are_released_and_leave_an_empty_front() -> None:
-    pool = BlockPool(8, 4, window=6)
+    pool = BlockPool(8, 4, windows=(6,))
     table, _ = filled(pool, 5)
     before = list(table)
     pool.release_unseen(table, 4)  # the next token, at position 16, sees 11 to 16
@@ -86,7 +86,7 @@ def test_blocks_before_the_window_are_released_and_leave_an_empty_front() -> Non
 
 
 def test_a_cached_prefix_needs_only_the_blocks_that_the_next_token_sees() -> None:
-    pool = BlockPool(6, 4, window=6)
+    pool = BlockPool(6, 4, windows=(6,))
     table, keys = filled(pool, 5)
     before = list(table)
     pool.release_unseen(table, 4)
@@ -102,8 +102,8 @@ def test_a_cached_prefix_needs_only_the_blocks_that_the_next_token_sees() -> Non
 
 
 def test_what_is_no_block_any_more_gets_no_key() -> None:
-    pool = BlockPool(2, 4, window=1)
-    pool.commit(NULL_BLOCK, b"key")
+    pool = BlockPool(2, 4, windows=(1,))
+    pool.commit([NULL_BLOCK], [b"key"])
     assert pool.lookup([b"key"]) == []
 
 
@@ -134,7 +134,7 @@ class TwinPools(RuleBasedStateMachine):
     def commit(self, which: int, content: int) -> None:
         block = self.tables[which % len(self.tables)][-1]
         for pool in self.pools:
-            pool.commit(block, bytes([content]))
+            pool.commit([block], [bytes([content])])
 
     @rule(content=st.integers(0, 4))
     def share(self, content: int) -> None:

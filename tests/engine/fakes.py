@@ -20,6 +20,7 @@ from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobUpdate
+from penstock.domain.window_groups import WindowGroups
 from penstock.engine.engine import Engine
 from penstock.engine.routing.stage import Stage
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
@@ -34,13 +35,19 @@ START = 17  # of every hash
 FAR = 10**6
 
 
-class FakeSegment:
-    """window: a token sees this many positions, itself included."""
+Windows = Sequence[int | None]
 
-    def __init__(self, start: int, end: int, kv_blocks: int, block_size: int, window: int = FAR) -> None:
-        self.layers, self.kv_blocks, self._size, self._window = LayerRange(start, end), kv_blocks, block_size, window
+
+class FakeSegment:
+    """It has a pass for each group of layers. They share its memory, in different blocks.
+
+    windows: of each group: a token sees this many positions, itself included.
+    """
+
+    def __init__(self, start: int, end: int, kv_blocks: int, block_size: int, windows: Windows = (None,)) -> None:
+        self.layers, self.kv_blocks, self._size, self._windows = LayerRange(start, end), kv_blocks, block_size, windows
         self.weight_hash = "fake"
-        self._kv = [-1] * ((kv_blocks + 1) * block_size)
+        self._kv = [-1] * ((kv_blocks * len(windows) + 1) * block_size)
         self.passes: list[list[BatchPiece]] = []
         self.break_next: Exception | None = None
 
@@ -52,31 +59,50 @@ class FakeSegment:
         self.passes.append([piece._replace(table=list(piece.table)) for piece in pieces])
         assert hidden.shape[0] == sum(piece.n for piece in pieces)
         values = [int(value) for value in hidden[:, 0].tolist()]
-        out = []
-        for start, n, table in pieces:
-            seen = [range(max(0, position + 1 - self._window), position + 1) for position in range(start, start + n)]
+        for group in range(len(self._windows)):
+            values = self.pass_group(values, pieces, group)
+        return torch.tensor(values, dtype=torch.float32).unsqueeze(1)  # below 2**24: exact
+
+    def pass_group(self, values: Sequence[int], pieces: Sequence[BatchPiece], group: int) -> list[int]:
+        window = self._windows[group] or FAR
+        out: list[int] = []
+        for start, n, rows in pieces:
+            table = rows[group :: len(self._windows)]
+            seen = [range(max(0, position + 1 - window), position + 1) for position in range(start, start + n)]
             assert NULL_BLOCK not in table[seen[0].start // self._size :]
             for positions in seen:
                 self._kv[self._slot(table, positions[-1])] = values[len(out)]
                 out.append(mix(self._kv[self._slot(table, p)] for p in positions))
-        return torch.tensor(out, dtype=torch.float32).unsqueeze(1)  # below 2**24: exact
+        return out
 
     def wipe(self, piece: BatchPiece) -> None:
-        for position in range(piece.start_pos, piece.start_pos + piece.n):
-            self._kv[self._slot(piece.table, position)] = 0
+        for group in range(len(self._windows)):
+            for position in range(piece.start_pos, piece.start_pos + piece.n):
+                self._kv[self._slot(piece.table[group :: len(self._windows)], position)] = 0
 
     def _slot(self, table: Sequence[int], position: int) -> int:
         return table[position // self._size] * self._size + position % self._size
 
 
 class FakeLayers(FakeSegment):
-    """Every layer has a KV of its own, so that what comes out does not depend on how the layers are cut."""
+    """Every layer of a group has a KV of its own, so that what comes out does not depend on how the layers are cut. The groups
+    take turns, and layers of different ones share memory."""
 
     def __init__(
-        self, start: int, end: int, blocks: int, block_size: int, spend: Callable[[int, int], None], window: int = FAR
+        self,
+        start: int,
+        end: int,
+        blocks: int,
+        block_size: int,
+        spend: Callable[[int, int], None],
+        windows: Windows = (None,),
     ) -> None:
-        super().__init__(start, end, blocks, block_size)
-        self._each = [FakeSegment(layer, layer + 1, blocks, block_size, window) for layer in range(start, end)]
+        super().__init__(start, end, blocks, block_size, windows)
+        groups = len(windows)
+        self._groups = WindowGroups(tuple(windows), tuple(layer % groups for layer in range(end)))
+        places = self._groups.places(self.layers)
+        memory = [FakeSegment(start, end, blocks, block_size, windows) for _ in range(1 + max(places))]
+        self._each = [memory[place] for place in places]
         self._spend = spend
 
     def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
@@ -84,10 +110,10 @@ class FakeLayers(FakeSegment):
         if self.break_next is not None:
             error, self.break_next = self.break_next, None
             raise error
-        for layer in self._each:
-            if layers is None or layers.start <= layer.layers.start < layers.end:
-                hidden = layer.process(hidden, pieces)
-        return hidden
+        values = [int(value) for value in hidden[:, 0].tolist()]
+        for layer in (layers or self.layers).layers():
+            values = self._each[layer - self.layers.start].pass_group(values, pieces, self._groups.of_layers[layer])
+        return torch.tensor(values, dtype=torch.float32).unsqueeze(1)
 
 
 class FakeEnds:
@@ -120,10 +146,11 @@ def mix(values: Iterable[int]) -> int:
     return reduce(mix_in, values, START)
 
 
-def last_rows(tokens: Sequence[int], stages: int, window: int | None = None) -> list[int]:
-    """What comes out of the last stage for each token."""
+def last_rows(tokens: Sequence[int], passes: int, windows: Windows = (None,)) -> list[int]:
+    """What comes out of the last pass for each token. The windows take turns."""
     row = [token + 7 for token in tokens]
-    for _ in range(stages):
+    for number in range(passes):
+        window = windows[number % len(windows)]
         if window is None:
             row = list(accumulate(row, mix_in, initial=START))[1:]
         else:
@@ -131,9 +158,9 @@ def last_rows(tokens: Sequence[int], stages: int, window: int | None = None) -> 
     return row
 
 
-def embedding(prompt: Sequence[int], stages: int, window: int | None = None) -> float:
+def embedding(prompt: Sequence[int], passes: int, windows: Windows = (None,)) -> float:
     """The one number that the embedding of a prompt has."""
-    return sum(last_rows(prompt, stages, window)) / len(prompt)
+    return sum(last_rows(prompt, passes, windows)) / len(prompt)
 
 
 def oracle(
@@ -144,14 +171,14 @@ def oracle(
     seed: int,
     output: int = 0,
     room: int = 10**6,
-    window: int | None = None,
+    windows: Windows = (None,),
 ) -> list[int]:
-    """The tokens that a lone job gets: no batches, no cache, no memory limits."""
+    """The tokens that a lone job gets: no batches, no cache, no memory limits. stages: passes, each with the next window."""
     tokens = list(prompt)
     ends = FakeEnds()
     limit = min(params.max_tokens or room, room)
     while True:
-        logits = ends.compute_head(torch.tensor([[last_rows(tokens, stages, window)[-1]]]))
+        logits = ends.compute_head(torch.tensor([[last_rows(tokens, stages, windows)[-1]]]))
         banned = (EOS, *params.stop_token_ids) if len(tokens) - len(prompt) < params.min_tokens else ()
         token = sample(logits, [SampleRow(params, seed, output, tokens, len(prompt), banned)])[0].token_id
         tokens.append(token)
@@ -160,10 +187,10 @@ def oracle(
             return tokens[len(prompt) :]
 
 
-def make_engine(config: EngineConfig, *, stages: int = 1, blocks: int = 32, window: int | None = None) -> Engine:
+def make_engine(config: EngineConfig, *, stages: int = 1, blocks: int = 32, windows: Windows = (None,)) -> Engine:
     """An engine over fake stages, not started: a test turns it by hand."""
-    segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size, window or FAR) for i in range(stages)]
-    pipe = Pipe("fake", stages * 2, segments, kv_window=window)
+    segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size, windows) for i in range(stages)]
+    pipe = Pipe("fake", stages * 2, segments, kv_windows=windows)
     return Engine(config, pipe, FakeEnds(), lambda skip_special: FakeStream())
 
 

@@ -34,7 +34,7 @@ from penstock.network.codec import decode, encode
 from penstock.simulate.letter import Letter
 from penstock.simulate.network import Lane, SimulatedNetwork
 from penstock.simulate.node import Machine, SimulatedNode
-from tests.engine.fakes import FAR, FakeEnds, FakeLayers, FakeStream, make_job, oracle
+from tests.engine.fakes import FakeEnds, FakeLayers, FakeStream, make_job, oracle
 from tests.engine.sequences.test_properties import check_embedding, check_pool
 from tests.network.faults import _flipped
 
@@ -122,7 +122,7 @@ class World(SimulatedNetwork):
     def segment(self, node: SimulatedNode, layers: LayerRange) -> Any:
         machine = node.machine
         size = (machine.config or self.config).block_size
-        return FakeLayers(*layers, machine.blocks, size, node.compute_pass, self.window or FAR)
+        return FakeLayers(*layers, machine.blocks, size, node.compute_pass, self.windows)
 
     def ends(self, node: SimulatedNode) -> Any:
         return FakeEnds()
@@ -277,12 +277,13 @@ class World(SimulatedNetwork):
     def check(self) -> None:
         for node in self:
             for stage in node.engine.stages.values():
+                blocks = stage.segment.kv_blocks * len(self.windows)
                 leased = [block for lease in stage.leases.values() for block in lease.all_blocks()]
-                assert sorted(leased + stage._unleased) == list(range(1, stage.segment.kv_blocks + 1)), "blocks are lost"
+                assert sorted(leased + stage._unleased) == list(range(1, blocks + 1)), "blocks are lost"
                 for lease in stage.leases.values():
                     replicas = lease.replicas.values()
                     check_pool(lease.pool, [replica.table for replica in replicas])
-                    assert all(len(r.table) == lease.pool.blocks_for(r.kv_len) for r in replicas)
+                    assert all(lease.pool.rows_of(r.table) == lease.pool.rows_for(r.kv_len) for r in replicas)
             if isinstance(node.engine.origin, Origin):
                 self._check_origin(node.origin, node)
         for asked in self.asked:
@@ -313,7 +314,8 @@ class World(SimulatedNetwork):
         assert len(seq.stages_processed) == len(node.origin.route.hops)
         cursors = [seq.scheduled, *seq.stages_processed, seq.step_processed, seq.base]
         assert cursors == sorted(cursors, reverse=True), cursors
-        assert len(seq.table) >= node.origin.sequences.pool.blocks_for(seq.scheduled)
+        pool = node.origin.sequences.pool
+        assert pool.rows_of(seq.table) >= pool.rows_for(seq.scheduled)
         assert seq.in_flight >= 0
         now = (seq.incarnation, seq.attempt, seq.scheduled, seq.stage_processed, seq.step_processed)
         key = (node.name, node.epoch, seq.seq_id)
@@ -333,10 +335,10 @@ class World(SimulatedNetwork):
             done = bool(ends) and ends[0] is not FinishReason.CANCELLED
             right: list[int] = []
             if job.request.embed:
-                check_embedding(job, asked.updates, self.layers, self.window, done=done)
+                check_embedding(job, asked.updates, self.layers, self.windows, done=done)
             else:
                 alone = {"stages": self.layers, "seed": job.seed, "output": index, "room": asked.room}
-                right = oracle(job.prompt_ids, job.sampling, **alone, window=self.window)
+                right = oracle(job.prompt_ids, job.sampling, **alone, windows=self.windows)
             if done:
                 assert said == right, f"{said} is not {right}"
             else:

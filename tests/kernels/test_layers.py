@@ -183,8 +183,9 @@ def torch_model(family: str, folder: Path) -> LlmModel:
 
 
 def packed_model(model: LlmModel, kind: Kind) -> PackedModel:
-    """The weights of torch's layers, packed: each layer's own, with KV memory of its own."""
+    """The weights of torch's layers, packed, with KV memory that groups share as they do there."""
     spec = model.spec
+    memory = {layer.kv.data_ptr(): np.zeros(layer.kv.shape, np.float32) for layer in model._layers}
 
     def packed(linear) -> PackedMatrix:
         weight = linear._weight.numpy()
@@ -209,14 +210,15 @@ def packed_model(model: LlmModel, kind: Kind) -> PackedModel:
             output=packed(layer.output),
             mlp_norm=layer.mlp_norm.numpy(),
             mlp=packed_mlp(layer.mlp),
-            kv=np.zeros(layer.kv.shape, np.float32),
+            kv=memory[layer.kv.data_ptr()],
             qk_norm=optional(layer.qk_norm),
             post_attention_norm=optional(layer.post_attention_norm),
             post_mlp_norm=optional(layer.post_mlp_norm),
-            window=layer.window,
+            window=spec.windows[index],
             rope=layer.rope,
+            group=layer.group,
         )
-        for layer in model._layers
+        for index, layer in enumerate(model._layers)
     ]
     ropes = [spec.rope] if spec.local_rope is None else [spec.local_rope, spec.rope]
     return PackedModel(
@@ -226,12 +228,13 @@ def packed_model(model: LlmModel, kind: Kind) -> PackedModel:
         spec.head_dim,
         spec.intermediate,
         BLOCK_SIZE,
-        BLOCKS + 1,
+        len(model._layers[0].kv) // BLOCK_SIZE,
         SourceType.F32,
         spec.norm_eps,
         layers,
         [angles(rope, spec) for rope in ropes],
         Activation.SILU if spec.activation == "silu" else Activation.GELU_TANH,
+        spec.kv_groups.count,
     )
 
 
@@ -247,7 +250,8 @@ def test_layers_of_every_family_are_those_of_torch(context, paths, family: str, 
     turns = [[(0, 20, (3, 9, 4, 8)), (0, 1, (7, 1))], [(20, 1, (3, 9, 4, 8)), (1, 9, (7, 1))], [(21, 8, (3, 9, 4, 8))]]
     rng = np.random.default_rng(0)
     packs = {path: packed_model(model, Kind.F32) for path in paths}
-    for spans in turns:
+    for turn in turns:
+        spans = [(start, n, model.spec.kv_groups.table_of(blocks)) for start, n, blocks in turn]
         batch = SpanColumns.of(spans)
         hidden = normal(rng, batch.rows, model.spec.hidden)
         wanted = model.process(torch.from_numpy(hidden.copy()), [BatchPiece(*span) for span in spans]).numpy()
@@ -269,6 +273,10 @@ def test_a_batch_that_does_not_fit_the_model_is_refused(context, tmp_path: Path)
     ):
         with pytest.raises(KernelsError, match=message):
             context().run_layers(model.struct, 0, 3, SpanColumns.of(spans), hidden)
+    for layer, groups in ((1, 1), (0, 0)):
+        model.layers[0].group = layer
+        with pytest.raises(KernelsError, match="no group"):
+            context().run_layers(dataclasses.replace(model, groups=groups).struct, 0, 3, SpanColumns.of([(0, 2, (1,))]), hidden)
     with pytest.raises(KernelsError, match="Layers 0 to 4 are not among 3"):
         context().run_layers(model.struct, 0, 4, SpanColumns.of([(0, 2, (1,))]), hidden)
     wrong = dataclasses.replace(model, intermediate=81)

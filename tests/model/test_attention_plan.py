@@ -50,12 +50,14 @@ def test_every_token_is_written_to_its_slot_and_sees_what_is_before_it(pieces: l
     assert plan.tokens == len(positions)
     assert plan.max_position == max(positions)
     assert plan.positions.tolist() == positions
-    assert plan.slots.tolist() == [int(o.table[p // BLOCK]) * BLOCK + p % BLOCK for o, p in zip(owners, positions, strict=True)]
+    assert plan.slots[0].tolist() == [
+        int(o.table[p // BLOCK]) * BLOCK + p % BLOCK for o, p in zip(owners, positions, strict=True)
+    ]
     generator = torch.Generator().manual_seed(len(positions))
     kv = torch.randn(900 * BLOCK, 2, 2, 4, generator=generator)
     q = torch.randn(len(positions), 4, 4, generator=generator)
     expected = attended_plainly(q, kv, pieces, window)
-    assert torch.allclose(plan.attend(q, kv, window).double(), expected, atol=1e-5)
+    assert torch.allclose(plan.attend(q, kv).double(), expected, atol=1e-5)
 
 
 @settings(max_examples=20, deadline=None)
@@ -67,27 +69,33 @@ def test_a_layer_with_a_window_reads_no_block_before_it(pieces: list[BatchPiece]
     kv = torch.randn(900 * BLOCK, 2, 2, 4, generator=generator)
     q = torch.randn(sum(piece.n for piece in pieces), 4, 4, generator=generator)
     plan = AttentionPlan(pieces, BLOCK, torch.float32, CPU, [window])
-    whole = plan.attend(q, kv, window)
+    whole = plan.attend(q, kv)
     for piece, first in zip(pieces, needed, strict=True):
         for block in list(piece.table)[:first]:
             kv[block * BLOCK : (block + 1) * BLOCK] = torch.nan  # which a mask would not hide
-    assert torch.equal(plan.attend(q, kv, window), whole)
-    assert torch.equal(AttentionPlan(forgotten, BLOCK, torch.float32, CPU, [window]).attend(q, kv, window), whole)
+    assert torch.equal(plan.attend(q, kv), whole)
+    assert torch.equal(AttentionPlan(forgotten, BLOCK, torch.float32, CPU, [window]).attend(q, kv), whole)
 
 
-def test_layers_with_different_windows_have_one_plan() -> None:
-    pieces = [BatchPiece(40, 1, list(range(1, 12))), BatchPiece(9, 6, list(range(20, 24)))]
-    plan = AttentionPlan(pieces, BLOCK, torch.float32, CPU, [None, 5, 12])
-    kv, q = torch.randn(50 * BLOCK, 2, 2, 4), torch.randn(7, 4, 4)
-    for window in (None, 5, 12):
-        assert torch.allclose(plan.attend(q, kv, window).double(), attended_plainly(q, kv, pieces, window), atol=1e-5)
+def test_groups_of_layers_have_one_plan_and_their_own_blocks() -> None:
+    windows = (None, 5, 12, 5)
+    tables = [list(range(1, 45)), list(range(50, 66))]  # a block of each group for four tokens
+    pieces = [BatchPiece(40, 1, tables[0]), BatchPiece(9, 6, tables[1])]
+    plan = AttentionPlan(pieces, BLOCK, torch.float32, CPU, windows)
+    kv, q = torch.randn(70 * BLOCK, 2, 2, 4), torch.randn(7, 4, 4)
+    for group, window in enumerate(windows):
+        own = [piece._replace(table=piece.table[group::4]) for piece in pieces]
+        assert plan.slots[group].tolist() == AttentionPlan(own, BLOCK, torch.float32, CPU).slots[0].tolist()
+        assert torch.allclose(plan.attend(q, kv, group).double(), attended_plainly(q, kv, own, window), atol=1e-5)
+    assert AttentionPlan(pieces, BLOCK, torch.float32, CPU, windows, {1, 2}).slots.keys() == {1, 2}
 
 
 def test_a_table_that_changes_in_place_does_not_reach_a_pass_that_was_planned() -> None:
-    tables = np.arange(1, 9, dtype=np.int32).reshape(2, 4)
+    tables = np.arange(1, 17, dtype=np.int32).reshape(2, 8)
     batch = Batch(np.array([40, 50]), np.array([1, 1]), tables)
     plan = AttentionPlan(batch, 16, torch.float32, CPU, (None, 20))
-    columns = [plan.positions, plan.slots, *(decodes.blocks for view in plan._views.values() for decodes in view._decodes)]
+    seen = [blocks for view in plan._views.values() for decodes in view._decodes for blocks in decodes.blocks.values()]
+    columns = [plan.positions, *plan.slots.values(), *seen]
     before = [column.clone() for column in columns]
     tables[:], batch.starts[:] = 99, 0
     assert all(torch.equal(column, kept) for column, kept in zip(columns, before, strict=True))

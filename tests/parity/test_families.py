@@ -109,27 +109,36 @@ def test_sequences_of_any_lengths_in_one_batch_have_the_logits_that_transformers
         assert difference(rows, judge(kind, len(tokens))) < RELATIVE, f"the text of {len(tokens)} tokens"
 
 
-@pytest.mark.parametrize("kind", ["mistral with a window", "phi3, tied and with a window"])
-def test_where_all_layers_have_a_window_what_lies_before_it_is_not_needed(kind: str, made: Made, judge: Judge) -> None:
+WINDOWED = ["mistral with a window", "phi3, tied and with a window", "qwen2 with a window on some layers", "gemma3_text"]
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_what_lies_before_the_window_of_a_layer_is_not_needed(
+    kind: str, cuts: list[tuple[int, int]], made: Made, judge: Judge
+) -> None:
     folder, _ = made(kind)
-    tokens, pipeline, pool = text(90), Pipeline(folder), BlockPool(40, BLOCK_SIZE, window=read_spec(folder).kv_window)
+    windows = read_spec(folder).kv_groups.windows
+    tokens, pipeline, pool = text(90), Pipeline(folder, cuts), BlockPool(40, BLOCK_SIZE, windows=windows)
     table: list[int] = []
     rows = []
     for start, end in pairwise([0, 8, 25, 26, 30, 64, 71, *range(72, 91)]):
-        table += [pool.allocate() for _ in range(pool.blocks_for(end) - len(table))]
-        rows += pipeline.step([(tokens[start:end], start, table)])
+        pool.extend(table, pool.rows_for(end))
+        rows += pipeline.step_in_groups([(tokens[start:end], start, table)])
         held = list(table)
         pool.release_unseen(table, end // BLOCK_SIZE)
         for block in set(held) - set(table):
-            for layer in pipeline.segments[0]._layers:
+            for layer in (layer for segment in pipeline.segments for layer in segment._layers):
                 layer.kv[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = 1000.0
     assert difference(torch.cat(rows), judge(kind, 90)) < RELATIVE
-    assert pool.held == -(-read_spec(folder).windows[0] // BLOCK_SIZE) + (90 % BLOCK_SIZE > 0)
+    assert pool.held == sum(-(-90 // BLOCK_SIZE) if window is None else -(-window // BLOCK_SIZE) + 1 for window in windows)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2 with a window on some layers", "gemma3"])
-def test_one_layer_that_sees_everything_needs_all_of_a_text(kind: str, made: Made) -> None:
-    assert read_spec(made(kind)[0]).kv_window is None
+def test_layers_of_different_windows_share_the_memory_of_a_segment(made: Made) -> None:
+    segment = Pipeline(made("gemma3_text")[0], kv_blocks=60).segments[0]
+    memory = {layer.kv.data_ptr() for layer in segment._layers}
+    assert len(memory) == 1, "every one of the four layers is a group of its own"
+    assert (segment.kv_blocks, len(segment._layers[0].kv)) == (60, (4 * 60 + 1) * BLOCK_SIZE), "and there is as much as before"
 
 
 @pytest.mark.parametrize("kind, change", [(kind, change) for kind in KINDS for change in KINDS[kind].off])

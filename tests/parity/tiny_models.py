@@ -293,7 +293,7 @@ class Pipeline:
         cuts: Sequence[tuple[int, int]] = ((0, LAYERS),),
         *,
         change: Change | None = None,
-        kv_blocks: int = 64,
+        kv_blocks: int = 200,
         dtype: torch.dtype = torch.float32,
         quant: str | None = None,
     ) -> None:
@@ -314,7 +314,12 @@ class Pipeline:
         self.segments = [LlmModel(self.spec, layers, files, **memory, **how) for layers in parts]
 
     def step(self, batch: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> list[Tensor]:
-        """One pass over (new tokens, their first position, block table)s: the logits [n, vocab] of each."""
+        """One pass over (new tokens, their first position, blocks of all layers)s: the logits [n, vocab] of each."""
+        groups = self.spec.kv_groups
+        return self.step_in_groups([(tokens, start, groups.table_of(blocks)) for tokens, start, blocks in batch])
+
+    def step_in_groups(self, batch: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> list[Tensor]:
+        """One pass over (new tokens, their first position, block table)s."""
         pieces = [BatchPiece(start, len(tokens), table) for tokens, start, table in batch]
         x = self.ends.compute_embed([token for tokens, _, _ in batch for token in tokens])
         for segment in self.segments:
@@ -327,7 +332,7 @@ class Pipeline:
 
     def in_ragged_batches(self, texts: Sequence[Sequence[int]], chance: random.Random) -> list[Tensor]:
         """The logits [T, vocab] of each text, read in pieces of any sizes, in batches with any of the others."""
-        tables = shuffled_tables([len(tokens) for tokens in texts], self.segments[0].kv_blocks, chance)
+        tables = shuffled_tables([len(tokens) for tokens in texts], min(one.kv_blocks for one in self.segments), chance)
         rows: list[list[Tensor]] = [[] for _ in texts]
         done = [0] * len(texts)
         mixed = 0  # steps that held chunks and single tokens at once

@@ -44,7 +44,7 @@ class CutModel:
         self.dtype = loaded.dtype
         self.device = loaded.device
         self.ends: EndModel = loaded.ends
-        self.kv_tokens = loaded.segments[0].kv_blocks  # a block holds one token
+        self.kv_tokens = min(segment.kv_blocks for segment in loaded.segments)  # a block holds one token
         self._segments = loaded.segments
 
     @property
@@ -60,6 +60,7 @@ class CutModel:
 
     def run(self, hidden: Tensor, pieces: Sequence[BatchPiece], start: int, end: int) -> Tensor:
         """Run hidden states through the layers from one cut to another."""
+        pieces = self._in_groups(pieces)
         for segment in self._segments:
             if start <= segment.layers.start < end:
                 hidden = segment.process(hidden, pieces)
@@ -94,10 +95,16 @@ class CutModel:
     def _states(self, ids: Sequence[int], pieces: Sequence[BatchPiece]) -> dict[int, Tensor]:
         hidden = self.ends.compute_embed(ids)
         states = {0: hidden}
+        pieces = self._in_groups(pieces)
         for segment in self._segments:
             hidden = segment.process(hidden, pieces)
             states[segment.layers.end] = hidden
         return states
+
+    def _in_groups(self, pieces: Sequence[BatchPiece]) -> list[BatchPiece]:
+        """The same pieces, with a table as the layers take it."""
+        groups = self.spec.kv_groups
+        return [piece._replace(table=groups.table_of(piece.table)) for piece in pieces]
 
 
 def load_cut(model: str, *, dtype: str = "float32", device: str = "auto", progress: Progress = silent) -> CutModel:

@@ -2,6 +2,9 @@
 
 The same pool runs at each stage, where a block is part of a tensor, and at the origin, where it is only counted. The same calls
 in the same order have the same result in both, so the origin knows what fits without asking.
+
+Layers that look differently far back are in different groups (WindowGroups). A block holds the KV of `block_size` tokens in the
+layers of one group, whichever. A table has a row for every `block_size` tokens: a block of each group, side by side.
 """
 
 from __future__ import annotations
@@ -16,24 +19,33 @@ NULL_BLOCK = 0  # never handed out; padding points here, and the front of a tabl
 
 
 class BlockPool:
-    """Blocks of `block_size` tokens each, with the ids in `blocks`, or 1 to `blocks` if that is a number.
+    """Blocks of `block_size` tokens each, with the ids in `blocks`, or for `blocks` rows of tables if that is a number.
 
     A block is free, held (reference count > 0), or idle: not held, but its content can be found by key and shared again,
     until it is the least recently used one and is taken for something else.
 
-    window: how many positions a token sees, itself included; None for all before it.
+    windows: of each group: how many positions a token sees, itself included; None for all before it.
+    capacity: rows of tables that fit if no block is behind a window. Leases are counted in rows, too; everything else in blocks.
     """
 
     def __init__(
-        self, blocks: int | Sequence[int], block_size: int, *, prefix_cache: bool = True, window: int | None = None
+        self,
+        blocks: int | Sequence[int],
+        block_size: int,
+        *,
+        prefix_cache: bool = True,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         assert block_size > 0
-        assert window is None or window > 0
-        ids = range(1, blocks + 1) if isinstance(blocks, int) else blocks
-        self.capacity = len(ids)
+        assert windows
+        assert all(window is None or window > 0 for window in windows)
+        self.groups = len(windows)
+        ids = range(1, blocks * self.groups + 1) if isinstance(blocks, int) else blocks
+        self.capacity = len(ids) // self.groups
         self.block_size = block_size
         self.prefix_cache = prefix_cache
-        self.window = window
+        self.windows = tuple(windows)
+        self._bounded = [group for group, window in enumerate(windows) if window is not None]
         self._free = list(reversed(ids))  # a stack: warm blocks are used again first
         self._refs = dict.fromkeys(ids, 0)
         self._key: dict[int, bytes | None] = dict.fromkeys(ids)
@@ -51,10 +63,18 @@ class BlockPool:
 
     @property
     def held(self) -> int:
-        return self.capacity - self.available
+        return self.capacity * self.groups - self.available
 
-    def blocks_for(self, tokens: int) -> int:
+    @property
+    def held_rows(self) -> int:
+        """What is held, in rows of tables."""
+        return -(-self.held // self.groups)
+
+    def rows_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+    def rows_of(self, table: Sequence[int]) -> int:
+        return len(table) // self.groups
 
     def allocate(self) -> int:
         """Take one block for new content. The caller must check `available` first."""
@@ -62,41 +82,68 @@ class BlockPool:
         self._refs[block] = 1
         return block
 
-    def shrink(self, count: int) -> list[int]:
-        """Remove this many blocks (at most `available`), and return them."""
-        removed = [self._take() for _ in range(count)]
+    def extend(self, table: MutableSequence[int], rows: int) -> None:
+        """Make a table this long, with new blocks. The caller must check `available` first."""
+        for _ in range(rows * self.groups - len(table)):
+            table.append(self.allocate())
+
+    def truncate(self, table: MutableSequence[int], rows: int) -> None:
+        """Cut a table to this many rows, and release the rest."""
+        keep = rows * self.groups
+        self.release(table[keep:])
+        del table[keep:]
+
+    def shrink(self, rows: int) -> list[int]:
+        """Remove blocks for this many rows (at most `available`), and return them."""
+        removed = [self._take() for _ in range(rows * self.groups)]
         for block in removed:
             del self._refs[block], self._key[block]
-        self.capacity -= count
+        self.capacity -= rows
         return removed
 
-    def grow(self, blocks: Iterable[int]) -> None:
-        """Add blocks to the pool."""
+    def grow(self, blocks: Sequence[int]) -> None:
+        """Add blocks to the pool, for whole rows."""
         for block in blocks:
             assert block not in self._refs
             self._refs[block], self._key[block] = 0, None
             self._free.append(block)
-            self.capacity += 1
+        self.capacity += len(blocks) // self.groups
 
-    def first_seen(self, blocks: int) -> int:
-        """The first block that the tokens after this many full ones see."""
-        return 0 if self.window is None else max(0, blocks * self.block_size + 1 - self.window) // self.block_size
+    def first_seen(self, rows: int, group: int = 0) -> int:
+        """The first row whose block of a group the tokens after this many full rows see."""
+        window = self.windows[group]
+        return 0 if window is None else max(0, rows * self.block_size + 1 - window) // self.block_size
 
     def lookup(self, keys: Sequence[bytes]) -> list[int]:
-        """Find the blocks of the longest cached prefix of the key chain, without holding them. Those that the tokens after it do
+        """Find the rows of the longest cached prefix of the key chain, without holding them. Blocks that the tokens after it do
         not see need not be cached, and are NULL_BLOCK."""
-        if self.window is None:
+        if self.windows == (None,):
             return list(takewhile(bool, map(self._by_key.get, keys)))  # type: ignore[arg-type]
-        found: list[int] = []
-        usable = cached = 0  # cached: how many in a row
-        for key in keys:
-            block = self._by_key.get(key, NULL_BLOCK)
-            found.append(block)
-            cached = cached + 1 if block != NULL_BLOCK else 0
-            if cached and cached >= len(found) - self.first_seen(len(found)):
-                usable = len(found)
-        unseen = self.first_seen(usable)
-        return [NULL_BLOCK] * unseen + found[unseen:usable]
+        rows, groups = self._cached_rows(keys), self.groups
+        found = [NULL_BLOCK] * (rows * groups)
+        for group in range(groups):
+            for row in range(self.first_seen(rows, group), rows):
+                found[row * groups + group] = self._by_key[_name(keys[row], group)]
+        return found
+
+    def _cached_rows(self, keys: Sequence[bytes]) -> int:
+        """How many rows of the key chain can be used: of a group with a window, those that the next token sees must be cached."""
+        rows, by_key = len(keys), self._by_key
+        for group, window in enumerate(self.windows):
+            if window is None:
+                rows = next((row for row in range(rows) if _name(keys[row], group) not in by_key), rows)
+        reached = dict.fromkeys(self._bounded, rows)  # by group: from this row on, all are cached up to `rows`
+        while True:
+            before = rows
+            for group in self._bounded:
+                row = min(reached[group], rows)
+                while row > min(self.first_seen(rows, group), max(rows - 1, 0)):
+                    row -= 1
+                    if _name(keys[row], group) not in by_key:
+                        rows = row
+                reached[group] = row
+            if rows == before:
+                return rows
 
     def hold(self, found: Iterable[int]) -> None:
         """Share the blocks that `lookup` has found."""
@@ -107,24 +154,31 @@ class BlockPool:
                     del idle[block]
                 refs[block] += 1
 
-    def release_unseen(self, table: MutableSequence[int], blocks: int) -> None:
-        """Release the blocks of a table that no token after its first `blocks` ones sees, and put NULL_BLOCK in their place."""
-        end = start = self.first_seen(blocks)
-        while start and table[start - 1] != NULL_BLOCK:
-            start -= 1
-        self.release(table[start:end])
-        for i in range(start, end):
-            table[i] = NULL_BLOCK
+    def release_unseen(self, table: MutableSequence[int], rows: int) -> None:
+        """Release the blocks of a table that no token after its first `rows` ones sees, and put NULL_BLOCK in their place."""
+        groups = self.groups
+        for group in self._bounded:
+            end = start = self.first_seen(rows, group)
+            while start and table[(start - 1) * groups + group] != NULL_BLOCK:
+                start -= 1
+            unseen = range(start * groups + group, end * groups, groups)
+            self.release([table[i] for i in unseen])
+            for i in unseen:
+                table[i] = NULL_BLOCK
 
     def count_idle(self, found: Iterable[int]) -> int:
         """How many of these blocks are idle."""
         return sum(map(self._idle.__contains__, found))
 
-    def commit(self, block: int, key: bytes) -> None:
-        """Make a block findable by its key, unless another block has that key already."""
-        if self.prefix_cache and block != NULL_BLOCK and self._key[block] is None and key not in self._by_key:
-            self._key[block] = key
-            self._by_key[key] = block
+    def commit(self, blocks: Iterable[int], keys: Iterable[bytes]) -> None:
+        """Make rows of a table findable by their keys, except for blocks of which there is another with that key already."""
+        if not self.prefix_cache:
+            return
+        names = keys if self.groups == 1 else (_name(key, group) for key in keys for group in range(self.groups))
+        for block, name in zip(blocks, names, strict=False):
+            if block != NULL_BLOCK and self._key[block] is None and name not in self._by_key:
+                self._key[block] = name
+                self._by_key[name] = block
 
     def release(self, table: Iterable[int]) -> None:
         """Release the blocks of a table, the last first, so that the start of a prefix outlives its end."""
@@ -157,6 +211,11 @@ class BlockPool:
         if key is not None:
             del self._by_key[key]
             self._key[block] = None
+
+
+def _name(key: bytes, group: int) -> bytes:
+    """What a group's block of a row is found by."""
+    return key + bytes((group,)) if group else key
 
 
 class KeyChain:

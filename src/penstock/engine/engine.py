@@ -16,6 +16,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.fsm import ComputeStep, Facts, JobState, next_state
 from penstock.domain.job import Job
+from penstock.domain.kv_need import KvNeed
 from penstock.domain.messages import (
     Bounce,
     BounceReason,
@@ -96,7 +97,7 @@ class Engine:
         self.origin: Origin | NoOrigin = NoOrigin()
         if ends is not None and text is not None:
             sequences = EngineSequenceManager(
-                BlockPool(0, config.block_size),
+                BlockPool(0, config.block_size, windows=pipe.kv_windows),
                 eos_ids=ends.eos_ids,
                 text_stream=text,
                 secret=secrets.token_bytes(32),
@@ -126,8 +127,9 @@ class Engine:
     @property
     def max_tokens(self) -> int:
         """The longest sequence, prompt and output together, that the KV memory can hold."""
-        route = self.origin.route
-        return (self.pipe.kv_blocks if route is None else route.reach) * self.config.block_size
+        route, config = self.origin.route, self.config
+        need = KvNeed(self.pipe.kv_windows, config.block_size, config.max_pass_tokens)
+        return need.longest(self.pipe.kv_blocks if route is None else route.reach)
 
     # ---- from any thread ----
 
@@ -250,8 +252,8 @@ class Engine:
 
     def _stage(self, segment: Segment) -> Stage:
         pipe, size = self.pipe, self.config.block_size
-        shared, window, context = pipe.networked, pipe.kv_window, pipe.context
-        return Stage(segment, size, pipe.node, self._clock, shared=shared, window=window, context=context)
+        shared, windows, context = pipe.networked, pipe.kv_windows, pipe.context
+        return Stage(segment, size, pipe.node, self._clock, shared=shared, windows=windows, context=context)
 
     def _add(self, segment: Segment) -> None:
         self.stages[segment.layers.start] = self._stage(segment)

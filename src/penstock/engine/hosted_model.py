@@ -76,7 +76,7 @@ def host_standalone(
 ) -> HostedModel:
     """Host a whole model on this machine, without a network."""
     spec = loaded.spec
-    pipe = Pipe(loaded.name, spec.num_layers, loaded.segments, node=node, kv_window=spec.kv_window)
+    pipe = Pipe(loaded.name, spec.num_layers, loaded.segments, node=node, kv_windows=spec.kv_groups.windows)
     hosted = host(loaded, pipe, config, max_jobs=max_jobs)
     assert isinstance(hosted, HostedModel)
     return hosted

@@ -156,6 +156,7 @@ class PackedLayer:
     post_mlp_norm: Floats | None = None
     window: int | None = None
     rope: int = 0
+    group: int = 0  # of layers with the same block tables
 
     def struct(self) -> LayerStruct:
         def optional(norm: Floats | None) -> Any:
@@ -174,6 +175,7 @@ class PackedLayer:
             self.kv.ctypes.data,
             self.window or 0,
             self.rope,
+            self.group,
         )
 
 
@@ -193,6 +195,7 @@ class PackedModel:
     layers: Sequence[PackedLayer]
     ropes: Sequence[tuple[Floats, Floats]]  # cos and sin, [positions, width / 2] each
     activation: Activation = Activation.SILU
+    groups: int = 1  # of layers: a table has a block of each for every block_size tokens
     struct: ModelStruct = field(init=False)
 
     def __post_init__(self) -> None:
@@ -210,6 +213,7 @@ class PackedModel:
             self.kv_type,
             self.block_size,
             self.kv_blocks,
+            self.groups,
             len(self.layers),
             len(ropes),
             self.norm_eps,

@@ -84,6 +84,7 @@ class LayerStruct(ctypes.Structure):
         ("kv", c_void_p),
         ("window", c_int32),
         ("rope", c_int32),
+        ("group", c_int32),
     )
 
 
@@ -102,6 +103,7 @@ class ModelStruct(ctypes.Structure):
         ("kv_type", c_int32),
         ("block_size", c_int32),
         ("kv_blocks", c_int32),
+        ("groups", c_int32),
         ("layer_count", c_int32),
         ("rope_count", c_int32),
         ("norm_eps", c_float),

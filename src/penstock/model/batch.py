@@ -22,7 +22,8 @@ class Batch(Sequence[BatchPiece]):
     """A ragged batch, with an entry of each column for each Span. It can be read as BatchPieces, too.
 
     starts, counts: the position of a Span's first row, and how many rows it has.
-    tables: [spans, width], a Span's blocks, and NULL_BLOCK behind them, and before them where no layer reads any more.
+    tables: [spans, width], a Span's blocks: for every `block_size` tokens one of each WindowGroup of the model's layers. They are
+        NULL_BLOCK behind its end, and where the layers of the group do not look any more.
     """
 
     __slots__ = ("counts", "starts", "tables")

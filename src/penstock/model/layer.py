@@ -16,7 +16,7 @@ from penstock.model.spec import ModelSpec
 
 @dataclass(slots=True)
 class Layer:
-    window: int | None
+    group: int  # of layers with the same block tables
     rope: int  # index of its table among the segment's rope tables
     input_norm: Tensor
     qkv: Linear
@@ -26,7 +26,7 @@ class Layer:
     mlp_norm: Tensor
     mlp: Mlp
     post_mlp_norm: Tensor | None  # on the output of the MLP
-    kv: Tensor  # [slots, 2, kv_heads, head_dim]
+    kv: Tensor  # [slots, 2, kv_heads, head_dim]; other groups have other blocks of it
 
 
 class LayerBuilder:
@@ -54,7 +54,7 @@ class LayerBuilder:
                 normalised=experts.normalised,
             )
         return Layer(
-            window=spec.windows[index],
+            group=spec.kv_groups.of_layers[index],
             rope=rope,
             input_norm=self._norm(own, "input_layernorm"),
             qkv=self._linear(own, *qkv),

@@ -44,7 +44,7 @@ def kernel_context() -> KernelContext:
 
 
 class NativeModel:
-    """A Segment: a contiguous range of layers, with the KV memory of those layers in fp16."""
+    """A Segment: a contiguous range of layers, with the KV memory of those layers in fp16. kv_blocks: as for LlmModel."""
 
     def __init__(
         self,
@@ -61,11 +61,16 @@ class NativeModel:
         self.layers = layers
         self.dtype = KV_DTYPE
         self.device = CPU
-        self.kv_blocks = kv_blocks
         self.block_size = block_size
+        self._groups = groups = spec.kv_groups
+        parts = groups.parts_within(layers, kv_blocks)
+        self.kv_blocks = parts // groups.count
         self._context = kernel_context()
         self._ropes = distinct([spec.rope_of(index) for index in layers.layers()])
-        blocks = kv_blocks + 1  # block 0 stays empty: padding points there
+        blocks = parts + 1  # block 0 stays empty: padding points there
+        places = groups.places(layers)
+        shape = (blocks * block_size, 2, spec.kv_heads, spec.head_dim)
+        memory = [np.zeros(shape, np.float16) for _ in range(1 + max(places))]  # takes none until written
         packed: list[PackedLayer] = []
         hashes = hashlib.sha256()
         ready = all(packing.is_ready(files, index) for index in layers.layers())
@@ -74,8 +79,7 @@ class NativeModel:
             progress(doing, done, layers.size)
             weights, digest = packing.read_layer(files, index)
             hashes.update(digest)
-            kv = np.zeros((blocks * block_size, 2, spec.kv_heads, spec.head_dim), np.float16)  # takes no memory until written
-            packed.append(_layer(spec, index, weights, self._ropes.index(spec.rope_of(index)), kv))
+            packed.append(_layer(spec, index, weights, self._ropes.index(spec.rope_of(index)), memory[places[done]]))
         progress(doing, layers.size, layers.size)
         self.weight_hash = hashes.hexdigest()
         self._positions = min(_FIRST_POSITIONS, spec.context)
@@ -87,6 +91,7 @@ class NativeModel:
             intermediate=spec.intermediate,
             block_size=block_size,
             kv_blocks=blocks,
+            groups=groups.count,
             kv_type=SourceType.F16,
             norm_eps=spec.norm_eps,
             layers=packed,
@@ -104,9 +109,10 @@ class NativeModel:
 
     def wipe(self, piece: BatchPiece) -> None:
         positions = np.arange(piece.start_pos, piece.start_pos + piece.n)
-        slots = np.asarray(piece.table)[positions // self.block_size] * self.block_size + positions % self.block_size
+        table = np.asarray(piece.table).reshape(-1, self._groups.count)
+        slots = table[positions // self.block_size] * self.block_size + (positions % self.block_size)[:, None]
         for layer in self._packed.layers:
-            layer.kv[slots] = 0
+            layer.kv[slots[:, layer.group]] = 0
 
     def _reach(self, end_position: int) -> None:
         """Make the rope tables long enough for texts of this length."""
@@ -187,6 +193,7 @@ def _layer(spec: ModelSpec, index: int, weights: PackedTensors, rope: int, kv: n
         post_mlp_norm=norm("post_feedforward_layernorm") if spec.sandwich else None,
         window=spec.windows[index],
         rope=rope,
+        group=spec.kv_groups.of_layers[index],
     )
 
 

@@ -29,7 +29,7 @@ class Segment(Protocol):
     """The interface of a layer range to the engine."""
 
     layers: LayerRange
-    kv_blocks: int  # capacity of its KV memory
+    kv_blocks: int  # capacity of its KV memory: blocks of all its layers
     weight_hash: str
 
     def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
@@ -56,23 +56,30 @@ class LlmModel:
         progress: Progress = silent,
     ) -> None:
         self.spec = spec
+        """kv_blocks: of each layer. Where layers are in several WindowGroups, there may be fewer of all layers together."""
         self.layers = layers
         self.dtype = dtype
         self.device = device
-        self.kv_blocks = kv_blocks
         self.block_size = block_size
+        self._groups = groups = spec.kv_groups
+        parts = groups.parts_within(layers, kv_blocks)
+        self.kv_blocks = parts // groups.count
         builder = LayerBuilder(spec, dtype, device)
         ropes = distinct([spec.rope_of(index) for index in layers.layers()])
         self._ropes = [RopeTable(rope, spec.head_dim, spec.context, dtype, device) for rope in ropes]
-        slots = (kv_blocks + 1) * block_size  # block 0 stays empty: padding points there
+        slots = (parts + 1) * block_size  # block 0 stays empty: padding points there
+        places = groups.places(layers)
+        memory = [
+            _lazy_zeros(slots * spec.kv_width, dtype, device).view(slots, 2, spec.kv_heads, spec.head_dim)
+            for _ in range(1 + max(places))
+        ]
         self._layers: list[Layer] = []
         hashes = hashlib.sha256()
         for done, index in enumerate(layers.layers()):
             progress("Loading layers", done, layers.size)
             weights, digest = files.read(layer_shapes(spec, index))
             hashes.update(digest)
-            kv = _lazy_zeros(slots * spec.kv_width, dtype, device).view(slots, 2, spec.kv_heads, spec.head_dim)
-            self._layers.append(builder.build(index, weights, ropes.index(spec.rope_of(index)), kv))
+            self._layers.append(builder.build(index, weights, ropes.index(spec.rope_of(index)), memory[places[done]]))
         progress("Loading layers", layers.size, layers.size)
         self.weight_hash = hashes.hexdigest()
 
@@ -80,7 +87,7 @@ class LlmModel:
     def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
         spec, first = self.spec, self.layers.start
         part = self._layers if layers is None else self._layers[layers.start - first : layers.end - first]
-        plan = AttentionPlan(pieces, self.block_size, self.dtype, self.device, [layer.window for layer in part])
+        plan = AttentionPlan(pieces, self.block_size, self.dtype, self.device, self._groups.windows, {one.group for one in part})
         rotations = [table.rows(plan.positions, plan.max_position + 1) for table in self._ropes]
         rotated = spec.heads + spec.kv_heads
         q_width, head_dim, eps = spec.heads * spec.head_dim, spec.head_dim, spec.norm_eps
@@ -94,8 +101,8 @@ class LlmModel:
                 qk.copy_(F.rms_norm(qk.to(layer.qk_norm.dtype), (head_dim,), None, eps).mul_(layer.qk_norm))
             rotate_(qk, *rotations[layer.rope])
             # the rotated keys and the values lie side by side in qkv: one write for both
-            layer.kv.view(-1, spec.kv_width).index_copy_(0, plan.slots, qkv[:, q_width:])
-            attended = plan.attend(qk[:, : spec.heads], layer.kv, layer.window)
+            layer.kv.view(-1, spec.kv_width).index_copy_(0, plan.slots[layer.group], qkv[:, q_width:])
+            attended = plan.attend(qk[:, : spec.heads], layer.kv, layer.group)
             added = layer.output(attended)
             if layer.post_attention_norm is not None:
                 added = F.rms_norm(added.float(), (spec.hidden,), layer.post_attention_norm, eps)
@@ -108,9 +115,9 @@ class LlmModel:
 
     @torch.inference_mode()
     def wipe(self, piece: BatchPiece) -> None:
-        slots = AttentionPlan([piece], self.block_size, self.dtype, self.device, ()).slots
+        plan = AttentionPlan([piece], self.block_size, self.dtype, self.device, self._groups.windows)
         for layer in self._layers:
-            layer.kv.index_fill_(0, slots, 0)
+            layer.kv.index_fill_(0, plan.slots[layer.group], 0)
 
 
 def _lazy_zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

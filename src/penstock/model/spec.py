@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from penstock.domain.window_groups import WindowGroups, group_layers
 from penstock.errors import CorruptWeights, UnsupportedModel
 from penstock.model.families import FAMILIES, QUANTISED, QUANTISED_HINT, REFUSED, Family
 
@@ -86,15 +87,17 @@ class ModelSpec:
         return 2 * self.kv_heads * self.head_dim
 
     @property
-    def kv_window(self) -> int | None:
-        """How many positions of a text its KV is needed for, or None for all: as many as the layer that sees most looks at."""
-        limited = [window for window in self.windows if window is not None]
-        return max(limited) if len(limited) == self.num_layers else None
+    def kv_groups(self) -> WindowGroups:
+        """Its layers by how far back they look."""
+        return group_layers(self.windows, self.context)
 
 
 def fingerprint(spec: ModelSpec) -> str:
-    """Hash everything that decides what a layer computes, except the weights. Equal for models whose layers can be combined."""
-    return hashlib.sha256(repr(replace(spec, eos_ids=(), vocab=0, prefix="")).encode()).hexdigest()[:16]
+    """Hash everything that decides what a layer computes, except the weights. Equal for models whose layers can be combined:
+    nodes must also group them alike."""
+    groups = spec.kv_groups
+    content = repr(replace(spec, eos_ids=(), vocab=0, prefix="")) + (repr(groups) if groups.count > 1 else "")
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def read_spec(folder: Path) -> ModelSpec:

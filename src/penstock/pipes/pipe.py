@@ -49,8 +49,7 @@ class Pipe:
     """`segments` are the local ones. In a network, `view` has those of all nodes. `width` is that of a hidden state.
 
     hidden_format: in which hidden states of this node's jobs travel, on all routes.
-    kv_window: how many positions a token sees in the layers that see most; None for all. It follows from the shape, so that all
-        nodes agree.
+    kv_windows: of the groups that the model's layers are in (WindowGroups). They follow from the shape, so that all nodes agree.
     context: how many tokens a text can have, which follows from the shape, too; None for any number.
     """
 
@@ -64,7 +63,7 @@ class Pipe:
         shape: str = "",
         width: int = 0,
         hidden_format: HiddenFormat = "float32",
-        kv_window: int | None = None,
+        kv_windows: Sequence[int | None] = (None,),
         context: int | None = None,
         wire: MessageSender | None = None,
         view: View | None = None,
@@ -73,7 +72,7 @@ class Pipe:
         self.num_layers = num_layers
         self.node = node
         self.shape = shape
-        self.kv_window = kv_window
+        self.kv_windows = tuple(kv_windows)
         self.context = context
         self.hidden_format = hidden_format
         self.token_bytes = row_bytes(hidden_format, width)

@@ -52,7 +52,7 @@ class PipeManager:
             shape=shape,
             width=spec.hidden,
             hidden_format=choose_format(self._wire_format, loaded.precision),
-            kv_window=spec.kv_window,
+            kv_windows=spec.kv_groups.windows,
             context=spec.context,
             wire=self._wire,
             view=view,

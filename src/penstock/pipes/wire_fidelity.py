@@ -50,7 +50,8 @@ def measure_formats(loaded: LoadedModel, ids: Sequence[int], progress: Progress 
 def _logits(loaded: LoadedModel, ids: Sequence[int], kind: HiddenFormat) -> Tensor:
     assert loaded.ends is not None
     hidden = loaded.ends.compute_embed(list(ids))
-    piece = BatchPiece(0, len(ids), range(1, 1 + len(ids)))  # more blocks than it needs, whatever their size
+    table = loaded.spec.kv_groups.table_of(range(1, 1 + len(ids)))  # more blocks than it needs, whatever their size
+    piece = BatchPiece(0, len(ids), table)
     for segment in loaded.segments:
         hidden = segment.process(_sent(hidden, kind), [piece])
     return loaded.ends.compute_head(loaded.ends.compute_norm(_sent(hidden, kind))).float()

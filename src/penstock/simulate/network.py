@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -46,7 +46,7 @@ class SimulatedNetwork(ABC):
     """What the nodes' layers, ends and links are, subclasses decide.
 
     layers, width: of the model. hidden_format: in which its hidden states travel.
-    window: positions that a token sees in every layer; None for all.
+    windows: of each group of layers: how many positions a token sees; None for all.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SimulatedNetwork(ABC):
         config: EngineConfig,
         width: int = 1,
         hidden_format: HiddenFormat = "float32",
-        window: int | None = None,
+        windows: Sequence[int | None] = (None,),
         seed: int = 0,
         lease: float = 10.0,
         recovery_timeout: float = 60.0,
@@ -66,7 +66,7 @@ class SimulatedNetwork(ABC):
         self.config = config
         self.width = width
         self.hidden_format = hidden_format
-        self.window = window
+        self.windows = windows
         self.lease = lease
         self.recovery_timeout = recovery_timeout
         self.dice = random.Random(seed)

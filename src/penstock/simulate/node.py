@@ -94,7 +94,7 @@ class SimulatedNode:
             shape=SHAPE,
             width=network.width,
             hidden_format=network.hidden_format,
-            kv_window=network.window,
+            kv_windows=network.windows,
             wire=self,
             view=_OwnView(self),
         )

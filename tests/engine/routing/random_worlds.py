@@ -52,7 +52,7 @@ def random_world(dice: random.Random) -> World:
         # no slower: a link that takes four seconds for what may be under way before its speed is known counts as broken
         tokens_per_second=dice.choice([float("inf"), 200.0, 60.0]),
         recovery_timeout=60.0,
-        window=dice.choice([None, None, 1, 6, 13]),
+        windows=dice.choice([(None,), (None,), (1,), (6,), (13,), (None, 6), (5, None, 5)]),
     )
 
 

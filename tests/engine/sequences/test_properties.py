@@ -16,7 +16,7 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import Embedded, FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
 from penstock.engine.routing.origin import Origin
 from penstock.engine.scheduling.scheduler import SchedulerOutput
-from tests.engine.fakes import FakeSegment, embedding, finish, make_engine, make_job, oracle, own
+from tests.engine.fakes import FakeSegment, Windows, embedding, finish, make_engine, make_job, oracle, own
 from tests.examples import examples
 
 configs = st.builds(
@@ -78,11 +78,11 @@ events = st.lists(
     config=configs,
     stages=st.integers(1, 3),
     blocks=st.integers(4, 20),
-    sees=st.sampled_from([None, None, 1, 4, 9]),
+    sees=st.sampled_from([(None,), (None,), (1,), (4,), (9,), (None, 4), (4, None, 4), (3, 9, None)]),
     script=events,
 )
 def test_every_job_gets_its_own_tokens_and_one_end_whatever_happens_around_it(
-    config: EngineConfig, stages: int, blocks: int, sees: int | None, script: list[tuple[object, ...]]
+    config: EngineConfig, stages: int, blocks: int, sees: Windows, script: list[tuple[object, ...]]
 ) -> None:
     world = World(config, stages, blocks, sees)
     for event, *details in script:
@@ -92,7 +92,7 @@ def test_every_job_gets_its_own_tokens_and_one_end_whatever_happens_around_it(
 
 def test_a_steady_step_that_fails_keeps_no_block() -> None:
     """Another job has its turn before those that took part in the failed step."""
-    world = World(EngineConfig(chunk=1, max_sequences=1, block_size=1, prefix_cache=False), stages=1, blocks=4, sees=None)
+    world = World(EngineConfig(chunk=1, max_sequences=1, block_size=1, prefix_cache=False), stages=1, blocks=4, sees=(None,))
     for length in (1, 2):
         world.submit([1], SamplingParams(temperature=0, max_tokens=length), 0, None, 0)
     world.turn(4)
@@ -105,12 +105,12 @@ def test_a_steady_step_that_fails_keeps_no_block() -> None:
 class World:
     """An engine under observation: each turn is followed by a look at all invariants.
 
-    sees: how many positions a token sees; None for all before it.
+    sees: how many positions a token sees in each group of layers; None for all before it.
     """
 
-    def __init__(self, config: EngineConfig, stages: int, blocks: int, sees: int | None) -> None:
-        self.engine = make_engine(config, stages=stages, blocks=blocks, window=sees)
-        self.config, self.stages, self.sees = config, stages, sees
+    def __init__(self, config: EngineConfig, stages: int, blocks: int, sees: Windows) -> None:
+        self.engine = make_engine(config, stages=stages, blocks=blocks, windows=sees)
+        self.config, self.stages, self.passes, self.sees = config, stages, stages * len(sees), sees
         self.window = config.window or stages
         self.room = blocks * config.block_size
         self.jobs: list[tuple[Job, list[JobUpdate]]] = []
@@ -135,7 +135,7 @@ class World:
             room=room,
         )
         if sampling.n == 1:
-            right = oracle(prompt, sampling, stages=self.stages, seed=job.seed, room=job.max_tokens, window=self.sees)
+            right = oracle(prompt, sampling, stages=self.passes, seed=job.seed, room=job.max_tokens, windows=self.sees)
             job.request = replace(job.request, resume=right[:known])
         self._enter(job, updates)
 
@@ -231,7 +231,7 @@ class World:
             replicas = own(stage).replicas.values()
             check_pool(own(stage).pool, [replica.table for replica in replicas])
             for replica in replicas:
-                assert len(replica.table) == own(stage).pool.blocks_for(replica.kv_len)
+                assert own(stage).pool.rows_of(replica.table) == own(stage).pool.rows_for(replica.kv_len)
                 assert replica.kv_len >= replica.stage_processed >= replica.step_processed
                 assert replica.state not in TERMINAL
         self.check_ledger()
@@ -258,7 +258,8 @@ class World:
 
     def check_cursors(self, seq: Sequence) -> None:
         stages = list(self.engine.stages.values())
-        assert len(seq.table) == self.engine.sequences.pool.blocks_for(seq.scheduled)
+        pool = self.engine.sequences.pool
+        assert pool.rows_of(seq.table) == pool.rows_for(seq.scheduled)
         replicas = [own(stage).replicas.get(seq.seq_id) for stage in stages]
         here = [r if r is not None and r.incarnation == seq.incarnation and r.kv_len else None for r in replicas]
         done = [seq.base if r is None else r.stage_processed for r in here]  # the prefix counts before its Span arrives
@@ -290,11 +291,11 @@ class World:
             done = bool(ends) and ends[0].reason is not FinishReason.CANCELLED
             right: list[int] = []
             if job.request.embed:
-                check_embedding(job, updates, self.stages, self.sees, done=done)
+                check_embedding(job, updates, self.passes, self.sees, done=done)
             else:
                 room = job.max_tokens
-                alone = {"stages": self.stages, "seed": job.seed, "output": seq.index, "room": room}
-                right = oracle(job.prompt_ids, job.sampling, **alone, window=self.sees)
+                alone = {"stages": self.passes, "seed": job.seed, "output": seq.index, "room": room}
+                right = oracle(job.prompt_ids, job.sampling, **alone, windows=self.sees)
             if done:
                 assert said == right
             else:
@@ -305,23 +306,24 @@ class World:
 setattr(World, "break", World._break)
 
 
-def check_embedding(job: Job, updates: list[JobUpdate], stages: int, window: int | None, *, done: bool) -> None:
+def check_embedding(job: Job, updates: list[JobUpdate], passes: int, windows: Windows, *, done: bool) -> None:
     """Every row of the prompt was counted once."""
     found = [update.vector for update in updates if isinstance(update, Embedded)]
-    assert found == ([pytest.approx((embedding(job.prompt_ids, stages, window),))] if done else [])
+    assert found == ([pytest.approx((embedding(job.prompt_ids, passes, windows),))] if done else [])
 
 
 def check_unseen(pool: BlockPool, table: list[int], full: int) -> None:
     """What no token sees any more is held no longer, and everything else is."""
-    unseen = pool.first_seen(full)
-    assert [block == NULL_BLOCK for block in table] == [True] * unseen + [False] * (len(table) - unseen)
+    for group in range(pool.groups):
+        own, unseen = table[group :: pool.groups], pool.first_seen(full, group)
+        assert [block == NULL_BLOCK for block in own] == [True] * unseen + [False] * (len(own) - unseen)
 
 
 def check_pool(pool: BlockPool, tables: list[list[int]]) -> None:
     tables = [[block for block in table if block != NULL_BLOCK] for table in tables]
     held = Counter(block for table in tables for block in table)
     assert all(pool.refs(block) == count for block, count in held.items())
-    assert pool.available + len(held) == pool.capacity
+    assert pool.available + len(held) == pool.capacity * pool.groups
     assert all(len(set(table)) == len(table) for table in tables)
     if not pool.prefix_cache:
         assert all(count == 1 for count in held.values()), "no block in two tables without a cache"

@@ -120,9 +120,9 @@ def test_a_prefix_lies_before_its_span(manager: WorkerSequenceManager) -> None:
     assert set(manager.replicas) == {1}
 
 
-@pytest.mark.parametrize("window", [None, 4])
-def test_no_text_is_longer_than_the_context_of_the_model(window: int | None) -> None:
-    manager = WorkerSequenceManager(BlockPool(8, 4, window=window), context=12)
+@pytest.mark.parametrize("windows", [(None,), (4,), (None, 4)])
+def test_no_text_is_longer_than_the_context_of_the_model(windows: tuple[int | None, ...]) -> None:
+    manager = WorkerSequenceManager(BlockPool(8, 4, windows=windows), context=12)
     assert deliver(manager, span(0, 12)) == [Verdict.APPEND]
     assert deliver(manager, span(12, 1)) == [Verdict.MALFORMED]
     done = Notice(0, NoticeKind.STEP_COMPLETED, 1, 0, 0, (b"a", b"b", b"c"))

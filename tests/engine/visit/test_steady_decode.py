@@ -15,7 +15,7 @@ from penstock.domain.job import Job
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
 from penstock.engine.engine import Engine
-from tests.engine.fakes import finish, make_engine, make_job, oracle, own
+from tests.engine.fakes import Windows, finish, make_engine, make_job, oracle, own
 from tests.engine.sequences.test_properties import check_pool
 from tests.examples import examples
 
@@ -85,10 +85,10 @@ events = st.one_of(
 
 
 def play(
-    script: list[tuple[str, Any]], config: EngineConfig, *, stages: int, blocks: int, steady: bool, window: int | None = None
+    script: list[tuple[str, Any]], config: EngineConfig, *, stages: int, blocks: int, steady: bool, windows: Windows = (None,)
 ) -> list[list[Any]]:
     """What the client of each job got, without times. Turns are counted in tokens, which do not depend on the way."""
-    engine = make_engine(config, stages=stages, blocks=blocks, window=window)
+    engine = make_engine(config, stages=stages, blocks=blocks, windows=windows)
     if not steady:
         engine._processor.decode = lambda: False  # type: ignore[method-assign]
     taken: list[tuple[Job, list[JobUpdate]]] = []
@@ -140,15 +140,15 @@ def _seen(updates: list[JobUpdate]) -> list[Any]:
     blocks=st.sampled_from([16, 24, 200]),
     prefix_cache=st.booleans(),
     policy=st.sampled_from(["fcfs", "lrs"]),
-    window=st.sampled_from([None, 1, 7, 12]),
+    windows=st.sampled_from([(None,), (1,), (7,), (12,), (None, 7), (5, 5, None)]),
 )
 def test_all_clients_get_what_the_general_way_gives_them(
-    script: list[tuple[str, Any]], stages: int, blocks: int, prefix_cache: bool, policy: str, window: int | None
+    script: list[tuple[str, Any]], stages: int, blocks: int, prefix_cache: bool, policy: str, windows: Windows
 ) -> None:
     if any(event == "turn" for event, _ in script):  # when exactly a cancellation comes depends on the size of the steps
         script = [(event, value) for event, value in script if event not in ("cancel", "hang up")]
     config = EngineConfig(block_size=4, chunk=8, max_sequences=6, prefix_cache=prefix_cache, policy=policy)
-    ways = (play(script, config, stages=stages, blocks=blocks, steady=steady, window=window) for steady in (True, False))
+    ways = (play(script, config, stages=stages, blocks=blocks, steady=steady, windows=windows) for steady in (True, False))
     fast, general = ways
     assert fast == general
 
@@ -173,7 +173,7 @@ def test_answers_are_right_and_memory_is_accounted_for_whatever_happens(script: 
 
 
 def test_a_steady_sequence_holds_only_what_its_next_token_sees() -> None:
-    engine = make_engine(EngineConfig(block_size=4), stages=2, blocks=100, window=10)
+    engine = make_engine(EngineConfig(block_size=4), stages=2, blocks=100, windows=(10,))
     sizes = count_steady(engine)
     held = []
     for i in range(2):

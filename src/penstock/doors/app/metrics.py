@@ -121,7 +121,7 @@ class EngineCollector(Collector):
             open_jobs.add_metric([name], len(hosted.jobs.open_jobs))
             queued.add_metric([name], len(sequences.queued))
             blocks.add_metric([name], sequences.pool.capacity)
-            held.add_metric([name], sequences.pool.held)
+            held.add_metric([name], sequences.pool.held_rows)
             route = hosted.engine.origin.route
             hops = () if route is None else route.hops
             progress = prompt_progress(sequences, len(hops))

@@ -91,7 +91,7 @@ def kv_of(hosted: HostedLayers) -> tuple[int, int]:
     """The KV memory of a model in tokens, and how much of it is used: of its jobs' pool, or of its smallest stage."""
     if isinstance(hosted, HostedModel):
         pool = hosted.engine.sequences.pool
-        return pool.capacity * pool.block_size, pool.held * pool.block_size
+        return pool.capacity * pool.block_size, pool.held_rows * pool.block_size
     size, stages = hosted.engine.config.block_size, list(hosted.engine.stages.values())  # the compute thread may change them
     total = min((stage.segment.kv_blocks for stage in stages), default=0)
     return total * size, max((stage.held for stage in stages), default=0) * size

@@ -72,7 +72,7 @@ class LeaseKeeper:
         pool, blocks = self._sequences.pool, route.blocks
         holders = self._sequences.holders.values()
         for seq in sorted(holders, key=lambda seq: (seq.job.effective_priority, -seq.job.arrival, -seq.seq_id)):
-            if pool.available >= pool.capacity - blocks:
+            if pool.available >= (pool.capacity - blocks) * pool.groups:
                 break
             self._sequences.preempt_seq(seq)
         self._resize(route, blocks)

@@ -83,7 +83,7 @@ class Origin:
         self._scheduler = Scheduler(config, predictor)
         self._clock = clock
         self._outage = Outage(stats)
-        self._wait_limits = WaitLimits(pipe, sequences, routing.recovery_timeout)
+        self._wait_limits = WaitLimits(config, pipe, sequences, routing.recovery_timeout)
         self._next_number = 0
         self._lease = LeaseKeeper(pipe, sequences, self.opener.round_trips, clock)
         self._record = TrackRecord()
@@ -358,7 +358,7 @@ class Origin:
         self.route, self._next_number = route, 0
         self.pacing = Pacing(self._config, self.sequences, self._pipe.node, self._token_bytes)
         config = self._config
-        pool = BlockPool(route.blocks, config.block_size, prefix_cache=config.prefix_cache, window=self._pipe.kv_window)
+        pool = BlockPool(route.blocks, config.block_size, prefix_cache=config.prefix_cache, windows=self._pipe.kv_windows)
         self.sequences.use(pool, len(route.hops))
         if self._pipe.networked:
             logger.info("opened the route %s, with KV for %d tokens", route, pool.capacity * pool.block_size)

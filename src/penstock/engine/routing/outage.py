@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from penstock.config.engine import EngineConfig
 from penstock.domain.job import TERMINAL, Sequence
+from penstock.domain.kv_need import KvNeed
 from penstock.engine.routing.route_opener import ActiveRoute
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 from penstock.errors import NotReady
@@ -54,7 +56,8 @@ class Outage:
 class WaitLimits:
     """Limits how long jobs wait for a route, or for memory that other origins have leased."""
 
-    def __init__(self, pipe: Pipe, sequences: EngineSequenceManager, recovery_timeout: float) -> None:
+    def __init__(self, config: EngineConfig, pipe: Pipe, sequences: EngineSequenceManager, recovery_timeout: float) -> None:
+        self._config = config
         self._pipe = pipe
         self._sequences = sequences
         self._recovery_timeout = recovery_timeout
@@ -83,12 +86,13 @@ class WaitLimits:
 
     def _end_starved(self, waiting: list[Sequence], now: float) -> None:
         pool = self._sequences.pool
-        starved = [seq for seq in waiting if pool.blocks_for(seq.min_length) > pool.capacity]
+        longest = KvNeed(pool.windows, pool.block_size, self._config.max_pass_tokens).longest(pool.capacity)
+        starved = [seq for seq in waiting if seq.min_length > longest]
         self._starved_since = {seq.seq_id: self._starved_since.get(seq.seq_id, now) for seq in starved}
         for seq in starved:
             if now - self._starved_since[seq.seq_id] > LEASE_TIMEOUT_S and seq.job.open:
                 error = NotReady(
-                    f"The prompt needs KV memory for {seq.min_length} tokens, but only {pool.capacity * pool.block_size} "
+                    f"The prompt needs KV memory for {seq.min_length} tokens, but only {longest} "
                     "are left beside the work of other nodes.",
                     hint="Try again later, shorten it, or give the nodes more KV memory (kv_memory).",
                 )

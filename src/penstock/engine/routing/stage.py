@@ -48,18 +48,18 @@ class Stage:
         clock: Callable[[], float] = time.monotonic,
         *,
         shared: bool = False,
-        window: int | None = None,
+        windows: Sequence[int | None] = (None,),
         context: int | None = None,
     ) -> None:
-        """window: how far back the layers of the whole model look, if all have a limit. context: of the model, in tokens."""
+        """windows: of the groups that the layers of the whole model are in. context: of the model, in tokens."""
         self.segment = segment
         self._block_size = block_size
-        self._window = window
+        self._windows = windows
         self._context = context
         self._node = node
         self._clock = clock
         self.shared = shared  # other nodes send hidden states here, and they are not trusted
-        self._unleased = list(range(segment.kv_blocks, 0, -1))
+        self._unleased = list(range(segment.kv_blocks * len(windows), 0, -1))
         self.leases: dict[RouteId, WorkerSequenceManager] = {}
         self.seconds = 0.0  # of compute in total
         self.mean_pass_seconds = 0.0  # of a pass through all layers, smoothed
@@ -70,12 +70,12 @@ class Stage:
 
     @property
     def unleased(self) -> int:
-        return len(self._unleased)
+        return len(self._unleased) // len(self._windows)
 
     @property
     def held(self) -> int:
-        """Blocks that sequences hold."""
-        return sum(lease.pool.held for lease in list(self.leases.values()))  # other threads read this too
+        """Blocks of all layers that sequences hold."""
+        return sum(lease.pool.held_rows for lease in list(self.leases.values()))  # other threads read this too
 
     def expected_seconds(self, jobs: Sequence[NetworkJob]) -> float:
         """Predict how long a pass with these NetworkJobs takes, where other nodes want to know."""
@@ -84,7 +84,7 @@ class Stage:
         return self._delay * self._predictor.step(*_work(jobs)) if self.passes else UNKNOWN_PASS_S
 
     def open(self, route: RouteId, blocks: int, *, prefix_cache: bool) -> None:
-        pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache, window=self._window)
+        pool = BlockPool(self._take(blocks), self._block_size, prefix_cache=prefix_cache, windows=self._windows)
         self.leases[route] = WorkerSequenceManager(pool, self._unleased.extend, self._context)
 
     def extend(self, route: RouteId, blocks: int) -> None:
@@ -200,8 +200,8 @@ class Stage:
             self._predictor.observe(tokens, pairs, through_all)
 
     def _take(self, blocks: int) -> list[int]:
-        """Take this many unleased blocks, or as many as there are."""
-        cut = max(0, len(self._unleased) - max(0, blocks))
+        """Take unleased blocks for this many rows of tables, or for as many as there are."""
+        cut = max(0, self.unleased - max(0, blocks)) * len(self._windows)
         taken = self._unleased[cut:][::-1]
         del self._unleased[cut:]
         return taken

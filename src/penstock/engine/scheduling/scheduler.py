@@ -14,6 +14,7 @@ from typing import NamedTuple
 from penstock.config.engine import MAX_CHUNK, EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.job import Job, Sequence, SequenceState
+from penstock.domain.kv_need import KvNeed
 from penstock.engine.scheduling.policies import POLICIES, to_promote
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.waiting_queue import Ranking, WaitingQueue
@@ -36,7 +37,7 @@ class SchedulerOutput:
     preempted: list[Sequence] = field(default_factory=list)
     ignored: list[Sequence] = field(default_factory=list)
     promoted: Job | None = None  # a background job that ranks like any other from the next round on
-    reach: int = 0  # the most blocks that a sequence can have
+    longest: int = 0  # tokens of a sequence that could be admitted
 
     @property
     def is_steady(self) -> bool:
@@ -71,19 +72,20 @@ class Scheduler:
         holders: sequences with memory (RUNNING, PAUSED).
         window: NetworkJobs that may be in flight; each carries its part of the decodes.
         pipelined: there are several nodes to keep busy.
-        reach: blocks that the pool may grow to; a prompt that would fit then waits for them.
+        reach: rows that the pool may grow to; a prompt that would fit then waits for them.
         max_chunk: tokens of prompts that the links of the route carry well in one NetworkJob.
         """
         ranking = Ranking(self._config.policy, now, self._predictor, self._config.chunk)
-        held = Holders(holders, pool)
-        round_ = _Round(pool, self._config, held, lambda seq: self._urgency(seq, now), reach or pool.capacity)
+        need = KvNeed(pool.windows, pool.block_size, self._config.max_pass_tokens)
+        held = Holders(holders, pool, need)
+        round_ = _Round(pool, need, self._config, held, lambda seq: self._urgency(seq, now), reach or pool.capacity)
         if not queue.has_promoted(ranking):
             stalled = queue.stalled_longest(ranking)
             round_.out.promoted = to_promote(held.background if stalled is None else [stalled, *held.background], now)
         if queue.max_priority(ranking) > held.lowest:
             round_.preempt_for_priority(self._in_order(queue, ranking))
         decodes = held.ready_decodes
-        if len(decodes) > pool.available and round_.blocks_to_decode(decodes) > pool.available:
+        if len(decodes) * pool.groups > pool.available and round_.blocks_to_decode(decodes) > pool.available:
             decodes = sorted(decodes, key=round_.urgency)  # the order matters only if some may be preempted
         if window > 1:
             decodes = decodes[: -(-held.decoding // window)]
@@ -139,7 +141,7 @@ class Holders:
     outstanding: blocks that started prompts still need: no other prompt is admitted into them.
     """
 
-    def __init__(self, holders: Collection[Sequence], pool: BlockPool) -> None:
+    def __init__(self, holders: Collection[Sequence], pool: BlockPool, need: KvNeed) -> None:
         self.all = holders
         self.ready_decodes: list[Sequence] = []
         self.ready_prompts: list[Sequence] = []
@@ -153,7 +155,7 @@ class Holders:
             if decoding:
                 self.decoding += 1
             else:
-                self.outstanding += outstanding(seq, pool)
+                self.outstanding += outstanding(seq, pool, need)
             if seq.state is SequenceState.PAUSED and seq.scheduled < length:
                 (self.ready_decodes if decoding else self.ready_prompts).append(seq)
             priority = job.request.priority
@@ -165,9 +167,9 @@ class Holders:
         self.lowest = lowest
 
 
-def outstanding(seq: Sequence, pool: BlockPool) -> int:
+def outstanding(seq: Sequence, pool: BlockPool, need: KvNeed) -> int:
     """Blocks that the rest of a started prompt needs."""
-    return 0 if seq.decoding else pool.blocks_for(len(seq.tokens)) - len(seq.table)
+    return 0 if seq.decoding else need.rest(pool.rows_of(seq.table), seq.committed, len(seq.tokens))
 
 
 class _Round:
@@ -176,14 +178,17 @@ class _Round:
     def __init__(
         self,
         pool: BlockPool,
+        need: KvNeed,
         config: EngineConfig,
         held: Holders,
         rank: Callable[[Sequence], Urgency],
         reach: int,
     ) -> None:
-        self.out = SchedulerOutput(reach=reach)
+        self.out = SchedulerOutput(longest=need.longest(reach))
         self.budget = 0
         self._pool = pool
+        self._need = need
+        self._reach = reach * pool.groups  # blocks
         self._config = config
         self._held = held
         self._rank = rank
@@ -214,16 +219,16 @@ class _Round:
                 return
 
     def _preempt_for(self, newcomer: Sequence) -> None:
-        need = self._pool.blocks_for(len(newcomer.tokens))
+        need, groups = self._need.whole(len(newcomer.tokens)), self._pool.groups
         free, running = self._free - self._promised, self._running
         victims: list[Sequence] = []
         below = (seq for seq in self._held.all if seq.job.effective_priority < newcomer.job.effective_priority)
         candidates = sorted(below, key=self.urgency)
-        while free < need + running or running >= self._config.max_sequences:
+        while free < need + running * groups or running >= self._config.max_sequences:
             if not candidates:
                 return  # preempting all of them would not be enough
             victims.append(candidates.pop())
-            free += len(self._pool.exclusive(victims[-1].table)) + outstanding(victims[-1], self._pool)
+            free += len(self._pool.exclusive(victims[-1].table)) + self._outstanding(victims[-1])
             running -= 1
         for victim in victims:
             self._preempt(victim)
@@ -245,19 +250,38 @@ class _Round:
 
     def blocks_to_decode(self, seqs: Collection[Sequence]) -> int:
         """Blocks that these must be given before the next token of each is computed."""
-        size = self._pool.block_size
-        return sum([1 for seq in seqs if seq.scheduled // size >= len(seq.table)])
+        size, groups = self._pool.block_size, self._pool.groups
+        return groups * sum([1 for seq in seqs if seq.scheduled // size * groups >= len(seq.table)])
 
     def continue_prompt(self, seq: Sequence) -> None:
         """Grant the next chunk of a started prompt."""
         if seq.seq_id in self._gone or self.budget <= 0:
             return
         n = min(seq.remaining, self.budget)
-        need = max(0, self._pool.blocks_for(seq.scheduled + n) - len(seq.table))  # a rewound sequence has kept its table
+        promised = self._outstanding(seq)
+        need = self._blocks_to_continue(seq, n)
+        if need > promised + self._spare:
+            # memory is scarce: it gets what it was promised, and waits for its earlier chunks to let go of blocks
+            n = min(n, self._need.room(seq.scheduled, seq.committed))
+            if n <= 0:
+                return
+            need = self._blocks_to_continue(seq, n)
         if self._make_room(need, seq):
             self._grant(seq, n, need)
             self.budget -= n
-            self._promised -= need
+            self._promised -= min(need, promised)
+
+    def _blocks_to_continue(self, seq: Sequence, n: int) -> int:
+        """Blocks that the next `n` tokens of a sequence need. A rewound one has kept its table."""
+        return max(0, self._pool.rows_for(seq.scheduled + n) * self._pool.groups - len(seq.table))
+
+    @property
+    def _spare(self) -> int:
+        """Blocks that are not promised to started prompts, and not in reserve: a row for each running sequence."""
+        return self._free - self._promised - self._running * self._pool.groups
+
+    def _outstanding(self, seq: Sequence) -> int:
+        return outstanding(seq, self._pool, self._need)
 
     def admit(self, seq: Sequence) -> bool:
         """Admit a new prompt if all of it fits. False ends admission: no prompt overtakes one that waits for running ones to free
@@ -268,22 +292,24 @@ class _Round:
             return True
         pool = self._pool
         if not self._fits_pool(seq):
-            if pool.blocks_for(seq.min_length) > self.out.reach:
+            if self._need.whole(seq.min_length) > self._reach:
                 self.out.ignored.append(seq)
             return True
-        if self._free - self._promised <= self._running:
+        if self._spare <= 0:
             return False  # at least one block is needed, whatever is cached
-        whole = pool.blocks_for(len(seq.tokens))
         hits = self._hits(seq)
+        cached = pool.rows_of(hits)
         # a hit is free while another sequence holds the block
-        need = whole - len(hits) + pool.count_idle(hits) + sum(map(self._released.__contains__, hits))
-        # one block in reserve for each running sequence, so that the new one is not preempted at once
-        if self._free - self._promised < need + self._running:
+        taken = pool.count_idle(hits) + sum(map(self._released.__contains__, hits))
+        rest = self._need.rest(cached, cached, len(seq.tokens))
+        # the reserve is for running sequences, so that the new one is not preempted at once
+        if self._spare < rest + taken:
             return False
-        start = len(hits) * pool.block_size
-        n = min(len(seq.tokens) - start, self.budget)
-        now = pool.blocks_for(start + n) - whole + need
-        self._promised += need - now
+        start = cached * pool.block_size
+        n = min(len(seq.tokens) - start, self.budget, self._need.room(start, cached))
+        new = pool.rows_for(start + n) * pool.groups - len(hits)
+        now = new + taken
+        self._promised += rest - new
         self._grant(seq, n, now, tuple(hits))
         self.budget -= n
         self._running += 1
@@ -318,7 +344,7 @@ class _Round:
         self._released.update(released)
         self._free += len(released)
         self._running -= 1
-        self._promised -= outstanding(victim, self._pool)
+        self._promised -= self._outstanding(victim)
 
     def _grant(self, seq: Sequence, n: int, blocks: int, hits: tuple[int, ...] = ()) -> None:
         self._granted.add(seq.seq_id)
@@ -326,7 +352,7 @@ class _Round:
         self.out.grants.append(Grant(seq, n, hits))
 
     def _fits_pool(self, seq: Sequence) -> bool:
-        return self._pool.blocks_for(seq.min_length) <= self._pool.capacity
+        return self._need.whole(seq.min_length) <= self._pool.capacity * self._pool.groups
 
     def _waits_for_first_output(self, seq: Sequence) -> bool:
         """Whether a further output of a job (n > 1) must wait for the first: to find its prompt in the cache, or because prompt

@@ -66,7 +66,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
     ) -> None:
         self.pool = pool
         self._stats = stats or EngineStats()
-        self._next_block = pool.capacity + 1
+        self._next_block = pool.capacity * pool.groups + 1
         self._stages = 1  # of the route
         self.queued = WaitingQueue()  # WAITING, WAITING_PREEMPT
         self.holders: dict[int, Sequence] = {}  # RUNNING, PAUSED
@@ -116,18 +116,18 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         """Switch to the pool of a new route, whose stages know nothing yet."""
         self.changes += 1
         assert not self.holders
-        self.pool, self._next_block, self._stages = pool, pool.capacity + 1, stages
+        self.pool, self._next_block, self._stages = pool, pool.capacity * pool.groups + 1, stages
         self.notices, self._next_notice, self._sent_notice = [], 0, -1
         self._notify(NoticeKind.RESIZED, blocks=pool.capacity)
 
     def resize(self, blocks: int) -> None:
-        """Use this many blocks from now on, here and at the stages. Blocks that are given up must be free."""
+        """Use this many rows of blocks from now on, here and at the stages. Those that are given up must be free."""
         self.changes += 1
         pool = self.pool
         if blocks < pool.capacity:
             pool.shrink(pool.capacity - blocks)
         else:
-            more = blocks - pool.capacity
+            more = (blocks - pool.capacity) * pool.groups
             pool.grow(range(self._next_block, self._next_block + more))
             self._next_block += more
         self._notify(NoticeKind.RESIZED, blocks=blocks)
@@ -144,7 +144,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         for seq in output.ignored:
             if not seq.job.open:
                 continue  # it failed with another of its outputs
-            limit = (output.reach or self.pool.capacity) * self.pool.block_size
+            limit = output.longest
             if seq.state is SequenceState.WAITING_PREEMPT:  # it was admitted when there was more memory
                 self.fail(
                     seq.job,
@@ -217,13 +217,14 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             self._generate(seq, step.token_id, step.logprob, now)
 
     def take_blocks(self, seqs: Iterable[Sequence]) -> None:
-        """Give each of these sequences one more block."""
+        """Give each of these sequences one more row of blocks."""
         for seq in seqs:
-            seq.table.append(self.pool.allocate())
+            self.pool.extend(seq.table, self.pool.rows_of(seq.table) + 1)
 
     def return_blocks(self, seqs: Iterable[Sequence]) -> None:
-        """Take back the block that each of these sequences took last."""
-        self.pool.release([seq.table.pop() for seq in seqs])
+        """Take back the row that each of these sequences took last."""
+        for seq in seqs:
+            self.pool.truncate(seq.table, self.pool.rows_of(seq.table) - 1)
 
     def on_decode_step(self, seqs: Iterable[Sequence], samples: Iterable[Sample]) -> bool:
         """Record the next token of each of these sequences, which are decoding: what `on_schedule`, `on_stage_completed` and
@@ -365,10 +366,10 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         found = list(hits)
         self.pool.hold(found)
         seq.table += found
-        length = len(seq.table) * self.pool.block_size
+        seq.committed = self.pool.rows_of(seq.table)
+        length = seq.committed * self.pool.block_size
         seq.scheduled = seq.step_processed = seq.base = seq.prefix = length
         seq.stages_processed = [length] * self._stages
-        seq.committed = len(seq.table)
         job = seq.job
         if seq.incarnation == 0 and seq.index == 0:
             job.cached_tokens = min(length, seq.prompt_len)
@@ -386,8 +387,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         keys = tuple(seq.chain.up_to(seq.tokens, seq.prefix // self.pool.block_size)) if first else ()
         last = seq.remaining == n
         rows = max(0, min(n, start + n - seq.job.rows_returned)) if seq.wants_rows else int(last)
-        for _ in range(self.pool.blocks_for(start + n) - len(seq.table)):
-            seq.table.append(self.pool.allocate())
+        self.pool.extend(seq.table, self.pool.rows_for(start + n))
         seq.scheduled += n
         seq.in_flight += 1
         seq.move(SequenceState.RUNNING)
@@ -397,14 +397,14 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
 
     def _commit(self, seq: Sequence) -> None:
         """Tell the stages which full blocks passed all of them. With a prefix cache, these are shared from now on; those behind
-        the model's window are released."""
-        full = seq.step_processed // self.pool.block_size
+        the window of their layers are released."""
+        pool = self.pool
+        full = seq.step_processed // pool.block_size
         if full <= seq.committed:
             return
-        keys = seq.chain.up_to(seq.tokens, full)[seq.committed :] if self.pool.prefix_cache else []
-        for block, key in zip(seq.table[seq.committed : full], keys, strict=False):
-            self.pool.commit(block, key)
-        self.pool.release_unseen(seq.table, full)
+        keys = seq.chain.up_to(seq.tokens, full)[seq.committed :] if pool.prefix_cache else []
+        pool.commit(seq.table[seq.committed * pool.groups : full * pool.groups], keys)
+        pool.release_unseen(seq.table, full)
         self._notify(NoticeKind.STEP_COMPLETED, seq, *keys, first=full - len(keys))
         seq.committed = full
 

@@ -37,7 +37,7 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
     """Follows the sequences of one route by its notices and Spans.
 
     pool: of this route alone, so that no origin can touch another's memory.
-    spare: blocks granted to the origin that it does not use yet.
+    spare: blocks granted to the origin that it does not use yet, for whole rows.
     give_back: takes the blocks that the origin gave up.
     context: how many tokens a sequence can have; None for any number.
     """
@@ -55,8 +55,8 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
 
     @property
     def granted(self) -> int:
-        """Blocks that the origin may use."""
-        return self.pool.capacity + len(self.spare)
+        """Rows of blocks that the origin may use."""
+        return self.pool.capacity + self.pool.rows_of(self.spare)
 
     def on_schedule(self, job: NetworkJob) -> list[Verdict]:
         """Apply the notices of a NetworkJob, then its Spans. Returns a verdict for each Span."""
@@ -104,10 +104,9 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
             replica = self._current(notice)
             if replica is None:
                 continue
-            size = self.pool.block_size
+            size, groups = self.pool.block_size, self.pool.groups
             full = replica.kv_len // size
-            for block, key in zip(replica.table[notice.first_block : full], notice.keys, strict=False):
-                self.pool.commit(block, key)
+            self.pool.commit(replica.table[notice.first_block * groups : full * groups], notice.keys)
             done = min((notice.first_block + len(notice.keys)) * size, replica.stage_processed)
             replica.step_processed = max(replica.step_processed, done)
             self.pool.release_unseen(replica.table, done // size)
@@ -135,12 +134,12 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
             self._unreported.pop(ref.seq_id, None)
 
     def resize(self, blocks: int) -> None:
-        """Set the blocks that the origin uses, and give the rest back."""
+        """Set the rows of blocks that the origin uses, and give the rest back."""
         pool = self.pool
         if blocks < pool.capacity:
-            self.spare += pool.shrink(min(pool.capacity - blocks, pool.available))
+            self.spare += pool.shrink(min(pool.capacity - blocks, pool.available // pool.groups))
         else:
-            more = min(blocks - pool.capacity, len(self.spare))
+            more = min(blocks - pool.capacity, pool.rows_of(self.spare)) * pool.groups
             pool.grow(self.spare[:more])
             del self.spare[:more]
         self._give_back(self.spare)
@@ -211,25 +210,23 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         found = self.pool.lookup(span.keys)
         self.pool.hold(found)
         replica.table.extend(found)
-        replica.kv_len = replica.stage_processed = replica.step_processed = len(replica.table) * self.pool.block_size
+        length = self.pool.rows_of(replica.table) * self.pool.block_size
+        replica.kv_len = replica.stage_processed = replica.step_processed = length
 
     def _write(self, span: Span) -> Verdict:
         replica, pool = self.replicas[span.seq_id], self.pool
         if replica.kv_len != span.start_pos:
             return verdict_on(replica.kv_len, span)  # the NetworkJob holds another Span of this sequence
-        need = pool.blocks_for(span.end) - len(replica.table)
-        if need > pool.available:
+        rows = pool.rows_for(span.end)
+        if rows * pool.groups - len(replica.table) > pool.available:
             return Verdict.NO_ROOM
-        for _ in range(need):
-            replica.table.append(pool.allocate())
+        pool.extend(replica.table, rows)
         replica.kv_len = span.end
         replica.state = SequenceState.RUNNING
         return Verdict.APPEND
 
     def _truncate(self, replica: Replica, length: int) -> None:
-        keep = self.pool.blocks_for(length)
-        self.pool.release(replica.table[keep:])
-        del replica.table[keep:]
+        self.pool.truncate(replica.table, self.pool.rows_for(length))
         replica.kv_len = length
         replica.stage_processed = min(replica.stage_processed, length)
         replica.step_processed = min(replica.step_processed, length)

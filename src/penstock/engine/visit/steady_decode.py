@@ -28,7 +28,7 @@ from penstock.model.sample_row import SampleRow
 from penstock.model.sampler import Sample, sample
 
 MAX_STEPS = 16  # in a row while others wait: then the scheduler looks at them again
-SPARE_BLOCKS = 32  # of every table, so that columns need not be copied for every new block
+SPARE_ROWS = 32  # of every table, so that columns need not be copied for every new block
 
 
 class _StageColumns(NamedTuple):
@@ -120,13 +120,14 @@ class SteadyDecode:
         self._hosted = hosted
         self._pass_on_notices([part.stage.leases[route.id] for part in hosted.parts.values()])
         stages = []
+        spare = SPARE_ROWS * sequences.pool.groups
         for _, part in sorted(hosted.parts.items()):
             lease = part.stage.leases[route.id]
             replicas = [lease.replicas.get(seq.seq_id) for seq in seqs]
             if not all(replica is not None and _agree(seq, replica) for seq, replica in zip(seqs, replicas, strict=True)):
                 return False
             found = [replica for replica in replicas if replica is not None]
-            batch = Batch(starts, np.ones(len(seqs), dtype=np.int64), padded([one.table for one in found], SPARE_BLOCKS))
+            batch = Batch(starts, np.ones(len(seqs), dtype=np.int64), padded([one.table for one in found], spare))
             stages.append(_StageColumns(str(part.stage.segment.layers), part, lease, found, batch))
         self._seqs, self._rows, self._starts, self._stages = seqs, rows, starts, stages
         self._changes, self._steps, self._since_scheduled = sequences.changes, context.stats.steps, 0
@@ -153,23 +154,27 @@ class SteadyDecode:
         if not grown:
             return True
         pools = [sequences.pool, *(columns.lease.pool for columns in self._stages)]
-        if any(pool.available < len(grown) for pool in pools):
+        if any(pool.available < len(grown) * pool.groups for pool in pools):
             return False
-        columns_used = int(self._starts[grown].max()) // size
-        if any(columns_used >= columns.batch.tables.shape[1] for columns in self._stages):
+        entries = (int(self._starts[grown].max()) // size + 1) * sequences.pool.groups
+        if any(entries > columns.batch.tables.shape[1] for columns in self._stages):
             return False  # the tables are full: they are made anew
         sequences.take_blocks([self._seqs[i] for i in grown])
         for columns in self._stages:
+            pool = columns.lease.pool
             for i in grown:
                 table = columns.replicas[i].table
-                columns.batch.tables[i, len(table)] = block = columns.lease.pool.allocate()
-                table.append(block)
+                old = len(table)
+                pool.extend(table, pool.rows_of(table) + 1)
+                columns.batch.tables[i, old : len(table)] = table[old:]
         return True
 
     def _return_blocks(self, grown: list[int]) -> None:
         self._context.sequences.return_blocks([self._seqs[i] for i in grown])
         for columns in self._stages:
-            columns.lease.pool.release([columns.replicas[i].table.pop() for i in grown])
+            pool = columns.lease.pool
+            for i in grown:
+                pool.truncate(columns.replicas[i].table, pool.rows_of(columns.replicas[i].table) - 1)
 
     def _compute(self) -> list[Sample] | None:
         """Sample the next token of every member. None if some hidden state is not finite."""

@@ -33,7 +33,8 @@ Attention task_of(const ps_model& model, const ps_layer& layer, const ps_batch& 
     task.kv = static_cast<const char*>(layer.kv) + static_cast<int64_t>(item.kv_head) * dim * size;
     task.slot_bytes = static_cast<int64_t>(2) * model.kv_heads * dim * size;
     task.value_offset = static_cast<int64_t>(model.kv_heads) * dim * size;
-    task.table = batch.tables + batch.table[item.span];
+    task.table = batch.tables + batch.table[item.span] + layer.group;
+    task.groups = model.groups;
     task.block_size = model.block_size;
     return task;
 }
@@ -65,7 +66,8 @@ void ps_context::attend(const ps_model& model, const ps_layer& layer, const ps_b
             if (layer.qk_norm) kernels->rms_norm(x, layer.qk_norm + head * dim, dim, model.norm_eps, x, false);
             kernels->rotate(x, rope.width, rope.cos + angles, rope.sin + angles);
         }
-        const int64_t block = batch.tables[batch.table[row_span[row]] + at / model.block_size];
+        const int32_t* table = batch.tables + batch.table[row_span[row]] + layer.group;
+        const int64_t block = table[static_cast<int64_t>(at / model.block_size) * model.groups];
         const int64_t slot = block * model.block_size + at % model.block_size;
         kernels->store(model.kv_type, own + model.heads * dim, kv_width, static_cast<char*>(layer.kv) + slot * kv_width * size);
     });

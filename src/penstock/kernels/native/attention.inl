@@ -10,7 +10,7 @@ inline int first_key(const Attention& task, int position) {
 }
 
 inline const char* slot(const Attention& task, int position) {
-    const int64_t block = task.table[position / task.block_size];
+    const int64_t block = task.table[static_cast<int64_t>(position / task.block_size) * task.groups];
     return task.kv + (block * task.block_size + position % task.block_size) * task.slot_bytes;
 }
 

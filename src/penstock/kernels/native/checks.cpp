@@ -2,6 +2,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <vector>
 
 namespace penstock {
 namespace {
@@ -58,6 +59,7 @@ int check_layer(const ps_model& model, const ps_layer& layer) {
     const int inner = model.heads * model.head_dim;
     if (!layer.input_norm || !layer.mlp_norm || !layer.kv) return fail("A layer lacks its norms or its KV memory.");
     if (layer.rope < 0 || layer.rope >= model.rope_count) return fail("There is no rope table %d.", layer.rope);
+    if (layer.group < 0 || layer.group >= model.groups) return fail("There is no group %d of layers.", layer.group);
     if (layer.window < 0) return fail("A window of %d positions is negative.", layer.window);
     if (check_stack("qkv", layer.qkv, 3, (model.heads + 2 * model.kv_heads) * model.head_dim, model.hidden)) return -1;
     if (check_stack("output", &layer.output, 1, model.hidden, inner)) return -1;
@@ -76,6 +78,7 @@ int check_model(const ps_model& model, int first, int last) {
     if (model.activation != PS_SILU && model.activation != PS_GELU_TANH)
         return fail("There is no activation %d.", model.activation);
     if (model.block_size < 1 || model.kv_blocks < 1) return fail("There are no KV blocks.");
+    if (model.groups < 1) return fail("There are no groups of layers.");
     for (int i = 0; i < model.rope_count; i++)
         if (model.ropes[i].width < 0 || model.ropes[i].width % 2 || model.ropes[i].width > model.head_dim)
             return fail("A rope of %d numbers does not fit heads of %d.", model.ropes[i].width, model.head_dim);
@@ -89,23 +92,31 @@ int check_model(const ps_model& model, int first, int last) {
 int check_batch(const ps_model& model, int first, int last, const ps_batch& batch) {
     int64_t rows = 0;
     int64_t furthest = 0;
-    bool windows = true;  // every layer has one, so blocks behind it are never read
-    int widest = 1;
+    // of each group: the widest window of its layers, 0 if one sees everything, -1 without layers; no block before it is read
+    std::vector<int> widest(model.groups, -1);
     for (int i = first; i < last; i++) {
-        windows = windows && model.layers[i].window > 0;
-        widest = model.layers[i].window > widest ? model.layers[i].window : widest;
+        const int window = model.layers[i].window;
+        int& own = widest[model.layers[i].group];
+        if (window == 0 || own == 0)
+            own = 0;
+        else if (window > own)
+            own = window;
     }
     for (int i = 0; i < batch.spans; i++) {
         const int64_t start = batch.start[i], n = batch.n[i], end = start + n;
         if (start < 0 || n < 1) return fail("Span %d has %lld rows from position %lld.", i, (long long)n, (long long)start);
         const int64_t blocks = (end + model.block_size - 1) / model.block_size, table = batch.table[i];
-        if (table < 0 || table + blocks > batch.tables_size)
+        if (table < 0 || table + blocks * model.groups > batch.tables_size)
             return fail("The block table of span %d ends before position %lld.", i, static_cast<long long>(end));
-        const int64_t seen = windows && start >= widest ? (start - widest + 1) / model.block_size : 0;
-        for (int64_t b = seen; b < blocks; b++) {
-            const int32_t block = batch.tables[table + b];
-            if (block < 0 || block >= model.kv_blocks)
-                return fail("Block %d of span %d is not among %d.", block, i, model.kv_blocks);
+        for (int group = 0; group < model.groups; group++) {
+            const int window = widest[group];
+            if (window < 0) continue;
+            const int64_t seen = window > 0 && start >= window ? (start - window + 1) / model.block_size : 0;
+            for (int64_t b = seen; b < blocks; b++) {
+                const int32_t block = batch.tables[table + b * model.groups + group];
+                if (block < 0 || block >= model.kv_blocks)
+                    return fail("Block %d of span %d is not among %d.", block, i, model.kv_blocks);
+            }
         }
         furthest = end > furthest ? end : furthest;
         rows += n;

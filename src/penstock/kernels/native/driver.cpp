@@ -218,7 +218,7 @@ struct Model {
             layers.push_back(layer);
         }
         model = {hidden, heads, kv_heads, dim,           inner, rich ? PS_GELU_TANH : PS_SILU, kv_type, block_size, blocks,
-                 3,      1,     1e-5f,    layers.data(), &rope};
+                 1,      3,     1,        1e-5f,         layers.data(), &rope};
     }
 };
 

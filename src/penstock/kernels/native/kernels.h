@@ -56,8 +56,8 @@ struct Attention {
     float scale;
     const char* kv;  // first key of the head
     int64_t slot_bytes, value_offset;
-    const int32_t* table;
-    int block_size;
+    const int32_t* table;  // of its group, in every `groups`-th entry
+    int groups, block_size;
 };
 
 struct Kernels {

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-#define PS_INTERFACE 4  // raised with every change of a struct or function below
+#define PS_INTERFACE 5  // raised with every change of a struct or function below
 
 // Packed layouts of a weight matrix.
 enum ps_kind {
@@ -73,6 +73,7 @@ typedef struct {
     void* kv;                          // [kv_blocks * block_size, 2, kv_heads, head_dim] in kv_type
     int32_t window;                    // positions that a token sees, itself included; 0 for all
     int32_t rope;                      // index of its table
+    int32_t group;                     // of layers with the same block tables, below groups; they may share kv with others
 } ps_layer;
 
 typedef struct {
@@ -87,6 +88,7 @@ typedef struct {
     int32_t activation;
     int32_t kv_type;  // PS_TYPE_F32, PS_TYPE_F16 or PS_TYPE_BF16
     int32_t block_size, kv_blocks;
+    int32_t groups;  // of layers
     int32_t layer_count, rope_count;
     float norm_eps;
     const ps_layer* layers;
@@ -94,7 +96,7 @@ typedef struct {
 } ps_model;
 
 // A batch of spans, as columns. Span i is n[i] rows at positions from start[i]; the rows of all spans lie one after another.
-// Its block table begins at tables[table[i]].
+// Its block table begins at tables[table[i]]: for every block_size positions a block of each group of layers, side by side.
 typedef struct {
     int32_t spans;
     int32_t tables_size;  // entries of tables
