@@ -105,7 +105,7 @@ audit: $(SUPPLY)/.installed ## Look up known holes of all pinned packages; fails
 bench: $(READY) ## Measure how fast this machine is
 	@$(BIN)/penstock bench $(BENCH_ARGS)
 
-bench-compare: $(TOOLS) $(READY) ## Compare with transformers, on a quiet machine (some ten minutes)
+bench-compare: $(TOOLS) $(READY) ## Compare with transformers and others, on a quiet machine (some ten minutes)
 	@$(BIN)/python bench/compare.py $(BENCH_ARGS)
 
 bench-serving: $(TOOLS) $(READY) ## Measure the server under load, on a quiet machine (some fifteen minutes)

@@ -1,4 +1,4 @@
-"""Compares Penstock with transformers on the default model, in one run, on this machine: bf16, CPU, all cores.
+"""Compares Penstock with transformers, and with --rivals with llama.cpp and vLLM: one run, this machine's CPU, all cores.
 
 Only one system computes at a time, and they take turns, so that a slow minute of the machine hits all of them; what counts
 are the ratios. See docs/benchmarks.md.
@@ -15,22 +15,24 @@ import os
 import platform
 import random
 import shlex
+import shutil
 import signal
-import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from systems import SYSTEMS, Batch, Failure, Sample, Worker
+from compare_tables import Results, all_tables, notes
+from rivals import SCRATCH
+from systems import SYSTEMS
+from tables import markdown
+from worker import Batch, Failure, Model, Sample, Worker
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results/compare.json"
 DOCUMENT = ROOT / "docs/benchmarks.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 FIRST_TOKEN_ID = 100  # below lie special tokens
-Results = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +62,12 @@ CASES = (
     Case("prefill-2048", 1, 2048, 1),
 )
 QUICK_CASES, QUICK_TOKENS = ("single", "8", "prefill-512"), 16
-# Penstock's speed divided by the rival's must be at least this
-TARGETS = {
-    ("single", "generate"): 1.5,
-    ("32", "generate"): 1.2,
-    ("32", "continuous"): 2.0,
-    ("prefill-512", "generate"): 0.9,
-    ("prefill-2048", "generate"): 0.9,
-}
-MAX_OVERHEAD = 0.05  # share of the step time at 64 sequences
-WEIGHTS_FACTOR, ROOM = 1.3, 600_000_000  # memory: 1.3 × weights + KV pool + 600 MB
 
 
-def measure(systems: Sequence[str], cases: Sequence[Case], rounds: int, folder: Path, threads: int) -> Results:
-    vocab = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+def measure(systems: Sequence[str], cases: Sequence[Case], rounds: int, model: Model, threads: int) -> Results:
+    vocab = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     workers: dict[str, Worker] = {}
+    about: dict[str, str] = {}
     failures: dict[str, dict[str, str]] = {case.name: {} for case in cases}
     samples: dict[str, dict[str, list[Sample]]] = {case.name: {name: [] for name in systems} for case in cases}
 
@@ -90,14 +83,15 @@ def measure(systems: Sequence[str], cases: Sequence[Case], rounds: int, folder: 
 
     try:
         for name in systems:
-            workers[name] = Worker(name, folder, threads)
+            workers[name] = Worker(name, SYSTEMS[name].python(), model, threads)
             ready = workers[name].answer()
             if isinstance(ready, Failure):
                 say(f"{name} cannot be used: {ready.reason}")
                 for case in cases:
                     failures[case.name][name] = ready.reason
                 continue
-            say(f"{name} is ready after {ready:.1f} s, warming up")
+            about[name] = ready.about
+            say(f"{name} is ready after {ready.seconds:.1f} s ({ready.about}), warming up")
             for case in cases:
                 run(name, dataclasses.replace(case, new_tokens=min(case.new_tokens, 4)), "warm-up")
         for number in range(rounds):
@@ -107,12 +101,13 @@ def measure(systems: Sequence[str], cases: Sequence[Case], rounds: int, folder: 
                     if sample := run(name, case, f"round {number}"):
                         samples[case.name][name].append(sample)
                         speed = f"{case.speed(sample.wall):8.1f} tokens/s"
-                        say(f"round {number + 1} of {rounds}   {case.name:12}   {name:10}   {speed}")
+                        say(f"round {number + 1} of {rounds}   {case.name:12}   {name:14}   {speed}")
         memory = {name: worker.answer("memory") for name, worker in workers.items()}
     finally:
         for worker in workers.values():
             worker.end()
     return {
+        "about": about,
         "memory": {name: found for name, found in memory.items() if isinstance(found, dict)},
         "cases": {
             case.name: {
@@ -129,121 +124,62 @@ def measure(systems: Sequence[str], cases: Sequence[Case], rounds: int, folder: 
     }
 
 
-# ---- reading the results ----
-
-
-def speed_table(results: Results) -> list[list[str]]:
-    """Headings, then a line for each case."""
-    systems: list[str] = results["systems"]
-    rivals = [name for name in systems if name != "penstock"] if "penstock" in systems else []
-    table = [["case", *systems, *(f"penstock ÷ {rival}" for rival in rivals), "target", "first token"]]
-    for name, case in results["cases"].items():
-        samples = case["samples"]
-        speeds = {system: [s["speed"] for s in samples[system]] if system in samples else [] for system in systems}
-        ratios = {rival: _ratios(speeds["penstock"], speeds[rival]) for rival in rivals}
-        targets = [_verdict(ratios[rival], TARGETS[name, rival], rival) for rival in rivals if (name, rival) in TARGETS]
-        first = [1000 * s["first_token"] for s in samples.get("penstock", [])]
-        table.append(
-            [
-                name,
-                *(_spread(speeds[system], _digits(speeds[system])) if speeds[system] else "failed" for system in systems),
-                *(_spread(ratios[rival], ".2f", "×") for rival in rivals),
-                ", ".join(targets) or "–",
-                _spread(first, ",.0f", " ms"),
-            ]
-        )
-    return table
-
-
-def bound_table(results: Results) -> list[list[str]]:
-    table = [["what", "measured", "bound"]]
-    at_64 = results["cases"].get("64", {}).get("samples", {}).get("penstock", [])
-    if shares := [100 * (1 - s["compute"] / s["busy"]) for s in at_64]:
-        verdict = f"< {100 * MAX_OVERHEAD:.0f} % {_mark(statistics.median(shares) < 100 * MAX_OVERHEAD)}"
-        table.append(
-            ["scheduling and bookkeeping at 64 sequences, share of the step time", _spread(shares, ".1f", " %"), verdict]
-        )
-    if memory := results["memory"].get("penstock"):
-        bound = WEIGHTS_FACTOR * memory["weights"] + memory["kv_pool"] + ROOM
-        peak = memory.get("VmHWM", memory["ru_maxrss"])
-        terms = f"1.3 × {_mb(memory['weights'])} of weights + {_mb(memory['kv_pool'])} of KV pool + {_mb(ROOM)}"
-        measured = ", ".join(f"{_mb(memory[key])} ({key})" for key in ("VmHWM", "ru_maxrss") if key in memory)
-        table.append(["peak memory of the Penstock process", measured, f"≤ {_mb(bound)} = {terms} {_mark(peak <= bound)}"])
-    return table
-
-
-def notes(results: Results) -> list[str]:
-    machine, versions = results["machine"], results["versions"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory'] / (1 << 30):.0f} GiB"
-    found = [
-        f"`{results['command']}` on {results['date']}, {where}; load average before the run {machine['load_before']:.1f}.",
-        f"{results['model']}, bf16, {machine['threads']} threads; "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + f"; rounds: {results['rounds']}.",
-    ]
-    for name, case in results["cases"].items():
-        found += [f"{system} failed on {name}: {reason}" for system, reason in case["failed"].items()]
-    return found
-
-
-def _ratios(ours: list[float], theirs: list[float]) -> list[float]:
-    """Round by round: the two of a round ran next to each other in time."""
-    return [a / b for a, b in zip(ours, theirs, strict=True)] if ours and theirs else []
-
-
-def _spread(values: list[float], form: str, unit: str = "") -> str:
-    if not values:
-        return "–"
-    middle = f"{statistics.median(values):{form}}{unit}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):{form}}–{max(values):{form}})"
-
-
-def _digits(speeds: list[float]) -> str:
-    return ",.0f" if min(speeds) >= 100 else ".1f"
-
-
-def _verdict(ratios: list[float], least: float, rival: str) -> str:
-    return f"≥ {least:.1f}× {rival} " + (_mark(statistics.median(ratios) >= least) if ratios else "?")
-
-
-def _mark(met: bool) -> str:
-    return "✓" if met else "✗"
-
-
-def _mb(size: float) -> str:
-    return f"{size / 1e6:,.0f} MB"
-
-
-# ---- showing and keeping them ----
-
-
 def show(results: Results) -> None:
     from penstock.cli.ui.output import print_table
 
     print("\nTokens per second, median (lowest–highest)")
-    for table in (speed_table(results), bound_table(results)):
-        if len(table) > 1:
-            print_table(table[0], table[1:])
-            print()
+    for table in all_tables(results):
+        print_table(table[0], table[1:])
+        print()
     print("\n".join(notes(results)))
     if results["quick"]:
         print("A quick run only shows that everything works: it is too short to judge by, and is not kept.")
 
 
-def write_document(results: Results) -> None:
+def keep(results: Results) -> None:
+    """Beside the results of other models."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps(kept | {results["model"]: results}, indent=1) + "\n", encoding="utf-8")
+
+
+def write_document(kept: dict[str, Results]) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         sys.exit(f"{DOCUMENT} lacks the lines {BEGIN} and {END}.")
-    tables = [_markdown(table) for table in (speed_table(results), bound_table(results)) if len(table) > 1]
-    parts = ["Tokens per second, median of the rounds (lowest–highest).", *tables, *notes(results)]
+    parts = []
+    for name, results in kept.items():
+        heading = f"### {name}\n\nTokens per second, median of the rounds (lowest–highest); then ratios, round by round."
+        parts += [heading, *(markdown(table) for table in all_tables(results)), *notes(results)]
     DOCUMENT.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}", encoding="utf-8")
 
 
-def _markdown(table: Iterable[Sequence[str]]) -> str:
-    first, *others = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table)
-    return "\n".join([first, "|---" * (first.count(" | ") + 1) + "|", *others])
+def find_model(name: str) -> Model:
+    """Fetch it where needed, and keep its weights in bf16 too, for the systems that want those."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from penstock.model.sources import resolve
+    from penstock.model.sources.cache import cache_dir
+    from penstock.model.sources.catalogue import find
+
+    published = resolve(name)
+    known = find(name)
+    gguf = cache_dir() / "gguf" / known.gguf if known else Path(name)
+    folder = SCRATCH / "models" / published.name
+    if not (folder / "config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = load_file(published / "model.safetensors")
+        save_file(
+            {key: value.to(torch.bfloat16) for key, value in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+        )
+        for other in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(published / other, folder)
+        config = json.loads((published / "config.json").read_text(encoding="utf-8")) | {"torch_dtype": "bfloat16"}
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")  # the last: all else is there
+    return Model(name, folder, gguf)
 
 
 def surroundings(threads: int) -> Results:
@@ -280,8 +216,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, help="how often everything is measured (default 3)")
     parser.add_argument("--quick", action="store_true", help="one round of few, short cases, to see that everything works")
+    parser.add_argument("--rivals", action="store_true", help=f"also llama.cpp and vLLM, installed into {SCRATCH} the first time")
     parser.add_argument("--systems", help=f"of {','.join(SYSTEMS)}")
+    parser.add_argument("--model", help="a name of the catalogue, or a .gguf file, such as those of bench/random_gguf.py")
     parser.add_argument("--cases", help=f"of {','.join(case.name for case in CASES)}")
+    parser.add_argument("--tokens", type=int, help="new tokens of an answer at most (default 128)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file too")
     parser.add_argument("--write-docs", action="store_true", help=f"only fill {DOCUMENT.relative_to(ROOT)} from the last results")
     args = parser.parse_args()
@@ -293,34 +232,34 @@ def main() -> None:
         write_document(json.loads(RESULTS.read_text(encoding="utf-8")))
         return
     rounds = (1 if args.quick else 3) if args.rounds is None else args.rounds
-    if rounds < 1:
-        parser.error("--rounds must be 1 or more")
+    if rounds < 1 or (args.tokens is not None and args.tokens < 2):
+        parser.error("--rounds must be 1 or more, --tokens 2 or more")
     names = [case.name for case in CASES]
     chosen = _chosen("case", names, QUICK_CASES if args.quick else names, args.cases)
     cases = [case for case in CASES if case.name in chosen]
-    if args.quick:
-        cases = [dataclasses.replace(case, new_tokens=min(case.new_tokens, QUICK_TOKENS)) for case in cases]
-    systems = _chosen("system", list(SYSTEMS), list(SYSTEMS), args.systems)
+    if most := args.tokens or (QUICK_TOKENS if args.quick else None):
+        cases = [dataclasses.replace(case, new_tokens=min(case.new_tokens, most)) for case in cases]
+    wanted = [name for name, entry in SYSTEMS.items() if args.rivals or entry.environment is None]
+    systems = _chosen("system", list(SYSTEMS), wanted, args.systems)
 
     from penstock.cli.machine.hardware import cores
-    from penstock.model.sources import DEFAULT_MODEL, resolve
+    from penstock.model.sources import DEFAULT_MODEL
 
+    name = args.model or DEFAULT_MODEL
     threads = max(1, int(cores().effective))
-    about = {"command": shlex.join(["python", "bench/compare.py", *sys.argv[1:]]), "model": DEFAULT_MODEL, "rounds": rounds}
+    about = {"command": shlex.join(["python", "bench/compare.py", *sys.argv[1:]]), "model": Path(name).stem, "rounds": rounds}
     results = {**about, "quick": args.quick, "systems": systems, **surroundings(threads)}
     if results["machine"]["load_before"] > 0.5:
         say(f"The machine is busy (load average {results['machine']['load_before']:.1f}): expect figures that mean little.")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end: the workers end too
     try:
-        results |= measure(systems, cases, rounds, resolve(DEFAULT_MODEL), threads)
+        results |= measure(systems, cases, rounds, find_model(name), threads)
     except KeyboardInterrupt:
         sys.exit(130)
-    text = json.dumps(results, indent=1) + "\n"
     if args.json:
-        args.json.write_text(text, encoding="utf-8")
+        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if not args.quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(text, encoding="utf-8")
+        keep(results)
     show(results)
 
 

