@@ -27,7 +27,7 @@ from penstock.domain.updates import JobDone, JobFailed, JobUpdate
 from penstock.engine.engine import Engine
 from penstock.model.ends import EndModel
 from penstock.model.memory import keep_freed_memory
-from penstock.model.segment import LlmModel
+from penstock.model.segment import LlmModel, Segment
 from penstock.model.spec import ModelSpec, spec_from_config
 from penstock.model.weights import WeightFiles
 from penstock.pipes.pipe import Pipe
@@ -53,12 +53,14 @@ class RandomWeights(WeightFiles):
         return made, b"\0" * 32
 
 
-class RandomEnds(EndModel):
+def random_ends(
+    kind: type[EndModel], spec: ModelSpec, files: RandomWeights, dtype: torch.dtype, device: torch.device
+) -> EndModel:
     """An EndModel without text: its tokenizer is never asked."""
-
-    def __init__(self, spec: ModelSpec, files: RandomWeights, dtype: torch.dtype, device: torch.device) -> None:
-        self.spec, self.dtype, self.device, self.eos_ids = spec, dtype, device, frozenset()
-        self._load(files)
+    ends = kind.__new__(kind)
+    ends.spec, ends.dtype, ends.device, ends.eos_ids = spec, dtype, device, frozenset()
+    ends._load(files)
+    return ends
 
 
 class NoText:
@@ -74,6 +76,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--kernels", choices=("torch", "triton"), help="default: triton on a CUDA GPU")
     parser.add_argument("--batches", default="1,8,32,64")
     parser.add_argument("--prefill", default="512,2048")
     parser.add_argument("--new", type=int, default=128)
@@ -106,7 +109,7 @@ def make_engine(args: argparse.Namespace) -> tuple[Engine, ModelSpec]:
     return Engine(settings, Pipe(args.shape, spec.num_layers, segments), ends, lambda skip_special: NoText()), spec
 
 
-def make_parts(args: argparse.Namespace, cuts: list[tuple[int, int]]) -> tuple[ModelSpec, list[LlmModel], RandomEnds]:
+def make_parts(args: argparse.Namespace, cuts: list[tuple[int, int]]) -> tuple[ModelSpec, list[Segment], EndModel]:
     """The layers in segments, and the ends."""
     hidden, layers, heads, kv_heads, inner, vocab, tied = SHAPES[args.shape]
     config = {
@@ -127,11 +130,17 @@ def make_parts(args: argparse.Namespace, cuts: list[tuple[int, int]]) -> tuple[M
     keep_freed_memory()
     files = RandomWeights(torch.device("cpu") if getattr(args, "seeded", False) else device)
     blocks = args.kv_tokens // block_size
+    kernels = getattr(args, "kernels", None) or ("triton" if device.type == "cuda" else "torch")
+    model, end_model = LlmModel, EndModel
+    if kernels == "triton":
+        from penstock.model.triton.ends import TritonEndModel
+        from penstock.model.triton.segment import TritonModel
+
+        model, end_model = TritonModel, TritonEndModel
     segments = [
-        LlmModel(spec, LayerRange(*cut), files, dtype=dtype, device=device, kv_blocks=blocks, block_size=block_size)
-        for cut in cuts
+        model(spec, LayerRange(*cut), files, dtype=dtype, device=device, kv_blocks=blocks, block_size=block_size) for cut in cuts
     ]
-    return spec, segments, RandomEnds(spec, files, dtype, device)
+    return spec, segments, random_ends(end_model, spec, files, dtype, device)
 
 
 def run(engine: Engine, spec: ModelSpec, rng: random.Random, count: int, length: int, new: int) -> float:

@@ -308,7 +308,8 @@ def test_the_house_keeps_the_rule(rule) -> None:
 
 
 def modules_under(room: str) -> list[str]:
-    files = sorted((SOURCE / room).rglob("*.py"))
+    """Without the Triton back-end, which is imported where there is a CUDA GPU."""
+    files = sorted(file for file in (SOURCE / room).rglob("*.py") if file.parent.name != "triton")
     return [f"penstock.{module_name(file, SOURCE)}" for file in files]
 
 

@@ -120,6 +120,9 @@ class FakeEnds:
     eos_ids = frozenset({EOS})
     picker = None
 
+    def decoder(self, segment: object) -> None:
+        return None
+
     def compute_embed(self, token_ids: Sequence[int]) -> Tensor:
         return torch.tensor(list(token_ids), dtype=torch.float32).add_(7).unsqueeze(1)
 

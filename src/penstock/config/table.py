@@ -51,7 +51,7 @@ OTHER_VARIABLES = {
     "PENSTOCK_API_KEY": "The key that clients must send, and that `penstock` sends as a client.",
     "PENSTOCK_URL": "The server that `penstock` talks to as a client.",
     "PENSTOCK_CACHE": "The folder where models are kept.",
-    "PENSTOCK_KERNELS": "What computes on a CPU: native or torch. Unset, the native kernels where they can.",
+    "PENSTOCK_KERNELS": "What computes: native (on a CPU), triton (on a CUDA GPU) or torch. Unset, the fastest that can.",
     "PENSTOCK_HOME": "The folder with the networks and the API keys of this machine; otherwise ~/.config/penstock.",
     "PENSTOCK_DEBUG": "With 1, an error shows where in the code it arose.",
     "PENSTOCK_PROMPT": "The prompt of `make run`.",

@@ -1,7 +1,8 @@
-"""Backend: what computes a model, torch or the native kernels, and why."""
+"""Backend: what computes a model: torch, the native kernels or the Triton kernels, and why."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +19,24 @@ if TYPE_CHECKING:
 
 VARIABLE = "PENSTOCK_KERNELS"
 MAX_HEAD_DIM = 512
+TRITON_MAX_HEAD_DIM = 256
+MIN_CAPABILITY = (8, 0)  # of a CUDA GPU: bf16 on tensor cores
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """packing: of the weights for the native kernels; None for torch.
-    reason: why torch computes where the native kernels would be the default; empty otherwise.
+    """packing: of the weights for the native kernels; None for others.
+    triton: whether the Triton kernels compute.
+    reason: why torch computes where other kernels would be the default; empty otherwise.
     """
 
     packing: Packing | None = None
+    triton: bool = False
     reason: str = ""
 
     def __str__(self) -> str:
+        if self.triton:
+            return "Triton kernels"
         if self.packing is None:
             return f"PyTorch ({self.reason})" if self.reason else "PyTorch"
         from penstock.model.native import kernel_context
@@ -38,31 +45,36 @@ class Backend:
 
 
 def choose_backend(spec: ModelSpec, folder: Path, *, dtype: str, device: torch.device, quant: str = "none") -> Backend:
-    """The native kernels, where they can compute the model on a CPU and no dtype is set; else torch.
+    """The native kernels, where they can compute the model on a CPU and no dtype is set; the Triton kernels on a CUDA GPU; else
+    torch.
 
     dtype: as in the settings: "auto", or the number format that torch computes in.
     quant: what to round weights to: none, int8 or int4.
     """
     forced = os.environ.get(VARIABLE) or "auto"
-    if forced not in ("auto", "torch", "native"):
-        raise ConfigError(f"{VARIABLE} = {forced!r}.", hint="Use torch or native, or unset it.")
-    lacking = _lacking(spec, dtype, device)
-    if forced == "native" and lacking:
-        raise ConfigError(f"{VARIABLE} = native, but {lacking}.", hint=f"Unset {VARIABLE} to compute with PyTorch.")
-    torch_only = f"{VARIABLE} = torch" if forced == "torch" else lacking
-    if torch_only:
-        if quant != "none":
-            raise ConfigError(
-                f"quant = {quant} needs the native kernels, but {torch_only}.", hint="Leave quant out, or see: penstock doctor."
-            )
-        wanted = device.type == "cpu" and dtype == "auto"
-        return Backend(reason=torch_only if wanted else "")
+    if forced not in ("auto", "torch", "native", "triton"):
+        raise ConfigError(f"{VARIABLE} = {forced!r}.", hint="Use torch, native or triton, or unset it.")
+    fast = "triton" if device.type == "cuda" else "native"
+    wanted = fast if forced == "auto" else forced
+    lacking = f"{VARIABLE} = torch" if forced == "torch" else _LACKING[wanted](spec, dtype, device)
+    if lacking and forced == wanted != "torch":
+        raise ConfigError(f"{VARIABLE} = {forced}, but {lacking}.", hint=f"Unset {VARIABLE} to compute with PyTorch.")
+    if quant != "none" and (lacking or wanted != "native"):
+        raise ConfigError(
+            f"quant = {quant} needs the native kernels, but {lacking or f'the device is {device}'}.",
+            hint="Leave quant out, or see: penstock doctor.",
+        )
+    if lacking:
+        expected = device.type == "cuda" or (device.type == "cpu" and dtype == "auto")
+        return Backend(reason=lacking if expected else "")
+    if wanted == "triton":
+        return Backend(triton=True)
     from penstock.model.packing import Packing
 
     return Backend(Packing(spec, folder, quant))
 
 
-def _lacking(spec: ModelSpec, dtype: str, device: torch.device) -> str:
+def _native_lacks(spec: ModelSpec, dtype: str, device: torch.device) -> str:
     """Why the native kernels cannot compute this; empty if they can."""
     if device.type != "cpu":
         return f"the device is {device}"
@@ -73,3 +85,19 @@ def _lacking(spec: ModelSpec, dtype: str, device: torch.device) -> str:
     if spec.head_dim > MAX_HEAD_DIM:
         return f"they do not compute heads of {spec.head_dim} numbers"
     return ""
+
+
+def _triton_lacks(spec: ModelSpec, dtype: str, device: torch.device) -> str:
+    """Why the Triton kernels cannot compute this; empty if they can."""
+    if device.type != "cuda":
+        return f"the device is {device}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        return f"{torch.cuda.get_device_name(device)} is older than what Triton computes on"
+    if spec.head_dim > TRITON_MAX_HEAD_DIM:
+        return f"the Triton kernels do not compute heads of {spec.head_dim} numbers"
+    return ""
+
+
+_LACKING = {"native": _native_lacks, "triton": _triton_lacks}

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.model.batch import Batch
 from penstock.model.candidates import top
 from penstock.model.linear import Linear, can_pack, linear
 from penstock.model.picker import Picker
+from penstock.model.sample_row import SampleRow
+from penstock.model.sampler import PendingSamples
+from penstock.model.segment import Segment
 from penstock.model.shapes import end_params, end_shapes
 from penstock.model.spec import ModelSpec
 from penstock.model.tokenizer import Tokenizer
@@ -26,6 +31,17 @@ def end_bytes(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> int:
     """Bytes of the weights of the ends. A head that is tied to the embedding and packed is stored twice."""
     twice = spec.tied and can_pack(dtype, device)
     return (end_params(spec) + (spec.vocab * spec.hidden if twice else 0)) * dtype.itemsize
+
+
+class StepDecoder(Protocol):
+    def fits(self, batch: Batch) -> bool:
+        """Whether it takes steps of this size."""
+
+    def launch(self, batch: Batch, ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
+        """Begin a step: a token for each row of a batch of decodes; -1 for one whose hidden state is not finite.
+
+        ids: the newest token of each row; None for those that the step before has chosen.
+        """
 
 
 class EndModel:
@@ -54,6 +70,10 @@ class EndModel:
         # rows that refine the best logits; of an untied head that was packed they stay in the file, which is mapped
         rows = weights["lm_head.weight"] if packed and not spec.tied else head
         self._rows = rows if dtype != torch.float32 else None
+
+    def decoder(self, segment: Segment) -> StepDecoder | None:
+        """What takes whole decode steps with these ends and a segment that has all layers; None if they are taken in parts."""
+        return None
 
     @torch.inference_mode()
     def compute_embed(self, token_ids: Sequence[int]) -> Tensor:

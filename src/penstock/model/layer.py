@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.model.linear import Linear, can_pack, linear
-from penstock.model.mlp import Experts, GatedMlp, Mlp
+from penstock.model.mlp import Experts, Gate, GatedMlp, Mlp, gated
 from penstock.model.shapes import layer_prefix
 from penstock.model.spec import ModelSpec
 
@@ -32,8 +32,9 @@ class Layer:
 class LayerBuilder:
     """Builds layers from weights, copied to our dtype and device: nothing stays a view of the file."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, gate: Gate = gated) -> None:
         self._spec = spec
+        self._gate = gate
         self._dtype = dtype
         self._device = device
         self._packed = can_pack(dtype, device)
@@ -45,11 +46,11 @@ class LayerBuilder:
         experts = spec.experts_of(index)
         mlp: Mlp
         if experts is None:
-            mlp = self._mlp(own, "mlp", spec.intermediate)
+            mlp = self._mlp(own, "mlp")
         else:
             mlp = Experts(
                 self._stack_rows([own["mlp.gate.weight"]], torch.float32),
-                [self._mlp(own, f"mlp.experts.{expert}", experts.intermediate) for expert in range(experts.count)],
+                [self._mlp(own, f"mlp.experts.{expert}") for expert in range(experts.count)],
                 experts.per_token,
                 normalised=experts.normalised,
             )
@@ -67,9 +68,10 @@ class LayerBuilder:
             kv=kv,
         )
 
-    def _mlp(self, own: Mapping[str, Tensor], name: str, inner: int) -> GatedMlp:
+    def _mlp(self, own: Mapping[str, Tensor], name: str) -> GatedMlp:
         gate_up = (f"{name}.gate_up_proj",) if self._spec.fused else (f"{name}.gate_proj", f"{name}.up_proj")
-        return GatedMlp(self._linear(own, *gate_up), self._linear(own, f"{name}.down_proj"), inner, self._spec.activation)
+        down = self._linear(own, f"{name}.down_proj")
+        return GatedMlp(self._linear(own, *gate_up), down, self._spec.activation, self._gate)
 
     def _linear(self, own: Mapping[str, Tensor], *names: str) -> Linear:
         weight = self._stack_rows([own[f"{name}.weight"] for name in names])

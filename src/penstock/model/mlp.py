@@ -13,6 +13,7 @@ from torch import Tensor
 from penstock.model.linear import Linear
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
+Gate = Callable[[Tensor, str], Tensor]
 
 
 class Mlp(Protocol):
@@ -20,16 +21,23 @@ class Mlp(Protocol):
         """[T, hidden] -> [T, hidden]"""
 
 
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    """Activate the first half of each row and multiply it by the second. [T, 2 inner] -> [T, inner]"""
+    gate, up = gate_up.chunk(2, dim=1)
+    return ACTIVATIONS[activation](gate).mul_(up)
+
+
 class GatedMlp:
-    def __init__(self, gate_up: Linear, down: Linear, inner: int, activation: str) -> None:
+    """gate: computes what `gated` does, perhaps faster."""
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: str, gate: Gate = gated) -> None:
         self._gate_up = gate_up
         self._down = down
-        self._inner = inner
-        self._activate = ACTIVATIONS[activation]
+        self._activation = activation
+        self._gate = gate
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate_up = self._gate_up(x)
-        return self._down(self._activate(gate_up[:, : self._inner]).mul_(gate_up[:, self._inner :]))
+        return self._down(self._gate(self._gate_up(x), self._activation))
 
 
 class Experts:

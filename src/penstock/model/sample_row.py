@@ -61,6 +61,18 @@ class SampleRow:
         self.bias_ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias))
         self.bias_values = np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(params.logit_bias))
 
+    @property
+    def plain(self) -> bool:
+        """Whether it takes the best token of the logits as they are, and wants nothing but that."""
+        return (
+            self.greedy
+            and self.penalties is None
+            and self.logprobs is None
+            and self.allowed is None
+            and not self.biased
+            and not self.banned
+        )
+
 
 class Penalties:
     """The distinct tokens of an output, and what each loses. Without a repetition penalty, the prompt does not count."""

@@ -18,7 +18,7 @@ from penstock.model.candidates import argmax, top
 from penstock.model.drawing import draw
 from penstock.model.picker import Picker
 from penstock.model.sample_row import SampleRow, adjust_, constrain_
-from penstock.model.upload import upload
+from penstock.model.upload import Download, upload
 
 
 class Sample(NamedTuple):
@@ -31,12 +31,13 @@ class PendingSamples:
 
     def __init__(self, tokens: Tensor, scored: Sequence[int], logprobs: _Logprobs | None) -> None:
         self.tokens = tokens  # [R]
+        self._chosen = Download(tokens)
         self._scored = scored  # rows with logprobs
         self._logprobs = logprobs
 
     def wait(self) -> list[Sample]:
         """Wait for the tokens: the only time that the host does."""
-        tokens: list[int] = self.tokens.tolist()
+        tokens: list[int] = self._chosen.wait().tolist()
         samples = [Sample(token) for token in tokens]
         if self._logprobs is not None:
             for i, logprob in zip(self._scored, self._logprobs.of([tokens[i] for i in self._scored]), strict=True):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,6 +32,9 @@ from penstock.model.weights import WeightFiles
 from penstock.pipes.footprint import DEFAULT_KV_TOKENS, MIN_BLOCKS, Budget, Footprint
 from penstock.progress import Progress, silent
 from penstock.units import format_bytes
+
+if TYPE_CHECKING:
+    from penstock.model.triton.segment import TritonModel
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 CPU_KV_SHARE = 0.5  # of the memory that is free after the weights; other programs need some, too
@@ -162,7 +166,12 @@ class ModelManager:
     def _ends(self, found: FoundModel, files: WeightFiles) -> EndModel:
         if found.backend.packing is not None:
             return NativeEndModel(found.spec, found.folder, files, found.backend.packing)
-        return EndModel(found.spec, found.folder, files, dtype=found.dtype, device=found.device)
+        kind = EndModel
+        if found.backend.triton:
+            from penstock.model.triton.ends import TritonEndModel
+
+            kind = TritonEndModel
+        return kind(found.spec, found.folder, files, dtype=found.dtype, device=found.device)
 
     @explaining_exhaustion()
     def load_layers(self, found: FoundModel, layers: LayerRange, kv_blocks: int) -> Segment:
@@ -176,7 +185,12 @@ class ModelManager:
         block_size, progress, packing = self._config.block_size, self._progress, found.backend.packing
         if packing is not None:
             return NativeModel(found.spec, layers, files, packing, kv_blocks=kv_blocks, block_size=block_size, progress=progress)
-        return LlmModel(
+        kind: type[LlmModel] | type[TritonModel] = LlmModel
+        if found.backend.triton:
+            from penstock.model.triton.segment import TritonModel
+
+            kind = TritonModel
+        return kind(
             found.spec,
             layers,
             files,

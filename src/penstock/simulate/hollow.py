@@ -80,6 +80,9 @@ class HollowEnds:
     eos_ids: frozenset[int] = frozenset()
     picker: Picker | None = None
 
+    def decoder(self, segment: object) -> None:
+        return None
+
     def __init__(self, width: int, dtype: HiddenFormat, spend: Callable[[int], None]) -> None:
         self._width = width
         self._dtype = dtype

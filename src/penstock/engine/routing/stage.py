@@ -126,11 +126,14 @@ class Stage:
         out = self.segment.process(hidden, batch, layers)
         if self.shared and not all_finite(out):
             return None
-        took = self._clock() - started
+        self.observe_decode(batch, layers, self._clock() - started)
+        return out
+
+    def observe_decode(self, batch: Batch, layers: LayerRange, took: float) -> None:
+        """Record a pass of decodes that took so long."""
         self.seconds += took
         self.passes += 1
         self._learn(len(batch), _thousands(batch), layers, took)
-        return out
 
     def refuse(self, job: NetworkJob) -> None:
         """Refuse all Spans of a NetworkJob, and take back what they were to write."""

@@ -22,7 +22,9 @@ from penstock.engine.routing.origin import Origin
 from penstock.engine.routing.route_host import RouteHost, RoutePart
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
+from penstock.model.ends import StepDecoder
 from penstock.model.picker import Picker
+from penstock.model.segment import Segment
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats
 
@@ -35,6 +37,8 @@ class Ends(Protocol):
 
     eos_ids: frozenset[int]
     picker: Picker | None
+
+    def decoder(self, segment: Segment) -> StepDecoder | None: ...
 
     def compute_embed(self, token_ids: list[int]) -> Tensor: ...
 

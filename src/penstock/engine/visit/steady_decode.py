@@ -24,6 +24,7 @@ from penstock.engine.visit.answer_times import AnswerTimes
 from penstock.engine.visit.head import Head
 from penstock.engine.visit.job_context import JobContext
 from penstock.model.batch import Batch, padded
+from penstock.model.ends import StepDecoder
 from penstock.model.sample_row import SampleRow
 from penstock.model.sampler import Sample, sample
 
@@ -179,6 +180,9 @@ class SteadyDecode:
     def _compute(self) -> list[Sample] | None:
         """Sample the next token of every member. None if some hidden state is not finite."""
         context, ends, clock = self._context, self._context.own_end_model, self._context.clock
+        decoder = ends.decoder(self._stages[0].part.stage.segment) if len(self._stages) == 1 else None
+        if decoder is not None and decoder.fits(self._stages[0].batch):
+            return self._compute_whole(decoder)
         began = clock()
         hidden: Tensor = ends.compute_embed([seq.tokens[-1] for seq in self._seqs])
         embedded = at = clock()
@@ -195,6 +199,20 @@ class SteadyDecode:
             samples = sample(ends.compute_head(ends.compute_norm(hidden)), self._rows, ends.picker)
         done = clock()
         self._observe(embedded - began, services, done - at)
+        return samples
+
+    def _compute_whole(self, decoder: StepDecoder) -> list[Sample] | None:
+        """The same where one segment has all layers and something takes its steps from token to token."""
+        context, columns, clock = self._context, self._stages[0], self._context.clock
+        stage, layers = columns.part
+        began = clock()
+        with context.heartbeat.in_pass(stage.expected_decode_seconds(columns.batch)):
+            samples = decoder.launch(columns.batch, [seq.tokens[-1] for seq in self._seqs], self._rows).wait()
+        if any(one.token_id < 0 for one in samples):
+            return None
+        took = clock() - began
+        stage.observe_decode(columns.batch, layers, took)
+        self._observe(0.0, [took], 0.0)
         return samples
 
     def _advance(self, samples: list[Sample]) -> None:

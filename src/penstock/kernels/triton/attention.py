@@ -1,0 +1,250 @@
+"""Attention over paged KV, for single tokens and for chunks of prompts, without gathering it first.
+
+A layer's KV is [slots, 2, kv_heads, head_dim]; position p of a text lies in slot table[p // block_size] * block_size + p %
+block_size. The query heads that share a key head are rows of one product.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SMALLEST_DOT = 16  # rows that a product on tensor cores has at least
+KEYS = 64  # positions that are looked at together
+CHUNK_ROWS = 128  # of (token, head), in one program
+
+
+def chunk_tokens(heads: int, kv_heads: int) -> int:
+    """How many tokens of a chunk one program computes."""
+    rows: int = triton.next_power_of_2(heads // kv_heads)
+    return max(1, CHUNK_ROWS // rows)
+
+
+class Paged(NamedTuple):
+    """The KV of a layer, and where the texts of a pass lie in it.
+
+    kv: [slots, 2, kv_heads, head_dim]
+    tables: in int32, a row for each Span; stride: [1] in int32, the width of these rows.
+    window: how many positions back a token sees, its own included; None for all.
+    """
+
+    kv: Tensor
+    tables: Tensor
+    stride: Tensor
+    block_size: int
+    window: int | None = None
+
+
+def attend_decodes(q: Tensor, paged: Paged, rows: Tensor, lengths: Tensor, out: Tensor, *, splits: int) -> None:
+    """The newest token of each text looks at all of it, or at its window.
+
+    q: [T, heads, head_dim], with any distance between its rows.
+    out: [T, heads * head_dim]
+    rows, lengths: [spans] in int32, the row of q and out, and the positions of its text, its own included; 0 for none.
+    splits: parts of a text that are looked at side by side.
+    """
+    _, heads, head_dim = q.shape
+    kv_heads = paged.kv.shape[2]
+    group, spans = heads // kv_heads, len(rows)
+    fixed = {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "DIM_BLOCK": triton.next_power_of_2(head_dim),
+    }
+    partial = out
+    weights = out
+    if splits > 1:
+        partial = torch.empty(spans, heads, splits, head_dim, dtype=torch.float32, device=q.device)
+        weights = torch.empty(spans, heads, splits, dtype=torch.float32, device=q.device)
+    _decode[(spans, kv_heads, splits)](
+        q,
+        q.stride(0),
+        paged.kv,
+        rows,
+        lengths,
+        paged.tables,
+        paged.stride,
+        partial,
+        weights,
+        1 / math.sqrt(head_dim),
+        paged.window or 0,
+        **fixed,
+        GROUP_BLOCK=max(SMALLEST_DOT, triton.next_power_of_2(group)),
+        BLOCK_SIZE=paged.block_size,
+        KEYS=KEYS,
+        SPLITS=splits,
+        num_warps=4,
+        num_stages=3 if head_dim <= 128 else 2,
+    )
+    if splits > 1:
+        _combine[(spans, heads)](
+            partial, weights, rows, out, HEADS=heads, HEAD_DIM=head_dim, DIM_BLOCK=fixed["DIM_BLOCK"], SPLITS=splits, num_warps=2
+        )
+
+
+@triton.jit
+def _decode(
+    q, q_stride, kv, rows, lengths, tables, stride, out, weights, scale, window,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, GROUP_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    span, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    group: tl.constexpr = HEADS // KV_HEADS
+    row = tl.load(rows + span).to(tl.int64)
+    length = tl.load(lengths + span)
+    first = 0
+    if window > 0:
+        first = tl.maximum(length - window, 0)
+    # parts begin at multiples of KEYS, so that they do not depend on the window's edge
+    origin = first // KEYS * KEYS
+    part = tl.cdiv(tl.cdiv(length - origin, KEYS), SPLITS) * KEYS
+    begin = origin + split * part
+    end = tl.minimum(length, begin + part)
+    g, d = tl.arange(0, GROUP_BLOCK), tl.arange(0, DIM_BLOCK)
+    mine = (g < group)[:, None] & (d < HEAD_DIM)[None, :]
+    query = tl.load(q + row * q_stride + (head * group + g[:, None]) * HEAD_DIM + d[None, :], mask=mine, other=0.0)
+    table = tables + span.to(tl.int64) * tl.load(stride)
+    best = tl.full([GROUP_BLOCK], -1.0e30, tl.float32)
+    total = tl.zeros([GROUP_BLOCK], tl.float32)
+    acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+    for at in range(begin, end, KEYS):
+        position = at + tl.arange(0, KEYS)
+        seen = (position < end) & (position >= first)
+        block = tl.load(table + position // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        base = kv + (block * BLOCK_SIZE + position % BLOCK_SIZE) * (2 * KV_HEADS * HEAD_DIM) + head * HEAD_DIM
+        keys = tl.load(base[None, :] + d[:, None], mask=seen[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
+        scores = tl.where(seen[None, :], tl.dot(query, keys, input_precision="ieee") * scale, -1.0e30)
+        most = tl.maximum(best, tl.max(scores, 1))
+        share = tl.exp(scores - most[:, None])
+        share = tl.where(seen[None, :], share, 0.0)
+        shrink = tl.exp(best - most)
+        values = tl.load(
+            base[:, None] + KV_HEADS * HEAD_DIM + d[None, :], mask=seen[:, None] & (d < HEAD_DIM)[None, :], other=0.0
+        )
+        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision="ieee")
+        total = total * shrink + tl.sum(share, 1)
+        best = most
+    divisor = tl.where(total == 0.0, 1.0, total)
+    answer = acc / divisor[:, None]
+    if SPLITS == 1:
+        place = out + row * HEADS * HEAD_DIM + (head * group + g[:, None]) * HEAD_DIM + d[None, :]
+        tl.store(place, answer.to(out.dtype.element_ty), mask=mine)
+    else:
+        number = (span.to(tl.int64) * HEADS + head * group + g) * SPLITS + split
+        tl.store(out + number[:, None] * HEAD_DIM + d[None, :], answer, mask=mine)
+        tl.store(weights + number, tl.where(total == 0.0, -1.0e30, best + tl.log(divisor)), mask=g < group)
+
+
+@triton.jit
+def _combine(
+    partial, weights, rows, out,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    span, head = tl.program_id(0), tl.program_id(1)
+    row = tl.load(rows + span).to(tl.int64)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, DIM_BLOCK)
+    number = (span.to(tl.int64) * HEADS + head) * SPLITS + s
+    logs = tl.load(weights + number)
+    share = tl.exp(logs - tl.max(logs))
+    share = tl.where(logs <= -1.0e30, 0.0, share)  # a part that saw nothing
+    share = share / tl.maximum(tl.sum(share), 1.0e-30)
+    used = (share > 0.0)[:, None] & (d < HEAD_DIM)[None, :]
+    parts = tl.load(partial + number[:, None] * HEAD_DIM + d[None, :], mask=used, other=0.0)
+    answer = tl.sum(parts * share[:, None], 0)
+    place = out + (row * HEADS + head) * HEAD_DIM + d
+    tl.store(place, answer.to(out.dtype.element_ty), mask=d < HEAD_DIM)
+
+
+def attend_chunks(q: Tensor, paged: Paged, tiles: Tensor, out: Tensor) -> None:
+    """Each token of some chunks looks at all before it, or at its window.
+
+    q: [T, heads, head_dim], with any distance between its rows.
+    out: [T, heads * head_dim]
+    tiles: [tiles, 4] in int32: the number of a Span, and of its next tokens, at most `chunk_tokens`, the first row, the first
+        position, and how many they are.
+    """
+    _, heads, head_dim = q.shape
+    kv_heads = paged.kv.shape[2]
+    group_block = triton.next_power_of_2(heads // kv_heads)
+    wide = head_dim > 128 or q.dtype == torch.float32
+    _chunks[(kv_heads, len(tiles))](
+        q,
+        q.stride(0),
+        paged.kv,
+        tiles,
+        paged.tables,
+        paged.stride,
+        out,
+        1 / math.sqrt(head_dim),
+        paged.window or 0,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        DIM_BLOCK=triton.next_power_of_2(head_dim),
+        GROUP_BLOCK=group_block,
+        ROWS=max(SMALLEST_DOT, chunk_tokens(heads, kv_heads) * group_block),
+        BLOCK_SIZE=paged.block_size,
+        KEYS=32 if wide else KEYS,
+        num_warps=8,
+        num_stages=2 if wide else 3,
+    )
+
+
+@triton.jit
+def _chunks(
+    q, q_stride, kv, tiles, tables, stride, out, scale, window,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, GROUP_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    head, tile = tl.program_id(0), tl.program_id(1)
+    group: tl.constexpr = HEADS // KV_HEADS
+    span = tl.load(tiles + tile * 4).to(tl.int64)
+    first_row = tl.load(tiles + tile * 4 + 1).to(tl.int64)
+    start = tl.load(tiles + tile * 4 + 2)
+    count = tl.load(tiles + tile * 4 + 3)
+    r, d = tl.arange(0, ROWS), tl.arange(0, DIM_BLOCK)
+    token, g = r // GROUP_BLOCK, r % GROUP_BLOCK
+    exists = (token < count) & (g < group)
+    mine = exists[:, None] & (d < HEAD_DIM)[None, :]
+    query = tl.load(
+        q + (first_row + token[:, None]) * q_stride + (head * group + g[:, None]) * HEAD_DIM + d[None, :], mask=mine, other=0.0
+    )
+    table = tables + span * tl.load(stride)
+    own = start + token
+    first = 0
+    if window > 0:
+        first = tl.maximum(start + 1 - window, 0) // KEYS * KEYS
+    end = start + count
+    best = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
+    for at in range(first, end, KEYS):
+        position = at + tl.arange(0, KEYS)
+        held = position < end
+        if window > 0:
+            held &= position > start - window  # blocks before the window may be gone
+        block = tl.load(table + position // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
+        base = kv + (block * BLOCK_SIZE + position % BLOCK_SIZE) * (2 * KV_HEADS * HEAD_DIM) + head * HEAD_DIM
+        keys = tl.load(base[None, :] + d[:, None], mask=held[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
+        seen = position[None, :] <= own[:, None]
+        if window > 0:
+            seen &= position[None, :] > own[:, None] - window
+        scores = tl.where(seen, tl.dot(query, keys, input_precision="ieee") * scale, -1.0e30)
+        most = tl.maximum(best, tl.max(scores, 1))
+        share = tl.where(seen, tl.exp(scores - most[:, None]), 0.0)
+        shrink = tl.exp(best - most)
+        values = tl.load(
+            base[:, None] + KV_HEADS * HEAD_DIM + d[None, :], mask=held[:, None] & (d < HEAD_DIM)[None, :], other=0.0
+        )
+        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision="ieee")
+        total = total * shrink + tl.sum(share, 1)
+        best = most
+    answer = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    place = out + ((first_row + token[:, None]) * HEADS + head * group + g[:, None]) * HEAD_DIM + d[None, :]
+    tl.store(place, answer.to(out.dtype.element_ty), mask=mine)

@@ -1,0 +1,111 @@
+"""PassColumns: where the rows of a pass are in their texts and in memory, as the kernels take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.model.batch import Batch
+from penstock.model.upload import upload
+
+MAX_SPLITS = 64
+
+
+class PassColumns(NamedTuple):
+    """On the device, in int32.
+
+    positions, slots: [T]; a slot of -1 is not written.
+    rows, lengths: [decodes], of Spans with one token: its row, and how many positions it sees.
+    tiles: [tiles, 4], pieces of longer Spans.
+    tables, stride: rows of block tables, those of decodes first, and the width of such a row, [1].
+    whole: (first row, tokens) of Spans that begin their texts and are long.
+    splits: parts of a text that decodes look at side by side.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    rows: Tensor
+    lengths: Tensor
+    tiles: Tensor
+    tables: Tensor
+    stride: Tensor
+    whole: Sequence[tuple[int, int]] = ()
+    splits: int = 1
+
+
+def upload_columns(
+    batch: Batch, block_size: int, device: torch.device, *, tile: int, kv_heads: int, whole_from: int | None
+) -> PassColumns:
+    """The columns of any batch, in one copy.
+
+    tile: tokens of a tile.
+    whole_from: tokens that a Span at the beginning of its text must have to be in `whole`; None for no such Spans.
+    """
+    starts, counts = batch.starts, batch.counts
+    first = np.cumsum(counts) - counts  # the first row of each Span
+    positions, slots = positions_and_slots(batch, block_size)
+    single = counts == 1
+    decodes, chunks = np.flatnonzero(single), np.flatnonzero(~single)
+    whole: list[tuple[int, int]] = []
+    if whole_from is not None and len(chunks):
+        alone = (starts[chunks] == 0) & (counts[chunks] >= whole_from)
+        whole = [(int(first[i]), int(counts[i])) for i in chunks[alone]]
+        chunks = chunks[~alone]
+    width = int(((starts + counts - 1) // block_size).max()) + 1
+    order = np.concatenate((decodes, chunks))
+    tables = batch.tables[:, :width] if len(decodes) == len(batch) else batch.tables[order, :width]
+    lengths = starts[decodes] + 1
+    tiles = _tiles(starts[chunks], counts[chunks], first[chunks], len(decodes), tile)
+    parts = [positions, slots, first[decodes], lengths, tiles, np.array([tables.shape[1]]), tables]
+    sizes = [part.size for part in parts]
+    flat = upload(np.concatenate([part.ravel() for part in parts]).astype(np.int32, copy=False), device)
+    on_device = torch.split(flat, sizes)
+    splits = choose_splits(len(decodes), int(lengths.max()), kv_heads) if len(decodes) else 1
+    return PassColumns(
+        positions=on_device[0],
+        slots=on_device[1],
+        rows=on_device[2],
+        lengths=on_device[3],
+        tiles=on_device[4].view(-1, 4),
+        stride=on_device[5],
+        tables=on_device[6],
+        whole=whole,
+        splits=splits,
+    )
+
+
+def positions_and_slots(batch: Batch, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of every row of a batch, [T] each."""
+    starts, counts = batch.starts, batch.counts
+    piece, positions = np.arange(len(starts)), starts
+    if (counts != 1).any():
+        piece = np.repeat(piece, counts)
+        before = np.repeat(np.cumsum(counts) - counts, counts)  # rows of earlier Spans
+        positions = starts[piece] + np.arange(len(piece)) - before
+    block, offset = np.divmod(positions, block_size)
+    return positions, batch.tables[piece, block].astype(np.int64) * block_size + offset
+
+
+def choose_splits(spans: int, longest: int, kv_heads: int) -> int:
+    """Into how many parts decodes cut the texts: enough to keep a GPU busy, and none so short that joining them costs more.
+
+    One of few numbers, since a captured step has a fixed one.
+    """
+    busy = -(-512 // (spans * kv_heads))  # programs, some for each multiprocessor
+    wanted = min(max(busy, -(-longest // 4096)), -(-longest // 256))
+    return next(splits for splits in (1, 4, 16, MAX_SPLITS) if splits >= wanted or splits == MAX_SPLITS)
+
+
+def _tiles(starts: np.ndarray, counts: np.ndarray, rows: np.ndarray, first_table: int, tile: int) -> np.ndarray:
+    """Cut chunks into tiles: (table, first row, first position, tokens) each."""
+    pieces = -(-counts // tile)
+    chunk = np.repeat(np.arange(len(counts)), pieces)
+    offset = (np.arange(len(chunk)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * tile
+    size = np.minimum(counts[chunk] - offset, tile)
+    # the longest look-back first, so that the last programs to start are short
+    found = np.stack((chunk + first_table, rows[chunk] + offset, starts[chunk] + offset, size), axis=1)
+    return found[np.argsort(-found[:, 2], kind="stable")]

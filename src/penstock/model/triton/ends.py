@@ -1,0 +1,91 @@
+"""TritonEndModel: the two ends of a model on a CUDA GPU, and LocalDecoder: whole decode steps from token to token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.triton.rows import add_norm
+from penstock.model.batch import Batch
+from penstock.model.ends import EndModel
+from penstock.model.sample_row import SampleRow
+from penstock.model.sampler import PendingSamples, launch
+from penstock.model.segment import Segment
+from penstock.model.triton.columns import PassColumns
+from penstock.model.triton.graphs import StepGraphs, StepInputs
+from penstock.model.triton.segment import Residual, TritonModel, on_device
+
+
+class TritonEndModel(EndModel):
+    _decoder: LocalDecoder | None = None
+
+    @torch.inference_mode()
+    def compute_norm(self, hidden: Tensor) -> Tensor:
+        with on_device(self.device):
+            rows = hidden.to(torch.float32, memory_format=torch.contiguous_format)
+            return add_norm(rows, None, self._norm, self.spec.norm_eps, torch.float32)
+
+    @torch.inference_mode()
+    def compute_head(self, normed: Tensor) -> Tensor:
+        """Logits [R, vocab] in fp32. The product leaves its sums in fp32, so that none of them needs to be refined."""
+        if self._rows is None or self.device.type != "cuda":
+            return super().compute_head(normed)
+        return torch.mm(normed.to(self.dtype), self._rows.t(), out_dtype=torch.float32)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids [R] on the device -> [R, hidden] in fp32"""
+        return self._embedding.index_select(0, ids).float().mul_(self._embed_scale)
+
+    def final_norm(self, residual: Residual) -> Tensor:
+        return residual.norm(self._norm, self.spec.norm_eps, torch.float32)
+
+    def decoder(self, segment: Segment) -> LocalDecoder | None:
+        if not isinstance(segment, TritonModel) or not segment.capturable or segment.device != self.device:
+            return None
+        if segment.layers.size != self.spec.num_layers:
+            return None
+        if self._decoder is None or self._decoder.segment is not segment:
+            self._decoder = LocalDecoder(segment, self)
+        return self._decoder
+
+
+class LocalDecoder:
+    """Decode steps of a whole model on one card: embedding, layers, head and choice without the host in between."""
+
+    def __init__(self, segment: TritonModel, ends: TritonEndModel) -> None:
+        self.segment = segment
+        self._ends = ends
+        self.graphs = StepGraphs(StepInputs(segment.device, segment.spec.kv_heads, segment.block_size), self._step)
+        self._logits = torch.empty(0, ends.spec.vocab, device=segment.device)
+
+    def fits(self, batch: Batch) -> bool:
+        return self.graphs.inputs.fits(batch)
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch, ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
+        """Begin a step. A token of -1 stands for a row that is not finite.
+
+        ids: the newest token of each row; None for those that the step before has chosen.
+        """
+        with on_device(self.segment.device):
+            logits = self.graphs.run(batch, ids=ids)
+            chosen = self.graphs.inputs.ids[: len(batch)]
+            if all(row.plain for row in rows):
+                return PendingSamples(chosen, (), None)
+            pending = launch(logits, rows)
+            chosen.copy_(torch.where(chosen < 0, chosen, pending.tokens))
+            return pending
+
+    def _step(self, inputs: StepInputs, columns: PassColumns, rows: int) -> Tensor:
+        """-> logits [rows, vocab]; the best tokens are left in the ids of the inputs."""
+        if len(self._logits) < rows:  # graphs that were captured before keep the one they have
+            self._logits = torch.empty(max(rows, 2 * len(self._logits)), self._ends.spec.vocab, device=self.segment.device)
+        logits, ids = self._logits[:rows], inputs.ids[:rows]
+        residual = Residual(self._ends.embed(ids.clamp(min=0)))
+        self.segment.advance(residual, columns)
+        logits.copy_(self._ends.compute_head(self._ends.final_norm(residual)))
+        best, at = logits.max(dim=-1)
+        ids.copy_(torch.where(torch.isfinite(best), at, -1))
+        return logits

@@ -1,0 +1,142 @@
+"""StepGraphs: decode steps as CUDA graphs, one for each padded number of rows, captured when they are needed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.domain.blocks import NULL_BLOCK
+from penstock.model.batch import Batch
+from penstock.model.triton.columns import PassColumns, choose_splits
+
+SIZES: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, *range(160, 513, 32))
+MAX_ROWS = SIZES[-1]
+MAX_ENTRIES = 1 << 20  # of the block tables of a step; longer ones are computed without a graph
+MAX_GRAPHS = 40  # that are kept: each takes some megabytes on the card
+
+Body = Callable[["StepInputs", PassColumns, int], Tensor]
+
+
+class StepInputs:
+    """The inputs of captured steps, always at the same place on the card: filled by one copy for each step.
+
+    ids: [rows], the tokens to embed; those that a step has chosen are written here for the next one.
+    hidden: [rows, hidden] in fp32, of a segment that is not the first.
+    """
+
+    def __init__(self, device: torch.device, kv_heads: int, block_size: int, *, hidden: int = 0) -> None:
+        self._device = device
+        self._kv_heads = kv_heads
+        self._block_size = block_size
+        self._hidden_size = hidden
+        self._ready = False
+
+    def _allocate(self) -> None:
+        """At the first step: a segment may never need them."""
+        self._flat = torch.zeros(4 * MAX_ROWS + 1 + MAX_ENTRIES, dtype=torch.int32, device=self._device)
+        self.ids, self._positions, self._slots, self._lengths, self._stride, self._tables = torch.split(
+            self._flat, [MAX_ROWS, MAX_ROWS, MAX_ROWS, MAX_ROWS, 1, MAX_ENTRIES]
+        )
+        self._rows = torch.arange(MAX_ROWS, dtype=torch.int32, device=self._device)
+        self.hidden = torch.zeros(MAX_ROWS, self._hidden_size, device=self._device) if self._hidden_size else torch.empty(0)
+        self._ready = True
+
+    def fits(self, batch: Batch) -> bool:
+        """Whether this is a step of decodes, and not too large."""
+        if len(batch) > MAX_ROWS or (batch.counts != 1).any():
+            return False
+        return _padded(len(batch)) * (int(batch.starts.max()) // self._block_size + 1) <= MAX_ENTRIES
+
+    def fill(self, batch: Batch, ids: Sequence[int] | None) -> tuple[int, int]:
+        """Upload a step's columns; returns its padded number of rows, and its splits.
+
+        ids: None to leave those that are there.
+        """
+        if not self._ready:
+            self._allocate()
+        count, size = len(batch), self._block_size
+        rows = _padded(count)
+        longest = int(batch.starts.max()) + 1
+        width = -(-longest // size)
+        host = torch.empty(4 * MAX_ROWS + 1 + rows * width, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        flat = host.numpy()
+        columns = flat[: 4 * MAX_ROWS].reshape(4, MAX_ROWS)
+        if ids is not None:
+            columns[0, :count], columns[0, count:rows] = ids, 0
+        columns[1, :count], columns[1, count:rows] = batch.starts, 0
+        columns[2, :count] = batch.tables[np.arange(count), batch.starts // size] * size + batch.starts % size
+        columns[2, count:rows] = -1
+        columns[3, :count], columns[3, count:rows] = batch.starts + 1, 0
+        flat[4 * MAX_ROWS] = width
+        tables = flat[4 * MAX_ROWS + 1 :].reshape(rows, width)
+        tables[:count], tables[count:] = batch.tables[:, :width], NULL_BLOCK
+        begin = MAX_ROWS if ids is None else 0
+        self._flat[begin : len(host)].copy_(host[begin:], non_blocking=True)
+        return rows, choose_splits(rows, longest, self._kv_heads)
+
+    def columns(self, rows: int, splits: int) -> PassColumns:
+        return PassColumns(
+            positions=self._positions[:rows],
+            slots=self._slots[:rows],
+            rows=self._rows[:rows],
+            lengths=self._lengths[:rows],
+            tiles=self._rows[:0].view(0, 4),
+            tables=self._tables,
+            stride=self._stride,
+            splits=splits,
+        )
+
+
+class StepGraphs:
+    """body: computes a step from its inputs; what it returns lies at the same place after every step of that size."""
+
+    def __init__(self, inputs: StepInputs, body: Body) -> None:
+        self.inputs = inputs
+        self._body = body
+        self._graphs: OrderedDict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = OrderedDict()
+        self._seen: set[tuple[int, int]] = set()
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+        self.capturing = True  # False computes every step without a graph
+
+    def run(self, batch: Batch, *, ids: Sequence[int] | None = None, hidden: Tensor | None = None) -> Tensor:
+        """Compute a step, and return the rows of the batch: they lie where the next step will write."""
+        count = len(batch)
+        key = self.inputs.fill(batch, ids)
+        if hidden is not None:
+            self.inputs.hidden[:count].copy_(hidden)
+        return self._step(*key)[:count]
+
+    def _step(self, rows: int, splits: int) -> Tensor:
+        key = rows, splits
+        found = self._graphs.get(key)
+        if found is None:
+            if key not in self._seen or not self.capturing:
+                self._seen.add(key)  # its first step is computed without a graph, which compiles what the graph will need
+                return self._body(self.inputs, self.inputs.columns(rows, splits), rows)
+            found = self._graphs[key] = self._capture(rows, splits)
+            if len(self._graphs) > MAX_GRAPHS:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(key)
+        graph, out = found
+        graph.replay()
+        return out
+
+    def _capture(self, rows: int, splits: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # other threads may use the card meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            out = self._body(self.inputs, self.inputs.columns(rows, splits), rows)
+        return graph, out
+
+
+def _padded(rows: int) -> int:
+    return min(size for size in SIZES if size >= rows)

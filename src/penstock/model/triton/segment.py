@@ -1,0 +1,180 @@
+"""TritonModel: a contiguous range of layers on a CUDA GPU, with the KV memory of those layers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from penstock.domain.topology import LayerRange
+from penstock.kernels.triton.attention import Paged, attend_chunks, attend_decodes, chunk_tokens
+from penstock.kernels.triton.rows import add_norm, gated, rotate_and_store
+from penstock.model.batch import Batch, BatchPiece
+from penstock.model.layer import Layer, LayerBuilder
+from penstock.model.rope import distinct, inverse_frequencies
+from penstock.model.shapes import layer_shapes
+from penstock.model.spec import ModelSpec
+from penstock.model.triton.columns import PassColumns, positions_and_slots, upload_columns
+from penstock.model.triton.graphs import StepGraphs, StepInputs
+from penstock.model.upload import upload
+from penstock.model.weights import WeightFiles
+from penstock.progress import Progress, silent
+
+WHOLE_FROM = 1024  # tokens from which torch's own attention over a chunk that begins a text is faster
+WHOLE_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current GPU: make this one it."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+class Residual:
+    """The residual stream [T, hidden] in fp32, and what is still to be added to it: the next norm does that on its way."""
+
+    __slots__ = ("added", "post", "x")
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.added: Tensor | None = None
+        self.post: Tensor | None = None  # weight of a norm on what is added
+
+    def norm(self, weight: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+        """Add what is pending and return the norm; without a weight, the stream itself."""
+        if weight is None and self.added is None:
+            return self.x
+        out = add_norm(self.x, self.added, weight, eps, dtype, self.post)
+        self.added = self.post = None
+        return out
+
+    def add(self, added: Tensor, post: Tensor | None) -> None:
+        self.added, self.post = added, post
+
+
+class TritonModel:
+    """A Segment."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layers: LayerRange,
+        files: WeightFiles,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_blocks: int,
+        block_size: int,
+        progress: Progress = silent,
+    ) -> None:
+        self.spec = spec
+        self.layers = layers
+        self.dtype = dtype
+        self.device = device
+        self.kv_blocks = kv_blocks
+        self.block_size = block_size
+        builder = LayerBuilder(spec, dtype, device, gated)
+        ropes = distinct([spec.rope_of(index) for index in layers.layers()])
+        self._ropes = [
+            (frequencies.to(device), scale)
+            for frequencies, scale in (inverse_frequencies(rope, rope.width(spec.head_dim)) for rope in ropes)
+        ]
+        slots = (kv_blocks + 1) * block_size  # block 0 stays empty: padding points there
+        self._layers: list[Layer] = []
+        hashes = hashlib.sha256()
+        for done, index in enumerate(layers.layers()):
+            progress("Loading layers", done, layers.size)
+            weights, digest = files.read(layer_shapes(spec, index))
+            hashes.update(digest)
+            kv = torch.zeros(slots, 2, spec.kv_heads, spec.head_dim, dtype=dtype, device=device)
+            self._layers.append(builder.build(index, weights, ropes.index(spec.rope_of(index)), kv))
+        progress("Loading layers", layers.size, layers.size)
+        self.weight_hash = hashes.hexdigest()
+        self._tile = chunk_tokens(spec.heads, spec.kv_heads)
+        half = dtype in (torch.bfloat16, torch.float16)
+        self._whole_from = WHOLE_FROM if device.type == "cuda" and half and spec.head_dim <= 256 else None
+        # a mixture of experts asks the host how many tokens each of them has
+        self.capturable = device.type == "cuda" and spec.experts is None
+        self._graphs = StepGraphs(StepInputs(device, spec.kv_heads, block_size, hidden=spec.hidden), self._captured)
+
+    @torch.inference_mode()
+    def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
+        batch = Batch.of(pieces)
+        whole = layers is None or layers == self.layers
+        with on_device(self.device):
+            if self.capturable and whole and self._graphs.inputs.fits(batch):
+                return self._graphs.run(batch, hidden=hidden).clone()
+            columns = upload_columns(
+                batch,
+                self.block_size,
+                self.device,
+                tile=self._tile,
+                kv_heads=self.spec.kv_heads,
+                whole_from=self._whole_from,
+            )
+            residual = Residual(hidden.to(torch.float32, copy=True, memory_format=torch.contiguous_format))
+            self.advance(residual, columns, layers)
+            return residual.norm(None, self.spec.norm_eps, self.dtype)
+
+    def advance(self, residual: Residual, columns: PassColumns, layers: LayerRange | None = None) -> None:
+        """Take the rows of a pass through the layers. Waits for nothing."""
+        spec, first = self.spec, self.layers.start
+        part = self._layers if layers is None else self._layers[layers.start - first : layers.end - first]
+        width, eps = spec.heads * spec.head_dim, spec.norm_eps
+        angles = [_angles(columns.positions, *rope) for rope in self._ropes]
+        for layer in part:
+            qkv = layer.qkv(residual.norm(layer.input_norm, eps, self.dtype))  # [T, (heads + 2 kv_heads) * head_dim]
+            rotate_and_store(qkv, layer.kv, columns.slots, *angles[layer.rope], spec.heads, layer.qk_norm, eps)
+            attended = torch.empty(len(qkv), width, dtype=self.dtype, device=self.device)
+            self._attend(qkv, layer, columns, attended)
+            residual.add(layer.output(attended), layer.post_attention_norm)
+            residual.add(layer.mlp(residual.norm(layer.mlp_norm, eps, self.dtype)), layer.post_mlp_norm)
+
+    @torch.inference_mode()
+    def wipe(self, piece: BatchPiece) -> None:
+        _, slots = positions_and_slots(Batch.of([piece]), self.block_size)
+        at = upload(slots, self.device)
+        for layer in self._layers:
+            layer.kv.index_fill_(0, at, 0)
+
+    def _attend(self, qkv: Tensor, layer: Layer, columns: PassColumns, out: Tensor) -> None:
+        """qkv [T, (heads + 2 kv_heads) * head_dim], rotated and stored -> out [T, heads * head_dim]"""
+        spec = self.spec
+        heads = qkv.view(len(qkv), -1, spec.head_dim)
+        q = heads[:, : spec.heads]
+        paged = Paged(layer.kv, columns.tables, columns.stride, self.block_size, layer.window)
+        if len(columns.rows):
+            attend_decodes(q, paged, columns.rows, columns.lengths, out, splits=columns.splits)
+        if len(columns.tiles):
+            attend_chunks(q, paged, columns.tiles, out)
+        for row, n in columns.whole:
+            self._attend_whole(heads[row : row + n], layer.window, out[row : row + n])
+
+    def _attend_whole(self, heads: Tensor, window: int | None, out: Tensor) -> None:
+        """heads [n, heads + 2 kv_heads, head_dim] of a chunk that begins its text -> out [n, heads * head_dim]"""
+        spec, n = self.spec, len(heads)
+        q, k, v = torch.split(heads.transpose(0, 1).unsqueeze(0), [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
+        mask = None
+        if window is not None and window < n:
+            at = torch.arange(n, device=self.device)
+            mask = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - window)
+        with sdpa_kernel(WHOLE_BACKENDS, set_priority=True):
+            found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        out.view(n, spec.heads, spec.head_dim).copy_(found.squeeze(0).transpose(0, 1))
+
+    def _captured(self, inputs: StepInputs, columns: PassColumns, rows: int) -> Tensor:
+        """A step of decodes whose hidden states are in `inputs`, as the graph of one size has it."""
+        residual = Residual(inputs.hidden[:rows].clone())
+        self.advance(residual, columns)
+        out = residual.norm(None, self.spec.norm_eps, self.dtype)
+        return inputs.hidden[:rows].copy_(out)
+
+
+def _angles(positions: Tensor, frequencies: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rows, [T, width / 2] each."""
+    turns = torch.outer(positions.float(), frequencies)
+    return turns.cos().mul_(scale), turns.sin().mul_(scale)

@@ -1,0 +1,67 @@
+"""Which back-end computes a model, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.errors import ConfigError
+from penstock.model import backend
+from penstock.model.backend import choose_backend
+from penstock.model.spec import spec_from_config
+
+CUDA = torch.device("cuda:0")
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+}
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new GPU, and Triton."""
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A Card")
+
+
+def chosen(device: torch.device = CUDA, **changes: object) -> str:
+    return str(choose_backend(spec_from_config(LLAMA | changes), Path(), dtype="auto", device=device))
+
+
+def test_triton_computes_on_a_gpu(card) -> None:
+    assert chosen() == "Triton kernels"
+
+
+def test_torch_computes_on_a_gpu_without_triton_and_says_so(card, monkeypatch) -> None:
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
+    assert chosen() == "PyTorch (Triton is not installed)"
+
+
+def test_torch_computes_on_a_gpu_that_is_too_old(card, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert chosen() == "PyTorch (A Card is older than what Triton computes on)"
+
+
+def test_torch_computes_heads_that_are_too_wide(card) -> None:
+    assert chosen(head_dim=512) == "PyTorch (the Triton kernels do not compute heads of 512 numbers)"
+
+
+def test_the_variable_chooses(card, monkeypatch) -> None:
+    monkeypatch.setenv("PENSTOCK_KERNELS", "torch")
+    assert chosen() == "PyTorch (PENSTOCK_KERNELS = torch)"
+    monkeypatch.setenv("PENSTOCK_KERNELS", "triton")
+    assert chosen() == "Triton kernels"
+    with pytest.raises(ConfigError, match="PENSTOCK_KERNELS = triton, but the device is cpu"):
+        chosen(torch.device("cpu"))
+
+
+def test_rounded_weights_need_the_native_kernels(card) -> None:
+    with pytest.raises(ConfigError, match="quant = int8 needs the native kernels, but the device is cuda:0"):
+        choose_backend(spec_from_config(LLAMA), Path(), dtype="auto", device=CUDA, quant="int8")
