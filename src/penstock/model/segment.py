@@ -55,8 +55,8 @@ class LlmModel:
         block_size: int,
         progress: Progress = silent,
     ) -> None:
-        self.spec = spec
         """kv_blocks: of each layer. Where layers are in several WindowGroups, there may be fewer of all layers together."""
+        self.spec = spec
         self.layers = layers
         self.dtype = dtype
         self.device = device

@@ -57,7 +57,7 @@ class Residual:
 
 
 class TritonModel:
-    """A Segment."""
+    """A Segment whose layers all look equally far back."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class TritonModel:
         block_size: int,
         progress: Progress = silent,
     ) -> None:
+        (self._window,) = spec.kv_groups.windows
         self.spec = spec
         self.layers = layers
         self.dtype = dtype
@@ -146,13 +147,13 @@ class TritonModel:
         spec = self.spec
         heads = qkv.view(len(qkv), -1, spec.head_dim)
         q = heads[:, : spec.heads]
-        paged = Paged(layer.kv, columns.tables, columns.stride, self.block_size, layer.window)
+        paged = Paged(layer.kv, columns.tables, columns.stride, self.block_size, self._window)
         if len(columns.rows):
             attend_decodes(q, paged, columns.rows, columns.lengths, out, splits=columns.splits)
         if len(columns.tiles):
             attend_chunks(q, paged, columns.tiles, out)
         for row, n in columns.whole:
-            self._attend_whole(heads[row : row + n], layer.window, out[row : row + n])
+            self._attend_whole(heads[row : row + n], self._window, out[row : row + n])
 
     def _attend_whole(self, heads: Tensor, window: int | None, out: Tensor) -> None:
         """heads [n, heads + 2 kv_heads, head_dim] of a chunk that begins its text -> out [n, heads * head_dim]"""
