@@ -23,10 +23,11 @@ class LinkTimes(NamedTuple):
 class TimesInto:
     """The times to one node from all others, by the node where they come from.
 
-    nearest: no other node is nearer.
+    near: other nodes that are known to be nearer than `far`.
+    far: all the rest are at least that far away.
     """
 
-    __slots__ = ("_known", "_node", "_transfers", "_way", "_ways", "nearest")
+    __slots__ = ("_known", "_node", "_transfers", "_way", "_ways", "far", "near")
 
     def __init__(
         self, node: str, ways: Mapping[str, int], known: Mapping[str, int], transfers: Mapping[str, int], shortest: int
@@ -36,7 +37,8 @@ class TimesInto:
         self._way = ways[node]
         self._known = known
         self._transfers = transfers
-        self.nearest = min(max(self._way, shortest), min(known.values(), default=self._way))
+        self.far = far = max(self._way, shortest)
+        self.near = tuple(sender for sender, time in known.items() if time < far and sender != node)
 
     def __getitem__(self, sender: str) -> int:
         if sender == self._node:

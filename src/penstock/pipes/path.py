@@ -223,16 +223,23 @@ class _Prices:
     def _enter(self, found: _Range, here: int, departures: _Departures, entries: list[_Entry]) -> None:
         """Continue trips in a range, if they are among the best there."""
         times = self._hop_times.into(found.node)
-        nearest = times.nearest
+        near, far = times.near, times.far
         start = found.toll - found.rate * here
         for shut, trips in ((False, departures.free), (True, departures.shut)):
             for trip in departures.at(found.node, shut=shut):
                 _add(entries, trip, 0, found, here)
             limit = _limit(entries, shut=shut)
+            for node in near:
+                for trip in departures.at(node, shut=shut):
+                    if limit is None or trip.cost + times[node] + start <= limit.cost:
+                        _add(entries, trip, times[node], found, here)
+                        limit = _limit(entries, shut=shut)
             for node, trip in trips:
-                if limit is not None and trip.cost + nearest + start > limit.cost:
+                if limit is not None and trip.cost + far + start > limit.cost:
                     break  # the rest cost more
-                if node != found.node and (limit is None or trip.cost + times[node] + start <= limit.cost):
+                if node == found.node or node in near:
+                    continue
+                if limit is None or trip.cost + times[node] + start <= limit.cost:
                     _add(entries, trip, times[node], found, here)
                     limit = _limit(entries, shut=shut)
 
