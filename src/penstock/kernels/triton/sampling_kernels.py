@@ -189,16 +189,17 @@ def _floor_bits(weights, vocab, few, low, need, COUNTED: tl.constexpr, BLOCK: tl
 def _limit(weights, peaks, tiles, few, total, top_k, top_p, min_p, vocab, BLOCK: tl.constexpr, ROOM: tl.constexpr):
     """The smallest weight that may be drawn after top_k, top_p and min_p, applied in this order."""
     floor = tl.zeros((), tl.int32)
+    end = tl.full((), ONE_BITS + 1, tl.int32)
     whole = total
     if (top_k > 0) & (top_k < vocab):
         low = tl.zeros((), tl.int32)
         if top_k <= tiles:  # the k-th largest of the tiles' peaks has k weights from it on
-            low = _bisect(peaks, tiles, low, ONE_BITS + 1, top_k, tl.zeros((), tl.int64), True, BLOCK)
+            low = _bisect(peaks, tiles, low, end, top_k, tl.zeros((), tl.int64), True, BLOCK)
         floor = _floor_bits(weights, vocab, few, low, top_k, True, BLOCK, ROOM)
-        more = _measure(weights, vocab, floor + 1, ONE_BITS + 1, True, BLOCK)
+        more = _measure(weights, vocab, floor + 1, end, True, BLOCK)
         # of several equal weights at the end, top_k counts some, though all may be drawn
         last = _fixed(floor.to(tl.float32, bitcast=True))
-        whole = _measure(weights, vocab, floor + 1, ONE_BITS + 1, False, BLOCK) + (top_k - more) * last
+        whole = _measure(weights, vocab, floor + 1, end, False, BLOCK) + (top_k - more) * last
     if top_p < 1.0:
         need = (top_p * whole.to(tl.float64)).to(tl.int64)
         low = floor
