@@ -24,8 +24,8 @@ from penstock.domain.window_groups import WindowGroups
 from penstock.engine.engine import Engine
 from penstock.engine.routing.stage import Stage
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
-from penstock.model.batch import BatchPiece
-from penstock.model.sampler import SampleRow, sample
+from penstock.model.batch import Batch, BatchPiece
+from penstock.model.sampler import PendingSamples, SampleRow, launch, sample
 from penstock.pipes.pipe import Pipe
 
 VOCAB = 50
@@ -120,8 +120,15 @@ class FakeEnds:
     eos_ids = frozenset({EOS})
     picker = None
 
-    def decoder(self, segment: object) -> None:
-        return None
+    def __init__(self, *, decodes: bool = False) -> None:
+        """decodes: take whole decode steps where one segment has all layers, as on a GPU."""
+        self._decodes = decodes
+        self._decoder: FakeDecoder | None = None
+
+    def decoder(self, segment: FakeSegment) -> FakeDecoder | None:
+        if self._decodes and self._decoder is None:
+            self._decoder = FakeDecoder(segment, self)
+        return self._decoder
 
     def compute_embed(self, token_ids: Sequence[int]) -> Tensor:
         return torch.tensor(list(token_ids), dtype=torch.float32).add_(7).unsqueeze(1)
@@ -131,6 +138,26 @@ class FakeEnds:
 
     def compute_head(self, normed: Tensor) -> Tensor:
         return (normed.long() * torch.arange(1, VOCAB + 1)).float().sin().mul_(3.0)
+
+
+class FakeDecoder:
+    """Takes decode steps from token to token. ahead: how many began before the tokens of the one before were known."""
+
+    def __init__(self, segment: FakeSegment, ends: FakeEnds) -> None:
+        self._segment = segment
+        self._ends = ends
+        self._chosen: list[int] = []
+        self.ahead = 0
+
+    def fits(self, batch: Batch) -> bool:
+        return True
+
+    def launch(self, batch: Batch, ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
+        self.ahead += ids is None
+        hidden = self._segment.process(self._ends.compute_embed(self._chosen if ids is None else ids), batch)
+        pending = launch(self._ends.compute_head(hidden), rows, ahead=int(ids is None))
+        self._chosen = pending.tokens.tolist()
+        return pending
 
 
 class FakeStream:
@@ -190,11 +217,13 @@ def oracle(
             return tokens[len(prompt) :]
 
 
-def make_engine(config: EngineConfig, *, stages: int = 1, blocks: int = 32, windows: Windows = (None,)) -> Engine:
-    """An engine over fake stages, not started: a test turns it by hand."""
+def make_engine(
+    config: EngineConfig, *, stages: int = 1, blocks: int = 32, windows: Windows = (None,), decodes: bool = False
+) -> Engine:
+    """An engine over fake stages, not started: a test turns it by hand. decodes: as for FakeEnds; for one stage only."""
     segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size, windows) for i in range(stages)]
     pipe = Pipe("fake", stages * 2, segments, kv_windows=windows)
-    return Engine(config, pipe, FakeEnds(), lambda skip_special: FakeStream())
+    return Engine(config, pipe, FakeEnds(decodes=decodes), lambda skip_special: FakeStream())
 
 
 def own(stage: Stage) -> WorkerSequenceManager:

@@ -27,11 +27,14 @@ MARGIN = 1e-6  # of probability: more than the error of a sum in fp32
 EPSILON = 2.0**-52
 
 
-def draw(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Draw a token for each row of contiguous logits [R, vocab] in fp32, which are overwritten. Waits for nothing on a GPU."""
+def draw(logits: Tensor, rows: Sequence[SampleRow], ahead: int = 0) -> Tensor:
+    """Draw a token for each row of contiguous logits [R, vocab] in fp32, which are overwritten. Waits for nothing on a GPU.
+
+    ahead: tokens of each row that the host does not know yet.
+    """
     if logits.device.type != "cpu":
-        return _draw_on_device(logits, rows)
-    noise = noise_at([row.noise_key for row in rows], [len(row.tokens) for row in rows])
+        return _draw_on_device(logits, rows, ahead)
+    noise = _noise(rows, ahead)
     temperature = torch.from_numpy(np.array([row.temperature for row in rows], dtype=np.float32))
     torch.softmax(logits.div_(temperature.unsqueeze(1)), dim=-1, out=logits)
     probabilities = logits.numpy()
@@ -276,14 +279,18 @@ def _tile_sums(rows: np.ndarray) -> np.ndarray:
     return np.concatenate([sums, rest.sum(axis=1, dtype=np.float64)[:, None]], axis=1) if rest.shape[1] else sums
 
 
-def _draw_on_device(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+def _noise(rows: Sequence[SampleRow], ahead: int) -> np.ndarray:
+    return noise_at([row.noise_key for row in rows], [len(row.tokens) + ahead for row in rows])
+
+
+def _draw_on_device(logits: Tensor, rows: Sequence[SampleRow], ahead: int) -> Tensor:
     """Draw with sorts and sums over the whole vocabulary, which a GPU does faster than it could tell us what to leave out."""
     device = logits.device
 
     def column(values: Sequence[float]) -> Tensor:
         return upload(np.array(values, dtype=np.float32), device).unsqueeze(1)
 
-    noise = upload(noise_at([row.noise_key for row in rows], [len(row.tokens) for row in rows]), device)
+    noise = upload(_noise(rows, ahead), device)
     weights = torch.softmax(logits.div_(column([row.temperature for row in rows])), dim=-1)
     limited = [i for i, row in enumerate(rows) if row.limited]
     if limited:

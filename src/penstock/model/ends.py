@@ -40,7 +40,8 @@ class StepDecoder(Protocol):
     def launch(self, batch: Batch, ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
         """Begin a step: a token for each row of a batch of decodes; -1 for one whose hidden state is not finite.
 
-        ids: the newest token of each row; None for those that the step before has chosen.
+        ids: the newest token of each row. None for those that the step before has chosen for the same rows, which the host does
+            not know yet.
         """
 
 

@@ -64,14 +64,12 @@ class SampleRow:
     @property
     def plain(self) -> bool:
         """Whether it takes the best token of the logits as they are, and wants nothing but that."""
-        return (
-            self.greedy
-            and self.penalties is None
-            and self.logprobs is None
-            and self.allowed is None
-            and not self.biased
-            and not self.banned
-        )
+        return self.greedy and self.foreseeable and self.logprobs is None and not self.biased
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether nothing but the noise depends on the tokens before: then one can be chosen while they are not known."""
+        return self.penalties is None and self.allowed is None and not self.banned
 
 
 class Penalties:

@@ -54,8 +54,11 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], picker: Picker | None = No
 
 
 @torch.inference_mode()
-def launch(logits: Tensor, rows: Sequence[SampleRow], picker: Picker | None = None) -> PendingSamples:
-    """Begin to choose a token for each row of logits [R, vocab] in fp32, which are changed in place."""
+def launch(logits: Tensor, rows: Sequence[SampleRow], picker: Picker | None = None, ahead: int = 0) -> PendingSamples:
+    """Begin to choose a token for each row of logits [R, vocab] in fp32, which are changed in place.
+
+    ahead: tokens of each row that the host does not know yet. Then all rows must be `foreseeable`.
+    """
     if logits.device.type == "mps":
         logits = logits.cpu()  # Apple's GPUs have no fp64, which cumulative sums over a vocabulary need
     logits = logits.contiguous()
@@ -64,7 +67,7 @@ def launch(logits: Tensor, rows: Sequence[SampleRow], picker: Picker | None = No
     raw = torch.log_softmax(_select(logits, scored), dim=-1) if scored else None
     adjust_(logits, rows)
     constrain_(logits, rows)
-    tokens = _choose(logits, rows) if picker is None else _pick(logits, rows, picker)
+    tokens = _choose(logits, rows, ahead) if picker is None else _pick(logits, rows, picker)
     if raw is None:
         return PendingSamples(tokens, (), None)
     return PendingSamples(tokens, scored, _Logprobs(raw, [rows[i].logprobs or 0 for i in scored], _select(tokens, scored)))
@@ -78,18 +81,18 @@ def _pick(logits: Tensor, rows: Sequence[SampleRow], picker: Picker) -> Tensor:
     return tokens
 
 
-def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+def _choose(logits: Tensor, rows: Sequence[SampleRow], ahead: int = 0) -> Tensor:
     """Greedy rows take their best token, the others draw. [R, V] -> [R]"""
     drawn = [i for i, row in enumerate(rows) if not row.greedy]
     if not drawn:
         return argmax(logits)
     if len(drawn) == len(rows):
-        return draw(logits, rows)
+        return draw(logits, rows, ahead)
     greedy = [i for i, row in enumerate(rows) if row.greedy]
     best = argmax(_select(logits, greedy))
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     tokens.index_copy_(0, upload(np.array(greedy), logits.device), best)
-    chosen = draw(_select(logits, drawn), [rows[i] for i in drawn])
+    chosen = draw(_select(logits, drawn), [rows[i] for i in drawn], ahead)
     return tokens.index_copy_(0, upload(np.array(drawn), logits.device), chosen)
 
 

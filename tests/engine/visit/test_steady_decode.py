@@ -85,10 +85,20 @@ events = st.one_of(
 
 
 def play(
-    script: list[tuple[str, Any]], config: EngineConfig, *, stages: int, blocks: int, steady: bool, windows: Windows = (None,)
+    script: list[tuple[str, Any]],
+    config: EngineConfig,
+    *,
+    stages: int,
+    blocks: int,
+    steady: bool,
+    windows: Windows = (None,),
+    ahead: bool = False,
 ) -> list[list[Any]]:
-    """What the client of each job got, without times. Turns are counted in tokens, which do not depend on the way."""
-    engine = make_engine(config, stages=stages, blocks=blocks, windows=windows)
+    """What the client of each job got, without times. Turns are counted in tokens, which do not depend on the way.
+
+    ahead: steps begin before the tokens of those before are known.
+    """
+    engine = make_engine(config, stages=stages, blocks=blocks, windows=windows, decodes=ahead)
     if not steady:
         engine._processor.decode = lambda: False  # type: ignore[method-assign]
     taken: list[tuple[Job, list[JobUpdate]]] = []
@@ -136,26 +146,36 @@ def _seen(updates: list[JobUpdate]) -> list[Any]:
     few=40,
     many=1500,
     script=st.lists(events, min_size=1, max_size=12),
-    stages=st.integers(1, 2),
+    way=st.sampled_from([(1, False), (1, True), (2, False)]),
     blocks=st.sampled_from([16, 24, 200]),
     prefix_cache=st.booleans(),
     policy=st.sampled_from(["fcfs", "lrs"]),
     windows=st.sampled_from([(None,), (1,), (7,), (12,), (None, 7), (5, 5, None)]),
 )
 def test_all_clients_get_what_the_general_way_gives_them(
-    script: list[tuple[str, Any]], stages: int, blocks: int, prefix_cache: bool, policy: str, windows: Windows
+    script: list[tuple[str, Any]], way: tuple[int, bool], blocks: int, prefix_cache: bool, policy: str, windows: Windows
 ) -> None:
     if any(event == "turn" for event, _ in script):  # when exactly a cancellation comes depends on the size of the steps
         script = [(event, value) for event, value in script if event not in ("cancel", "hang up")]
     config = EngineConfig(block_size=4, chunk=8, max_sequences=6, prefix_cache=prefix_cache, policy=policy)
-    ways = (play(script, config, stages=stages, blocks=blocks, steady=steady, windows=windows) for steady in (True, False))
-    fast, general = ways
+    stages, ahead = way
+    fast = play(script, config, stages=stages, blocks=blocks, steady=True, windows=windows, ahead=ahead)
+    general = play(script, config, stages=stages, blocks=blocks, steady=False, windows=windows)
     assert fast == general
 
 
-@examples(few=40, many=1500, script=st.lists(events, min_size=1, max_size=25), blocks=st.sampled_from([16, 24, 200]))
-def test_answers_are_right_and_memory_is_accounted_for_whatever_happens(script: list[tuple[str, Any]], blocks: int) -> None:
-    seen = play(script, EngineConfig(block_size=4, chunk=8, max_sequences=6), stages=1, blocks=blocks, steady=True)
+@examples(
+    few=40,
+    many=1500,
+    script=st.lists(events, min_size=1, max_size=25),
+    blocks=st.sampled_from([16, 24, 200]),
+    ahead=st.booleans(),
+)
+def test_answers_are_right_and_memory_is_accounted_for_whatever_happens(
+    script: list[tuple[str, Any]], blocks: int, ahead: bool
+) -> None:
+    config = EngineConfig(block_size=4, chunk=8, max_sequences=6)
+    seen = play(script, config, stages=1, blocks=blocks, steady=True, ahead=ahead)
     submitted = [value for event, value in script if event == "submit"]
     for number, (got, (prompt, sampling, _)) in enumerate(zip(seen, submitted, strict=True)):
         for output in range(sampling.n):
@@ -321,3 +341,35 @@ def test_columns_are_not_used_after_what_they_were_made_of_has_changed(event: st
         case "route":
             engine.host.routes.clear()
     assert not steady._is_current()
+
+
+# ---- steps that begin before their turn ----
+
+
+def test_the_next_step_begins_before_the_tokens_of_this_one_are_known() -> None:
+    engine = make_engine(EngineConfig(block_size=4, chunk=8), decodes=True)
+    _, updates = submit(engine, [1, 2, 3])
+    finish(engine)
+    assert tokens(updates) == oracle([1, 2, 3], LONG, stages=1, seed=1)
+    assert engine._processor._context.end_model.decoder(None).ahead == 38  # all but the first two and none after the last
+
+
+def test_a_stop_that_is_seen_a_step_late_is_seen_by_nobody() -> None:
+    engine = make_engine(EngineConfig(block_size=4, chunk=8, max_sequences=6), decodes=True)
+    whole = oracle([5, 6], LONG, stages=1, seed=1)
+    stopped = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop_token_ids=(whole[9],))
+    _, one = submit(engine, [5, 6], stopped)
+    _, other = submit(engine, [7, 8, 9])
+    finish(engine)
+    assert tokens(one) == whole[: whole.index(whole[9]) + 1]
+    assert tokens(other) == oracle([7, 8, 9], LONG, stages=1, seed=1)
+    assert engine.sequences.pool.available == engine.sequences.pool.capacity
+
+
+def test_rows_whose_choice_depends_on_their_tokens_wait_for_them() -> None:
+    engine = make_engine(EngineConfig(block_size=4, chunk=8), decodes=True)
+    penalised = SamplingParams(temperature=0.9, max_tokens=20, ignore_eos=True, frequency_penalty=0.5)
+    _, updates = submit(engine, [1, 2, 3], penalised, seed=3)
+    finish(engine)
+    assert tokens(updates) == oracle([1, 2, 3], penalised, stages=1, seed=3)
+    assert engine._processor._context.end_model.decoder(None).ahead == 0

@@ -6,6 +6,11 @@ batch of the step before is one token further. What is kept between steps are co
 The general way, through Origin, JobProcessor and Stage, is the truth. This takes the same steps with the same results, and when
 a step is in any way special it does nothing and leaves it to the general way: another sequence, an event, a lack of memory, a
 grammar, a pass that fails.
+
+Where the device can take a step from token to token, the next step begins before the tokens of this one are read: it takes them
+there, and the host does its part meanwhile. If a sequence turns out to have ended, its row of that step is dropped; if
+anything else has happened, the whole step is, and it is taken again. What it has written lies where the same tokens, or later
+owners of the blocks, write before they read.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from penstock.engine.visit.job_context import JobContext
 from penstock.model.batch import Batch, padded
 from penstock.model.ends import StepDecoder
 from penstock.model.sample_row import SampleRow
-from penstock.model.sampler import Sample, sample
+from penstock.model.sampler import PendingSamples, Sample, sample
 
 MAX_STEPS = 16  # in a row while others wait: then the scheduler looks at them again
 SPARE_ROWS = 32  # of every table, so that columns need not be copied for every new block
@@ -46,6 +51,13 @@ class _StageColumns(NamedTuple):
     batch: Batch
 
 
+class _Ahead(NamedTuple):
+    """A step that has begun before its turn. members: its rows that are left; None for all."""
+
+    pending: PendingSamples
+    members: list[int] | None = None
+
+
 class SteadyDecode:
     """after_head: called with every job that got a token."""
 
@@ -62,6 +74,8 @@ class SteadyDecode:
         self._changes = -1  # `sequences.changes` of which the columns are true
         self._steps = -1  # ... and `stats.steps`
         self._since_scheduled = 0
+        self._ahead: _Ahead | None = None
+        self._ended = 0.0  # when the last step did
 
     def step(self) -> bool:
         """Take a step for all running sequences. Returns False if this is not such a step; then nothing was done."""
@@ -69,8 +83,8 @@ class SteadyDecode:
             return False
         self._pass_on_notices()
         samples = None
-        grown = np.flatnonzero(self._starts % self._context.config.block_size == 0).tolist()
-        if self._take_blocks(grown):
+        grown = self._growing(self._starts) if self._ahead is None else []  # a step that has begun has its blocks
+        if self._take_blocks(grown, self._starts):
             with contextlib.suppress(Exception):  # the general way repeats it, and finds out whose fault it is
                 samples = self._compute()
             if samples is None:
@@ -136,7 +150,7 @@ class SteadyDecode:
 
     def _forget(self) -> None:
         """Let go of the sequences, which may have ended."""
-        self._seqs, self._rows, self._stages, self._hosted, self._changes = [], [], [], None, -1
+        self._seqs, self._rows, self._stages, self._hosted, self._changes, self._ahead = [], [], [], None, -1, None
 
     # ---- the step ----
 
@@ -149,15 +163,20 @@ class SteadyDecode:
                 lease.on_notices(notices)
             self._context.own_origin.acknowledge(notices[-1].number)
 
-    def _take_blocks(self, grown: list[int]) -> bool:
-        """Give a block to each of these members, whose newest token begins one. Returns False if there are not enough."""
+    def _growing(self, starts: np.ndarray) -> list[int]:
+        """The members whose token at these positions begins a block."""
+        found: list[int] = np.flatnonzero(starts % self._context.config.block_size == 0).tolist()
+        return found
+
+    def _take_blocks(self, grown: list[int], starts: np.ndarray) -> bool:
+        """Give a block to each of these members for the token at its start. Returns False if there are not enough."""
         sequences, size = self._context.sequences, self._context.config.block_size
         if not grown:
             return True
         pools = [sequences.pool, *(columns.lease.pool for columns in self._stages)]
         if any(pool.available < len(grown) * pool.groups for pool in pools):
             return False
-        entries = (int(self._starts[grown].max()) // size + 1) * sequences.pool.groups
+        entries = (int(starts[grown].max()) // size + 1) * sequences.pool.groups
         if any(entries > columns.batch.tables.shape[1] for columns in self._stages):
             return False  # the tables are full: they are made anew
         sequences.take_blocks([self._seqs[i] for i in grown])
@@ -205,15 +224,37 @@ class SteadyDecode:
         """The same where one segment has all layers and something takes its steps from token to token."""
         context, columns, clock = self._context, self._stages[0], self._context.clock
         stage, layers = columns.part
-        began = clock()
+        ahead, self._ahead = self._ahead, None
+        began = clock() if ahead is None else self._ended
+        if ahead is None:
+            ahead = _Ahead(decoder.launch(columns.batch, [seq.tokens[-1] for seq in self._seqs], self._rows))
+        if ahead.members is None:
+            self._ahead = self._begin_next(decoder, columns)
         with context.heartbeat.in_pass(stage.expected_decode_seconds(columns.batch)):
-            samples = decoder.launch(columns.batch, [seq.tokens[-1] for seq in self._seqs], self._rows).wait()
+            samples = ahead.pending.wait()
+        if ahead.members is not None:
+            samples = [samples[i] for i in ahead.members]
         if any(one.token_id < 0 for one in samples):
             return None
-        took = clock() - began
+        self._ended = clock()
+        took = self._ended - began
         stage.observe_decode(columns.batch, layers, took)
         self._observe(0.0, [took], 0.0)
         return samples
+
+    def _begin_next(self, decoder: StepDecoder, columns: _StageColumns) -> _Ahead | None:
+        """Begin the step after this one, with the tokens that this one chooses. None if these must be known for it."""
+        if self._context.sequences.queued and self._since_scheduled >= MAX_STEPS:
+            return None  # it is the scheduler's turn
+        if not all(row.foreseeable for row in self._rows) or any(seq.generated + 1 >= seq.job.max_tokens for seq in self._seqs):
+            return None
+        starts = self._starts + 1
+        batch = Batch(starts, columns.batch.counts, columns.batch.tables)
+        if not decoder.fits(batch) or not self._take_blocks(self._growing(starts), starts):
+            return None
+        with contextlib.suppress(Exception):  # what is wrong shows when it is this step's turn
+            return _Ahead(decoder.launch(batch, None, self._rows))
+        return None
 
     def _advance(self, samples: list[Sample]) -> None:
         """Record the new tokens, here and at the stages."""
@@ -236,6 +277,8 @@ class SteadyDecode:
         if sequences.queued or not keep or len(keep) != len(sequences.holders):
             self._forget()
             return
+        if self._ahead is not None:
+            self._ahead = self._ahead._replace(members=keep)
         self._seqs, self._rows = [self._seqs[i] for i in keep], [self._rows[i] for i in keep]
         self._starts = self._starts[keep]
         self._stages = [

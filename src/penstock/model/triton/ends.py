@@ -52,7 +52,7 @@ class TritonEndModel(EndModel):
 
 
 class LocalDecoder:
-    """Decode steps of a whole model on one card: embedding, layers, head and choice without the host in between."""
+    """A StepDecoder for a whole model on one card: embedding, layers, head and choice without the host in between."""
 
     def __init__(self, segment: TritonModel, ends: TritonEndModel) -> None:
         self.segment = segment
@@ -65,16 +65,12 @@ class LocalDecoder:
 
     @torch.inference_mode()
     def launch(self, batch: Batch, ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
-        """Begin a step. A token of -1 stands for a row that is not finite.
-
-        ids: the newest token of each row; None for those that the step before has chosen.
-        """
         with on_device(self.segment.device):
             logits = self.graphs.run(batch, ids=ids)
             chosen = self.graphs.inputs.ids[: len(batch)]
             if all(row.plain for row in rows):
                 return PendingSamples(chosen, (), None)
-            pending = launch(logits, rows)
+            pending = launch(logits, rows, ahead=int(ids is None))
             chosen.copy_(torch.where(chosen < 0, chosen, pending.tokens))
             return pending
 
