@@ -21,6 +21,7 @@ from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
 from penstock.errors import PenstockError
 from penstock.model.batch import Batch, BatchPiece
 from penstock.model.segment import Segment
+from penstock.model.upload import pick_rows
 
 DELAY_DECAY = 0.9  # with each pass: the predictor learns slowly, and a machine that became slow stays so for a while
 MIN_PREDICTED_S = 1e-3
@@ -222,7 +223,7 @@ class Stage:
                 job.refusals.append(self._refusal(job, span, verdict))
             row += span.n
         job.spans = kept
-        job.hidden = job.hidden[rows]
+        job.hidden = pick_rows(job.hidden, rows)
 
     def _refuse_pieces(
         self, jobs: Sequence[NetworkJob], pieces: Sequence[BatchPiece], failed: Collection[int]

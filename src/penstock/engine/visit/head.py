@@ -17,6 +17,7 @@ from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError
 from penstock.model.sample_row import SampleRow
 from penstock.model.sampler import Sample, sample, score
+from penstock.model.upload import pick_rows
 
 SCORE_BATCH_ROWS = 256  # of logits computed at once for prompt logprobs
 
@@ -78,7 +79,7 @@ class Head:
             return {}
         last = [one.end - 1 for one, _ in rows]
         ends = self._context.own_end_model
-        logits = ends.compute_head(normed if len(last) == len(normed) else normed[last])
+        logits = ends.compute_head(normed if len(last) == len(normed) else pick_rows(normed, last))
         found = sample(logits, [row for _, row in rows], ends.picker)
         return {one.span: sampled for (one, _), sampled in zip(rows, found, strict=True)}
 

@@ -22,6 +22,7 @@ from penstock.engine.visit.job_context import JobContext
 from penstock.engine.visit.steady_decode import SteadyDecode
 from penstock.engine.visit.visit_queue import Visit, VisitQueue
 from penstock.errors import PenstockError
+from penstock.model.upload import pick_rows
 from penstock.pipes.hidden import unpack
 
 PASSES = (JobState.PROCESS_LAYERS, JobState.HEAD)  # what is done for a batch at once; the rest is done for each visit
@@ -359,7 +360,7 @@ def _keep_wanted_rows(job: NetworkJob) -> None:
         at += span.n
         rows.extend(range(at - span.rows, at))
     if len(rows) != at:
-        job.hidden = job.hidden[rows]
+        job.hidden = pick_rows(job.hidden, rows)
 
 
 def _keep_spans(job: NetworkJob, wanted: list[bool]) -> None:
@@ -371,5 +372,5 @@ def _keep_spans(job: NetworkJob, wanted: list[bool]) -> None:
             rows.extend(range(at, at + span.rows))
         at += span.rows
     if len(rows) != at:
-        job.hidden = job.hidden[rows]
+        job.hidden = pick_rows(job.hidden, rows)
     job.spans = [span for span, keep in zip(job.spans, wanted, strict=True) if keep]
