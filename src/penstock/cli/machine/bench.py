@@ -6,13 +6,14 @@ import math
 import random
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.chat.answer import follow
 from penstock.cli.machine.bench_wire import bench_wire
+from penstock.cli.machine.card import CardLimits, measure_card
 from penstock.cli.options import (
     DEFAULT_MODEL,
     DeviceOption,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 SHORT_PROMPT = 32
 LONG_PROMPT = 512
+GPU_PROMPT = 8192
 DEFAULT_MBITS = (20, 100, 1000)
 _TOKEN_IDS = range(10, 250)  # every vocabulary has these; their meaning does not affect the speed
 
@@ -73,8 +75,9 @@ def bench(
 ) -> None:
     """Measure how fast this machine is.
 
-    Runs 1, 8 and 32 answers at once and reads a prompt of 512 tokens. It takes about a minute. The model is loaded into this
-    process, also where a server or a network could answer, since this machine is what is measured.
+    Runs 1, 8 and 32 answers at once and reads a prompt of 512 tokens. It takes about a minute. On a CUDA GPU it runs 1, 64 and
+    256 answers, reads 512 and 8,192 tokens, and measures what the card can do at best. The model is loaded into this process,
+    also where a server or a network could answer, since this machine is what is measured.
 
     With --wire, reads a text as if it passed other nodes, in each format that `network.wire` allows.
     """
@@ -87,7 +90,6 @@ def bench(
         mbits = mbit or DEFAULT_MBITS
         bench_wire(model, dtype=dtype, quant=quant, device=device, segments=ranges, mbits=mbits, as_json=as_json)
         return
-    rounds = plan_rounds(tokens)
 
     def load(bars: ProgressBars) -> LLM:
         bars.start()
@@ -97,10 +99,14 @@ def bench(
         return LLM(model, dtype=dtype, device=device, quant=quant, segments=ranges, progress=bars)
 
     with ProgressBars() as bars, load(bars) as llm:
+        card = measure_card(llm.device) if llm.device.startswith("cuda") else None
+        rounds = plan_rounds(tokens) if card is None else plan_gpu_rounds(tokens, llm.spec.context)
         measure(llm, Round("warm-up", 2, SHORT_PROMPT, 4))
         results = []
         for i, planned in enumerate(rounds):
             bars("measuring", i, len(rounds))
+            if card is not None:  # kernels are compiled and steps captured for each size
+                measure(llm, replace(planned, what="warm-up", new_tokens=min(planned.new_tokens, 8)))
             results.append(measure(llm, planned))
         about = {
             "model": llm.model_name,
@@ -109,10 +115,15 @@ def bench(
             "device": llm.device,
             "layers": llm.num_layers,
         }
+        limits = None if card is None else find_limits(llm, card)
     if as_json:
-        print_json({**about, "results": results})
+        print_json({**about, **({} if card is None else {"card": card, "limits": limits}), "results": results})
         return
     print(f"{about['model']}, {about['dtype']} on {about['device']}, {about['kernels']}")
+    if limits is not None:
+        print(
+            f"{card}: at most {limits['one answer']:,.0f} tokens/s of one answer, {limits['reading a prompt']:,.0f} of a prompt"
+        )
     print_table(["what", "streams", "prompt", "new tokens", "tokens/s", "first token"], map(_row, results), numbers=range(1, 6))
 
 
@@ -123,6 +134,27 @@ def plan_rounds(tokens: int) -> list[Round]:
         Round("32 at once", 32, SHORT_PROMPT, tokens),
         Round("reading a prompt", 1, LONG_PROMPT, 1),
     ]
+
+
+def plan_gpu_rounds(tokens: int, context: int) -> list[Round]:
+    """What keeps a GPU busy: more streams, and a prompt as long as the context allows, up to 8,192 tokens."""
+    return [
+        Round("one answer", 1, SHORT_PROMPT, tokens),
+        Round("64 at once", 64, SHORT_PROMPT, tokens),
+        Round("256 at once", 256, SHORT_PROMPT, tokens),
+        Round("reading a prompt", 1, LONG_PROMPT, 1),
+        Round("reading a long prompt", 1, min(GPU_PROMPT, context - 1), 1),
+    ]
+
+
+def find_limits(llm: LLM, card: CardLimits) -> dict[str, float]:
+    """Tokens per second that the card would reach if it did nothing but read the weights, or multiply with them."""
+    from penstock.model.shapes import layer_params
+
+    spec, size = llm.spec, 4 if llm.dtype == "float32" else 2
+    layers = sum(layer_params(spec, index) for index in range(spec.num_layers))
+    head = spec.vocab * spec.hidden
+    return {"one answer": card.decode((layers + head) * size), "reading a prompt": card.read(layers)}
 
 
 def measure(llm: LLM, planned: Round) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -88,7 +89,9 @@ def _accelerator() -> Iterator[Finding]:
 
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        yield Finding("GPU", CheckResult.GOOD, ", ".join(f"{p.name} ({format_bytes(p.total_memory)})" for p in names))
+        cards = ", ".join(f"{p.name} ({format_bytes(p.total_memory)})" for p in names)
+        yield Finding("GPU", CheckResult.GOOD, f"{cards}; driver {machine.nvidia_driver() or 'unknown'}")
+        yield from _triton(torch.cuda.get_device_capability())
     elif torch.backends.mps.is_available():
         yield Finding("GPU", CheckResult.GOOD, "Apple GPU (mps)")
     elif shutil.which("nvidia-smi") and not torch.version.cuda:
@@ -100,6 +103,23 @@ def _accelerator() -> Iterator[Finding]:
         )
     else:
         yield Finding("GPU", CheckResult.GOOD, "none; the CPU is used")
+
+
+def _triton(capability: tuple[int, int]) -> Iterator[Finding]:
+    from penstock.model.backend import MIN_CAPABILITY, VARIABLE
+
+    lost = "PyTorch computes on the GPU, several times slower where single tokens are computed"
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("Triton", CheckResult.WARNING, f"not installed: {lost}", "Install it: pip install triton.")
+        return
+    if capability < MIN_CAPABILITY:
+        yield Finding("Triton", CheckResult.WARNING, f"{version}, but the GPU is too old for its kernels: {lost}")
+    elif os.environ.get(VARIABLE) == "torch":
+        yield Finding("Triton", CheckResult.WARNING, f"{version}; {VARIABLE}=torch turns it off: {lost}", f"Unset {VARIABLE}.")
+    else:
+        yield Finding("Triton", CheckResult.GOOD, version)
 
 
 def _processor() -> Iterator[Finding]:

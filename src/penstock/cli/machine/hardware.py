@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,16 @@ def cpu_features(root: Path = Path("/")) -> tuple[str, ...]:
     info = _cpuinfo(root)
     flags = set((info.get("flags") or info.get("Features") or "").split())
     return tuple(name for name in INTERESTING_FEATURES if name in flags)
+
+
+def nvidia_driver() -> str | None:
+    """The version of the NVIDIA driver; None if it does not tell."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found[0] if found else None
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
