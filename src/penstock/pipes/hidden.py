@@ -42,7 +42,8 @@ def unpack(packed: PackedHidden, device: torch.device | str = "cpu") -> Tensor:
     rows, width = packed.rows, packed.width
     if not rows:
         return torch.empty((0, width), device=device)
-    flat = torch.from_numpy(np.frombuffer(packed.data, dtype=np.uint8).copy()).to(device)  # torch needs writable memory
+    data = np.frombuffer(packed.data, dtype=np.uint8)
+    flat = torch.from_numpy(data if data.flags.writeable else data.copy()).to(device)  # torch needs writable memory
     if packed.dtype == "int8":
         return _dequantized(flat, rows, width)
     return flat.view(getattr(torch, packed.dtype)).view(rows, width).float()

@@ -221,10 +221,10 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         for seq in seqs:
             self.pool.extend(seq.table, self.pool.rows_of(seq.table) + 1)
 
-    def return_blocks(self, seqs: Iterable[Sequence]) -> None:
-        """Take back the row that each of these sequences took last."""
+    def trim(self, seqs: Iterable[Sequence]) -> None:
+        """Take back blocks of these sequences for tokens that were not granted."""
         for seq in seqs:
-            self.pool.truncate(seq.table, self.pool.rows_of(seq.table) - 1)
+            self.pool.truncate(seq.table, self.pool.rows_for(seq.scheduled))
 
     def on_decode_step(self, seqs: Iterable[Sequence], samples: Iterable[Sample]) -> bool:
         """Record the next token of each of these sequences, which are decoding: what `on_schedule`, `on_stage_completed` and

@@ -118,6 +118,11 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
             replica.kv_len += 1
             replica.stage_processed = replica.kv_len
 
+    def trim(self, replicas: Iterable[Replica]) -> None:
+        """Take back blocks of these replicas for tokens that did not come."""
+        for replica in replicas:
+            self.pool.truncate(replica.table, self.pool.rows_for(replica.kv_len))
+
     def preempt_seq(self, ref: SequenceRef) -> None:
         """Drop the KV. The empty replica stays, so that Spans still on their way are recognised as stale."""
         replica = self._current(ref)

@@ -87,8 +87,6 @@ class SteadyDecode:
         if self._take_blocks(grown, self._starts):
             with contextlib.suppress(Exception):  # the general way repeats it, and finds out whose fault it is
                 samples = self._compute()
-            if samples is None:
-                self._return_blocks(grown)  # it may be long before those who took them have their turn
         if samples is None:
             self._forget()
             return False
@@ -149,7 +147,11 @@ class SteadyDecode:
         return True
 
     def _forget(self) -> None:
-        """Let go of the sequences, which may have ended."""
+        """Let go of the sequences, which may have ended, and of blocks for steps that failed or are not wanted any more: it may
+        be long before the sequences that took them have their turn."""
+        self._context.sequences.trim(self._seqs)
+        for columns in self._stages:
+            columns.lease.trim(columns.replicas)
         self._seqs, self._rows, self._stages, self._hosted, self._changes, self._ahead = [], [], [], None, -1, None
 
     # ---- the step ----
@@ -188,13 +190,6 @@ class SteadyDecode:
                 pool.extend(table, pool.rows_of(table) + 1)
                 columns.batch.tables[i, old : len(table)] = table[old:]
         return True
-
-    def _return_blocks(self, grown: list[int]) -> None:
-        self._context.sequences.return_blocks([self._seqs[i] for i in grown])
-        for columns in self._stages:
-            pool = columns.lease.pool
-            for i in grown:
-                pool.truncate(columns.replicas[i].table, pool.rows_of(columns.replicas[i].table) - 1)
 
     def _compute(self) -> list[Sample] | None:
         """Sample the next token of every member. None if some hidden state is not finite."""
