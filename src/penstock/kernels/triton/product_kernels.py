@@ -190,20 +190,20 @@ def unpack(
 ):  # fmt: skip
     """Write the numbers of one output's codes."""
     PER: tl.constexpr = 32 // BITS
+    ONE: tl.constexpr = 1 << BITS
     n = tl.program_id(0).to(tl.int64)
     quad = tl.program_id(1) * QUADS + tl.arange(0, QUADS)
-    four = tl.arange(0, 4)
-    inside = quad < width // (4 * PER)
-    code = tl.load(words + n * (width // PER) + quad[:, None] * 4 + four[None, :], mask=inside[:, None], other=0)
-    group = n * (width // GROUP) + quad * (4 * PER) // GROUP
+    inside = (quad < width // (4 * PER))[None, :]
+    place = (n * (width // (4 * PER)) + quad)[None, :]
+    code = tl.load(words + place[:, :, None] * 4 + tl.arange(0, 4)[None, None, :], mask=inside[:, :, None], other=0)
+    group = place * (4 * PER) // GROUP
     scale = tl.load(scales + group, mask=inside, other=0.0).to(tl.float32)
-    least = tl.zeros((QUADS,), tl.float32)
+    shift = -scale * (ONE + ZERO)
     if MINIMA:
-        least = tl.load(minima + group, mask=inside, other=0.0).to(tl.float32)
-    for j in tl.static_range(PER):
-        value = (_place(code, j, BITS) * (1 << BITS) - ((1 << BITS) + ZERO)) * scale[:, None] + least[:, None]
-        k = quad[:, None] * (4 * PER) + 4 * j + four[None, :]
-        tl.store(out + n * width + k, value.to(out.dtype.element_ty), mask=inside[:, None])
+        shift += tl.load(minima + group, mask=inside, other=0.0).to(tl.float32)
+    values = _spread(code, scale[:, :, None] * ONE, shift[:, :, None], BITS, out.dtype.element_ty)
+    k = tl.program_id(1) * (QUADS * 4 * PER) + tl.arange(0, QUADS * 4 * PER)
+    tl.store(out + n * width + k, tl.reshape(values, (QUADS * 4 * PER,)), mask=k < width)
 
 
 @triton.jit

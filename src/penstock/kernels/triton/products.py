@@ -23,8 +23,8 @@ from penstock.kernels.structs import Kind
 from penstock.kernels.triton import product_kernels as kernels
 
 FEW_ROWS = 4
-MANY_ROWS = 64  # inputs become fp8 from here on, where weights are
-UNPACKED_ROWS = 128  # codes are unpacked for the whole product from here on
+MANY_ROWS = 17  # inputs become fp8 from here on, where weights are
+UNPACKED_ROWS = 48  # codes are unpacked for the whole product from here on
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 _PANEL = 16  # outputs that the native layouts interleave
@@ -164,8 +164,8 @@ def round_to_fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _one_row(x: Tensor, weight: CardWeight, dtype: torch.dtype) -> Tensor:
     out = torch.empty(1, weight.outputs, dtype=dtype, device=x.device)
-    kernels.one_row_plain[(triton.cdiv(weight.outputs, 4),)](
-        x, weight.data, weight.scales, out, weight.outputs, weight.inputs, OUTPUTS=4, BLOCK=512, num_warps=1
+    kernels.one_row_plain[(triton.cdiv(weight.outputs, 2),)](
+        x, weight.data, weight.scales, out, weight.outputs, weight.inputs, OUTPUTS=2, BLOCK=1024, num_warps=1
     )
     return out
 
@@ -178,7 +178,7 @@ def _few_rows(x: Tensor, weight: CardWeight, dtype: torch.dtype) -> Tensor:
     kernels.few_rows_coded[(triton.cdiv(weight.outputs, 4),)](
         x, weight.data, weight.scales, weight.scales if weight.minima is None else weight.minima, out,
         weight.outputs, weight.data.shape[-1] // 4,
-        BITS=weight.bits, ZERO=weight.zero, MINIMA=weight.minima is not None, ROWS=padded, OUTPUTS=4, QUADS=32, num_warps=1,
+        BITS=weight.bits, ZERO=weight.zero, MINIMA=weight.minima is not None, ROWS=padded, OUTPUTS=4, QUADS=64, num_warps=2,
     )  # fmt: skip
     return out[:rows]
 
@@ -189,7 +189,8 @@ def _many_rows(x: Tensor, weight: CardWeight, dtype: torch.dtype) -> Tensor:
     if not x.is_cuda:
         x = x.float()  # Triton's interpreter has no products in bf16
     # Triton 3.6 cannot compile tiles of 64 rows, for which it takes other instructions, with weights out of codes
-    tile, outputs, block = (16, 32, 256) if rows <= 16 else (32, 64, 128)
+    tile = 16 if rows <= 16 else 32
+    outputs, block = (64, 128) if rows > 16 else (32, 128 if weight.bits else 256)
     kernels.many_rows[(triton.cdiv(rows, tile), triton.cdiv(count, outputs))](
         x, weight.data, weight.scales, weight.scales if weight.minima is None else weight.minima, out, rows, count, width,
         BITS=weight.bits, ZERO=weight.zero, SCALED=not weight.bits, MINIMA=weight.minima is not None,

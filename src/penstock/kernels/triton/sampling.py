@@ -116,6 +116,7 @@ class SamplingRoom:
         self.scores = torch.empty(rows, chunks, 2, dtype=torch.float32, device=device)
         self.peaks = torch.empty(rows, chunks * BLOCK // 128, dtype=torch.float32, device=device)
         self.sums = torch.empty(rows, chunks, dtype=torch.int64, device=device)
+        self.floors = torch.empty(rows, dtype=torch.int32, device=device)
         self.few = torch.empty(rows, LIST, dtype=torch.float32, device=device)
         self.found = torch.empty(rows, chunks, candidates, dtype=torch.int64, device=device)
 
@@ -158,9 +159,16 @@ def choose(
         kernels.weigh[(rows, chunks)](
             room.weights, room.best, room.peaks, room.sums, table.numbers, slots, vocab, chunks, num_warps=8, **columns
         )
+        kernels.limit[(rows,)](
+            room.weights, room.peaks, room.sums, room.few, room.floors, table.wholes, table.numbers, slots, vocab, chunks,
+            ROOM=LIST, num_warps=16, **columns
+        )  # fmt: skip
+        kernels.cut[(rows, chunks)](
+            room.weights, room.sums, room.floors, table.numbers, slots, vocab, chunks, BLOCK=BLOCK, num_warps=8
+        )
     kernels.choose[(rows,)](
-        logits, room.weights, room.best, room.scores, room.peaks, room.sums, room.few, table.wholes, table.numbers, table.history,
-        slots, positions, room.tokens, room.logprobs, vocab, chunks, DRAWS=draws, ROOM=LIST, num_warps=16, **columns
+        logits, room.weights, room.best, room.scores, room.sums, room.floors, table.wholes, table.numbers, table.history,
+        slots, positions, room.tokens, room.logprobs, vocab, chunks, DRAWS=draws, num_warps=8, **columns
     )  # fmt: skip
     return room.tokens[:rows]
 

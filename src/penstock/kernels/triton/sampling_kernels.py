@@ -100,7 +100,8 @@ def adjust(
         if mask_row >= 0:
             bits = tl.load(masks + mask_row * words + ids // 32, mask=inside, other=0)
             x = tl.where(((bits >> (ids % 32)) & 1) != 0, x, float("-inf"))
-    tl.store(adjusted + row * vocab + ids, x, mask=inside)
+    if tl.load(numbers + TEMPERATURE) > 0.0:
+        tl.store(adjusted + row * vocab + ids, x, mask=inside)
     keys = tl.where(inside, order_key(x, ids), LOWEST)
     tl.store(best + row * chunks + chunk, tl.max(keys))
 
@@ -125,27 +126,31 @@ def weigh(adjusted, best, peaks, sums, numbers, slots, vocab, chunks, CHUNKS: tl
 
 
 @triton.jit
-def _measure(weights, count, low, high, COUNTED: tl.constexpr, BLOCK: tl.constexpr):
-    """How many of the weights lie within [low, high), by their bits, or their sum."""
-    total = tl.zeros((), tl.int64)
+def _measure(weights, count, low, high, BLOCK: tl.constexpr):
+    """How many of the weights lie within [low, high), by their bits, and their sum."""
+    number = tl.zeros((BLOCK,), tl.int32)
+    total = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
         some = tl.load(weights + at, mask=at < count, other=0.0)
         bits = some.to(tl.int32, bitcast=True)
-        value = tl.full((BLOCK,), 1, tl.int64) if COUNTED else _fixed(some)
-        total += tl.sum(tl.where((bits >= low) & (bits < high) & (at < count), value, 0))
-    return total
+        within = (bits >= low) & (bits < high) & (at < count)
+        number += within.to(tl.int32)
+        total += tl.where(within, _fixed(some), 0)
+    return tl.sum(number).to(tl.int64), tl.sum(total)
 
 
 @triton.jit
-def _bisect(weights, count, low, high, need, above, COUNTED: tl.constexpr, BLOCK: tl.constexpr):
+def _bisect(some, present, low, high, need, above, COUNTED: tl.constexpr):
     """The largest number of bits within [low, high) from which on the weights measure `need`, as they do from low on.
 
-    above: the measure of the weights from `high` on, which need not be in the list.
+    above: the measure of the weights from `high` on, which need not be among these.
     """
+    bits = tl.where(present, some.to(tl.int32, bitcast=True), -1)
+    value = present.to(tl.int64) if COUNTED else _fixed(some)
     while high - low > 1:
         middle = low + (high - low) // 2
-        more = _measure(weights, count, middle, high, COUNTED, BLOCK)
+        more = tl.sum(tl.where((bits >= middle) & (bits < high), value, 0))
         if above + more >= need:
             low = middle
         else:
@@ -162,14 +167,18 @@ def _floor_bits(weights, vocab, few, low, need, COUNTED: tl.constexpr, BLOCK: tl
     """
     high = tl.full((), ONE_BITS + 1, tl.int32)
     above = tl.zeros((), tl.int64)
-    while (high - low > 1) & (_measure(weights, vocab, low, high, True, BLOCK) > ROOM):
+    between, _ = _measure(weights, vocab, low, high, BLOCK)
+    while (high - low > 1) & (between > ROOM):
         middle = low + (high - low) // 2
-        more = _measure(weights, vocab, middle, high, COUNTED, BLOCK)
+        number, mass = _measure(weights, vocab, middle, high, BLOCK)
+        more = number if COUNTED else mass
         if above + more >= need:
             low = middle
+            between = number
         else:
             high = middle
             above += more
+            between -= number
     if high - low > 1:
         size = tl.zeros((), tl.int32)
         for start in range(0, vocab, BLOCK):
@@ -180,13 +189,17 @@ def _floor_bits(weights, vocab, few, low, need, COUNTED: tl.constexpr, BLOCK: tl
             tl.store(few + size + tl.cumsum(chosen) - chosen, some, mask=chosen != 0)
             size += tl.sum(chosen)
         tl.debug_barrier()
-        low = _bisect(few, size, low, high, need, above, COUNTED, BLOCK)
+        at = tl.arange(0, ROOM)
+        low = _bisect(tl.load(few + at, mask=at < size, other=0.0), at < size, low, high, need, above, COUNTED)
         tl.debug_barrier()
     return low
 
 
 @triton.jit
-def _limit(weights, peaks, tiles, few, total, top_k, top_p, min_p, vocab, BLOCK: tl.constexpr, ROOM: tl.constexpr):
+def _limit(
+    weights, peaks, tiles, few, total, top_k, top_p, min_p, vocab,
+    TILES: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
     """The smallest weight that may be drawn after top_k, top_p and min_p, applied in this order."""
     floor = tl.zeros((), tl.int32)
     end = tl.full((), ONE_BITS + 1, tl.int32)
@@ -194,12 +207,13 @@ def _limit(weights, peaks, tiles, few, total, top_k, top_p, min_p, vocab, BLOCK:
     if (top_k > 0) & (top_k < vocab):
         low = tl.zeros((), tl.int32)
         if top_k <= tiles:  # the k-th largest of the tiles' peaks has k weights from it on
-            low = _bisect(peaks, tiles, low, end, top_k, tl.zeros((), tl.int64), True, BLOCK)
+            at = tl.arange(0, TILES)
+            some = tl.load(peaks + at, mask=at < tiles, other=0.0)
+            low = _bisect(some, at < tiles, low, end, top_k, tl.zeros((), tl.int64), True)
         floor = _floor_bits(weights, vocab, few, low, top_k, True, BLOCK, ROOM)
-        more = _measure(weights, vocab, floor + 1, end, True, BLOCK)
+        more, mass = _measure(weights, vocab, floor + 1, end, BLOCK)
         # of several equal weights at the end, top_k counts some, though all may be drawn
-        last = _fixed(floor.to(tl.float32, bitcast=True))
-        whole = _measure(weights, vocab, floor + 1, end, False, BLOCK) + (top_k - more) * last
+        whole = mass + (top_k - more) * _fixed(floor.to(tl.float32, bitcast=True))
     if top_p < 1.0:
         need = (top_p * whole.to(tl.float64)).to(tl.int64)
         low = floor
@@ -235,11 +249,47 @@ def _draw(weights, floor, noise, sums, chunks, vocab, CHUNKS: tl.constexpr, BLOC
 
 
 @triton.jit
-def choose(
-    logits, weights, best, scores, peaks, sums, few, wholes, numbers, history, slots, positions, tokens, logprobs,
-    vocab, chunks, DRAWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr,
+def limit(
+    weights, peaks, sums, few, floors, wholes, numbers, slots, vocab, chunks,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """One row's token and its log probability. `weights`: as `weigh` leaves them; `sums` are changed."""
+    """The bits of the smallest weight of one row that may be drawn."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    wholes += slot * COLUMNS
+    numbers += slot * COLUMNS
+    top_k, top_p, min_p = tl.load(wholes + TOP_K), tl.load(numbers + TOP_P), tl.load(numbers + MIN_P)
+    floor = tl.zeros((), tl.int32)
+    if (tl.load(numbers + TEMPERATURE) > 0.0) & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0)):
+        tiles = chunks * (BLOCK // TILE)
+        at = tl.arange(0, CHUNKS)
+        total = tl.sum(tl.load(sums + row * chunks + at, mask=at < chunks, other=0))
+        weights += row * vocab
+        floor = _limit(
+            weights, peaks + row * tiles, tiles, few + row * ROOM, total, top_k, top_p, min_p, vocab,
+            CHUNKS * (BLOCK // TILE), BLOCK, ROOM,
+        )  # fmt: skip
+    tl.store(floors + row, floor)
+
+
+@triton.jit
+def cut(weights, sums, floors, numbers, slots, vocab, chunks, BLOCK: tl.constexpr):
+    """Add up the weights of a chunk that may be drawn, where limits leave some out."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    floor = tl.load(floors + row)
+    if (floor > 0) & (tl.load(numbers + tl.load(slots + row).to(tl.int64) * COLUMNS + TEMPERATURE) > 0.0):
+        ids = chunk * BLOCK + tl.arange(0, BLOCK)
+        some = tl.load(weights + row * vocab + ids, mask=ids < vocab, other=0.0)
+        kept = tl.where(some.to(tl.int32, bitcast=True) >= floor, _fixed(some), 0)
+        tl.store(sums + row * chunks + chunk, tl.sum(kept))
+
+
+@triton.jit
+def choose(
+    logits, weights, best, scores, sums, floors, wholes, numbers, history, slots, positions, tokens, logprobs,
+    vocab, chunks, DRAWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row's token and its log probability."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     wholes += slot * COLUMNS
@@ -248,21 +298,10 @@ def choose(
     token = key_id(tl.max(tl.load(best + row * chunks + at, mask=at < chunks, other=LOWEST)))
     if DRAWS:
         if tl.load(numbers + TEMPERATURE) > 0.0:
-            weights += row * vocab
-            sums += row * chunks
-            top_k, top_p, min_p = tl.load(wholes + TOP_K), tl.load(numbers + TOP_P), tl.load(numbers + MIN_P)
-            floor = tl.zeros((), tl.int32)
-            if (top_k > 0) | (top_p < 1.0) | (min_p > 0.0):
-                tiles = chunks * (BLOCK // TILE)
-                total = tl.sum(tl.load(sums + at, mask=at < chunks, other=0))
-                peaks += row * tiles
-                floor = _limit(weights, peaks, tiles, few + row * ROOM, total, top_k, top_p, min_p, vocab, BLOCK, ROOM)
-                for chunk in range(chunks):
-                    size = tl.minimum(vocab - chunk * BLOCK, BLOCK)
-                    tl.store(sums + chunk, _measure(weights + chunk * BLOCK, size, floor, ONE_BITS + 1, False, BLOCK))
-                tl.debug_barrier()
             noise = _noise_bits(tl.load(wholes + NOISE_KEY), tl.load(positions + row))
-            token = _draw(weights, floor, noise, sums, chunks, vocab, CHUNKS, BLOCK)
+            token = _draw(
+                weights + row * vocab, tl.load(floors + row), noise, sums + row * chunks, chunks, vocab, CHUNKS, BLOCK
+            )  # fmt: skip
     token = tl.minimum(tl.maximum(token, 0), vocab - 1)  # rows that are not numbers choose something
     peak = tl.load(scores + (row * chunks + at) * 2, mask=at < chunks, other=float("-inf"))
     part = tl.load(scores + (row * chunks + at) * 2 + 1, mask=at < chunks, other=0.0)
