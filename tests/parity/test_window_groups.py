@@ -14,6 +14,7 @@ from tests.memory import release_memory
 from tiny_models import GEMMA, VOCAB, Kind, edit_config, make
 
 from penstock import LLM, SamplingParams
+from penstock.errors import NotEnoughMemory
 
 __all__ = ["native"]
 pytestmark = pytest.mark.slow
@@ -79,3 +80,8 @@ def test_native_kernels_say_the_same_in_little_memory_as_in_much(made: Made) -> 
         with LLM(str(folder), device="cpu", kv_memory=blocks * 2 * BLOCK, chunk=chunk, idle_chunk=chunk) as llm:
             answers.append([result.outputs[0].token_ids for result in llm.generate(PROMPTS, GREEDY, use_tqdm=False)])
     assert answers[0] == answers[1]
+
+
+def test_a_segment_that_is_too_small_for_its_groups_is_refused(made: Made) -> None:
+    with pytest.raises(NotEnoughMemory, match=r"Layers 0:1 of .* would have KV memory for 0 tokens"):
+        LLM(str(made[0]), dtype="float32", device="cpu", kv_memory=2 * 4 * BLOCK, segments=[(0, 1), (1, 12)])

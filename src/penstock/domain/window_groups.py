@@ -46,6 +46,10 @@ class WindowGroups:
         """How many blocks of one group each fit the memory that this many blocks of each of these layers take."""
         return blocks * layers.size // (1 + max(self.places(layers)))
 
+    def rows_within(self, layers: LayerRange, blocks: int) -> int:
+        """How many blocks of all groups fit it."""
+        return self.parts_within(layers, blocks) // self.count
+
 
 @cache
 def group_layers(windows: tuple[int | None, ...], context: int) -> WindowGroups:

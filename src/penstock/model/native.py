@@ -64,7 +64,7 @@ class NativeModel:
         self.block_size = block_size
         self._groups = groups = spec.kv_groups
         parts = groups.parts_within(layers, kv_blocks)
-        self.kv_blocks = parts // groups.count
+        self.kv_blocks = groups.rows_within(layers, kv_blocks)
         self._context = kernel_context()
         self._ropes = distinct([spec.rope_of(index) for index in layers.layers()])
         blocks = parts + 1  # block 0 stays empty: padding points there

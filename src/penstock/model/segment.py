@@ -63,7 +63,7 @@ class LlmModel:
         self.block_size = block_size
         self._groups = groups = spec.kv_groups
         parts = groups.parts_within(layers, kv_blocks)
-        self.kv_blocks = parts // groups.count
+        self.kv_blocks = groups.rows_within(layers, kv_blocks)
         builder = LayerBuilder(spec, dtype, device)
         ropes = distinct([spec.rope_of(index) for index in layers.layers()])
         self._ropes = [RopeTable(rope, spec.head_dim, spec.context, dtype, device) for rope in ropes]

@@ -183,6 +183,12 @@ class ModelManager:
 
     def _segment(self, found: FoundModel, layers: LayerRange, files: WeightFiles, kv_blocks: int) -> Segment:
         block_size, progress, packing = self._config.block_size, self._progress, found.backend.packing
+        rows = found.spec.kv_groups.rows_within(layers, kv_blocks)
+        if rows < MIN_BLOCKS:  # where layers are in several groups, which these few do not fill
+            raise NotEnoughMemory(
+                f"Layers {layers} of {found.name} would have KV memory for {rows * block_size} tokens.",
+                hint="Give them more KV memory (kv_memory), or load more layers in one segment.",
+            )
         if packing is not None:
             return NativeModel(found.spec, layers, files, packing, kv_blocks=kv_blocks, block_size=block_size, progress=progress)
         kind: type[LlmModel] | type[TritonModel] = LlmModel

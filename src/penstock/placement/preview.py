@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.config.node import HostedModelConfig, NodeConfig
@@ -51,7 +52,7 @@ def preview(
         ends=budget.footprint.ends if ends else 0,
         layer=budget.footprint.layer,
         kv=budget.blocks * budget.footprint.kv_block,
-        kv_tokens=budget.blocks * block_size,
+        kv_tokens=_tokens(found, (LayerRange(0, max(1, budget.capacity)),), budget.blocks, block_size),
         source=source,
         computed=f"{found.precision}, by {found.backend}",
     )
@@ -77,7 +78,13 @@ def preview_alone(model: HostedModelConfig, node: NodeConfig, progress: Progress
         ends=footprint.ends,
         layer=footprint.layer,
         kv=blocks * footprint.kv_block,
-        kv_tokens=blocks * node.engine.block_size,
+        kv_tokens=_tokens(found, layers, blocks, node.engine.block_size),
         source=str(folder),
         computed=f"{found.precision}, by {found.backend}",
     )
+
+
+def _tokens(found: FoundModel, layers: Sequence[tuple[int, int]], blocks: int, block_size: int) -> int:
+    """Tokens of text that fit this many blocks of each layer."""
+    groups = found.spec.kv_groups
+    return min(groups.rows_within(LayerRange(*part), blocks) for part in layers) * block_size
