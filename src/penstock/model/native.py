@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from penstock.progress import Progress, silent
 KV_DTYPE = torch.float16
 CPU = torch.device("cpu")
 QUANTISED = {Kind.Q4, Kind.Q4M, Kind.Q8, Kind.Q8M}
+_MAX_READERS = 4  # layers that are read at once
 _FIRST_POSITIONS = 1024  # of rope tables, which grow with the texts
 _ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
 
@@ -75,12 +77,18 @@ class NativeModel:
         hashes = hashlib.sha256()
         ready = all(packing.is_ready(files, index) for index in layers.layers())
         doing = "Loading layers" if ready else f"Rounding layers to {packing.quant}"
-        for done, index in enumerate(layers.layers()):
-            progress(doing, done, layers.size)
+
+        def read(index: int) -> tuple[PackedLayer, bytes]:
             weights, digest = packing.read_layer(files, index)
-            hashes.update(digest)
-            packed.append(_layer(spec, index, weights, self._ropes.index(spec.rope_of(index)), memory[places[done]]))
-        progress(doing, layers.size, layers.size)
+            kv = memory[places[index - layers.start]]
+            return _layer(spec, index, weights, self._ropes.index(spec.rope_of(index)), kv), digest
+
+        progress(doing, 0, layers.size)
+        with ThreadPoolExecutor(min(self._context.threads, _MAX_READERS)) as pool:  # hashing and packing leave Python's lock
+            for done, (layer, digest) in enumerate(pool.map(read, layers.layers()), 1):
+                packed.append(layer)
+                hashes.update(digest)
+                progress(doing, done, layers.size)
         self.weight_hash = hashes.hexdigest()
         self._positions = min(_FIRST_POSITIONS, spec.context)
         self._packed = PackedModel(
