@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -79,23 +80,22 @@ class LlamaCpp:
         lib, streams, length = self._lib, len(batch.prompts), len(batch.prompts[0])
         context = self._context(streams, length + batch.new_tokens)
         lib.llama_memory_clear(lib.llama_get_memory(context), True)
-        columns = lib.llama_batch_init(streams * length, 0, 1)
+        rows = streams * length
+        columns = lib.llama_batch_init(rows, 0, 1)
+        token, position, wanted = (np.ctypeslib.as_array(part, (rows,)) for part in (columns.token, columns.pos, columns.logits))
 
         def decode(tokens: list[int], positions: list[int], owners: list[int], outputs: list[int]) -> list[int]:
             """The most likely token after each of the rows in `outputs`."""
             columns.n_tokens = count = len(tokens)
-            columns.token[:count] = tokens
-            columns.pos[:count] = positions
-            columns.logits[:count] = [0] * count
+            token[:count], position[:count], wanted[:count] = tokens, positions, 0
+            wanted[outputs] = 1
             for row, owner in enumerate(owners):
                 columns.n_seq_id[row] = 1
                 columns.seq_id[row][0] = owner
-            for row in outputs:
-                columns.logits[row] = 1
             if status := lib.llama_decode(context, columns):
                 raise RuntimeError(f"llama_decode returned {status}")
-            logits = lib.llama_get_logits(context)
-            return np.ctypeslib.as_array(logits, (len(outputs), self._vocab)).argmax(axis=1).tolist()
+            logits = np.ctypeslib.as_array(lib.llama_get_logits(context), (len(outputs), self._vocab))
+            return logits.argmax(axis=1).tolist()
 
         started = time.perf_counter()
         owners = list(range(streams))
@@ -143,16 +143,17 @@ class LlamaCpp:
             params.nthread = self._threads
             params.allow_requantize = True
             draft = target.with_suffix(".draft")
-            if lib.llama_model_quantize(str(model.gguf).encode(), str(draft).encode(), params):
+            if lib.llama_model_quantize(str(model.gguf).encode(), str(draft).encode(), ctypes.byref(params)):
                 raise RuntimeError(f"llama.cpp cannot quantise {model.gguf} to {kind}")
             draft.rename(target)
         return target
 
 
 def vllm_dtype() -> str:
-    """bf16 where the processor has instructions for it; vLLM ends with an illegal one elsewhere, and fp16 is next best."""
+    """bf16 where the processor has instructions for it. Elsewhere vLLM ends with an illegal one, and takes seconds for a token in
+    fp16."""
     known = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
-    return "bfloat16" if re.search(r"\b(avx512f|bf16)\b", known) else "float16"
+    return "bfloat16" if re.search(r"\b(avx512f|bf16)\b", known) else "float32"
 
 
 class Vllm:

@@ -3,11 +3,13 @@
   http        chats arrive at a growing rate, over HTTP: waiting times, throughput, goodput, and docs/img/serving.svg (6 min)
   overhead    CPU time per token of 32 streams over HTTP, against that of the engine alone (4 min)
   scheduler   short chats with some long prompts among them: fcfs without chunks against lrs with dynamic ones (6 min)
+  machine     time to start, speed over HTTP and beside a busy process, memory over a thousand requests (10 min)
   all         one after the other
   show        no measuring: print the kept results as Markdown, and draw the picture again
 
 Results are kept in bench/results/serving.json, those of a --quick run are not. Run it on a quiet machine. What exactly is
-measured, and why so, is said at the head of serving_http.py, serving_overhead.py and serving_scheduler.py.
+measured, and why so, is said at the head of serving_http.py, serving_overhead.py, serving_scheduler.py and
+serving_machine.py.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import serving_http
+import serving_machine
 import serving_overhead
 import serving_plot
 import serving_scheduler
@@ -72,10 +75,19 @@ def scheduler(args: argparse.Namespace) -> dict[str, Any]:
     return serving_scheduler.measure(make(model=args.model, vocab=vocab, threads=args.threads, seed=args.seed, **_given(asked)))
 
 
+def machine(args: argparse.Namespace) -> dict[str, Any]:
+    if not Path("/proc/self/status").exists():
+        sys.exit("The memory of another process is read from /proc, which only Linux has.")
+    make = serving_machine.MachinePlan.quick if args.quick else serving_machine.MachinePlan
+    asked = _given({"rounds": args.rounds, "requests": args.requests})
+    return serving_machine.measure(make(penstock=args.penstock, model=args.model, threads=args.threads, seed=args.seed, **asked))
+
+
 PARTS = {
     "http": Part("Under load", http, serving_http.show),
     "overhead": Part("The server's own share", overhead, serving_overhead.show),
     "scheduler": Part("Long prompts among short chats", scheduler, serving_scheduler.show),
+    "machine": Part("What it needs of the machine", machine, serving_machine.show),
 }
 
 
@@ -106,7 +118,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=max(1, int(cores().effective)), help="compute threads; default: the cores")
     parser.add_argument("--seed", default="serving", help="of all that is drawn: prompts, lengths, arrivals")
     parser.add_argument("--seconds", type=float, help="http, scheduler: for which requests arrive, at each rate or in each round")
-    parser.add_argument("--rounds", type=int, help="overhead, scheduler: how often everything is measured (default 3)")
+    parser.add_argument("--rounds", type=int, help="overhead, scheduler, machine: how often everything is measured (default 3)")
+    parser.add_argument("--requests", type=int, help="machine: requests over which memory is watched (default 1000)")
     group = parser.add_argument_group("http")
     group.add_argument(
         "--rates", type=_numbers, metavar="R,R,…", help="requests a second; default: 0.25 to 1.25 times the capacity"
@@ -130,7 +143,7 @@ def arguments() -> argparse.Namespace:
     group.add_argument("--step-target", type=float, metavar="S", help="of the dynamic variants (default 0.2)")
     args = parser.parse_args()
     args.penstock = tuple(args.penstock)
-    for name in ("seconds", "rounds", "threads", "share", "rate", "step_target", "slo_first", "slo_gap"):
+    for name in ("seconds", "rounds", "requests", "threads", "share", "rate", "step_target", "slo_first", "slo_gap"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0")
     return args
