@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--kernels", choices=("torch", "triton"), help="default: triton on a CUDA GPU")
     parser.add_argument("--batches", default="1,8,32,64")
     parser.add_argument("--prefill", default="512,2048")
+    parser.add_argument("--mixed", type=int, default=0, metavar="N", help="N requests at once, with prompts of 32 to 512 tokens")
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chunk", type=int, default=2048)
@@ -89,9 +90,11 @@ def main() -> None:
     engine, spec = make_engine(args)
     engine.start()
     rng = random.Random(0)
-    run(engine, spec, rng, 2, 64, 8)
-    cases = [(f"{count} concurrent", count, 64, args.new) for count in batches]
-    cases += [(f"prefill {length}", 1, length, 1) for length in prefills]
+    run(engine, spec, rng, 2, [64], 8)
+    cases = [(f"{count} concurrent", count, [64], args.new) for count in batches]
+    if args.mixed:
+        cases.append((f"{args.mixed} mixed", args.mixed, [rng.randint(32, 512) for _ in range(args.mixed)], args.new))
+    cases += [(f"prefill {length}", 1, [length], 1) for length in prefills]
     rows = [measure(engine, spec, rng, name, args.rounds, *case) for name, *case in cases]
     engine.stop()
     where = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
@@ -143,7 +146,8 @@ def make_parts(args: argparse.Namespace, cuts: list[tuple[int, int]]) -> tuple[M
     return spec, segments, random_ends(end_model, spec, files, dtype, device)
 
 
-def run(engine: Engine, spec: ModelSpec, rng: random.Random, count: int, length: int, new: int) -> float:
+def run(engine: Engine, spec: ModelSpec, rng: random.Random, count: int, lengths: list[int], new: int) -> float:
+    """Seconds that `count` requests take, whose prompts have these lengths in turn."""
     done: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
 
     def sink(update: JobUpdate) -> None:
@@ -151,9 +155,10 @@ def run(engine: Engine, spec: ModelSpec, rng: random.Random, count: int, length:
             done.put(update)
 
     sampling = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+    prompts = [[rng.randrange(spec.vocab) for _ in range(lengths[i % len(lengths)])] for i in range(count)]
     started = time.perf_counter()
     for i in range(count):
-        prompt = [rng.randrange(spec.vocab) for _ in range(length)]
+        prompt = prompts[i]
         engine.submit(Job(str(i), JobRequest(prompt=prompt, sampling=sampling), prompt, new, i, time.monotonic(), sink))
     for _ in range(count):
         update = done.get()
@@ -163,11 +168,11 @@ def run(engine: Engine, spec: ModelSpec, rng: random.Random, count: int, length:
 
 
 def measure(
-    engine: Engine, spec: ModelSpec, rng: random.Random, case: str, rounds: int, count: int, length: int, new: int
+    engine: Engine, spec: ModelSpec, rng: random.Random, case: str, rounds: int, count: int, lengths: list[int], new: int
 ) -> dict:
-    tokens = count * new if new > 1 else length
+    tokens = count * new if new > 1 else sum(lengths)
     busy, compute = engine.stats.busy, engine.stats.compute
-    times = [run(engine, spec, rng, count, length, new) for _ in range(rounds)]
+    times = [run(engine, spec, rng, count, lengths, new) for _ in range(rounds)]
     overhead = 1 - (engine.stats.compute - compute) / max(engine.stats.busy - busy, 1e-9)
     return {"case": case, "tokens_per_s": tokens / statistics.median(times), "overhead": overhead, "seconds": times}
 

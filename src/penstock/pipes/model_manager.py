@@ -29,7 +29,7 @@ from penstock.model.shapes import layer_params, layer_shapes
 from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
-from penstock.pipes.footprint import DEFAULT_KV_TOKENS, MIN_BLOCKS, Budget, Footprint
+from penstock.pipes.footprint import DEFAULT_KV_TOKENS, GATHERED_LAYERS, MIN_BLOCKS, Budget, Footprint
 from penstock.progress import Progress, silent
 from penstock.units import format_bytes
 
@@ -145,15 +145,18 @@ class ModelManager:
         experts = [one for one in map(spec.experts_of, range(spec.num_layers)) if one is not None]
         inner = max([spec.intermediate, *(one.per_token * one.intermediate for one in experts)])
         heads = 2 * (spec.heads + spec.kv_heads) * spec.head_dim  # queries, keys, values, and what attention returns
-        tokens = config.max_pass_tokens
+        tokens, in_place = config.max_pass_tokens, found.backend.triton
+        # the logits of a step are kept where captured steps find them
+        logits = 2 * config.max_sequences * spec.vocab * 4 if in_place else 0
         return Footprint(
             num_layers=spec.num_layers,
             layer=max(map(found.layer_bytes, range(spec.num_layers))),
             ends=found.end_bytes(),
             kv_block=config.block_size * spec.kv_width * size,
             loading=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
-            activations=tokens * (spec.hidden * (3 * 4 + size) + (heads + 3 * inner) * size),
-            mask_block=tokens * config.block_size * size,
+            activations=logits + tokens * (spec.hidden * (3 * 4 + size) + (heads + 3 * inner) * size),
+            mask_block=0 if in_place else tokens * config.block_size * size,
+            gathered_layers=0 if in_place else GATHERED_LAYERS,
             context_blocks=context,
             min_blocks=min(context, -(-DEFAULT_KV_TOKENS // config.block_size)) + 1,
             max_blocks=context * config.max_sequences,

@@ -119,7 +119,12 @@ class StepGraphs:
             if key not in self._seen or not self.capturing:
                 self._seen.add(key)  # its first step is computed without a graph, which compiles what the graph will need
                 return self._body(self.inputs, self.inputs.columns(rows, splits), rows)
-            found = self._graphs[key] = self._capture(rows, splits)
+            try:
+                found = self._graphs[key] = self._capture(rows, splits)
+            except torch.OutOfMemoryError:
+                self.capturing = False  # what is captured stays; other sizes are slower, but need less
+                torch.cuda.empty_cache()
+                return self._step(rows, splits)
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
