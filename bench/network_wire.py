@@ -100,7 +100,7 @@ def _pipe(stack: ExitStack, plan: WirePlan, model: str, wire: str, mbit: float) 
 
 
 def show(results: dict[str, Any]) -> str:
-    table = [["link", "wire", "prompt read in", "fp32 ÷ it", f"{results['streams']} streams, tokens/s", "÷ fp32", "aim", "lost"]]
+    table = [["link", "wire", "prompt read in", "fp32 ÷ it", "aim", f"{results['streams']} streams, tokens/s", "÷ fp32", "lost"]]
     for link in results["links"]:
         for wire in WIRES:
             reading = [run["wall"] for run in link["prompts"][wire]]
@@ -109,22 +109,23 @@ def show(results: dict[str, Any]) -> str:
             shorter = [a / b for a, b in zip(base[0], reading, strict=True)]
             faster = [a / b for a, b in zip(speeds, base[1], strict=True)]
             aim = TARGETS.get(wire)
-            reached = aim and f"≥ {aim}× {mark(min(map(statistics.median, (shorter, faster))) >= aim)}"
+            reached = aim and f"≥ {aim}× {mark(statistics.median(shorter) >= aim)}"
             table.append(
                 [
                     f"{link['mbit']:g} Mbit/s",
                     wire,
                     spread(reading, ".1f", " s"),
                     spread(shorter, ".2f", "×") if aim else "–",
+                    reached or "–",
                     spread(speeds, ".1f"),
                     spread(faster, ".2f", "×") if aim else "–",
-                    reached or "–",
                     str(link["lost"]),
                 ]
             )
     about = (
         f"A random model {results['width']} wide with two layers over two nodes, int8 weights, one compute thread each; a "
-        f"prompt of {results['prompt_words']:,} words, and streams of {results['new_tokens']} tokens while decoding; median of "
+        f"prompt of {results['prompt_words']:,} words, and streams of {results['new_tokens']} tokens while decoding; the aim is "
+        f"for prompts, since the link is not what streams wait for most; median of "
         f"{len(results['links'][0]['prompts']['fp32'])} rounds (lowest–highest)."
     )
     return f"{markdown(table)}\n\n{about}"

@@ -173,4 +173,4 @@ def test_the_way_for_gpus_draws_the_same(params: dict[str, Any], vocab: int, see
     random = np.random.default_rng(seed)
     logits = torch.from_numpy(random.permutation(vocab).astype(np.float32) / 37)[None]
     row = SampleRow(SamplingParams(**{**params, "temperature": params["temperature"] or 1.0}), seed, 0, [1, 2, 3], 2)
-    assert drawing._draw_on_device(logits.clone(), [row]).tolist() == drawing.draw(logits.clone(), [row]).tolist()
+    assert drawing._draw_on_device(logits.clone(), [row], 0).tolist() == drawing.draw(logits.clone(), [row]).tolist()
