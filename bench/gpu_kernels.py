@@ -1,0 +1,140 @@
+"""The Triton kernels alone, on a CUDA card: products by kind and rows, experts, and sampling.
+
+    python bench/gpu_kernels.py
+
+Shapes are those of Llama-3.1-8B, Qwen3-30B-A3B (experts) and a vocabulary of 128,256. Weights are random, and so many copies of
+them that no cache holds them. A time is the best of six runs of a CUDA graph; bandwidth counts the bytes of the weights alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+
+from penstock.kernels.triton.experts import CardExperts
+from penstock.kernels.triton.products import FP8, CardWeight, product
+from penstock.kernels.triton.sampling import RowSettings, SamplingRoom, SamplingTable, choose, refine
+
+CARD = torch.device("cuda")
+SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336), "head": (128256, 4096)}
+KINDS = ("bf16", "fp8", "q8", "q4")
+ROWS = (1, 8, 64, 256)
+HIDDEN, INNER, EXPERTS, PER_TOKEN = 2048, 768, 128, 8
+VOCAB = 128256
+BEYOND_CACHES = 300e6  # bytes
+
+
+def random_weight(kind: str, outputs: int, inputs: int, *experts: int) -> CardWeight:
+    shape = (*experts, outputs, inputs)
+    if kind == "bf16":
+        return CardWeight(torch.randn(shape, device=CARD, dtype=torch.bfloat16) * 0.02)
+    if kind == "fp8":
+        values = torch.randn(shape, device=CARD, dtype=torch.bfloat16).to(FP8)
+        return CardWeight(values, torch.rand(shape[:-1], device=CARD) * 0.01 + 0.01)
+    bits = 4 if kind == "q4" else 8
+    words = torch.randint(-(2**31), 2**31 - 1, (*shape[:-1], inputs * bits // 32), device=CARD, dtype=torch.int32)
+    scales = torch.rand(*shape[:-1], inputs // 32, device=CARD).half() * 0.01
+    return CardWeight(words, scales, None, bits, 1 << (bits - 1))
+
+
+def seconds(run: Callable[[int], object], copies: int) -> float:
+    """Of one call: run(i) works on copy i."""
+    for i in range(copies):
+        run(i)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(copies):
+            run(i)
+    graph.replay()
+    best = float("inf")
+    for _ in range(6):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, start.elapsed_time(end) / copies * 1e-3)
+    return best
+
+
+def figure(time: float, size: float) -> str:
+    return f"{time * 1e6:.1f} us, {size / time / 1e12:.2f} TB/s"
+
+
+def measure_products() -> None:
+    print("\n| product | weights | " + " | ".join(f"{rows} rows" for rows in ROWS) + " |\n|---|---|" + "---|" * len(ROWS))
+    for name, (outputs, inputs) in SHAPES.items():
+        for kind in KINDS:
+            weights = [random_weight(kind, outputs, inputs)]
+            size = weights[0].nbytes
+            weights += [random_weight(kind, outputs, inputs) for _ in range(int(BEYOND_CACHES // size) + 1)]
+            found = []
+            for rows in ROWS:
+                x = torch.randn(rows, inputs, device=CARD, dtype=torch.bfloat16)
+                found.append(figure(seconds(lambda i, x=x, weights=weights: product(x, weights[i]), len(weights)), size))
+            print(f"| {name} | {kind} | " + " | ".join(found) + " |", flush=True)
+
+
+def measure_experts() -> None:
+    print("\n| experts | " + " | ".join(f"{rows} rows" for rows in ROWS) + " |\n|---|" + "---|" * len(ROWS))
+    for kind in KINDS:
+        layers = [
+            CardExperts(
+                torch.randn(EXPERTS, HIDDEN, device=CARD) * 0.1,
+                random_weight(kind, 2 * INNER, HIDDEN, EXPERTS),
+                random_weight(kind, HIDDEN, INNER, EXPERTS),
+                PER_TOKEN,
+                normalised=True,
+            )
+            for _ in range(4)
+        ]
+        found = []
+        for rows in ROWS:
+            x = torch.randn(rows, HIDDEN, device=CARD, dtype=torch.bfloat16)
+            read = 1 - (1 - PER_TOKEN / EXPERTS) ** rows  # share of the experts that some row has
+            size = (layers[0].gate_up.nbytes + layers[0].down.nbytes) * read
+            found.append(figure(seconds(lambda i, x=x, layers=layers: layers[i](x), len(layers)), size))
+        print(f"| {kind} | " + " | ".join(found) + " |", flush=True)
+
+
+def measure_sampling() -> None:
+    ways = {
+        "greedy": {"temperature": 0.0},
+        "temperature": {},
+        "top_p 0.95": {"top_p": 0.95},
+        "top_k 50": {"top_k": 50},
+        "top_k 50, top_p 0.9": {"top_k": 50, "top_p": 0.9},
+        "greedy, penalties": {"temperature": 0.0, "repetition_penalty": 1.1},
+    }
+    counts = (1, 64, 256)
+    print("\n| sampling | " + " | ".join(f"{rows} rows" for rows in counts) + " |\n|---|" + "---|" * len(counts))
+    for name, settings in ways.items():
+        found = []
+        for rows in counts:
+            table, room = SamplingTable(rows, VOCAB, CARD), SamplingRoom(rows, VOCAB, CARD)
+            for slot in range(rows):
+                table.admit(slot, RowSettings(noise_key=slot * 7919, **settings))  # type: ignore[arg-type]
+            slots = torch.arange(rows, device=CARD, dtype=torch.int32)
+            positions = torch.full((rows,), 100, device=CARD)
+            logits = torch.randn(rows, VOCAB, device=CARD) * 2.5
+            draws = "greedy" not in name
+            time = seconds(lambda _, a=(logits, table, slots, positions, room), draws=draws: choose(*a, draws=draws), 2)
+            found.append(f"{time * 1e6:.0f} us")
+        print(f"| {name} | " + " | ".join(found) + " |", flush=True)
+    head, found = torch.randn(VOCAB, 4096, device=CARD, dtype=torch.bfloat16), []
+    for rows in counts:
+        room, logits = SamplingRoom(rows, VOCAB, CARD), torch.empty(rows, VOCAB, device=CARD)
+        scores, normed = torch.randn(rows, VOCAB, device=CARD).bfloat16(), torch.randn(rows, 4096, device=CARD)
+        given = (scores, normed, head, logits, room)
+        found.append(f"{seconds(lambda _, given=given: refine(*given), 2) * 1e6:.0f} us")
+    print("| the 8 best logits again in fp32 | " + " | ".join(found) + " |")
+
+
+if __name__ == "__main__":
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}")
+    measure_sampling()
+    measure_products()
+    measure_experts()
