@@ -192,7 +192,7 @@ def test_an_answer_that_cannot_be_made_into_text_fails_alone(monkeypatch: pytest
         def push(self, token_id: int, *, may_stop: bool = True) -> str:
             raise ValueError("no text")
 
-    engine.sequences._texts[0] = Bad()  # type: ignore[assignment]
+    engine.sequences.answers._texts[0] = Bad()  # type: ignore[assignment]
     finish(engine)
     assert isinstance(broken[-1], JobFailed)
     assert said(fine) == oracle([1, 2, 3], GREEDY, stages=1, seed=1)

@@ -1,7 +1,7 @@
 """EngineSequenceManager: owns the sequences of this origin. All changes to sequences happen here.
 
 It counts the blocks that sequences hold at the stages in a pool of its own, which takes the same steps in the same
-order as theirs. Stages learn of changes from numbered notices that travel with the next NetworkJob.
+order as theirs. Stages learn of changes from numbered notices that travel with the next NetworkJob, clients from its Answers.
 """
 
 from __future__ import annotations
@@ -17,21 +17,15 @@ from penstock.domain.constraint import Constraint
 from penstock.domain.job import HOLDS_KV, TERMINAL, Job, Sequence, SequenceState
 from penstock.domain.span import Notice, NoticeKind, Position, Span
 from penstock.domain.updates import (
-    Embedded,
     FinishReason,
-    JobDone,
-    JobFailed,
-    OutputFinished,
     PrefillProgress,
     PromptLogprobs,
-    Timings,
     TokenLogprob,
-    TokensOut,
-    Usage,
 )
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from penstock.engine.scheduling.waiting_queue import WaitingQueue
-from penstock.engine.sequences.output_text import OutputText, TextStreams, accept_token, replay_token
+from penstock.engine.sequences.answers import Answers
+from penstock.engine.sequences.output_text import AcceptedToken, TextStreams
 from penstock.engine.sequences.sequence_manager import SequenceManager, SequenceRef
 from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong
 from penstock.model.sampler import Sample
@@ -66,6 +60,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
     ) -> None:
         self.pool = pool
         self._stats = stats or EngineStats()
+        self.answers = Answers(eos_ids, text_stream, self._stats, clock)
         self._next_block = pool.capacity * pool.groups + 1
         self._stages = 1  # of the route
         self.queued = WaitingQueue()  # WAITING, WAITING_PREEMPT
@@ -73,11 +68,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         self.notices: list[Notice] = []  # that stages may not have received yet
         self.preemptions = 0
         self.changes = 0  # of which sequences there are and what they hold, apart from the tokens that they get
-        self._eos_ids = eos_ids
-        self._text_stream = text_stream
         self._secret = secret
         self._clock = clock
-        self._texts: dict[int, OutputText] = {}
         self._next_seq = 0
         self._next_notice = 0
         self._sent_notice = -1
@@ -87,12 +79,12 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         self.changes += 1
         sampling, make_constraint = job.sampling, job.request.constraint
         for index in range(sampling.n):
-            text = OutputText(self._text_stream(sampling.skip_special_tokens), sampling.stop)
             chain = self._new_chain(job) if job.chain is None else job.chain.fork()
             seq = Sequence(self._next_seq, job, index, list(job.prompt_ids), chain)
             seq.constraint = None if make_constraint is None else make_constraint()
             self._next_seq += 1
-            self._texts[seq.seq_id], self.queued[seq.seq_id] = text, seq
+            self.answers.open(seq)
+            self.queued[seq.seq_id] = seq
             job.sequences.append(seq)
             if job.request.resume:
                 seq.state = SequenceState.WAITING_PREEMPT  # its KV was lost with the server that generated them
@@ -209,8 +201,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             if step.prompt_logprobs is not None:
                 seq.job.rows_returned = step.span.end
                 seq.job.emit(step.prompt_logprobs)
-            if step.row_sum is not None:
-                self._add_rows(seq, step.span, step.row_sum)
+            if step.row_sum is not None and self.answers.add_rows(seq, step.span, step.row_sum):
+                self.free_seq(seq, FinishReason.STOP)
             if step.token_id is None:
                 continue
             seq.move(SequenceState.PAUSED)
@@ -285,29 +277,20 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             return
         job = seq.job
         if reason is FinishReason.CANCELLED:
-            rest = self._texts[seq.seq_id].finish().text
-            if rest:
-                job.emit(TokensOut(seq.index, rest, ()))
+            self.answers.send_rest(seq)
         seq.finish = reason
         self._end(seq, SequenceState.FINISHED)
-        job.emit(OutputFinished(seq.index, reason, stop_reason))
+        self.answers.send_end(seq, reason, stop_reason)
         if job.open and all(s.state in TERMINAL for s in job.sequences):
-            job.open = False
-            cancelled = any(s.finish is FinishReason.CANCELLED for s in job.sequences)
-            timings = self.timings(job)
-            self._stats.job_time.observe(timings.total)
-            self._count("cancelled" if cancelled else "done")
-            job.emit(JobDone(self.usage(job), timings))
+            self.answers.send_done(job)
 
     def end_if_complete(self, seq: Sequence, constraint: Constraint) -> bool:
         """End an output whose constraint was late to say that it is complete, or that it is not and may get no more tokens."""
         if not constraint.complete and seq.generated < seq.job.max_tokens:
             return False
         reason = FinishReason.STOP if constraint.complete else FinishReason.LENGTH
-        rest = self._texts[seq.seq_id].finish()
-        if rest.text:
-            seq.job.emit(TokensOut(seq.index, rest.text, ()))
-        self.free_seq(seq, reason if rest.stop is None else FinishReason.STOP, rest.stop)
+        stop = self.answers.send_rest(seq)
+        self.free_seq(seq, reason if stop is None else FinishReason.STOP, stop)
         return True
 
     # ---- whole jobs ----
@@ -321,8 +304,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             if seq.state not in TERMINAL:
                 seq.finish = FinishReason.CANCELLED
                 self._end(seq, SequenceState.FINISHED)
-        self._count(error.code)
-        job.emit(JobFailed(error))
+        self.answers.send_failed(job, error)
 
     def cancel(self, job: Job) -> None:
         for seq in list(job.sequences):
@@ -349,15 +331,6 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
     def resend_notices(self) -> None:
         """Send the unacknowledged notices again, because a NetworkJob was lost."""
         self._sent_notice = self.notices[0].number - 1 if self.notices else self._next_notice - 1
-
-    def usage(self, job: Job) -> Usage:
-        return Usage(len(job.prompt_ids), sum(s.generated for s in job.sequences), job.cached_tokens)
-
-    def timings(self, job: Job) -> Timings:
-        now, arrival = self._clock(), job.arrival
-        queued = (job.first_grant or now) - arrival
-        parts = job.part_times.summary()
-        return Timings(queued, (job.first_token or now) - arrival, now - arrival, job.preemptions, parts)
 
     # ---- inside ----
 
@@ -408,60 +381,33 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         self._notify(NoticeKind.STEP_COMPLETED, seq, *keys, first=full - len(keys))
         seq.committed = full
 
-    def _add_rows(self, seq: Sequence, span: Span, row_sum: np.ndarray) -> None:
-        """Add rows to an embedding, and finish it with the last one."""
-        job = seq.job
-        assert span.end - span.rows == job.rows_returned, "every row counts once, even if it is computed again"
-        job.rows_returned = span.end
-        job.row_sum = row_sum if job.row_sum is None else job.row_sum + row_sum
-        if job.rows_returned == seq.prompt_len:
-            job.emit(Embedded(tuple((job.row_sum / seq.prompt_len).astype(np.float32).tolist())))
-            self.free_seq(seq, FinishReason.STOP)
-
     def _generate(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None, now: float) -> None:
         try:
-            self._accept(seq, token_id, logprob, now)
+            seq.tokens.append(token_id)
+            self._go_on(seq, self.answers.send_token(seq, logprob, now))
         except PenstockError as error:
             self.fail(seq.job, error)
         except Exception as error:  # one broken answer must not affect the others
             self.fail(seq.job, ComputeFailed(f"The answer could not be decoded into text: {error}."))
 
-    def _accept(self, seq: Sequence, token_id: int, logprob: TokenLogprob | None, now: float) -> None:
-        seq.tokens.append(token_id)
-        self._observe_token(seq, now)
-        accepted = accept_token(seq, self._texts[seq.seq_id], self._eos_ids)
-        seq.job.emit(TokensOut(seq.index, accepted.text, (token_id,), () if logprob is None else (logprob,)))
-        if accepted.reason is not None:
-            self.free_seq(seq, accepted.reason, accepted.stop_reason)
-        elif seq.constraint is not None:
-            seq.constraint.prefetch()  # while the layers run
-
     def _resume(self, seq: Sequence) -> None:
-        """Replay the tokens generated before. They are sent as one update and count as generated here, except in statistics."""
-        text, pieces, accepted = self._texts[seq.seq_id], list[str](), None
+        """Append the tokens generated before, up to one that ends the output."""
+        pieces, accepted = list[str](), None
         for token_id in seq.job.request.resume:
             seq.tokens.append(token_id)
-            accepted = replay_token(seq, text, self._eos_ids)
+            accepted = self.answers.replay(seq)
             pieces.append(accepted.text)
             if accepted.reason is not None:
                 break
-        seq.job.emit(TokensOut(seq.index, "".join(pieces), tuple(seq.tokens[seq.prompt_len :])))
+        self.answers.send_replayed(seq, "".join(pieces))
+        self._go_on(seq, accepted)
+
+    def _go_on(self, seq: Sequence, accepted: AcceptedToken | None) -> None:
+        """End an output that is complete; let the grammar of another one prepare its next token."""
         if accepted is not None and accepted.reason is not None:
             self.free_seq(seq, accepted.reason, accepted.stop_reason)
         elif seq.constraint is not None:
-            seq.constraint.prefetch()
-
-    def _observe_token(self, seq: Sequence, now: float) -> None:
-        job = seq.job
-        if job.first_token is None:
-            job.first_token = now
-            self._stats.first_token.observe(now - job.arrival)
-        if seq.last_token:
-            self._stats.between_tokens.observe(now - seq.last_token)
-        seq.last_token = self._stats.last_token = now
-
-    def _count(self, how: str) -> None:
-        self._stats.jobs[how] = self._stats.jobs.get(how, 0) + 1
+            seq.constraint.prefetch()  # while the layers run
 
     def _end(self, seq: Sequence, state: SequenceState) -> None:
         if seq.state in HOLDS_KV:
@@ -473,7 +419,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
                 self._notify(NoticeKind.FREED, seq)
             del self.queued[seq.seq_id]
         seq.move(state)
-        del self._texts[seq.seq_id]
+        self.answers.close(seq)
 
     def _drop_kv(self, seq: Sequence) -> None:
         self.changes += 1

@@ -63,7 +63,8 @@ class AnswerTimes:
 
     def log_times(self, job: Job) -> None:
         """Log how long an answer took, and in which part (`print_times`)."""
-        usage, times = self._context.sequences.usage(job), self._context.sequences.timings(job)
+        answers = self._context.sequences.answers
+        usage, times = answers.usage(job), answers.timings(job)
         decode = max(times.total - times.first_token, 1e-9)
         self._context.logger.info(
             "job %s: %d prompt tokens (%d cached), %d generated; "
