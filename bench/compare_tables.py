@@ -49,8 +49,9 @@ def ratio_table(results: Results) -> Table:
     targets = RANDOM_TARGETS if results["model"].startswith(RANDOM) else TARGETS
     table = [["ratio", *cases]]
     for rival in results["systems"]:
-        ours = OURS.get(rival.partition("-")[0], "")
-        if ours in results["systems"]:
+        ours = OURS.get(rival.partition("-")[0])
+        if ours and "penstock" in results["systems"]:
+            ours = ours if ours in results["systems"] else "penstock"
             line = [f"`{ours}` ÷ `{rival}`"]
             for name, case in cases.items():
                 ratios = [a / b for a, b in zip(_speeds(case, ours), _speeds(case, rival), strict=False)]
@@ -90,9 +91,11 @@ def notes(results: Results) -> list[str]:
         + f"; rounds: {results['rounds']}.",
         "; ".join(f"`{system}`: {about}" for system, about in results["about"].items()) + ".",
     ]
+    failures: dict[tuple[str, str], list[str]] = {}
     for name, case in results["cases"].items():
-        found += [f"{system} failed on {name}: {reason}" for system, reason in case["failed"].items()]
-    return found
+        for failure in case["failed"].items():
+            failures.setdefault(failure, []).append(name)
+    return found + [f"`{system}` failed on {', '.join(names)}: {reason}." for (system, reason), names in failures.items()]
 
 
 def _speeds(case: Results, system: str) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import subprocess
@@ -65,6 +66,7 @@ class LlamaCpp:
     def __init__(self, kind: str, model: Model, threads: int) -> None:
         import llama_cpp
 
+        logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # its library would tell of every tensor
         self._lib, self._threads = llama_cpp, threads
         path = self._quantised(model, kind) if kind else model.gguf
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
