@@ -14,7 +14,7 @@ from penstock.domain.blocks import NULL_BLOCK
 from penstock.model.batch import Batch
 from penstock.model.triton.columns import PassColumns, choose_splits
 
-SIZES: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, *range(160, 513, 32))
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MAX_ROWS = SIZES[-1]
 MAX_ENTRIES = 1 << 20  # of the block tables of a step; longer ones are computed without a graph
 MAX_GRAPHS = 40  # that are kept: each takes some megabytes on the card
@@ -137,9 +137,14 @@ class StepGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # other threads may use the card meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            out = self._body(self.inputs, self.inputs.columns(rows, splits), rows)
+        # not `torch.cuda.graph`, which gives the memory of passes without a graph back to the card each time
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may use the card meanwhile
+            try:
+                out = self._body(self.inputs, self.inputs.columns(rows, splits), rows)
+            finally:
+                graph.capture_end()
         return graph, out
 
 
