@@ -37,11 +37,11 @@ class Command:
 
 
 def import_everything() -> None:
-    """All of Penstock and what it needs, as if each command had run before."""
+    """All of Penstock and what it needs, as if each command had run before; without what only a GPU needs."""
     import penstock
 
     for found in pkgutil.walk_packages(penstock.__path__, "penstock."):
-        if not found.name.endswith("__main__"):
+        if not found.name.endswith("__main__") and ".triton" not in found.name:
             importlib.import_module(found.name)
     build_commands_once()
 
