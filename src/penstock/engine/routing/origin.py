@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
@@ -23,35 +22,25 @@ from penstock.domain.messages import (
     StageProgress,
 )
 from penstock.domain.route import RouteId, legs_of
-from penstock.domain.span import NetworkJob, Position, Refusal, Span, Verdict
+from penstock.domain.span import NetworkJob, Position, Span
 from penstock.engine.routing.config import RoutingConfig
+from penstock.engine.routing.in_flight import InFlight, InFlightJobs
 from penstock.engine.routing.lease_keeper import LeaseKeeper
 from penstock.engine.routing.outage import Outage, WaitLimits
 from penstock.engine.routing.pacing import Pacing
 from penstock.engine.routing.route_host import RouteHost
 from penstock.engine.routing.route_opener import ActiveRoute, RouteOpener
 from penstock.engine.routing.stage_progress import is_credible, stages_passed
-from penstock.engine.routing.track_record import REFUSAL_WEIGHT, Consequence, TrackRecord, count_refusal
+from penstock.engine.routing.track_record import TrackRecord
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
-from penstock.errors import ComputeFailed
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.route")
 
 STALLED_S = 30.0  # without anything arriving anywhere, a route that has never worked counts as none; before, it is waited for
-
-
-@dataclass(slots=True)
-class InFlight:
-    spans: tuple[Span, ...]
-    tokens: int
-    sent: float
-    notice: int  # number of the newest notice it carries
-    embedding: float = 0.0  # seconds that its tokens took to embed
-    returned: bool = False  # it is back, and waits for the compute thread
 
 
 class Origin:
@@ -70,8 +59,6 @@ class Origin:
         self.sequences = sequences
         self.stats = stats
         self.route: ActiveRoute | None = None
-        self.in_flight: dict[int, InFlight] = {}
-        self.returned: dict[int, float] = {}  # NetworkJobs that came back and are not sampled from yet, with their trip's seconds
         self.steady_since = -1  # `sequences.changes` when the scheduler last granted a decode to every sequence, and nothing else
         self.ends_seconds = 0.0  # seconds that embedding and head take, smoothed
         self.opener = RouteOpener(config, routing, pipe, host, clock)
@@ -87,6 +74,17 @@ class Origin:
         self._next_number = 0
         self._lease = LeaseKeeper(pipe, sequences, self.opener.round_trips, clock)
         self._record = TrackRecord()
+        self._jobs = InFlightJobs(sequences, self._record, stats, clock, self._avoid)
+
+    @property
+    def in_flight(self) -> dict[int, InFlight]:
+        """The NetworkJobs on their way, by number."""
+        return self._jobs.sent
+
+    @property
+    def returned(self) -> dict[int, float]:
+        """NetworkJobs that came back and are not sampled from yet, with their trip's seconds."""
+        return self._jobs.returned
 
     @property
     def has_jobs(self) -> bool:
@@ -211,11 +209,8 @@ class Origin:
             decodes = sent.tokens == len(sent.spans)  # a prompt of one token counts as a decode
             self.pacing.measure(self.route, job, sent.tokens, now - sent.sent, decodes=decodes, ends=self.ends_seconds)
         last = self.route.hops[-1].node
-        self._on_refusals(self.route, job.refusals)
-        for span in {*sent.spans} - {*job.spans}:  # dropped by a stage that did not refuse it
-            seq = self.sequences.get(span)
-            if seq is not None and not self._count_refusal(seq, last, "lost track of it", REFUSAL_WEIGHT):
-                self._rewind_spans([span])
+        self._jobs.on_refusals(self.route, job.refusals)
+        self._jobs.on_dropped(last, {*sent.spans} - {*job.spans})
 
     def acknowledge(self, notice: int) -> None:
         """Record that all stages have the notices up to this number."""
@@ -240,67 +235,23 @@ class Origin:
             return here, 0.0
         return self.pacing.step_times(self.route, job, self.returned[job.number], here)
 
-    def _on_refusals(self, route: ActiveRoute, refusals: Iterable[Refusal]) -> None:
-        for refusal in refusals:
-            seq = self.sequences.holders.get(refusal.seq_id)
-            if seq is None or (seq.incarnation, seq.attempt) != (refusal.incarnation, refusal.attempt):
-                continue
-            lost = refusal.verdict is Verdict.GAP and refusal.kv_len >= seq.step_processed
-            logger.info("node %s refused a span of sequence %d: %s", refusal.node, seq.seq_id, refusal.verdict.name)
-            what = "could not compute it" if refusal.verdict is Verdict.FAILED else "lost track of it"
-            node = refusal.node if refusal.node in route.nodes else route.hops[-1].node  # not trusted
-            if self._count_refusal(seq, node, what, 1 if lost else REFUSAL_WEIGHT):
-                continue
-            if lost:
-                self.sequences.rewind_seq(seq)
-            else:
-                seq.prefix_trusted = seq.prefix_trusted and refusal.verdict is not Verdict.GAP
-                self.sequences.preempt_seq(seq)
-
-    def _count_refusal(self, seq: Sequence, node: str, what: str, weight: int) -> bool:
-        """Count a refusal against a sequence. Returns True if that ended the route or the job, so the caller need not rewind."""
-        consequence = count_refusal(seq, weight)
-        if consequence is Consequence.FAIL:
-            self.sequences.fail(seq.job, ComputeFailed(f"Node {node} {what}." if node else what, hint="Try the request again."))
-            return True
-        on_route = self.route is not None and node in self.route.nodes
-        if consequence is Consequence.REROUTE and on_route and self.opener.other_path({node}):
-            self.lose_route(f"node {node} refuses work", avoid=[node])
-            return True
-        return False
-
     # ---- losses ----
 
     def lose_job(self, number: int) -> None:
         """Give a NetworkJob up: its sequences are rewound to what has passed all stages."""
-        sent = self.in_flight.pop(number, None)
-        if sent is None:
-            return
-        if self.route is not None:
-            self.route.health.on_settled(number)
-        self.stats.lost_jobs += 1
-        self.sequences.resend_notices()
-        self._rewind_spans(sent.spans)
+        self._jobs.lose(number, self.route)
 
     def _blame_loss(self, node: str, number: int) -> None:
         """Give a NetworkJob up because of this node, and count that against the node."""
-        sent = self.in_flight.get(number)
-        if sent is None:
-            return
-        self._record.on_lost(sent.sent, self._clock(), [node])
-        for span in sent.spans:
-            seq = self.sequences.get(span)
-            if seq is not None:
-                self._count_refusal(seq, node, "returned something wrong", 1)
-        self.lose_job(number)
+        if self._jobs.blame(node, number):
+            self.lose_job(number)
 
-    def _rewind_spans(self, spans: Iterable[Span]) -> None:
-        for span in spans:
-            seq = self.sequences.get(span)
-            if seq is not None and seq.step_processed < span.end:
-                self.sequences.rewind_seq(seq)
-            elif seq is not None:
-                seq.in_flight -= 1  # a later one of its Spans has returned
+    def _avoid(self, node: str) -> bool:
+        """Give up the route if it passes this node and there is another path."""
+        if self.route is None or node not in self.route.nodes or not self.opener.other_path({node}):
+            return False
+        self.lose_route(f"node {node} refuses work", avoid=[node])
+        return True
 
     def lose_route(self, reason: str, avoid: Iterable[str] = ()) -> None:
         """Drop the route. All its sequences become WAITING_PREEMPT and are computed again on another one."""
@@ -321,12 +272,11 @@ class Origin:
         self._record.on_route_lost(served=lost.served)
         if not lost.served:
             self.opener.back_off()
-        self.in_flight.clear()
-        self.returned.clear()
+        self._jobs.clear()
         for seq in list(self.sequences.holders.values()):
             if seq.state in HOLDS_KV:  # the job may just have failed with another of its outputs
                 self.sequences.preempt_seq(seq)
-                self._count_refusal(seq, "", f"Routes keep breaking: {reason}.", 1)
+                self._jobs.count_refusal(seq, "", f"Routes keep breaking: {reason}.", 1)
 
     def leave(self) -> None:
         """Close the route before this node leaves, so that others free its memory."""
