@@ -71,7 +71,7 @@ def load(folder: Path, **options: Any) -> LoadedModel:
 def logits(model: LoadedModel, text: Sequence[int], cuts: Sequence[int] = ()) -> np.ndarray:
     """Of every position, with the text read in pieces that end at the cuts."""
     assert model.ends is not None
-    table, found = range(1, -(-len(text) // BLOCK_SIZE) + 1), []
+    table, found = model.spec.kv_groups.table_of(range(1, -(-len(text) // BLOCK_SIZE) + 1)), []
     for start, end in pairwise([0, *cuts, len(text)]):
         hidden = model.ends.compute_embed(text[start:end])
         for segment in model.segments:
