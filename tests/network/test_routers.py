@@ -76,7 +76,7 @@ def test_a_router_that_cannot_be_imported_is_an_error_with_the_reason(package) -
 
 def test_something_that_is_no_router_is_an_error_that_says_what_it_lacks(package) -> None:
     package("half", "half_router:make", half_router="def make(config, node_id, epoch):\n    return node_id")
-    with pytest.raises(ConfigError, match="it has no node_id, start, publish, records, send, refused, close"):
+    with pytest.raises(ConfigError, match="it has no node_id, seals, start, publish, records, send, refused, close"):
         make_router(named("half"), "one", 1)
 
 

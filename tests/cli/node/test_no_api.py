@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,10 @@ class Node:
 
     def listens(self) -> bool:
         """Whether the process has a TCP socket that listens, by the kernel's own table."""
-        links = [os.readlink(path) for path in Path(f"/proc/{self.process.pid}/fd").iterdir()]
+        links = []
+        for path in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it was closed meanwhile
+                links.append(os.readlink(path))
         own = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")}
         lines = [line.split() for line in Path(f"/proc/{self.process.pid}/net/tcp").read_text().splitlines()[1:]]
         return any(line[3] == "0A" and line[9] in own for line in lines)

@@ -218,8 +218,8 @@ class JobProcessor:
                     returned.append(ReturnedSpan(span, seq, at - span.rows, at))
         self._times.log_prompt_read({one.seq.job for one in returned if one.wants_token and one.seq.job.first_token is None})
         steps = self._compute_steps(batch, returned)
+        context.stats.generated_tokens += sum(step.token_id is not None for step in steps)  # before clients know of them
         context.sequences.on_step_completed(steps)
-        context.stats.generated_tokens += sum(step.token_id is not None for step in steps)
         further = {step.span for step in steps if step.token_id is not None or step.row_sum is not None}
         origin.on_progress(one.seq for one in returned if one.span in further)
         for job in {one.seq.job for one in returned}:

@@ -257,8 +257,8 @@ class SteadyDecode:
         for columns in self._stages:
             columns.lease.on_decode_step(columns.replicas)
         self._starts += 1
+        context.stats.generated_tokens += len(samples)  # before clients know of them
         all_go_on = sequences.on_decode_step(self._seqs, samples)
-        context.stats.generated_tokens += len(samples)
         context.own_origin.on_progress(self._seqs)
         if not all_go_on:
             for job in {seq.job for seq in self._seqs}:
