@@ -1,0 +1,26 @@
+"""Where Triton's kernels are tested: on the GPU where there is one, otherwise in Triton's interpreter, if Triton is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before the kernels are imported
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session")
+def cuda(device: torch.device) -> torch.device:
+    if device.type != "cuda":
+        pytest.skip("there is no CUDA device")
+    return device
