@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
-from penstock.model.tokenizer import MAX_HELD, TextStream
+from penstock.model.text_stream import MAX_HELD, ByteStream, Streams, TextStream
 
 SPECIAL = 256
 
@@ -48,8 +48,9 @@ def byte_fallback() -> RustTokenizer:
 RUST = byte_level()
 
 
-def streamed(rust: RustTokenizer, ids: list[int]) -> tuple[list[str], str]:
-    stream = TextStream(rust, True)
+def streamed(rust: RustTokenizer, ids: list[int], *, skip_special: bool = True, general: bool = False) -> tuple[list[str], str]:
+    """general: with the stream that can decode any vocabulary."""
+    stream = TextStream(rust, skip_special) if general else Streams(rust).open(skip_special)
     return [stream.push(token) for token in ids], stream.flush()
 
 
@@ -64,19 +65,37 @@ def streamed(rust: RustTokenizer, ids: list[int]) -> tuple[list[str], str]:
             st.integers(1, 40).map(lambda count: [0xE2] * count),
         ),
         max_size=30,
-    )
+    ),
+    st.booleans(),
+    st.booleans(),
 )
-def test_any_bytes_add_up_to_what_decoding_them_at_once_gives(parts: list[int | list[int]]) -> None:
+def test_any_bytes_add_up_to_what_decoding_them_at_once_gives(
+    parts: list[int | list[int]], skip_special: bool, general: bool
+) -> None:
     ids = [token for part in parts for token in (part if isinstance(part, list) else [part])]
-    pieces, rest = streamed(RUST, ids)
-    assert "".join(pieces) + rest == RUST.decode(ids)
+    pieces, rest = streamed(RUST, ids, skip_special=skip_special, general=general)
+    assert "".join(pieces) + rest == RUST.decode(ids, skip_special_tokens=skip_special)
 
 
+def test_the_stream_of_a_byte_level_vocabulary_needs_no_window() -> None:
+    assert isinstance(Streams(byte_level()).open(True), ByteStream)
+    assert isinstance(Streams(byte_fallback()).open(True), TextStream)
+
+
+def test_tokens_that_were_added_and_ids_without_a_token_are_decoded_as_at_once() -> None:
+    rust = byte_level()
+    rust.add_tokens(["<tool> ↔"])  # has letters that stand for no byte
+    ids = [SPECIAL + 1, rust.token_to_id("<tool> ↔"), SPECIAL, 100_000, SPECIAL + 2]
+    pieces, rest = streamed(rust, ids, skip_special=False)
+    assert "".join(pieces) + rest == rust.decode(ids, skip_special_tokens=False) == " a<tool> ↔<|special|> b"
+
+
+@pytest.mark.parametrize("general", [True, False], ids=["general", "own"])
 @pytest.mark.parametrize("rust", [byte_level(), byte_fallback()], ids=["byte level", "byte fallback"])
-def test_characters_behind_bytes_that_are_none_are_whole(rust: RustTokenizer) -> None:
+def test_characters_behind_bytes_that_are_none_are_whole(rust: RustTokenizer, general: bool) -> None:
     words = [SPECIAL + 1, SPECIAL + 2]
     ids = [*words, *[0x80] * 50, *words, *"né 日本 🦜".encode(), *words]
-    pieces, rest = streamed(rust, ids)
+    pieces, rest = streamed(rust, ids, general=general)
     whole = "".join(pieces) + rest
     assert whole.startswith(rust.decode(words))
     assert whole.endswith(" a bné 日本 🦜 a b")

@@ -39,10 +39,10 @@ def token_bytes(path: Path) -> TokenBytes | None:
         return None
     vocab = model["vocab"]
     lengths = [*map(len, vocab), *(len(token["content"].encode()) for token in added)]
-    return TokenBytes(max(lengths), bytes(byte for byte, written in enumerate(_written_bytes()) if written not in vocab))
+    return TokenBytes(max(lengths), bytes(byte for byte, written in enumerate(written_bytes()) if written not in vocab))
 
 
-def _written_bytes() -> list[str]:
+def written_bytes() -> list[str]:
     """How a byte-level vocabulary writes each byte as a character: control characters and spaces are numbered from 256."""
     hidden = [byte for byte in range(256) if byte not in SHOWN_BYTES]
     return [chr(byte if byte in SHOWN_BYTES else 256 + hidden.index(byte)) for byte in range(256)]

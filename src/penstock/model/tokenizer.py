@@ -15,17 +15,14 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as RustTokenizer
-from tokenizers.decoders import DecodeStream
 
 from penstock.errors import CorruptWeights, RequestError
+from penstock.model.text_stream import ByteStream, Streams, TextStream
 from penstock.model.token_bytes import TokenBytes, token_bytes
 
 logger = logging.getLogger(__name__)
 
 MAX_REASON_CHARS = 300
-MAX_CHARACTER_BYTES = 4
-MAX_HELD = 8  # tokens without text, after which no character is waited for
-REPLACEMENT = "\ufffd"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 MESSAGES_HINT = "Each message needs a role (system, user, assistant) and a content."
 
@@ -49,6 +46,7 @@ class Tokenizer:
         eos = self.special_tokens["eos_token"]
         self.eos_id = self._rust.token_to_id(eos) if eos else None
         self.chat_template = _chat_template(folder, settings)
+        self._streams = Streams(self._rust)
         self._compiled: Any = None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -66,8 +64,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._rust.decode(list(ids), skip_special_tokens=skip_special))
 
-    def stream(self, skip_special: bool = True) -> TextStream:
-        return TextStream(self._rust, skip_special)
+    def stream(self, skip_special: bool = True) -> ByteStream | TextStream:
+        return self._streams.open(skip_special)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> str:
         """Format a conversation with the model's chat template, up to the start of the assistant's answer."""
@@ -91,73 +89,6 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]:
         return self.encode(self.render(messages, **extra), special=False)
-
-
-class TextStream:
-    """Decodes tokens as they come. Bytes of an incomplete character are held back.
-
-    The tokenizer's own stream decodes all that it holds back again with each token, and fails on bytes that are not UTF-8. After
-    `MAX_HELD` tokens without text, which no character has, or such a failure, this one decodes a short window itself.
-    """
-
-    def __init__(self, rust: RustTokenizer, skip_special: bool) -> None:
-        self._rust = rust
-        self._skip = skip_special
-        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=skip_special)
-        self._window: list[int] = []  # the last tokens
-        self._held = 0  # of them, those since the last text
-        self._sent = 0  # characters of the window's text that were returned, once it is decoded here
-
-    def push(self, token_id: int) -> str:
-        self._window.append(token_id)
-        self._held += 1
-        if self._stream is None:
-            return self._decode()
-        try:
-            text: str = self._stream.step(self._rust, token_id) or ""
-        except Exception:
-            return self._leave_stream()
-        if text:
-            self._held = 0
-            if len(self._window) > 2 * MAX_HELD:
-                del self._window[:MAX_HELD]
-        return text if text or self._held <= MAX_HELD else self._leave_stream()
-
-    def flush(self) -> str:
-        """Return what was held back; a character that was never completed becomes a replacement character."""
-        text = "" if self._stream is None else self._leave_stream()
-        return text + self._text()[self._sent :]
-
-    def _leave_stream(self) -> str:
-        self._stream = None
-        self._sent = len(self._text(end=len(self._window) - self._held))
-        return self._decode()
-
-    def _decode(self) -> str:
-        """Return what is new in the text of the window, without its end if a later token may complete a character there."""
-        text = self._text()
-        settled = len(text)
-        if text.endswith(REPLACEMENT):
-            if self._held <= MAX_HELD:
-                return ""
-            settled -= MAX_CHARACTER_BYTES - 1
-        else:
-            self._held = 0
-        new, self._sent = text[self._sent : settled], max(self._sent, settled)
-        if len(self._window) > 2 * MAX_HELD:
-            self._shorten(text)
-        return new
-
-    def _shorten(self, text: str) -> None:
-        """Forget the first tokens of the window, if possible not in the middle of a character."""
-        cuts = range(MAX_HELD, MAX_HELD - MAX_CHARACTER_BYTES, -1)
-        cut = next((cut for cut in cuts if text.endswith(self._text(cut))), MAX_HELD)
-        unsent = len(text) - self._sent
-        del self._window[:cut]
-        self._sent = max(0, len(self._text()) - unsent)
-
-    def _text(self, start: int = 0, end: int | None = None) -> str:
-        return str(self._rust.decode(self._window[start:end], skip_special_tokens=self._skip))
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
