@@ -49,6 +49,7 @@ from penstock.pipes.model_manager import FoundModel, LoadedModel, ModelManager
 
 NAME = "none"
 PROMPT = list(range(1, 17))
+MAX_TOKENS = 8000  # more than a round takes, so that no stream ends in it
 START_S, WARM_UP_S, ROUND_S = 60.0, 1.0, 2.0
 
 
@@ -99,6 +100,7 @@ def step_times(engine: Engine, streams: int) -> StepTime:
     steps, clock, used = engine.stats.steps, time.perf_counter(), time.clock_gettime(cpu)
     time.sleep(ROUND_S)
     done = engine.stats.steps - steps
+    assert len(engine.sequences.holders) == streams, "some streams have ended"
     return StepTime((time.perf_counter() - clock) / done, (time.clock_gettime(cpu) - used) / done)
 
 
@@ -106,7 +108,7 @@ def quiet(folder: Path, streams: int, pass_seconds: float) -> StepTime:
     model = hosted(folder, streams, pass_seconds, text=False)
     model.start()
     try:
-        params = SamplingParams(temperature=0.0, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=MAX_TOKENS)
         for _ in range(streams):
             model.jobs.start_job(JobRequest(prompt=PROMPT, sampling=params), lambda update: None)
         return step_times(model.engine, streams)
@@ -152,7 +154,8 @@ def _clients(port: int, streams: int) -> Iterator[None]:
 
 
 async def read_streams(port: int, streams: int) -> None:
-    body = json.dumps({"model": NAME, "prompt": PROMPT, "stream": True, "temperature": 0, "ignore_eos": True, "max_tokens": 8000})
+    sampling = {"temperature": 0, "ignore_eos": True, "max_tokens": MAX_TOKENS}
+    body = json.dumps({"model": NAME, "prompt": PROMPT, "stream": True, **sampling})
     headers = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
     request = "\r\n".join(("POST /v1/completions HTTP/1.1", *headers, "", body))
 

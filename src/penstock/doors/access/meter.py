@@ -95,14 +95,18 @@ class Account:
     used: int = 0
 
     def use(self, tokens: int) -> None:
-        self.expire()
-        tick = math.ceil(self.clock() * TICKS_PER_S)
+        now = self.clock() * TICKS_PER_S
+        self._expire(now)
+        tick = math.ceil(now)
         before = self.window.pop()[1] if self.window and self.window[-1][0] == tick else 0
         self.window.append((tick, before + tokens))
         self.used += tokens
 
     def expire(self) -> None:
-        begin = math.floor(self.clock() * TICKS_PER_S) - WINDOW_TICKS
+        self._expire(self.clock() * TICKS_PER_S)
+
+    def _expire(self, now: float) -> None:
+        begin = math.floor(now) - WINDOW_TICKS
         while self.window and self.window[0][0] <= begin:
             self.used -= self.window.popleft()[1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -97,22 +97,20 @@ class AnswerResponse(Response):
         running, framing = self._running, self._framing
         headers = [(b"content-type", framing.media_type), *STREAMED, *self._more_headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        clock = asyncio.get_running_loop().time
-        silent_since = clock()
+        silence = Silence(self._keep_alive, running.wake)
         frames = [framing.frame(event) for event in self._answer.begin()]
-        while True:
-            if frames:
-                await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
-                silent_since = clock()
-            if running.done:
-                break
-            if framing.comment is None:  # this format has no keep-alives, so there is no need to wake up
-                updates = await running.read()
-            else:
-                updates = await running.read(max(0.0, silent_since + self._keep_alive - clock()))
-            frames = [frame for number, update in updates for frame in self._frames(number, update)]
-            if not frames and framing.comment is not None and clock() >= silent_since + self._keep_alive:
-                frames = [framing.comment("keep-alive")]
+        try:
+            while True:
+                if frames:
+                    await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+                    silence.broken()
+                if running.done:
+                    break
+                frames = [frame for number, update in await running.read() for frame in self._frames(number, update)]
+                if not frames and framing.comment is not None and silence.too_long:
+                    frames = [framing.comment("keep-alive")]
+        finally:
+            silence.close()
         if not left.is_set():  # or half an answer would be stored
             await send({"type": "http.response.body", "body": b"".join([*await self._last_frames(), framing.done])})
 
@@ -188,3 +186,30 @@ class AnswerResponse(Response):
         if left:
             facts["status"] = CLIENT_CLOSED_REQUEST
         return facts
+
+
+class Silence:
+    """Wakes the writer of a stream that has sent nothing for `limit` seconds. One timer for all of it: tokens are many."""
+
+    def __init__(self, limit: float, wake: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limit = limit
+        self._wake = wake
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(limit, self._check)
+
+    def broken(self) -> None:
+        self._since = self._loop.time()
+
+    @property
+    def too_long(self) -> bool:
+        return self._loop.time() >= self._since + self._limit
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        if self.too_long:
+            self._wake()
+        left = self._since + self._limit - self._loop.time()
+        self._timer = self._loop.call_later(left if left > 0 else self._limit, self._check)

@@ -50,25 +50,20 @@ class Updates:
 
     def add(self, update: NumberedUpdate) -> None:
         self._waiting.append(update)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let a waiting `read` return, though nothing may have come."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def read(self, timeout: float | None = None) -> list[NumberedUpdate]:
-        """Wait for at least one update and return all; an empty list after `timeout` seconds."""
+    async def read(self) -> list[NumberedUpdate]:
+        """Wait for at least one update and return all; an empty list after `wake`."""
         if not self._waiting:
-            loop = asyncio.get_running_loop()
-            self._reader = loop.create_future()
-            alarm = None if timeout is None else loop.call_later(timeout, _resolve, self._reader)
+            self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
-                if alarm is not None:
-                    alarm.cancel()
         found, self._waiting = self._waiting, []
         return found
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

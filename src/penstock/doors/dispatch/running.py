@@ -72,11 +72,13 @@ class RunningRequest:
     def done(self) -> bool:
         return not self._waiting and self._ended == len(self._handles)
 
-    async def read(self, timeout: float | None = None) -> list[NumberedUpdate]:
-        found = await self._updates.read(timeout)
+    async def read(self) -> list[NumberedUpdate]:
+        """Wait for updates; an empty list after `wake`."""
+        found = await self._updates.read()
+        generated = 0
         for number, update in found:
-            if isinstance(update, TokensOut) and self._ticket is not None:
-                self._ticket.count(len(update.token_ids), generated=True)
+            if isinstance(update, TokensOut):
+                generated += len(update.token_ids)
             elif isinstance(update, JobDone | JobFailed):
                 self._ended += 1
                 self._counted_job = None if number == self._counted_job else self._counted_job
@@ -84,11 +86,16 @@ class RunningRequest:
                 self._add(update)
             elif isinstance(update, JobFailed):
                 self._fail(update.error)
+        if generated and self._ticket is not None:
+            self._ticket.count(generated, generated=True)
         try:
             self._submit_some()
         except PenstockError as error:
             self._fail(error)
         return found
+
+    def wake(self) -> None:
+        self._updates.wake()
 
     def cancel(self) -> None:
         self._waiting.clear()
