@@ -90,8 +90,12 @@ class Penalties:
         """Count the tokens that are new, and return (ids, losses)."""
         if not self._seen:
             self._count_prompt(tokens[: self._prompt_len] if self.repetition != 1.0 else ())
-        for position in range(self._seen, len(tokens)):
-            self._count(tokens[position])
+        for token in tokens[self._seen :]:
+            place = self._places.get(token)
+            if place is None:
+                place = self._add(token)
+            self._counts[place] = count = self._counts[place] + 1
+            self._losses[place] = count * self._frequency + self._presence
         self._seen = len(tokens)
         size = len(self._counts)
         return self._ids[:size], self._losses[:size]
@@ -103,17 +107,16 @@ class Penalties:
         self._losses = np.zeros(len(self._places), dtype=np.float32)
         self._seen = self._prompt_len
 
-    def _count(self, token: int) -> None:
-        place = self._places.setdefault(token, len(self._counts))
-        if place == len(self._counts):
-            self._counts.append(0)
-            if place == len(self._ids):
-                more = max(64, place // 2)
-                self._ids = np.concatenate([self._ids, np.empty(more, dtype=np.int64)])
-                self._losses = np.concatenate([self._losses, np.empty(more, dtype=np.float32)])
-            self._ids[place] = token
-        self._counts[place] += 1
-        self._losses[place] = self._counts[place] * self._frequency + self._presence
+    def _add(self, token: int) -> int:
+        """Make a place for a token that was not seen before, and return it."""
+        place = self._places[token] = len(self._counts)
+        self._counts.append(0)
+        if place == len(self._ids):
+            more = max(64, place // 2)
+            self._ids = np.concatenate([self._ids, np.empty(more, dtype=np.int64)])
+            self._losses = np.concatenate([self._losses, np.empty(more, dtype=np.float32)])
+        self._ids[place] = token
+        return place
 
 
 def adjust_(logits: Tensor, rows: Sequence[SampleRow]) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.domain.constraint import Constraint
 from penstock.domain.job import Sequence as Output
+from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason
 from penstock.errors import PenstockError, RequestError
 
@@ -76,18 +77,19 @@ class AcceptedToken(NamedTuple):
 
 def accept_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
     """Process the newest token of a sequence. Its constraint sees the token unless that is a stop token."""
-    token_id, sampling = seq.tokens[-1], seq.job.sampling
-    if _is_end(seq, token_id, eos_ids):
+    job, token_id, generated = seq.job, seq.tokens[-1], seq.generated
+    sampling = job.sampling
+    if _is_end(sampling, token_id, eos_ids):
         piece = text.finish()
         by_itself = None if token_id in eos_ids and not sampling.ignore_eos else token_id
         return AcceptedToken(piece.text, FinishReason.STOP, by_itself if piece.stop is None else piece.stop)
-    piece = text.push(token_id, may_stop=seq.generated >= sampling.min_tokens)
+    piece = text.push(token_id, may_stop=generated >= sampling.min_tokens)
     if piece.stop is not None:
         return AcceptedToken(piece.text, FinishReason.STOP, piece.stop)
     complete = seq.constraint.accept(token_id) if seq.constraint is not None else False
     if complete:
         reason = FinishReason.STOP
-    elif complete is not None and seq.generated >= seq.job.max_tokens:  # else it is decided with the next mask
+    elif complete is not None and generated >= job.max_tokens:  # else it is decided with the next mask
         reason = FinishReason.LENGTH
     else:
         return AcceptedToken(piece.text)
@@ -99,7 +101,7 @@ def replay_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> Acc
     """Process a token that another server generated before: it was not chosen under our constraint, so it may be refused."""
     token_id = seq.tokens[-1]
     try:
-        if seq.constraint is not None and _is_end(seq, token_id, eos_ids) and not _allows(seq.constraint, token_id):
+        if seq.constraint is not None and _is_end(seq.job.sampling, token_id, eos_ids) and not _allows(seq.constraint, token_id):
             raise RequestError("The grammar does not allow the text to end here.")
         return accept_token(seq, text, eos_ids)
     except Exception as error:
@@ -111,8 +113,7 @@ def replay_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> Acc
         ) from error
 
 
-def _is_end(seq: Output, token_id: int, eos_ids: Collection[int]) -> bool:
-    sampling = seq.job.sampling
+def _is_end(sampling: SamplingParams, token_id: int, eos_ids: Collection[int]) -> bool:
     return (token_id in eos_ids and not sampling.ignore_eos) or token_id in sampling.stop_token_ids
 
 
