@@ -113,6 +113,7 @@ class World(SimulatedNetwork):
         self.seen: list[tuple[str, str, Message]] = []  # sender, destination, message; kept if `watching`
         self.watching = False
         self._free: dict[Lane, float] = {}  # when a link has sent what it was given
+        self._touched: set[SimulatedNode] = set()  # since the last check
         self._before: dict[tuple[str, int, int], tuple[int, int, int, int, int]] = {}
         config = config or EngineConfig(block_size=4, chunk=8, policy="fcfs")
         super().__init__(machines, layers=layers, config=config, recovery_timeout=recovery_timeout, **more)
@@ -217,6 +218,11 @@ class World(SimulatedNetwork):
 
     # ---- time ----
 
+    def wake(self, node: SimulatedNode, when: float) -> None:
+        """Whatever happens to a node wakes it, so all others are as they were when they were checked."""
+        self._touched.add(node)
+        super().wake(node, when)
+
     def run_until(self, condition: Callable[[], bool], seconds: float = 120.0, what: str = "it") -> None:
         until = self.now + seconds
         while not condition():
@@ -275,7 +281,7 @@ class World(SimulatedNetwork):
     # ---- what must hold ----
 
     def check(self) -> None:
-        for node in self:
+        for node in filter(self._is_running, self._touched):
             for stage in node.engine.stages.values():
                 blocks = stage.segment.kv_blocks * len(self.windows)
                 leased = [block for lease in stage.leases.values() for block in lease.all_blocks()]
@@ -286,6 +292,7 @@ class World(SimulatedNetwork):
                     assert all(lease.pool.rows_of(r.table) == lease.pool.rows_for(r.kv_len) for r in replicas)
             if isinstance(node.engine.origin, Origin):
                 self._check_origin(node.origin, node)
+        self._touched.clear()
         for asked in self.asked:
             from_here = max(0, asked.checked - 1)  # the last one may have been the end
             assert not any(isinstance(u, JobDone | JobFailed) for u in asked.updates[from_here:-1]), "nothing comes after the end"
