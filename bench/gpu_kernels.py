@@ -114,9 +114,8 @@ def measure_sampling() -> None:
     for name, settings in ways.items():
         found = []
         for rows in counts:
-            table, room = SamplingTable(rows, VOCAB, CARD), SamplingRoom(rows, VOCAB, CARD)
-            for slot in range(rows):
-                table.admit(slot, RowSettings(noise_key=slot * 7919, **settings))  # type: ignore[arg-type]
+            table, room = SamplingTable(VOCAB, CARD), SamplingRoom(rows, VOCAB, CARD)
+            table.admit({slot: RowSettings(noise_key=slot * 7919, **settings) for slot in range(rows)})  # type: ignore[arg-type]
             slots = torch.arange(rows, device=CARD, dtype=torch.int32)
             positions = torch.full((rows,), 100, device=CARD)
             logits = torch.randn(rows, VOCAB, device=CARD) * 2.5

@@ -152,6 +152,9 @@ class FakeDecoder:
     def fits(self, batch: Batch) -> bool:
         return True
 
+    def foresees(self, rows: Sequence[SampleRow]) -> bool:
+        return all(row.foreseeable for row in rows)
+
     def launch(self, batch: Batch, ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
         self.ahead += ids is None
         hidden = self._segment.process(self._ends.compute_embed(self._chosen if ids is None else ids), batch)

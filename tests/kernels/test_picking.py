@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.domain.sampling import SamplingParams
 from penstock.kernels.library import CHOICE, KernelsError
-from penstock.model.picker import Picker
+from penstock.model.picker import NativePicker
 from penstock.model.sample_row import SampleRow
 from penstock.model.sampler import sample
 from tests.model.plain_sampler import plain_sample
@@ -38,7 +38,7 @@ def likely_logits(random: np.random.Generator, rows: int) -> torch.Tensor:
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_the_same_seeds_draw_the_stored_tokens(context, vocab: int) -> None:
     stored, chosen = json.loads(FILE.read_text(encoding="utf-8")), list(draws(vocab))
-    samples = sample(torch.cat([draw.logits for draw in chosen]), [draw.row for draw in chosen], Picker(context()))
+    samples = sample(torch.cat([draw.logits for draw in chosen]), [draw.row for draw in chosen], NativePicker(context()))
     found = by_name(chosen, [one.token_id for one in samples])
     for name, tokens in found.items():
         assert [None if e is None else t for t, e in zip(tokens, stored[name], strict=True)] == stored[name], name
@@ -50,17 +50,17 @@ def test_most_tokens_are_picked_and_are_the_samplers(context, paths: list[str], 
     rows = [SampleRow(SamplingParams(**USUAL[usual]), seed, 0, [1, 2, 3], 2) for seed in range(64)]
     wanted = [plain_sample(logits[i], row, 2) for i, row in enumerate(rows)]
     for path in paths:
-        picked = Picker(context(path)).pick(logits, rows)
+        picked = NativePicker(context(path)).certain(logits, rows)
         assert (picked >= 0).mean() > 0.8
         assert [token for token, plain in zip(picked, wanted, strict=True) if token not in (-1, plain)] == []
-    assert [one.token_id for one in sample(logits.clone(), rows, Picker(context()))] == wanted
+    assert [one.token_id for one in sample(logits.clone(), rows, NativePicker(context()))] == wanted
 
 
 @pytest.mark.parametrize("top_k", [VOCAB, 1 << 31, 1 << 40, 10**30])
 def test_any_number_of_likely_tokens_may_be_asked_for(context, top_k: int) -> None:
     logits = likely_logits(np.random.default_rng(4), 16)
     of = [[SampleRow(SamplingParams(top_k=k, top_p=0.9), seed, 0, [1], 1) for seed in range(16)] for k in (0, top_k)]
-    without, found = (sample(logits.clone(), rows, Picker(context())) for rows in of)
+    without, found = (sample(logits.clone(), rows, NativePicker(context())) for rows in of)
     assert found == without
 
 
@@ -83,7 +83,7 @@ def test_what_is_picked_is_what_the_plain_sampler_draws(
     if masked and vocab > 1:
         logits[:, random.permutation(vocab)[: vocab // 2]] = float("-inf")
     rows = [SampleRow(SamplingParams(**params), seed, output, [1, 2, 3], 2) for output in range(3)]
-    picked = Picker(context()).pick(logits, rows)
+    picked = NativePicker(context()).certain(logits, rows)
     for i, row in enumerate(rows):
         assert picked[i] in (-1, plain_sample(logits[i], row, 2))
 

@@ -37,6 +37,9 @@ class StepDecoder(Protocol):
     def fits(self, batch: Batch) -> bool:
         """Whether it takes steps of this size."""
 
+    def foresees(self, rows: Sequence[SampleRow]) -> bool:
+        """Whether their tokens can be chosen while the host does not know those of the step before."""
+
     def launch(self, batch: Batch, ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
         """Begin a step: a token for each row of a batch of decodes; -1 for one whose hidden state is not finite.
 
@@ -46,7 +49,7 @@ class StepDecoder(Protocol):
 
 
 class EndModel:
-    picker: Picker | None = None  # chooses tokens, where the native kernels compute
+    picker: Picker | None = None  # chooses tokens, where kernels do
 
     def __init__(self, spec: ModelSpec, folder: Path, files: WeightFiles, *, dtype: torch.dtype, device: torch.device) -> None:
         self.spec = spec

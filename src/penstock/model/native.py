@@ -20,7 +20,7 @@ from penstock.kernels.structs import Activation, Kind, SourceType
 from penstock.model.batch import Batch, BatchPiece
 from penstock.model.ends import REFINED_CANDIDATES, EndModel
 from penstock.model.packing import Floats, PackedTensors, Packing
-from penstock.model.picker import Picker
+from penstock.model.picker import NativePicker
 from penstock.model.rope import distinct, inverse_frequencies
 from penstock.model.shapes import end_shapes
 from penstock.model.spec import ExpertSpec, ModelSpec, RopeSpec
@@ -140,7 +140,7 @@ class NativeEndModel(EndModel):
     def __init__(self, spec: ModelSpec, folder: Path, files: WeightFiles, packing: Packing) -> None:
         self._packing = packing
         self._context = kernel_context()
-        self.picker = Picker(self._context)
+        self.picker = NativePicker(self._context)
         super().__init__(spec, folder, files, dtype=KV_DTYPE, device=CPU)
 
     def _load(self, files: WeightFiles) -> None:

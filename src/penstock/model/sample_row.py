@@ -22,6 +22,7 @@ class SampleRow:
     """
 
     __slots__ = (
+        "__weakref__",
         "allowed",
         "banned",
         "bias_ids",
@@ -33,6 +34,7 @@ class SampleRow:
         "noise_key",
         "params",
         "penalties",
+        "prompt_len",
         "temperature",
         "tokens",
     )
@@ -49,6 +51,7 @@ class SampleRow:
     ) -> None:
         self.params = params
         self.tokens = tokens
+        self.prompt_len = prompt_len
         self.banned = banned
         self.allowed = allowed
         self.greedy = params.greedy

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from penstock.domain.updates import TokenLogprob
-from penstock.model.candidates import argmax, top
-from penstock.model.drawing import draw
+from penstock.model.candidates import top
+from penstock.model.choosing import choose, select
 from penstock.model.picker import Picker
 from penstock.model.sample_row import SampleRow, adjust_, constrain_
 from penstock.model.upload import Download, upload
@@ -54,52 +54,30 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], picker: Picker | None = No
 
 
 @torch.inference_mode()
-def launch(logits: Tensor, rows: Sequence[SampleRow], picker: Picker | None = None, ahead: int = 0) -> PendingSamples:
-    """Begin to choose a token for each row of logits [R, vocab] in fp32, which are changed in place.
+def launch(
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    picker: Picker | None = None,
+    ahead: int = 0,
+    broken: Tensor | None = None,
+) -> PendingSamples:
+    """Begin to choose a token for each row of logits [R, vocab] in fp32, which may be changed in place.
 
-    ahead: tokens of each row that the host does not know yet. Then all rows must be `foreseeable`.
+    ahead: tokens of each row that the host does not know yet. Then all rows must be `foreseeable`, unless a picker knows more.
+    broken: [R], True for rows whose logits are not numbers; their token is -1.
     """
     if logits.device.type == "mps":
         logits = logits.cpu()  # Apple's GPUs have no fp64, which cumulative sums over a vocabulary need
     logits = logits.contiguous()
     scored = [i for i, row in enumerate(rows) if row.logprobs is not None]
     # logprobs are the model's own, so before penalties, bias and temperature
-    raw = torch.log_softmax(_select(logits, scored), dim=-1) if scored else None
-    adjust_(logits, rows)
-    constrain_(logits, rows)
-    tokens = _choose(logits, rows, ahead) if picker is None else _pick(logits, rows, picker)
-    if raw is None:
-        return PendingSamples(tokens, (), None)
-    return PendingSamples(tokens, scored, _Logprobs(raw, [rows[i].logprobs or 0 for i in scored], _select(tokens, scored)))
-
-
-def _pick(logits: Tensor, rows: Sequence[SampleRow], picker: Picker) -> Tensor:
-    tokens = torch.from_numpy(picker.pick(logits, rows))
-    left = (tokens < 0).nonzero().squeeze(1).tolist()
-    if left:
-        tokens[left] = _choose(_select(logits, left), [rows[i] for i in left])
-    return tokens
-
-
-def _choose(logits: Tensor, rows: Sequence[SampleRow], ahead: int = 0) -> Tensor:
-    """Greedy rows take their best token, the others draw. [R, V] -> [R]"""
-    drawn = [i for i, row in enumerate(rows) if not row.greedy]
-    if not drawn:
-        return argmax(logits)
-    if len(drawn) == len(rows):
-        return draw(logits, rows, ahead)
-    greedy = [i for i, row in enumerate(rows) if row.greedy]
-    best = argmax(_select(logits, greedy))
-    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    tokens.index_copy_(0, upload(np.array(greedy), logits.device), best)
-    chosen = draw(_select(logits, drawn), [rows[i] for i in drawn], ahead)
-    return tokens.index_copy_(0, upload(np.array(drawn), logits.device), chosen)
-
-
-def _select(tensor: Tensor, rows: Sequence[int]) -> Tensor:
-    if len(rows) == len(tensor):
-        return tensor
-    return tensor.index_select(0, upload(np.array(rows), tensor.device))
+    raw = torch.log_softmax(select(logits, scored), dim=-1) if scored else None
+    if picker is None or not picker.adjusts:
+        adjust_(logits, rows)
+        constrain_(logits, rows)
+    tokens = choose(logits, rows, ahead) if picker is None else picker.pick(logits, rows, ahead)
+    logprobs = None if raw is None else _Logprobs(raw, [rows[i].logprobs or 0 for i in scored], select(tokens, scored))
+    return PendingSamples(tokens if broken is None else torch.where(broken, -1, tokens), scored, logprobs)
 
 
 @torch.inference_mode()
@@ -114,16 +92,17 @@ class _Logprobs:
 
     def __init__(self, raw: Tensor, counts: Sequence[int], chosen: Tensor) -> None:
         self._counts = counts
-        self._own = raw.gather(1, chosen.unsqueeze(1)).squeeze(1)
-        self._best = top(raw, min(max(counts), raw.shape[1])) if max(counts) else None
+        self._own = Download(raw.gather(1, chosen.unsqueeze(1)).squeeze(1))
+        best = top(raw, min(max(counts), raw.shape[1])) if max(counts) else None
+        self._best = None if best is None else (Download(best[0]), Download(best[1]))
 
     def of(self, chosen: Sequence[int]) -> list[TokenLogprob]:
         """Wait for them. `chosen`: the same tokens, on the host."""
-        own = self._own.tolist()
+        own = self._own.wait().tolist()
         if self._best is None:
             return [TokenLogprob(token, value) for token, value in zip(chosen, own, strict=True)]
-        values, ids = self._best
+        values, ids = (one.wait().tolist() for one in self._best)
         return [
             TokenLogprob(token, value, tuple(zip(i[:count], v[:count], strict=True)))
-            for token, value, i, v, count in zip(chosen, own, ids.tolist(), values.tolist(), self._counts, strict=True)
+            for token, value, i, v, count in zip(chosen, own, ids, values, self._counts, strict=True)
         ]

@@ -146,8 +146,8 @@ class ModelManager:
         inner = max([spec.intermediate, *(one.per_token * one.intermediate for one in experts)])
         heads = 2 * (spec.heads + spec.kv_heads) * spec.head_dim  # queries, keys, values, and what attention returns
         tokens, in_place = config.max_pass_tokens, found.backend.triton
-        # the logits of a step are kept where captured steps find them
-        logits = 2 * config.max_sequences * spec.vocab * 4 if in_place else 0
+        # the logits of a step are kept where captured steps find them, and so are weights of draws and counts of penalties
+        logits = 5 * config.max_sequences * spec.vocab * 4 if in_place else 0
         return Footprint(
             num_layers=spec.num_layers,
             layer=max(map(found.layer_bytes, range(spec.num_layers))),

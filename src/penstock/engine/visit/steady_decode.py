@@ -241,7 +241,7 @@ class SteadyDecode:
         """Begin the step after this one, with the tokens that this one chooses. None if these must be known for it."""
         if self._context.sequences.queued and self._since_scheduled >= MAX_STEPS:
             return None  # it is the scheduler's turn
-        if not all(row.foreseeable for row in self._rows) or any(seq.generated + 1 >= seq.job.max_tokens for seq in self._seqs):
+        if not decoder.foresees(self._rows) or any(seq.generated + 1 >= seq.job.max_tokens for seq in self._seqs):
             return None
         starts = self._starts + 1
         batch = Batch(starts, columns.batch.counts, columns.batch.tables)

@@ -10,20 +10,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# columns of SamplingTable.wholes and .numbers
+# columns of SamplingTable.wholes, and of .numbers, which is the same memory
 NOISE_KEY = tl.constexpr(0)
 TOP_K = tl.constexpr(1)
-PENALISED = tl.constexpr(2)
+HISTORY = tl.constexpr(2)  # the row's place in the history, plus one; 0 where nothing is penalised
 BIASES = tl.constexpr(3)
 BANS = tl.constexpr(4)
 BANNED_UNTIL = tl.constexpr(5)
-TEMPERATURE = tl.constexpr(0)
-TOP_P = tl.constexpr(1)
-MIN_P = tl.constexpr(2)
-REPETITION = tl.constexpr(3)
-FREQUENCY = tl.constexpr(4)
-PRESENCE = tl.constexpr(5)
-COLUMNS = tl.constexpr(8)
+LAST = tl.constexpr(6)  # the token that was counted last
+TEMPERATURE = tl.constexpr(8)
+TOP_P = tl.constexpr(9)
+MIN_P = tl.constexpr(10)
+REPETITION = tl.constexpr(11)
+FREQUENCY = tl.constexpr(12)
+PRESENCE = tl.constexpr(13)
+COLUMNS = tl.constexpr(16)
 
 UNIT = tl.constexpr(float(2**44))  # one divided by the weight that sums count
 ONE_BITS = tl.constexpr(0x3F800000)  # the largest weight
@@ -65,10 +66,10 @@ def _fixed(weights):
 
 @triton.jit
 def adjust(
-    logits, adjusted, best, scores, wholes, numbers, edits, edit_values, history, slots, positions, masks, mask_rows,
+    logits, adjusted, best, wholes, numbers, edits, edit_values, history, slots, positions, masks, mask_rows,
     vocab, words, chunks, edit_room, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Penalties, biases, bans and masks of one chunk of a row, its best token, and its part of the softmax of the raw logits."""
+    """Penalties, biases, bans and masks of one chunk of a row, and its best token."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     wholes += slot * COLUMNS
@@ -76,12 +77,9 @@ def adjust(
     ids = chunk * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab
     x = tl.load(logits + row * vocab + ids, mask=inside, other=float("-inf")).to(tl.float32)
-    peak = tl.max(x)
-    part = tl.sum(tl.exp(x - tl.where(peak == float("-inf"), 0.0, peak)))
-    tl.store(scores + (row * chunks + chunk) * 2, peak)
-    tl.store(scores + (row * chunks + chunk) * 2 + 1, part)
-    if tl.load(wholes + PENALISED) != 0:
-        seen = tl.load(history + slot * vocab + ids, mask=inside, other=0)
+    counts = tl.load(wholes + HISTORY)
+    if counts > 0:
+        seen = tl.load(history + (counts - 1) * vocab + ids, mask=inside, other=0)
         factor = tl.load(numbers + REPETITION).to(tl.float32)
         count = (seen >> 1).to(tl.float64)
         loss = count * tl.load(numbers + FREQUENCY) + tl.load(numbers + PRESENCE)
@@ -286,10 +284,10 @@ def cut(weights, sums, floors, numbers, slots, vocab, chunks, BLOCK: tl.constexp
 
 @triton.jit
 def choose(
-    logits, weights, best, scores, sums, floors, wholes, numbers, history, slots, positions, tokens, logprobs,
-    vocab, chunks, DRAWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    weights, best, sums, floors, wholes, numbers, history, slots, positions, tokens, vocab, chunks,
+    DRAWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row's token and its log probability."""
+    """One row's token."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     wholes += slot * COLUMNS
@@ -303,14 +301,11 @@ def choose(
                 weights + row * vocab, tl.load(floors + row), noise, sums + row * chunks, chunks, vocab, CHUNKS, BLOCK
             )  # fmt: skip
     token = tl.minimum(tl.maximum(token, 0), vocab - 1)  # rows that are not numbers choose something
-    peak = tl.load(scores + (row * chunks + at) * 2, mask=at < chunks, other=float("-inf"))
-    part = tl.load(scores + (row * chunks + at) * 2 + 1, mask=at < chunks, other=0.0)
-    largest = tl.max(peak)
-    total = tl.sum(tl.where(part > 0, part * tl.exp(peak - largest), 0.0))
-    tl.store(logprobs + row, tl.load(logits + row * vocab + token).to(tl.float32) - largest - tl.log(total))
-    if tl.load(wholes + PENALISED) != 0:
-        seen = history + slot * vocab + token
+    counts = tl.load(wholes + HISTORY)
+    if counts > 0:
+        seen = history + (counts - 1) * vocab + token
         tl.store(seen, tl.load(seen) + 2)
+        tl.store(wholes + LAST, token.to(tl.int64))
     tl.store(tokens + row, token)
 
 

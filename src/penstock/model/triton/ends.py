@@ -15,11 +15,18 @@ from penstock.model.sampler import PendingSamples, launch
 from penstock.model.segment import Segment
 from penstock.model.triton.columns import PassColumns
 from penstock.model.triton.graphs import StepGraphs, StepInputs
-from penstock.model.triton.segment import Residual, TritonModel, on_device
+from penstock.model.triton.on_device import on_device
+from penstock.model.triton.picker import CardPicker
+from penstock.model.triton.segment import Residual, TritonModel
+from penstock.model.weights import WeightFiles
 
 
 class TritonEndModel(EndModel):
     _decoder: LocalDecoder | None = None
+
+    def _load(self, files: WeightFiles) -> None:
+        super()._load(files)
+        self.picker = CardPicker(self.spec.vocab, self.device)
 
     @torch.inference_mode()
     def compute_norm(self, hidden: Tensor) -> Tensor:
@@ -63,6 +70,9 @@ class LocalDecoder:
     def fits(self, batch: Batch) -> bool:
         return self.graphs.inputs.fits(batch)
 
+    def foresees(self, rows: Sequence[SampleRow]) -> bool:
+        return all(row.allowed is None for row in rows)
+
     @torch.inference_mode()
     def launch(self, batch: Batch, ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
         with on_device(self.segment.device):
@@ -70,8 +80,8 @@ class LocalDecoder:
             chosen = self.graphs.inputs.ids[: len(batch)]
             if all(row.plain for row in rows):
                 return PendingSamples(chosen, (), None)
-            pending = launch(logits, rows, ahead=int(ids is None))
-            chosen.copy_(torch.where(chosen < 0, chosen, pending.tokens))
+            pending = launch(logits, rows, self._ends.picker, ahead=int(ids is None), broken=chosen < 0)
+            chosen.copy_(pending.tokens)
             return pending
 
     def _step(self, inputs: StepInputs, columns: PassColumns, rows: int) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -21,17 +20,13 @@ from penstock.model.shapes import layer_shapes
 from penstock.model.spec import ModelSpec
 from penstock.model.triton.columns import PassColumns, positions_and_slots, upload_columns
 from penstock.model.triton.graphs import StepGraphs, StepInputs
+from penstock.model.triton.on_device import on_device
 from penstock.model.upload import upload
 from penstock.model.weights import WeightFiles
 from penstock.progress import Progress, silent
 
 WHOLE_FROM = 1024  # tokens from which torch's own attention over a chunk that begins a text is faster
 WHOLE_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current GPU: make this one it."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Residual:
