@@ -87,8 +87,26 @@ def test_no_figure_makes_a_hop_take_less_than_nothing_or_more_than_is_believed(l
         others = [found[other] for other in "abco" if other != node]
         assert found[node] == 0
         assert min(others) >= 0
-        assert all(found[other] >= found.far for other in "abco" if other != node and other not in found.near)
+        assert all(
+            found[other] == found.unmeasured(times.ways[other]) for other in "abco" if other not in {node, *found.measured}
+        )
         assert max(others) <= 2 * MAX_TRUSTED_S * 1e9
+
+
+@given(first=any_links, second=any_links)
+def test_links_that_are_taken_over_from_before_read_like_all_of_them_anew(
+    first: dict[str, tuple[Link, ...]], second: dict[str, tuple[Link, ...]]
+) -> None:
+    before = MeasuredLinks(first)
+    known = before.times(TOKEN_BYTES)
+    after, anew = MeasuredLinks(second, before), MeasuredLinks(second)
+    assert _all_times(after) == _all_times(anew)
+    assert before.times(TOKEN_BYTES) == known == MeasuredLinks(first).times(TOKEN_BYTES), "others still use them"
+
+
+def _all_times(links: MeasuredLinks) -> dict[tuple[str, str], int]:
+    times = HopTimes("abcx", "o", {}, links.times(TOKEN_BYTES))
+    return {(here, there): times.into(there)[here] for here in "abcox" for there in "abcox"}
 
 
 @given(lies=st.lists(st.builds(Link, st.sampled_from("abo"), figures, figures), max_size=4).map(tuple))

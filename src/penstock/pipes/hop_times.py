@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from penstock.domain.meta_model import Link
@@ -23,30 +22,30 @@ class LinkTimes(NamedTuple):
 class TimesInto:
     """The times to one node from all others, by the node where they come from.
 
-    near: other nodes that are known to be nearer than `far`.
-    far: all the rest are at least that far away.
+    measured: the nodes from which something is known. From all others it depends on how far they are from the origin.
     """
 
-    __slots__ = ("_known", "_node", "_transfers", "_way", "_ways", "far", "near")
+    __slots__ = ("_node", "_transfers", "_trips", "_way", "_ways", "measured")
 
-    def __init__(
-        self, node: str, ways: Mapping[str, int], known: Mapping[str, int], transfers: Mapping[str, int], shortest: int
-    ) -> None:
+    def __init__(self, node: str, ways: Mapping[str, int], trips: Mapping[str, int], transfers: Mapping[str, int]) -> None:
         self._node = node
         self._ways = ways
         self._way = ways[node]
-        self._known = known
+        self._trips = trips
         self._transfers = transfers
-        self.far = far = max(self._way, shortest)
-        self.near = tuple(sender for sender, time in known.items() if time < far and sender != node)
+        self.measured = trips.keys() if transfers.keys() <= trips.keys() else trips.keys() | transfers.keys()
 
     def __getitem__(self, sender: str) -> int:
         if sender == self._node:
             return 0
-        time = self._known.get(sender)
+        time = self._trips.get(sender)
         if time is None:
-            time = max(self._way, self._ways[sender])
+            time = self.unmeasured(self._ways[sender])
         return time + self._transfers.get(sender, 0)
+
+    def unmeasured(self, way: int) -> int:
+        """The time from a node of which only the way from the origin is known."""
+        return max(self._way, way)
 
 
 class HopTimes:
@@ -66,47 +65,74 @@ class HopTimes:
         pings = {node: nanoseconds(round_trips[node] / 2) for node in nodes & round_trips.keys()}
         self._from_origin = {**measured.trips.get(origin, {}), **pings}
         unknown = nanoseconds(DEFAULT_ROUND_TRIP_S / 2)
-        self._ways = {node: self._from_origin.get(node, unknown) for node in nodes} | {origin: 0}
-        self._shortest = min((way for node, way in self._ways.items() if node != origin), default=0)
+        self.ways = {node: self._from_origin.get(node, unknown) for node in nodes} | {origin: 0}  # from the origin
         self._into: dict[str, TimesInto] = {}
 
     def into(self, node: str) -> TimesInto:
         found = self._into.get(node)
         if found is None:
             trips, transfers = self._measured.trips.get(node, {}), self._measured.transfers.get(node, {})
-            known = self._from_origin if node == self._origin else {**trips, self._origin: self._ways[node]}
-            found = self._into[node] = TimesInto(node, self._ways, known, transfers, self._shortest)
+            known = self._from_origin if node == self._origin else {**trips, self._origin: self.ways[node]}
+            found = self._into[node] = TimesInto(node, self.ways, known, transfers)
         return found
 
 
 class MeasuredLinks(dict[str, tuple[Link, ...]]):
-    """What nodes have measured, by the node that has; not changed once it is made. Many paths are found with the same."""
+    """What nodes have measured, by the node that has; not changed once it is made. Many paths are found with the same.
 
-    def __init__(self, links: Mapping[str, Iterable[Link]] = {}) -> None:
+    before: an earlier one. What has not changed since is taken over.
+    """
+
+    def __init__(self, links: Mapping[str, Iterable[Link]] = {}, before: MeasuredLinks | None = None) -> None:
         super().__init__({node: tuple(found) for node, found in links.items()})
-        self._times: dict[int, LinkTimes] = {}
+        self._own: dict[str, dict[str, int]] = {}  # one way, by the node that measured it
+        self._trips: dict[str, dict[str, int]] = {}  # ... and as both ends agree
+        self._transfers: dict[int, dict[str, dict[str, int]]] = {}  # by size of a token
+        if before is not None:
+            self._own = dict(before._own)
+            self._trips = dict(before._trips)
+            self._transfers = {size: dict(found) for size, found in before._transfers.items()}
+        known = before or {}
+        changed = [node for node in {**known, **self} if known.get(node) != self.get(node)]
+        self._agree_on_trips(changed)
+        for size, transfers in self._transfers.items():
+            transfers.update({node: self._read_transfers(node, size) for node in changed})
 
     def times(self, token_bytes: int) -> LinkTimes:
         """token_bytes: size of the hidden state of one token."""
-        found = self._times.get(token_bytes)
-        if found is None:
-            found = self._times[token_bytes] = self._read(token_bytes)
-        return found
+        transfers = self._transfers.get(token_bytes)
+        if transfers is None:
+            transfers = self._transfers[token_bytes] = {node: self._read_transfers(node, token_bytes) for node in self}
+        return LinkTimes(self._trips, transfers)
 
-    def _read(self, token_bytes: int) -> LinkTimes:
-        trips: dict[str, dict[str, int]] = defaultdict(dict)
-        transfers: dict[str, dict[str, int]] = defaultdict(dict)
-        for node, found in self.items():
-            for link in found:
-                other = link.node
-                if other == node:
-                    continue
-                if link.round_trip > 0:
-                    time = max(nanoseconds(link.round_trip / 2), trips[node].get(other, 0))
-                    trips[node][other] = trips[other][node] = time
-                if link.bytes_per_second > 0:
-                    transfers[node][other] = nanoseconds(token_bytes / link.bytes_per_second)
-        return LinkTimes(trips, transfers)
+    def _agree_on_trips(self, changed: Collection[str]) -> None:
+        """Read the trips of these nodes, and take the longer where both ends have measured one."""
+        before = {node: self._own.get(node, {}) for node in changed}
+        self._own.update({node: self._read_trips(node) for node in changed})
+        pairs = [(node, other) for node in changed for other in before[node].keys() | self._own[node].keys()]
+        for node in {end for pair in pairs for end in pair}:
+            self._trips[node] = dict(self._trips.get(node, {}))  # others have the one from before
+        for node, other in pairs:
+            times = [own[end] for end, own in ((other, self._own[node]), (node, self._own.get(other, {}))) if end in own]
+            for one, end in ((node, other), (other, node)):
+                if times:
+                    self._trips[one][end] = max(times)
+                else:
+                    self._trips[one].pop(end, None)
+
+    def _read_trips(self, node: str) -> dict[str, int]:
+        trips: dict[str, int] = {}
+        for link in self.get(node, ()):
+            if link.node != node and link.round_trip > 0:
+                trips[link.node] = max(nanoseconds(link.round_trip / 2), trips.get(link.node, 0))
+        return trips
+
+    def _read_transfers(self, node: str, token_bytes: int) -> dict[str, int]:
+        return {
+            link.node: nanoseconds(token_bytes / link.bytes_per_second)
+            for link in self.get(node, ())
+            if link.node != node and link.bytes_per_second > 0
+        }
 
 
 def nanoseconds(seconds: float) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.domain.meta_model import Link, MetaModel
@@ -29,9 +32,12 @@ class Difference(NamedTuple):
         return f"The weights of layers {self.layers} ({self.dtype}) of {sides} differ."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MetaPipe:
-    """One model over all nodes. With an `owner`, only its own segments count for its private layers."""
+    """One model over all nodes. With an `owner`, only its own segments count for its private layers.
+
+    It never changes, so what follows from its segments is found once, and shared by all that use it.
+    """
 
     model: str
     shape: str  # fingerprint of the architecture
@@ -43,22 +49,16 @@ class MetaPipe:
 
     def sharing(self, block_size: int) -> MetaPipe:
         """Keep only segments with this block size: all segments of a path must share it."""
-        return replace(self, segments=tuple(segment for segment in self.segments if segment.block_size == block_size))
+        return self._keeping([segment for segment in self.segments if segment.block_size == block_size])
 
     def without(self, node: str, *, private: PrivateLayers, weights: WeightsOf | None) -> MetaPipe:
         """Keep only what the text of `node` may pass: no other node runs its private layers, or has different weights."""
-        kept = tuple(segment for segment in self.segments if segment.node == node or not differs(segment, weights))
-        return replace(self, segments=kept, owner=node, private=private)
+        kept = self if weights is None else self._keeping([s for s in self.segments if s.node == node or not differs(s, weights)])
+        return kept if private == kept.private == NOTHING_PRIVATE else replace(kept, owner=node, private=private)
 
     def missing(self) -> list[LayerRange]:
         """Layers that no usable segment holds."""
-        holes: list[LayerRange] = []
-        held = 0
-        for layers in sorted(reach.layers for reach in self._usable()):
-            if layers.start > held:
-                holes.append(LayerRange(held, layers.start))
-            held = max(held, layers.end)
-        return [*holes, LayerRange(held, self.num_layers)] if held < self.num_layers else holes
+        return _holes(self._usable, self.num_layers)
 
     def bridge(self) -> LayerRange | None:
         """The smallest range that would complete the pipe if a node held it. None if no layer is missing."""
@@ -67,7 +67,7 @@ class MetaPipe:
 
     def is_complete(self) -> bool:
         """Whether there is a path."""
-        return any(not alike.missing() for size in self._block_sizes() for alike in self.sharing(size)._by_rounding())
+        return self._is_complete
 
     def explain(self) -> str:
         """Why the pipe cannot run. Empty if it is complete."""
@@ -77,7 +77,7 @@ class MetaPipe:
             return f"Layers {listed(map(str, missing))} of {self.model} are missing."
         if mixed := precisions_differ(self.segments):
             return f"No route has all layers of {self.model} in one precision. {mixed}"
-        sizes = listed(f"{size} at {listed(self._nodes_with(size))}" for size in self._block_sizes())
+        sizes = listed(f"{size} at {listed(self._nodes_with(size))}" for size, _ in groupby(self._alike, itemgetter(0)))
         return f"The segments of {self.model} cannot work together because their KV block sizes differ: {sizes}."
 
     def path(
@@ -96,10 +96,8 @@ class MetaPipe:
         token_bytes: size of the hidden state of one token.
         along: the only hops to use, to learn what a path would take now.
         """
-        sizes = self._block_sizes() if block_size is None else [block_size]
-        choices = [alike._usable() for size in sizes for alike in self.sharing(size)._by_rounding()]
         path = best_path(
-            choices,
+            [reaches for size, reaches in self._alike if block_size in (None, size)],
             self.num_layers,
             origin,
             avoid=avoid,
@@ -116,8 +114,14 @@ class MetaPipe:
 
     def holders(self, layer: int) -> list[MetaModel]:
         """The usable segments with this layer."""
-        return [reach.segment for reach in self._usable() if reach.layers.start <= layer < reach.layers.end]
+        return [reach.segment for reach in self._usable if reach.layers.start <= layer < reach.layers.end]
 
+    @cached_property
+    def choices(self) -> frozenset[Hop]:
+        """All hops that paths can be made of."""
+        return frozenset(Hop(segment.layers, segment.node) for segment in self.segments)
+
+    @cached_property
     def _usable(self) -> list[Reach]:
         """The segments that a path may use. Nodes that are leaving and impossible layer ranges are left out."""
         first, last = self.private.first, self.num_layers - self.private.last
@@ -128,6 +132,22 @@ class MetaPipe:
         )
         return [reach for reach in (narrowed(one, self.owner, first, last) for one in fitting) if reach.layers.size > 0]
 
+    @cached_property
+    def _alike(self) -> list[tuple[int, list[Reach]]]:
+        """Usable segments that can work together, with their block size: a path has one, and never mixes weights that were
+        rounded with others."""
+        groups: dict[tuple[int, str], list[Reach]] = {}
+        for reach in self._usable:
+            groups.setdefault((reach.segment.block_size, rounding(reach.segment)), []).append(reach)
+        return [(size, reaches) for (size, _), reaches in sorted(groups.items(), key=itemgetter(0))]
+
+    @cached_property
+    def _is_complete(self) -> bool:
+        return any(not _holes(reaches, self.num_layers) for _, reaches in self._alike)
+
+    def _keeping(self, segments: Sequence[MetaModel]) -> MetaPipe:
+        return self if len(segments) == len(self.segments) else replace(self, segments=tuple(segments))
+
     def _kv_blocks(self, path: Path) -> int:
         return min(
             segment.kv_blocks
@@ -136,16 +156,19 @@ class MetaPipe:
             if segment.node == hop.node and _within(hop.layers, segment)
         )
 
-    def _by_rounding(self) -> list[MetaPipe]:
-        """The pipe with segments of one precision each: a path never mixes weights that were rounded with others."""
-        found = sorted({rounding(segment) for segment in self.segments})
-        return [replace(self, segments=tuple(one for one in self.segments if rounding(one) == each)) for each in found]
-
-    def _block_sizes(self) -> list[int]:
-        return sorted({reach.segment.block_size for reach in self._usable()})
-
     def _nodes_with(self, block_size: int) -> list[str]:
-        return sorted({reach.segment.node for reach in self._usable() if reach.segment.block_size == block_size})
+        return sorted({reach.segment.node for reach in self._usable if reach.segment.block_size == block_size})
+
+
+def _holes(reaches: Iterable[Reach], num_layers: int) -> list[LayerRange]:
+    """The layers that none of these has."""
+    holes: list[LayerRange] = []
+    held = 0
+    for layers in sorted({reach.layers for reach in reaches}):
+        if layers.start > held:
+            holes.append(LayerRange(held, layers.start))
+        held = max(held, layers.end)
+    return [*holes, LayerRange(held, num_layers)] if held < num_layers else holes
 
 
 def _within(layers: LayerRange, segment: MetaModel) -> bool:

@@ -92,7 +92,7 @@ def _cut_to(hops: Iterable[Hop], reaches: Collection[Reach]) -> list[Reach]:
 
 def narrowed(reach: Reach, owner: str, first: int, last: int) -> Reach:
     """Cut off the layers before `first` and from `last` on, unless the segment is the owner's."""
-    if reach.segment.node == owner:
+    if reach.segment.node == owner or (first <= reach.layers.start and reach.layers.end <= last):
         return reach
     return Reach(reach.segment, LayerRange(max(reach.layers.start, first), min(reach.layers.end, last)))
 
@@ -160,22 +160,20 @@ _Inside = tuple[_Range, list[_Entry]]  # a range, and the best trips that are in
 
 
 class _Departures:
-    """Trips that may go on from a layer, the best first; apart from those to which nothing is shut, those with shut ranges. Of
-    the trips at one node the best two are enough: all have the same hops before them."""
+    """Trips that may go on from a layer, the best first.
 
-    def __init__(self, trips: Iterable[_Trip], origin: str) -> None:
-        self.free: list[tuple[str, _Trip]] = []
-        self.shut: list[tuple[str, _Trip]] = []
-        self._at: dict[tuple[str, bool], list[_Trip]] = defaultdict(list)
+    at: by their last node. The best two are enough: all have the same hops before them.
+    by_way: ... with that node, by its way from the origin. Where a link was not measured, a hop takes the same from all of them.
+    """
+
+    def __init__(self, trips: Iterable[_Trip], origin: str, ways: Mapping[str, int]) -> None:
+        self.at: dict[str, list[_Trip]] = defaultdict(list)
+        self.by_way: dict[int, list[tuple[str, _Trip]]] = defaultdict(list)
         for trip in sorted(trips):
             node = trip.stops[-1].node if trip.stops else origin
-            kept = self._at[node, bool(trip.shut)]
-            if len(kept) < 2:
-                kept.append(trip)
-                (self.shut if trip.shut else self.free).append((node, trip))
-
-    def at(self, node: str, *, shut: bool) -> Sequence[_Trip]:
-        return self._at.get((node, shut), ())
+            if len(self.at[node]) < 2:
+                self.at[node].append(trip)
+                self.by_way[ways[node]].append((node, trip))
 
 
 class _Prices:
@@ -210,38 +208,47 @@ class _Prices:
             onward = _left(inside if starting[here] else [], here) if here else [_Trip(0, 0, 0, (), 0)]
             inside = [one for one in inside if one[0].layers.end > here]
             if ended and inside:
-                departures = _Departures(_left(ended, here), self._origin)
+                departures = self._departures(_left(ended, here))
                 for found, entries in inside:
                     self._enter(found, here, departures, entries)
             if starting[here]:
-                departures = _Departures(onward, self._origin)
+                departures = self._departures(onward)
                 for found in starting[here]:
                     inside.append((found, []))
                     self._enter(found, here, departures, inside[-1][1])
         return []
 
-    def _enter(self, found: _Range, here: int, departures: _Departures, entries: list[_Entry]) -> None:
+    def _departures(self, trips: Collection[_Trip]) -> list[_Departures]:
+        """Those to which nothing is shut, and those with shut ranges."""
+        parts = [trip for trip in trips if not trip.shut], [trip for trip in trips if trip.shut]
+        return [_Departures(part, self._origin, self._hop_times.ways) for part in parts]
+
+    def _enter(self, found: _Range, here: int, departures: Iterable[_Departures], entries: list[_Entry]) -> None:
         """Continue trips in a range, if they are among the best there."""
         times = self._hop_times.into(found.node)
-        near, far = times.near, times.far
         start = found.toll - found.rate * here
-        for shut, trips in ((False, departures.free), (True, departures.shut)):
-            for trip in departures.at(found.node, shut=shut):
+        for shut, leaving in enumerate(departures):
+            for trip in leaving.at.get(found.node, ()):
                 _add(entries, trip, 0, found, here)
-            limit = _limit(entries, shut=shut)
-            for node in near:
-                for trip in departures.at(node, shut=shut):
+            limit = _limit(entries, shut=bool(shut))
+            for node in leaving.at.keys() & times.measured:
+                if node == found.node:
+                    continue
+                for trip in leaving.at[node]:
                     if limit is None or trip.cost + times[node] + start <= limit.cost:
                         _add(entries, trip, times[node], found, here)
-                        limit = _limit(entries, shut=shut)
-            for node, trip in trips:
-                if limit is not None and trip.cost + far + start > limit.cost:
-                    break  # the rest cost more
-                if node == found.node or node in near:
-                    continue
-                if limit is None or trip.cost + times[node] + start <= limit.cost:
-                    _add(entries, trip, times[node], found, here)
-                    limit = _limit(entries, shut=shut)
+                        limit = _limit(entries, shut=bool(shut))
+            for way, trips in leaving.by_way.items():
+                time = times.unmeasured(way)
+                entered = 0
+                for node, trip in trips:
+                    if entered == 2 or (limit is not None and trip.cost + time + start > limit.cost):
+                        break  # the rest is worse
+                    if node == found.node or node in times.measured or found in trip.shut:
+                        continue
+                    _add(entries, trip, time, found, here)
+                    limit = _limit(entries, shut=bool(shut))
+                    entered += 1
 
     def _home(self, trip: _Trip) -> _Trip:
         """Add the hop back to the origin."""

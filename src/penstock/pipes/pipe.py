@@ -134,9 +134,7 @@ class Pipe:
 
     def choices(self) -> frozenset[Hop]:
         """All hops that paths can be made of."""
-        return (
-            frozenset() if self._view is None else frozenset(Hop(meta.layers, meta.node) for meta in self._view.pipe().segments)
-        )
+        return frozenset() if self._view is None else self._view.pipe().choices
 
     def links(self) -> Mapping[str, tuple[Link, ...]]:
         """What nodes have measured between them, by the node that has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from penstock.domain.meta_model import NodeRecord
 from penstock.domain.topology import NOTHING_PRIVATE, PrivateLayers
@@ -78,18 +79,33 @@ class _View:
         self._block_size = block_size
         self._private = private
         self._weights = weights
-        self._folded: tuple[tuple[NodeRecord, ...], MetaPipe] | None = None
+        self._folded: _Folded | None = None
 
     def pipe(self) -> MetaPipe:
-        folded, records = self._folded, self._manager.records  # read once: other threads change them
-        if folded is None or folded[0] is not records:
-            pipe = self._manager.find(*self._key).sharing(self._block_size)
-            folded = (records, pipe.without(self._manager.node, private=self._private, weights=self._weights))
-            self._folded = folded
-        return folded[1]
+        return self._fold().pipe
 
     def epochs(self) -> Mapping[str, int]:
-        return {record.node: record.epoch for record in self._manager.records}
+        return self._fold().epochs
 
     def draining(self) -> frozenset[str]:
-        return frozenset(record.node for record in self._manager.records if record.draining)
+        return self._fold().draining
+
+    def _fold(self) -> _Folded:
+        """What follows from the records; found anew when they have changed."""
+        folded, records = self._folded, self._manager.records  # read once: other threads change them
+        if folded is None or folded.records is not records:
+            pipe = self._manager.find(*self._key).sharing(self._block_size)
+            folded = self._folded = _Folded(
+                records,
+                pipe.without(self._manager.node, private=self._private, weights=self._weights),
+                {record.node: record.epoch for record in records},
+                frozenset(record.node for record in records if record.draining),
+            )
+        return folded
+
+
+class _Folded(NamedTuple):
+    records: tuple[NodeRecord, ...]
+    pipe: MetaPipe
+    epochs: Mapping[str, int]
+    draining: frozenset[str]

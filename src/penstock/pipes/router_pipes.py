@@ -12,10 +12,11 @@ from penstock.pipes.meta_pipe import MetaPipe
 
 
 class RouterPipes:
-    """Reads the records at every call: they change, and grouping them takes microseconds."""
+    """Reads the records at every call, since they change. Of links only those are read that have."""
 
     def __init__(self, records: Callable[[], Iterable[NodeRecord]]) -> None:
         self._records = records
+        self._measured = MeasuredLinks()
 
     def pipes(self) -> list[MetaPipe]:
         """One per model and shape, sorted."""
@@ -32,7 +33,11 @@ class RouterPipes:
 
     def _links(self) -> MeasuredLinks:
         """What each node has measured, also those without segments: they may be origins."""
-        return MeasuredLinks({record.node: record.links for record in self._records() if record.links})
+        links = {record.node: record.links for record in self._records() if record.links}
+        found = self._measured  # read once: other threads replace it
+        if found != links:
+            found = self._measured = MeasuredLinks(links, found)
+        return found
 
     def _segments(self) -> Iterator[MetaModel]:
         """All segments, marked as draining if their node is. Segments that a node publishes for another are ignored."""
