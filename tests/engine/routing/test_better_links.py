@@ -88,3 +88,16 @@ def test_the_same_links_are_not_looked_at_again(
 def test_a_node_that_joins_is_used_for_any_gain(view: View, opener: RouteOpener, route: ActiveRoute) -> None:
     view.network = pipe(*view.network.segments, segment("d", "10:30", seconds=0.019))
     assert opener.has_better_path(route)
+
+
+def test_no_path_gets_better_by_what_is_gone(
+    view: View, opener: RouteOpener, route: ActiveRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = view.network
+    view.network = replace(whole, segments=tuple(found for found in whole.segments if found.node != "c"))
+    with monkeypatch.context() as patched:
+        patched.setattr(opener, "_best", lambda *args: pytest.fail("searched for nothing"))
+        assert not opener.has_better_path(route)
+    faster = segment("c", "10:30", seconds=0.001)
+    view.network = replace(whole, segments=(*view.network.segments, faster))
+    assert opener.has_better_path(route), "what comes back is looked at"

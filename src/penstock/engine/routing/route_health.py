@@ -188,7 +188,7 @@ class RouteHealth:
             return Trouble(f"node {' and '.join(hung)} answers but computes nothing", hung)
         before = self.origin
         for station in self.stations:
-            if self._is_dead(station, now, bytes_per_second(station)):
+            if self._is_dead(station, now, bytes_per_second):
                 return self._dead_leg(before, station)
             before = station.node
         return None
@@ -206,7 +206,7 @@ class RouteHealth:
         timeout = max(MIN_SILENCE_S, SILENCE_FACTOR * node.slowest)
         return now - node.heard > timeout and self.pings - node.pings >= MIN_UNANSWERED
 
-    def _is_dead(self, station: Station, now: float, bytes_per_second: float) -> bool:
+    def _is_dead(self, station: Station, now: float, bytes_per_second: Callable[[Station], float]) -> bool:
         leg = self.legs[station]
         sizes = [self.in_flight[number].size for number in self._on_the_way_to(station)]
         if not sizes:
@@ -214,8 +214,10 @@ class RouteHealth:
             return False
         if leg.waiting_since is None:
             leg.waiting_since, leg.pings = now, self.pings
-        expected = SILENCE_FACTOR * sum(sizes) / bytes_per_second if bytes_per_second else sum(sizes) / SLOWEST_LINK
-        return now - leg.waiting_since > max(MIN_SILENCE_S, expected) and self.pings - leg.pings >= MIN_UNANSWERED
+        if now - leg.waiting_since <= MIN_SILENCE_S or self.pings - leg.pings < MIN_UNANSWERED:
+            return False
+        speed = bytes_per_second(station)
+        return now - leg.waiting_since > (SILENCE_FACTOR * sum(sizes) / speed if speed else sum(sizes) / SLOWEST_LINK)
 
     def _on_the_way_to(self, station: Station) -> Iterable[int]:
         """NetworkJobs that have left the station before this one, and are not known to have arrived."""

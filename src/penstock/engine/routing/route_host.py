@@ -82,7 +82,7 @@ class RouteHost:
     ) -> None:
         self.routes: dict[RouteId, HostedRoute] = {}
         self.draining = False
-        self._alive: set[str] = set()
+        self._alive: Mapping[str, int] = {}
         self._waiting: dict[str, float] = {}  # origins that found no memory -> until when they are remembered
         self._stages = stages
         self._model = model
@@ -104,7 +104,7 @@ class RouteHost:
         if route not in self.routes:
             if len(self.routes) >= MAX_ROUTES:
                 return RouteOffer(route, reason="too many routes pass it", retry_after=1.0)
-            if strangers := self._alive and {leg.successor for leg in request.legs} - self._alive - {sender}:
+            if strangers := self._alive and {leg.successor for leg in request.legs} - self._alive.keys() - {sender}:
                 names = " and ".join(sorted(strangers))
                 return RouteOffer(route, reason=f"it has not met node {names} yet", retry_after=MEETING_RETRY_S)
             parts = [part for leg in request.legs for part in self._parts(leg)]
@@ -131,10 +131,13 @@ class RouteHost:
 
         An origin that was never seen alive is spared: its OpenRoute may arrive before its record does.
         """
-        gone = self._alive - alive.keys()
-        self._alive = set(alive)
-        self._waiting = {origin: until for origin, until in self._waiting.items() if origin not in gone}
-        for route in [route for route in self.routes if route.origin in gone or alive.get(route.origin, 0) > route.epoch]:
+        before, self._alive = self._alive, alive
+
+        def is_gone(origin: str) -> bool:
+            return origin in before and origin not in alive
+
+        self._waiting = {origin: until for origin, until in self._waiting.items() if not is_gone(origin)}
+        for route in [route for route in self.routes if is_gone(route.origin) or alive.get(route.origin, 0) > route.epoch]:
             self.close(route)
 
     def renew(self, sender: str, ping: Ping) -> Lease | None:

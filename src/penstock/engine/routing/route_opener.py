@@ -183,9 +183,10 @@ class RouteOpener:
         they vary, and opening a route takes time."""
         choices, links = self._pipe.choices(), self._pipe.links()
         same_choices = choices == route.choices
-        if same_choices and links == route.links:
-            return False
+        is_news = not choices <= route.choices or any(route.links.get(node) != found for node, found in links.items())
         route.choices, route.links = choices, links
+        if not is_news:
+            return False  # nor does any path get better by what is gone
         path = self._best_path()
         if path is None or path.hops == route.hops:
             return False
