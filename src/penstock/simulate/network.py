@@ -28,10 +28,11 @@ from penstock.engine.sequences.output_text import TextStreams
 from penstock.engine.visit.job_context import Ends
 from penstock.model.segment import Segment
 from penstock.network.codec import decode_record, encode_record
+from penstock.pipes.router_pipes import RouterPipes
 from penstock.simulate.hollow import HollowEnds, HollowSegment, HollowText
 from penstock.simulate.letter import Letter, seal
 from penstock.simulate.news import News
-from penstock.simulate.node import Machine, SimulatedNode
+from penstock.simulate.node import MODEL, SHAPE, Machine, SimulatedNode
 
 TICK_S = 0.01  # idle nodes look at their clocks at multiples of this, so that many do at one instant
 MAX_SLEEP_S = 0.05
@@ -79,7 +80,10 @@ class SimulatedNetwork(ABC):
         self._due: dict[Lane, float] = {}  # when the last message arrives, by stream
         self._epochs = itertools.count(1)
         self._publishing = False
+        self._renewed: set[str] = set()  # nodes that publish a new record
         self._records: dict[str, tuple[NodeRecord, NodeRecord]] = {}  # the last one of each node, as it is and as others read it
+        self._published: tuple[NodeRecord, ...] = ()
+        self._pipes = RouterPipes(lambda: self._published)
         for machine in machines:
             self.start(machine)
         self._repeat_news()
@@ -128,7 +132,7 @@ class SimulatedNetwork(ABC):
         self.wake(node, self.now)
         if machine.ends:
             self._keep_alive(node)
-        self.spread_news()
+        self.spread_news(node)
         return node
 
     def kill(self, name: str, *, noticed: float = 0.2) -> None:
@@ -141,7 +145,7 @@ class SimulatedNetwork(ABC):
         """It announces that it will leave."""
         node = self.nodes[name]
         node.draining = node.engine.host.draining = True
-        self.spread_news()
+        self.spread_news(node)
 
     def leave(self, name: str) -> None:
         """It is gone, and has closed all routes that pass it."""
@@ -162,32 +166,37 @@ class SimulatedNetwork(ABC):
     def at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._later, (when, next(self._order), action))
 
-    def spread_news(self) -> None:
-        """Let every node hear the records that all have after this instant, one sooner than the other."""
+    def spread_news(self, *renewed: SimulatedNode) -> None:
+        """Let every node hear who is there after this instant, one sooner than the other, with new records of these nodes."""
+        self._renewed.update(node.name for node in renewed)
         if not self._publishing:
             self._publishing = True
             self.at(self.now, self._publish)
 
     def _publish(self) -> None:
         self._publishing = False
-        news = News(next(self._order), tuple(self._published(node) for node in self))
+        for node in self:
+            if node.name in self._renewed:
+                self._renew_record(node)
+        self._renewed.clear()
+        self._published = tuple(self._records[node.name][1] for node in self)
+        news = News(next(self._order), self._published, self._pipes.find(MODEL, SHAPE, self.layers))
         for node in self:
             self.at(self.now + self.dice.uniform(0, NEWS_S), partial(self._hear, node, news))
 
-    def _published(self, node: SimulatedNode) -> NodeRecord:
-        """Its record, as others read it."""
+    def _renew_record(self, node: SimulatedNode) -> None:
         record = node.record()
         before = self._records.get(node.name)
         if before is not None and before[0] == record:
-            return before[1]
-        read = decode_record(encode_record(record))
-        if before is not None and before[1].links == read.links:
-            read = replace(read, links=before[1].links)  # then it is quick to see that they are the same
+            return
+        if before is not None and before[0].links == record.links:  # then they need not be read again
+            read = replace(decode_record(encode_record(replace(record, links=()))), links=before[1].links)
+        else:
+            read = decode_record(encode_record(record))
         self._records[node.name] = record, read
-        return read
 
     def _repeat_news(self) -> None:
-        self.spread_news()
+        self.spread_news(*self)
         self.at(self.now + NEWS_INTERVAL_S, self._repeat_news)
 
     def _hear(self, node: SimulatedNode, news: News) -> None:

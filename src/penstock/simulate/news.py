@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from penstock.domain.meta_model import NodeRecord
 from penstock.pipes.meta_pipe import MetaPipe
-from penstock.pipes.router_pipes import RouterPipes
 
 
 @dataclass(slots=True)
@@ -15,19 +14,11 @@ class News:
     """All nodes that heard it share what is derived from it: a thousand nodes hear of a thousand each time."""
 
     issue: int  # grows
-    records: tuple[NodeRecord, ...] = ()
+    records: tuple[NodeRecord, ...]
+    pipe: MetaPipe
     epochs: Mapping[str, int] = field(init=False)
     draining: frozenset[str] = field(init=False)
-    _pipe: MetaPipe | None = None
 
     def __post_init__(self) -> None:
         self.epochs = {record.node: record.epoch for record in self.records}
         self.draining = frozenset(record.node for record in self.records if record.draining)
-
-    def pipe(self, model: str, shape: str, layers: int) -> MetaPipe:
-        if self._pipe is None:
-            self._pipe = RouterPipes(lambda: self.records).find(model, shape, layers)
-        return self._pipe
-
-
-NO_NEWS = News(-1)

@@ -20,7 +20,7 @@ from penstock.network.codec import PROTOCOL
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.simulate.hollow import HollowPipe
 from penstock.simulate.letter import Letter, unseal
-from penstock.simulate.news import NO_NEWS, News
+from penstock.simulate.news import News
 
 if TYPE_CHECKING:
     from penstock.simulate.network import SimulatedNetwork
@@ -76,7 +76,7 @@ class SimulatedNode:
         self.busy = 0.0  # seconds of compute
         self.wakes_at = float("inf")
         self._elsewhere = False
-        self._news = NO_NEWS
+        self._news = News(-1, (), MetaPipe(MODEL, SHAPE, network.layers, ()))
         self._pipe: MetaPipe | None = None
         self._reported = (network.now, 0.0)
         self.engine = self._make_engine()
@@ -153,8 +153,7 @@ class SimulatedNode:
     @property
     def meta_pipe(self) -> MetaPipe:
         if self._pipe is None:
-            found = self._news.pipe(MODEL, SHAPE, self.network.layers)
-            self._pipe = found.without(self.name, private=self.machine.private, weights=None)
+            self._pipe = self._news.pipe.without(self.name, private=self.machine.private, weights=None)
         return self._pipe
 
     def hear(self, news: News) -> None:
